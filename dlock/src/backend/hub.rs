@@ -1,0 +1,91 @@
+//! Who in this process listens for news of which key.
+//!
+//! One entry for each name that is listened for, and none when the last listener is gone. The memory
+//! backend tells its news straight through this; the Redis backend feeds it from one subscription.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::Watch;
+
+/// Listeners by name.
+#[derive(Debug, Default)]
+pub(crate) struct Hub {
+    topics: Mutex<HashMap<Arc<str>, Topic>>,
+}
+
+#[derive(Debug)]
+struct Topic {
+    news: watch::Sender<u64>,
+    /// Whether news are certain to arrive: a new listener may look now and then sleep.
+    live: bool,
+}
+
+impl Hub {
+    /// Listens for `name`. `first` runs, under the hub's lock, when nobody did before and says whether
+    /// news are certain from now on; `last` runs likewise when nobody does any more.
+    pub(crate) fn listen(
+        self: &Arc<Self>,
+        name: Arc<str>,
+        first: impl FnOnce(&Arc<str>) -> bool,
+        last: impl FnOnce(Arc<str>) + Send + Sync + 'static,
+    ) -> Watch {
+        let mut topics = self.topics.lock();
+        let topic = topics
+            .entry(name.clone())
+            .or_insert_with(|| Topic { news: watch::Sender::new(0), live: first(&name) });
+        let mut changes = topic.news.subscribe();
+        if topic.live {
+            changes.mark_changed();
+        }
+        drop(topics);
+        let hub = self.clone();
+        Watch::new(changes, move || {
+            let mut topics = hub.topics.lock();
+            if topics.get(&name).is_some_and(|topic| topic.news.receiver_count() == 0) {
+                topics.remove(&name);
+                last(name);
+            }
+        })
+    }
+
+    /// Something changed under `name`.
+    pub(crate) fn tell(&self, name: &str) {
+        if let Some(topic) = self.topics.lock().get(name) {
+            topic.news.send_modify(|n| *n += 1);
+        }
+    }
+
+    /// From now on news of `name` are certain; its listeners look once.
+    #[cfg(feature = "redis")]
+    pub(crate) fn confirm(&self, name: &str) {
+        if let Some(topic) = self.topics.lock().get_mut(name) {
+            topic.live = true;
+            topic.news.send_modify(|n| *n += 1);
+        }
+    }
+
+    /// News may have been missed: everybody looks. With `live` false, further listeners do not take
+    /// silence for "nothing happened" until the next [`confirm`](Hub::confirm).
+    #[cfg(feature = "redis")]
+    pub(crate) fn tell_all(&self, live: bool) {
+        for topic in self.topics.lock().values_mut() {
+            topic.live &= live;
+            topic.news.send_modify(|n| *n += 1);
+        }
+    }
+
+    /// All names that are listened for.
+    #[cfg(feature = "redis")]
+    pub(crate) fn names(&self) -> Vec<Arc<str>> {
+        self.topics.lock().keys().cloned().collect()
+    }
+
+    /// How many names are listened for.
+    pub(crate) fn len(&self) -> usize {
+        self.topics.lock().len()
+    }
+}

@@ -1,0 +1,247 @@
+//! Locks in this process, for one process or for tests: everything a server does, without one.
+//!
+//! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so
+//! that a paused clock makes every timing rule a fast and exact test.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::{Future, ready};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::hub::Hub;
+use super::{
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Watch, only_plain,
+};
+use crate::LockKey;
+
+/// A store of locks in this process's memory.
+///
+/// Clients that are built on clones of one `MemoryBackend` exclude each other, as processes on one server
+/// do; so do clients of `memory://NAME` with the same name. `memory://` is a store of its own each time.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryBackend {
+    store: Arc<Store>,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    held: Mutex<Held>,
+    hub: Arc<Hub>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    entries: HashMap<LockKey, Entry>,
+    /// The entries by their end, so that expired ones go without a search.
+    ends: BTreeSet<(Instant, LockKey)>,
+    last_token: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    grant: GrantId,
+    until: Instant,
+}
+
+impl Held {
+    /// Drops what has expired. Nobody is told: like on a server, waiters know the end of the lease.
+    fn purge(&mut self, now: Instant) {
+        while self.ends.first().is_some_and(|(until, _)| *until <= now) {
+            if let Some((_, key)) = self.ends.pop_first() {
+                self.entries.remove(&key);
+            }
+        }
+    }
+
+    fn put(&mut self, key: &LockKey, grant: &GrantId, until: Instant) {
+        self.take(key);
+        self.ends.insert((until, key.clone()));
+        self.entries.insert(key.clone(), Entry { grant: grant.clone(), until });
+    }
+
+    fn take(&mut self, key: &LockKey) -> Option<Entry> {
+        let entry = self.entries.remove(key)?;
+        self.ends.remove(&(entry.until, key.clone()));
+        Some(entry)
+    }
+
+    fn has(&self, key: &LockKey, grant: &GrantId) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.grant == *grant)
+    }
+
+    /// Reserves tokens without outrunning the clock: reservations reach back.
+    fn tokens(&mut self, count: u32) -> (u64, u64) {
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let now = u64::try_from(micros).unwrap_or(u64::MAX);
+        let least = self.last_token + 1;
+        let last = now.max(least);
+        let first = least.max((last + 1).saturating_sub(u64::from(count.max(1))));
+        self.last_token = last;
+        (first, last)
+    }
+}
+
+/// The stores of `memory://NAME`, each for as long as somebody uses it.
+static NAMED: LazyLock<Mutex<HashMap<String, Weak<Store>>>> = LazyLock::new(Mutex::default);
+
+impl MemoryBackend {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> MemoryBackend {
+        MemoryBackend::default()
+    }
+
+    /// The store that everybody in this process gets by this name.
+    #[must_use]
+    pub fn named(name: &str) -> MemoryBackend {
+        let mut named = NAMED.lock();
+        named.retain(|_, store| store.strong_count() > 0);
+        if let Some(store) = named.get(name).and_then(Weak::upgrade) {
+            return MemoryBackend { store };
+        }
+        let backend = MemoryBackend::new();
+        named.insert(name.to_owned(), Arc::downgrade(&backend.store));
+        backend
+    }
+
+    /// How many locks are held, by anybody.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.with(|held, _| held.entries.len())
+    }
+
+    /// Whether no lock is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many keys are listened for.
+    #[must_use]
+    pub fn watched(&self) -> usize {
+        self.store.hub.len()
+    }
+
+    /// Forgets every lock and tells nobody, as a server does that lost its data.
+    pub fn clear(&self) {
+        self.with(|held, _| {
+            held.entries.clear();
+            held.ends.clear();
+        });
+    }
+
+    fn with<T>(&self, step: impl FnOnce(&mut Held, Instant) -> T) -> T {
+        let now = crate::clock::now();
+        let mut held = self.store.held.lock();
+        held.purge(now);
+        step(&mut held, now)
+    }
+
+    fn tell(&self, key: &LockKey) {
+        self.store.hub.tell(key.as_str());
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        ready(only_plain(request.kind).map(|()| {
+            self.with(|held, now| match held.entries.get(&request.key) {
+                Some(entry) => {
+                    AcquireReply::Busy { remaining: Some(entry.until.saturating_duration_since(now)) }
+                }
+                None => {
+                    held.put(&request.key, &request.grant, now + request.lease);
+                    let (first_token, last_token) = held.tokens(request.tokens);
+                    AcquireReply::Acquired { first_token, last_token }
+                }
+            })
+        }))
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        let ended = self.with(|held, now| {
+            if !held.has(&request.key, &request.grant) {
+                return false;
+            }
+            if request.keep_for > Duration::ZERO {
+                held.put(&request.key, &request.grant, now + request.keep_for);
+            } else {
+                held.take(&request.key);
+            }
+            true
+        });
+        if ended {
+            self.tell(&request.key);
+        }
+        ready(Ok(if ended { ReleaseReply::Released } else { ReleaseReply::NotHeld { repeated: false } }))
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| {
+            requests
+                .iter()
+                .map(|request| {
+                    let known = held.has(&request.key, &request.grant);
+                    if known {
+                        held.put(&request.key, &request.grant, now + request.lease);
+                    }
+                    Ok(if known { Renewal::Renewed } else { Renewal::Gone })
+                })
+                .collect()
+        })))
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| held.entries.get(&key).map(|entry| entry.holder(now)))))
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| {
+            held.entries
+                .iter()
+                .filter(|(key, _)| key.as_str().starts_with(&prefix))
+                .map(|(key, entry)| (key.clone(), entry.holder(now)))
+                .collect()
+        })))
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let ended = self.with(|held, _| held.take(&key).is_some());
+        if ended {
+            self.tell(&key);
+        }
+        ready(Ok(ended))
+    }
+
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {
+        self.store.hub.listen(key.as_str().into(), |_| true, |_| ())
+    }
+}
+
+impl Entry {
+    fn holder(&self, now: Instant) -> Holder {
+        Holder::new(self.grant.as_str().to_owned(), 1, Some(self.until.saturating_duration_since(now)))
+    }
+}

@@ -1,0 +1,439 @@
+//! The seam between the locks and a store.
+//!
+//! Everything above it (frames, waiting, renewal policy, loss, release) is written once and never knows
+//! the store; everything below knows one store and no policy. To put locks on a store of your own,
+//! implement [`Backend`] and hand it to [`LockClientBuilder::backend`](crate::LockClientBuilder::backend).
+//!
+//! Each verb is a single atomic step on the store, and these rules hold for all of them:
+//!
+//! - **The call takes its place in line, not the first poll.** Steps of one key take effect in the order
+//!   in which the methods were called: a release whose future was never polled comes before an acquire
+//!   that was called after it. Queue the step in the method itself and return a future for its answer.
+//! - **Outside a runtime** the methods may be called too (a guard may be dropped anywhere), so they do not
+//!   spawn and do not block.
+//! - **A failure tells whether the step happened.** [`Outcome::NotDone`] promises that it did not and will
+//!   not; everything else is [`Outcome::Unknown`].
+//! - **A step that was asked once is sent once.** An acquire whose outcome is unknown is never resent: the
+//!   core calls [`release`](Backend::release) with its grant id, and that answers only once the acquire
+//!   can no longer take effect.
+//! - **Every step ends in bounded time**, with an error if need be.
+
+pub(crate) mod hub;
+pub mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{broadcast, watch};
+
+use crate::error::Cause;
+use crate::{Error, LockKey};
+
+/// What a key is locked as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Kind {
+    /// One holder at a time, re-entrant. The default.
+    #[default]
+    Lock,
+    /// The same, in arrival order across processes.
+    Fair,
+    /// One of many readers.
+    Read,
+    /// The writer that keeps readers out.
+    Write,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Lock => "lock",
+            Kind::Fair => "fair",
+            Kind::Read => "read",
+            Kind::Write => "write",
+        })
+    }
+}
+
+/// What a store knows a grant by: `<client uuid>:<number>`, drawn anew for every acquire that is sent and
+/// never used again.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GrantId(Arc<str>);
+
+impl GrantId {
+    pub(crate) fn new(client: impl fmt::Display, number: u64) -> GrantId {
+        GrantId(format!("{client}:{number}").into())
+    }
+
+    /// The id as it stands in the store.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What is slow or broken together: a server, a shard. Renewals are sent per lane, so that one lane's
+/// trouble delays no other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Lane(pub u32);
+
+/// Asks for a lock.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct AcquireRequest {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub key: LockKey,
+    /// The id under which it is granted.
+    pub grant: GrantId,
+    /// How long the store keeps the grant unless it is renewed.
+    pub lease: Duration,
+    /// How many fencing tokens to reserve; at least 1.
+    pub tokens: u32,
+}
+
+/// The answer to an [`AcquireRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AcquireReply {
+    /// The lock is granted.
+    Acquired {
+        /// The first of the reserved fencing tokens; greater than every token of this key before.
+        first_token: u64,
+        /// The last of them.
+        last_token: u64,
+    },
+    /// Somebody else has it.
+    Busy {
+        /// What is left of the holder's lease; `None` when it has no end.
+        remaining: Option<Duration>,
+    },
+}
+
+/// Gives a lock back.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ReleaseRequest {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub key: LockKey,
+    /// The grant to end; no other is touched.
+    pub grant: GrantId,
+    /// Keep the key taken for this long yet (a `min_hold`); zero ends it now.
+    pub keep_for: Duration,
+}
+
+/// The answer to a [`ReleaseRequest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseReply {
+    /// The grant was there and is ended, or keeps the key for as long as was asked.
+    Released,
+    /// The store knows no such grant.
+    NotHeld {
+        /// Whether this step was sent more than once, so that an earlier copy may have ended the grant.
+        repeated: bool,
+    },
+}
+
+/// Extends the lease of a grant that the store still knows.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RenewRequest {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub key: LockKey,
+    /// The grant.
+    pub grant: GrantId,
+    /// The lease it gets, counted from now.
+    pub lease: Duration,
+}
+
+/// The answer to a [`RenewRequest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Renewal {
+    /// The lease runs anew.
+    Renewed,
+    /// The store knows no such grant; it is not made again.
+    Gone,
+}
+
+/// Who holds a lock, as the store sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The wire id, `<client uuid>:<number>` for dlock and Redisson alike.
+    pub id: String,
+    /// How many holds the store counts; always 1 for dlock, whose re-entry is counted in the process.
+    pub holds: u64,
+    /// What is left of the lease; `None` when it has no end.
+    pub remaining: Option<Duration>,
+}
+
+impl Holder {
+    /// A holder as a store reports it.
+    #[must_use]
+    pub fn new(id: String, holds: u64, remaining: Option<Duration>) -> Holder {
+        Holder { id, holds, remaining }
+    }
+}
+
+/// Whether a step that failed was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was not, and will not be.
+    NotDone,
+    /// Nobody here can tell.
+    Unknown,
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The store could not be reached or did not answer.
+    Unreachable,
+    /// The store answered that it will not.
+    Refused,
+    /// The key holds other data, named here.
+    KeyTaken(String),
+    /// The store or this version of the library cannot do it.
+    Unsupported,
+    /// The backend has ended.
+    Closed,
+}
+
+/// A step that failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+#[non_exhaustive]
+pub struct BackendError {
+    /// Whether it was carried out.
+    pub outcome: Outcome,
+    /// Why it failed.
+    pub reason: Reason,
+    /// The failure in words, without passwords.
+    pub message: String,
+    /// The cause.
+    #[source]
+    pub source: Option<Cause>,
+}
+
+impl BackendError {
+    /// A failure of which the step certainly was not carried out.
+    #[must_use]
+    pub fn not_done(reason: Reason, message: impl Into<String>) -> BackendError {
+        BackendError { outcome: Outcome::NotDone, reason, message: message.into(), source: None }
+    }
+
+    /// A failure that leaves open whether the step was carried out.
+    #[must_use]
+    pub fn unknown(message: impl Into<String>) -> BackendError {
+        BackendError {
+            outcome: Outcome::Unknown,
+            reason: Reason::Unreachable,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The same with its cause.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> BackendError {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Whether the same step may well succeed a moment later.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self.reason, Reason::Unreachable)
+    }
+
+    /// What a user is told when `what` failed on `key`.
+    pub(crate) fn into_error(self, what: &str, key: &LockKey) -> Error {
+        let BackendError { outcome, reason, message, source } = self;
+        let what = format!("{what} \"{key}\"");
+        match (reason, outcome) {
+            (Reason::KeyTaken(found), _) => Error::KeyTaken { key: key.clone(), found },
+            (Reason::Unsupported, _) => Error::Unsupported { what, reason: message },
+            (Reason::Closed, _) => Error::ClientClosed,
+            (Reason::Refused, _) => Error::Refused { what, message, source },
+            (Reason::Unreachable, Outcome::NotDone) => Error::Unreachable { what, message, source },
+            (Reason::Unreachable, Outcome::Unknown) => Error::OutcomeUnknown { what, message, source },
+        }
+    }
+}
+
+/// News of one key, shared by all who wait for it in this process.
+///
+/// Dropping it ends the subscription when nobody else has one.
+pub struct Watch {
+    changes: Option<watch::Receiver<u64>>,
+    on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Watch {
+    /// A watch over `changes`: each new value is news. A receiver that has news already
+    /// ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
+    /// receiver is gone.
+    pub fn new(changes: watch::Receiver<u64>, on_drop: impl FnOnce() + Send + Sync + 'static) -> Watch {
+        Watch { changes: Some(changes), on_drop: Some(Box::new(on_drop)) }
+    }
+
+    /// Waits for news. The first is "subscribed, look now"; each later one "something changed, or may have
+    /// changed unseen". Several at once count as one. Never returns when the backend has ended.
+    ///
+    /// Cancel safe: news that came while nobody listened are told by the next call.
+    pub async fn changed(&mut self) {
+        let alive = match &mut self.changes {
+            Some(changes) => changes.changed().await.is_ok(),
+            None => false,
+        };
+        if !alive {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.changes = None;
+        if let Some(on_drop) = self.on_drop.take() {
+            on_drop();
+        }
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+/// A store that can hold locks. See the [module](self) for the rules that every verb keeps.
+pub trait Backend: Send + Sync + 'static {
+    /// Grants the lock, or tells who is in the way. Never waits for the holder.
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static;
+
+    /// Ends a grant and wakes whoever waits for the key.
+    ///
+    /// For the id of an acquire whose outcome is unknown it answers `Ok` only when that acquire can no
+    /// longer take effect.
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static;
+
+    /// Renews grants of one lane; the answers stand in the order of the requests.
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static;
+
+    /// Who holds the key.
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static;
+
+    /// The locks whose names begin with `prefix`, in no order. A look at everything: for people and
+    /// tools, not for a service at work.
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static;
+
+    /// Ends whatever grant the key has and wakes the waiters; answers whether there was one.
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static;
+
+    /// Subscribes to the releases of a key.
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch;
+
+    /// The lane of a key.
+    fn lane(&self, _key: &LockKey) -> Lane {
+        Lane::default()
+    }
+
+    /// Tells of lanes whose grants are in doubt: a server came back after a broken connection, or another
+    /// one took its place. The core has each grant there confirmed at once. `None` when that never happens.
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        None
+    }
+}
+
+type Step<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
+
+/// [`Backend`] without type parameters, so that a client has none.
+pub(crate) trait DynBackend: Send + Sync + 'static {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> Step<AcquireReply>;
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> Step<ReleaseReply>;
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> Step<Vec<Result<Renewal, BackendError>>>;
+    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Option<Holder>>;
+    fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>>;
+    fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool>;
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch;
+    fn lane(&self, key: &LockKey) -> Lane;
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>>;
+}
+
+impl<B: Backend> DynBackend for B {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> Step<AcquireReply> {
+        Box::pin(Backend::acquire(self, request))
+    }
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> Step<ReleaseReply> {
+        Box::pin(Backend::release(self, request))
+    }
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> Step<Vec<Result<Renewal, BackendError>>> {
+        Box::pin(Backend::renew(self, requests))
+    }
+    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Option<Holder>> {
+        Box::pin(Backend::inspect(self, key))
+    }
+    fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>> {
+        Box::pin(Backend::list(self, prefix))
+    }
+    fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool> {
+        Box::pin(Backend::force_release(self, key))
+    }
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
+        Backend::watch(self, kind, key)
+    }
+    fn lane(&self, key: &LockKey) -> Lane {
+        Backend::lane(self, key)
+    }
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        Backend::doubts(self)
+    }
+}
+
+/// What a backend answers for kinds that it does not have.
+pub(crate) fn only_plain(kind: Kind) -> Result<(), BackendError> {
+    match kind {
+        Kind::Lock => Ok(()),
+        other => Err(BackendError::not_done(
+            Reason::Unsupported,
+            format!("kind {other} does not exist yet, only the plain lock does"),
+        )),
+    }
+}

@@ -1,0 +1,193 @@
+//! How a connection to one server is made, and what is looked at when it stands.
+
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    PushInfo, PushKind, RedisConnectionInfo, RedisError, Value,
+};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::node::classify;
+use super::script;
+use crate::backend::{BackendError, Reason};
+use crate::clock;
+use crate::url::{Address, ServerUrl};
+
+/// Makes connections to one server.
+#[derive(Clone)]
+pub(super) struct Connector {
+    /// Where, for messages; without credentials.
+    pub(super) address: Address,
+    info: ConnectionInfo,
+    /// What the connections are called in the server's list of clients.
+    client_name: String,
+    /// For one step, and for connecting.
+    pub(super) timeout: Duration,
+    warned: Arc<Once>,
+}
+
+/// A connection that stands.
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) disconnected: Disconnected,
+    /// The server's clock in µs, read after `asked_at`.
+    pub(super) server_time: u64,
+    pub(super) asked_at: Instant,
+}
+
+/// Tells when the connection is gone, also while nothing is sent.
+pub(super) struct Disconnected(mpsc::UnboundedReceiver<PushInfo>);
+
+impl Disconnected {
+    pub(super) async fn wait(&mut self) {
+        while let Some(push) = self.0.recv().await {
+            if push.kind == PushKind::Disconnection {
+                return;
+            }
+        }
+    }
+}
+
+impl Connector {
+    pub(super) fn new(url: ServerUrl, client_name: String, timeout: Duration) -> Result<Connector, BackendError> {
+        let invalid = |error: RedisError| BackendError::not_done(Reason::Unsupported, error.to_string());
+        let address = match (&url.address, url.tls) {
+            (Address::Unix(path), _) => ConnectionAddr::Unix(path.into()),
+            (Address::Tcp { host, port }, false) => ConnectionAddr::Tcp(host.clone(), *port),
+            #[cfg(feature = "tls")]
+            (Address::Tcp { host, port }, true) => ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure: false,
+                tls_params: None,
+            },
+            #[cfg(not(feature = "tls"))]
+            (Address::Tcp { .. }, true) => {
+                return Err(BackendError::not_done(
+                    Reason::Unsupported,
+                    "dlock was built without its feature \"tls\"",
+                ));
+            }
+        };
+        // RESP3, for its notice of a connection that closes while nothing is sent.
+        let mut settings =
+            RedisConnectionInfo::default().set_db(url.database).set_protocol(ProtocolVersion::RESP3);
+        if let Some(user) = url.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = url.password {
+            settings = settings.set_password(password);
+        }
+        let info = address
+            .into_connection_info()
+            .map_err(invalid)?
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
+            .set_redis_settings(settings);
+        Ok(Connector { address: url.address, info, client_name, timeout, warned: Arc::new(Once::new()) })
+    }
+
+    /// A client of the `redis` crate for this server.
+    pub(super) fn client(&self, protocol: ProtocolVersion) -> Result<redis::Client, RedisError> {
+        let settings = self.info.redis_settings().clone().set_protocol(protocol);
+        redis::Client::open(self.info.clone().set_redis_settings(settings))
+    }
+
+    /// Connects and looks at the server, within the timeout.
+    pub(super) async fn connect(&self) -> Result<Connected, BackendError> {
+        let attempt = tokio::time::timeout(self.timeout, self.try_connect());
+        match attempt.await {
+            Ok(Ok(connected)) => Ok(connected),
+            Ok(Err(error)) => Err(self.explain(error)),
+            Err(_) => Err(BackendError::not_done(
+                Reason::Unreachable,
+                format!("{} did not answer within {:?}", self.address, self.timeout),
+            )),
+        }
+    }
+
+    async fn try_connect(&self) -> Result<Connected, RedisError> {
+        let (pushes, disconnected) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(pushes);
+        let client = self.client(ProtocolVersion::RESP3)?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        self.set_name(&mut connection).await?;
+        let asked_at = clock::now();
+        let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
+        // Only to save the first call a round trip.
+        ask(&mut connection, &script::load()).await?;
+        self.look_at_server(&mut connection).await?;
+        Ok(Connected {
+            connection,
+            disconnected: Disconnected(disconnected),
+            server_time: time.0 * 1_000_000 + time.1,
+            asked_at,
+        })
+    }
+
+    async fn set_name(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        ask(connection, redis::cmd("CLIENT").arg("SETNAME").arg(&self.client_name)).await.map(drop)
+    }
+
+    /// Warns once of what would hurt later.
+    async fn look_at_server(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let info = ask(connection, redis::cmd("INFO").arg("default")).await?;
+        let address = &self.address;
+        let info = match &info {
+            Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+            Some(Value::VerbatimString { text, .. }) => text.clone(),
+            Some(Value::SimpleString(text)) => text.clone(),
+            _ => String::new(),
+        };
+        let field = |name: &str| {
+            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+        };
+        self.warned.call_once(|| {
+            match field("maxmemory_policy") {
+                Some("noeviction") => {}
+                Some(policy) if field("maxmemory") == Some("0") => {
+                    tracing::debug!(%address, policy, "eviction is set up, but memory has no limit");
+                }
+                Some(policy) => tracing::warn!(
+                    %address, policy,
+                    "this server may evict locks when its memory is full: set maxmemory-policy noeviction"
+                ),
+                None => tracing::warn!(
+                    %address,
+                    "this server cannot be asked whether it may evict locks: see that maxmemory-policy is noeviction"
+                ),
+            }
+            if matches!(field("role"), Some("slave" | "replica")) {
+                tracing::warn!(%address, "this server is a replica: locks need its master");
+            }
+        });
+        Ok(())
+    }
+
+    fn explain(&self, error: RedisError) -> BackendError {
+        let mut explained = classify(&error);
+        // Nothing of ours was sent on a connection that did not come to stand.
+        explained.outcome = crate::backend::Outcome::NotDone;
+        explained.message = format!("{}: {}", self.address, explained.message);
+        if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH") {
+            explained.reason = Reason::Refused;
+        }
+        explained
+    }
+}
+
+/// Asks for something that a managed server or a narrow user may refuse: then `None`.
+async fn ask(connection: &mut MultiplexedConnection, cmd: &Cmd) -> Result<Option<Value>, RedisError> {
+    match connection.send_packed_command(cmd).await {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_io_error() => Err(error),
+        Err(_) => Ok(None),
+    }
+}

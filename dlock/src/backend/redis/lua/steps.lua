@@ -1,0 +1,120 @@
+-- Steps on locks, several in one call. Each step is atomic by itself and harms no other: whatever goes
+-- wrong with it is its own answer.
+--
+-- KEYS[1]      the fence of this server: the last fencing token that was given
+-- KEYS[1 + i]  the lock of step i
+-- ARGV         for each step: its name, the number of its arguments, its arguments
+--
+-- Reply: { server time in µs, answer of step 1, answer of step 2, ... }; an answer is an array whose first
+-- element says what it is:
+--   acquired FIRST LAST | busy PTTL | late | released TOLD | gone | renewed | holder ID COUNT PTTL | free |
+--   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
+--
+-- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
+-- id of a grant and its count is always 1.
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local fence = KEYS[1]
+
+-- Lua prints large numbers as 1.79e+15.
+local function digits(number) return string.format('%.0f', number) end
+
+-- Runs a command; a failure ends the step.
+local function run(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then error({ failed = reply.err }) end
+  return reply
+end
+
+-- Ends the step unless the key is a lock or free; says which.
+local function is_lock(key)
+  local found = run('TYPE', key)
+  if type(found) == 'table' then found = found.ok end
+  if found == 'none' then return false end
+  if found ~= 'hash' then error({ taken = found }) end
+  return true
+end
+
+-- Messages are for others; a channel that may not be used fails no release.
+local function tell(channel)
+  local reply = redis.pcall('PUBLISH', channel, '0')
+  return (type(reply) == 'table' and reply.err) and '0' or '1'
+end
+
+local steps = {}
+
+-- grant, lease in ms, refuse after this server time in µs, number of fencing tokens
+function steps.acquire(key, grant, lease, refuse_after, tokens)
+  if now > tonumber(refuse_after) then return { 'late' } end
+  if is_lock(key) then
+    -- A plain lock has one field; a read-write lock has its mode besides.
+    if run('HLEN', key) ~= 1 then error({ taken = 'hash' }) end
+    return { 'busy', run('PTTL', key) }
+  end
+  -- Tokens reach back, so that they never outrun the clock: after a flush the clock alone must be ahead
+  -- of every token ever given.
+  local least = tonumber(run('GET', fence) or 0) + 1
+  local last = math.max(now, least)
+  local first = math.max(least, last - tonumber(tokens) + 1)
+  run('SET', fence, digits(last))
+  run('HSET', key, grant, 1)
+  local reply = redis.pcall('PEXPIRE', key, lease)
+  if type(reply) == 'table' and reply.err then
+    redis.pcall('HDEL', key, grant)
+    error({ failed = reply.err })
+  end
+  return { 'acquired', digits(first), digits(last) }
+end
+
+-- grant, ms to keep the key taken yet, channel
+function steps.release(key, grant, keep, channel)
+  if not is_lock(key) or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
+  if tonumber(keep) > 0 then
+    run('PEXPIRE', key, keep)
+  else
+    run('HDEL', key, grant)
+  end
+  return { 'released', tell(channel) }
+end
+
+-- grant, lease in ms
+function steps.renew(key, grant, lease)
+  if not is_lock(key) or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
+  run('PEXPIRE', key, lease)
+  return { 'renewed' }
+end
+
+function steps.inspect(key)
+  if not is_lock(key) then return { 'free' } end
+  if run('HLEN', key) ~= 1 then error({ taken = 'hash' }) end
+  local holder = run('HGETALL', key)
+  return { 'holder', holder[1], holder[2], run('PTTL', key) }
+end
+
+-- channel
+function steps.force(key, channel)
+  if not is_lock(key) then return { 'gone' } end
+  run('DEL', key)
+  return { 'released', tell(channel) }
+end
+
+local replies = { digits(now) }
+local at, step = 1, 1
+while ARGV[at] do
+  local count = tonumber(ARGV[at + 1])
+  local ok, reply = pcall(steps[ARGV[at]], KEYS[step + 1], unpack(ARGV, at + 2, at + 1 + count))
+  if not ok then
+    if type(reply) ~= 'table' then
+      reply = { 'failed', tostring(reply) }
+    elseif reply.taken then
+      reply = { 'taken', reply.taken }
+    else
+      reply = { 'failed', tostring(reply.failed or reply.err) }
+    end
+  end
+  step = step + 1
+  replies[step] = reply
+  at = at + 2 + count
+end
+return replies

@@ -1,0 +1,243 @@
+//! Locks on a Redis or Valkey server, with the data of Redisson's lock.
+
+mod connect;
+mod node;
+mod pubsub;
+mod script;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use self::connect::Connector;
+use self::node::{Done, Node};
+use self::pubsub::PubSub;
+use self::script::{Answer, Call, Verb};
+use super::{
+    AcquireReply, AcquireRequest, Backend, BackendError, Holder, Kind, Lane, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Watch, only_plain,
+};
+use crate::client::Common;
+use crate::url::ServerUrl;
+use crate::{Error, LockKey};
+
+/// One server.
+#[derive(Debug)]
+pub(crate) struct RedisBackend {
+    node: Node,
+    pubsub: PubSub,
+    doubts: broadcast::Sender<Lane>,
+    prefix: String,
+}
+
+impl RedisBackend {
+    /// Connects; an error when the server cannot be reached now.
+    pub(crate) async fn connect(
+        url: ServerUrl,
+        common: Common,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<RedisBackend, Error> {
+        let Common { timeout, prefix, service_name } = common;
+        let name = client_name(&service_name);
+        let connect = async move {
+            let connector = Connector::new(url, name, timeout)?;
+            let connected = connector.connect().await?;
+            Ok((connector, connected))
+        };
+        // On the runtime that will serve the connection: sockets belong to the one that made them.
+        let connected = runtime.spawn(connect).await;
+        let (connector, connected) = match connected {
+            Ok(outcome) => outcome.map_err(not_connected)?,
+            Err(_) => return Err(Error::ClientClosed),
+        };
+        let (doubts, _) = broadcast::channel(16);
+        let for_news = connector.clone();
+        let node = Node::start(connector, connected, doubts.clone(), runtime);
+        let pubsub = PubSub::start(for_news, runtime);
+        Ok(RedisBackend { node, pubsub, doubts, prefix })
+    }
+
+    fn name(&self, key: &LockKey) -> Arc<str> {
+        match self.prefix.as_str() {
+            "" => key.as_str().into(),
+            prefix => format!("{prefix}{}", key.as_str()).into(),
+        }
+    }
+
+    fn step(
+        &self,
+        key: &LockKey,
+        verb: Verb,
+    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+        self.node.step(Call { key: self.name(key), verb })
+    }
+}
+
+fn not_connected(error: BackendError) -> Error {
+    let what = "connecting".to_owned();
+    let BackendError { reason, message, source, .. } = error;
+    match reason {
+        Reason::Refused => Error::Refused { what, message, source },
+        Reason::Unsupported => Error::Unsupported { what: "this URL".to_owned(), reason: message },
+        _ => Error::Unreachable { what, message, source },
+    }
+}
+
+/// `dlock:<service>:<uuid>`; the server allows no spaces or control characters.
+fn client_name(service: &str) -> String {
+    let service: String =
+        service.chars().map(|c| if c.is_ascii_graphic() { c } else { '-' }).take(64).collect();
+    format!("dlock:{service}:{}", Uuid::new_v4())
+}
+
+fn strange(answer: &Answer) -> BackendError {
+    BackendError::unknown(format!("the server gave the answer of another step: {answer:?}"))
+}
+
+impl Backend for RedisBackend {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        let AcquireRequest { kind, key, grant, lease, tokens } = request;
+        let step =
+            only_plain(kind).map(|()| self.step(&key, Verb::Acquire { grant, lease, tokens }));
+        async move {
+            match step?.await?.answer {
+                Answer::Acquired { first, last } => {
+                    Ok(AcquireReply::Acquired { first_token: first, last_token: last })
+                }
+                Answer::Busy { remaining } => Ok(AcquireReply::Busy { remaining }),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        let ReleaseRequest { key, grant, keep_for, .. } = request;
+        let step = self.step(&key, Verb::Release { grant, keep_for });
+        async move {
+            let Done { answer, repeated } = step.await?;
+            match answer {
+                Answer::Released { .. } => Ok(ReleaseReply::Released),
+                Answer::Gone => Ok(ReleaseReply::NotHeld { repeated }),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        let steps: Vec<_> = requests
+            .into_iter()
+            .map(|RenewRequest { key, grant, lease, .. }| self.step(&key, Verb::Renew { grant, lease }))
+            .collect();
+        async move {
+            let mut renewals = Vec::with_capacity(steps.len());
+            for step in steps {
+                renewals.push(step.await.and_then(|done| match done.answer {
+                    Answer::Renewed => Ok(Renewal::Renewed),
+                    Answer::Gone => Ok(Renewal::Gone),
+                    other => Err(strange(&other)),
+                }));
+            }
+            Ok(renewals)
+        }
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+        let step = self.step(&key, Verb::Inspect);
+        async move {
+            match step.await?.answer {
+                Answer::Holder { id, holds, remaining } => Ok(Some(Holder::new(id, holds, remaining))),
+                Answer::Free => Ok(None),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
+        let pattern = format!("{}*", glob_escaped(&format!("{}{prefix}", self.prefix)));
+        let mut found = std::collections::BTreeMap::new();
+        let mut cursor = 0_u64;
+        loop {
+            let mut cmd = redis::cmd("SCAN");
+            cmd.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
+            let (next, names): (u64, Vec<String>) = redis::from_redis_value(self.node.plain(cmd).await?)
+                .map_err(|error| BackendError::unknown(error.to_string()))?;
+            // Asked together: they travel in few calls.
+            let steps: Vec<_> = names
+                .into_iter()
+                .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
+                .map(|key| (self.step(&key, Verb::Inspect), key))
+                .collect();
+            for (step, key) in steps {
+                match step.await.map(|done| done.answer) {
+                    Ok(Answer::Holder { id, holds, remaining }) if is_holder(&id) => {
+                        found.insert(key, Holder::new(id, holds, remaining));
+                    }
+                    // Other people's hashes, and locks that ended meanwhile.
+                    Ok(_) => {}
+                    Err(error) if matches!(error.reason, Reason::KeyTaken(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if next == 0 {
+                return Ok(found.into_iter().collect());
+            }
+            cursor = next;
+        }
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let step = self.step(&key, Verb::Force);
+        async move {
+            match step.await?.answer {
+                Answer::Released { .. } => Ok(true),
+                Answer::Gone => Ok(false),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {
+        self.pubsub.watch(script::channel(&self.name(key)))
+    }
+
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        Some(self.doubts.subscribe())
+    }
+}
+
+/// Whether a field of a hash looks like the holder of a lock: `uuid:number`.
+fn is_holder(field: &str) -> bool {
+    field.split_once(':').is_some_and(|(uuid, number)| {
+        Uuid::parse_str(uuid).is_ok() && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+    })
+}
+
+/// `text` as a pattern that matches itself.
+fn glob_escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+

@@ -1,0 +1,222 @@
+//! The one connection by which this process hears of releases.
+//!
+//! One subscription for each key that is waited for. After each (re)subscribe everybody who waits looks
+//! once, because a message may have been missed. While there is no connection, or where the server forbids
+//! subscriptions, waiters are told to look now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use redis::aio::{PubSubSink, PubSubStream};
+use redis::{ProtocolVersion, RedisError};
+use tokio::sync::mpsc;
+
+use super::connect::Connector;
+use crate::backend::Watch;
+use crate::backend::hub::Hub;
+
+/// How often the connection is tested while somebody waits.
+const PING: Duration = Duration::from_secs(5);
+/// How often waiters look where nobody tells them.
+const POLL: Duration = Duration::from_millis(250);
+/// Channels in one command.
+const MANY: usize = 500;
+
+/// The subscriptions to one server.
+#[derive(Debug, Clone)]
+pub(super) struct PubSub {
+    hub: Arc<Hub>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Subscribe(Arc<str>),
+    Unsubscribe(Arc<str>),
+}
+
+impl PubSub {
+    /// Connects when somebody waits for the first time; ends when the last of these is gone.
+    pub(super) fn start(connector: Connector, runtime: &tokio::runtime::Handle) -> PubSub {
+        let hub: Arc<Hub> = Arc::default();
+        let (orders, received) = mpsc::unbounded_channel();
+        runtime.spawn(Actor { connector, hub: hub.clone(), orders: received, told: false }.run());
+        PubSub { hub, orders }
+    }
+
+    pub(super) fn watch(&self, channel: String) -> Watch {
+        let (subscribe, unsubscribe) = (self.orders.clone(), self.orders.clone());
+        self.hub.listen(
+            channel.into(),
+            move |channel| {
+                let _ = subscribe.send(Order::Subscribe(channel.clone()));
+                false
+            },
+            move |channel| {
+                let _ = unsubscribe.send(Order::Unsubscribe(channel));
+            },
+        )
+    }
+}
+
+struct Actor {
+    connector: Connector,
+    hub: Arc<Hub>,
+    orders: mpsc::UnboundedReceiver<Order>,
+    /// The trouble was told; no need to say it again until it is over.
+    told: bool,
+}
+
+/// Nobody wants subscriptions any more.
+struct Closed;
+
+impl Actor {
+    async fn run(mut self) {
+        // What was ordered before a connection stands is in the hub as well.
+        while self.orders.recv().await.is_some() {
+            if self.hub.len() == 0 {
+                continue;
+            }
+            if self.keep_connected().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Serves until nobody wants subscriptions, through broken connections.
+    async fn keep_connected(&mut self) -> Result<(), Closed> {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let trouble = match self.connect().await {
+                Ok((sink, stream)) => {
+                    pause = Duration::from_millis(10);
+                    self.serve(sink, stream).await?
+                }
+                Err(trouble) => trouble,
+            };
+            if !std::mem::replace(&mut self.told, true) {
+                tracing::warn!(
+                    server = %self.connector.address, %trouble,
+                    "no subscription to releases: waiters look now and then until there is one"
+                );
+            }
+            // No news from here on: everybody looks, now and in a while.
+            self.hub.tell_all(false);
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 2).min(POLL);
+            while let Ok(order) = self.orders.try_recv() {
+                drop(order);
+            }
+            if self.orders.is_closed() {
+                return Err(Closed);
+            }
+            if self.hub.len() == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<(PubSubSink, PubSubStream), String> {
+        let connect = async {
+            let client = self.connector.client(ProtocolVersion::RESP2)?;
+            Ok::<_, RedisError>(client.get_async_pubsub().await?.split())
+        };
+        in_time(self.connector.timeout, connect).await
+    }
+
+    /// Serves until the connection is of no use any more, and tells why.
+    async fn serve(&mut self, sink: PubSubSink, mut stream: PubSubStream) -> Result<String, Closed> {
+        if let Err(trouble) = self.subscribe(&sink, self.hub.names()).await {
+            return Ok(trouble);
+        }
+        if std::mem::take(&mut self.told) {
+            tracing::info!(server = %self.connector.address, "subscribed to releases again");
+        }
+        let mut quiet = tokio::time::Instant::now();
+        loop {
+            tokio::select! {
+                biased;
+                message = stream.next() => match message {
+                    Some(message) => {
+                        self.hub.tell(message.get_channel_name());
+                        quiet = tokio::time::Instant::now();
+                    }
+                    None => return Ok("the server closed the connection".to_owned()),
+                },
+                order = self.orders.recv() => {
+                    let Some(first) = order else { return Err(Closed) };
+                    if let Err(trouble) = self.carry_out(first, &sink).await {
+                        return Ok(trouble);
+                    }
+                }
+                () = tokio::time::sleep_until(quiet + PING), if self.hub.len() > 0 => {
+                    let mut sink = sink.clone();
+                    let ping = async move { sink.ping::<redis::Value>().await };
+                    if let Err(trouble) = in_time(self.connector.timeout, ping).await {
+                        return Ok(trouble);
+                    }
+                    quiet = tokio::time::Instant::now();
+                }
+            }
+        }
+    }
+
+    /// Carries out an order, and with it those like it that wait behind it.
+    async fn carry_out(&mut self, first: Order, sink: &PubSubSink) -> Result<(), String> {
+        let mut next = Some(first);
+        while let Some(order) = next.take() {
+            let (mut channels, subscribe) = match order {
+                Order::Subscribe(channel) => (vec![channel], true),
+                Order::Unsubscribe(channel) => (vec![channel], false),
+            };
+            while channels.len() < MANY {
+                match (self.orders.try_recv(), subscribe) {
+                    (Ok(Order::Subscribe(channel)), true) | (Ok(Order::Unsubscribe(channel)), false) => {
+                        channels.push(channel);
+                    }
+                    (Ok(other), _) => {
+                        next = Some(other);
+                        break;
+                    }
+                    (Err(_), _) => break,
+                }
+            }
+            if subscribe {
+                self.subscribe(sink, channels).await?;
+            } else {
+                let mut sink = sink.clone();
+                let command = async move { sink.unsubscribe(&names(&channels)).await };
+                in_time(self.connector.timeout, command).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn subscribe(&self, sink: &PubSubSink, channels: Vec<Arc<str>>) -> Result<(), String> {
+        for some in channels.chunks(MANY) {
+            let (mut sink, wanted) = (sink.clone(), names(some));
+            let command = async move { sink.subscribe(&wanted).await };
+            in_time(self.connector.timeout, command).await?;
+            for channel in some {
+                self.hub.confirm(channel);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn names(channels: &[Arc<str>]) -> Vec<String> {
+    channels.iter().map(|channel| channel.to_string()).collect()
+}
+
+async fn in_time<T>(
+    timeout: Duration,
+    work: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(timeout, work).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {timeout:?}")),
+    }
+}

@@ -1,0 +1,495 @@
+//! The client: opens a store, hands out locks, shuts down.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::runtime;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::backend::memory::MemoryBackend;
+use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder};
+use crate::grants::next_id;
+use crate::lock::{check_duration, check_lease};
+use crate::release::{self, Job};
+use crate::url::StoreUrl;
+use crate::waiters::Waiters;
+use crate::watchdog::{self, Registry};
+use crate::{Error, Lock, LockKey, Loss};
+
+/// The lease that the watchdog renews, unless said otherwise.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// The time that one step on the store may take, unless said otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a call goes on through failures of the store, unless said otherwise.
+pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
+
+/// Hands out the locks of one store.
+///
+/// One client serves a whole process: it is cheap to clone, and all its locks share a connection, a
+/// subscription and a watchdog. Its background work runs on the runtime that built it.
+///
+/// Call [`shutdown`](Self::shutdown) before `main` returns. Without it, guards that are alive when the
+/// runtime ends leave their locks to the lease.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use std::time::Duration;
+///
+/// let client = LockClient::connect("memory://").await?; // or redis://localhost
+/// let guard = client.lock("order:42").acquire().await?;
+/// guard.release().await?;
+/// client.shutdown(Duration::from_secs(5)).await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct LockClient {
+    handle: Arc<Handle>,
+}
+
+/// What keeps a client alive: the client, its locks and its guards.
+pub(crate) struct Handle {
+    shared: Arc<Shared>,
+    worker: mpsc::UnboundedSender<Job>,
+}
+
+/// What a client's parts share. Background tasks hold this and not the [`Handle`], so that they end when
+/// the last handle is gone.
+pub(crate) struct Shared {
+    pub(crate) id: u64,
+    uuid: Uuid,
+    grants: AtomicU64,
+    pub(crate) backend: Arc<dyn DynBackend>,
+    pub(crate) settings: Settings,
+    pub(crate) registry: Registry,
+    pub(crate) waiters: Arc<Waiters>,
+    /// Steps under way that nobody may be waiting for any more.
+    pub(crate) pending: TaskTracker,
+    /// No lock is handed out any more.
+    pub(crate) closing: CancellationToken,
+    /// The background work is done, in good order.
+    finished: CancellationToken,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) lease: Duration,
+    pub(crate) retry_for: Duration,
+}
+
+impl Handle {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn worker(&self) -> &mpsc::UnboundedSender<Job> {
+        &self.worker
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.finished.cancel();
+    }
+}
+
+impl Shared {
+    pub(crate) fn next_grant(&self) -> GrantId {
+        GrantId::new(self.uuid, self.grants.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Notices that the runtime is gone: dropped with the watchdog's task, before that was told to finish.
+struct RuntimeWatch(Arc<Shared>);
+
+impl Drop for RuntimeWatch {
+    fn drop(&mut self) {
+        if !self.0.finished.is_cancelled() {
+            self.0.closing.cancel();
+            self.0.registry.close(Loss::RuntimeEnded);
+        }
+    }
+}
+
+impl LockClient {
+    /// Connects to the store of a URL.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `memory://` | this process, a new store each time; `memory://NAME` is one store by that name |
+    /// | `redis://[user:password@]host[:port][/db]` | one Redis server; `valkey://` is the same |
+    /// | `rediss://…`, `valkeys://…` | the same over TLS (feature `tls`) |
+    /// | `redis+unix:///path/to/socket[?db=1]`, `valkey+unix://` | the same by a Unix socket |
+    ///
+    /// Options go into the query, as in `redis://localhost?lease=10s&prefix=shop:`: `lease`, `timeout`,
+    /// `retry_for`, `prefix` and `name`, as in [`LockClientBuilder`]; for sockets also `db`, `user` and
+    /// `password`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUrl`] or [`Error::InvalidOption`] when the URL is wrong, [`Error::Unsupported`] for
+    /// the topologies that are known but not there yet, [`Error::Unreachable`] or [`Error::Refused`] when
+    /// the server does not answer within the timeout or does not let us in.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn connect(url: &str) -> Result<LockClient, Error> {
+        LockClient::builder().url(url).build().await
+    }
+
+    /// A client on a new store in this process's memory.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    #[must_use]
+    pub fn memory() -> LockClient {
+        let settings = Settings { lease: DEFAULT_LEASE, retry_for: DEFAULT_RETRY_FOR };
+        LockClient::start(Arc::new(MemoryBackend::new()), settings, &runtime::Handle::current())
+    }
+
+    /// Sets up a client with options.
+    pub fn builder() -> LockClientBuilder {
+        LockClientBuilder::default()
+    }
+
+    fn start(backend: Arc<dyn DynBackend>, settings: Settings, runtime: &runtime::Handle) -> LockClient {
+        let shared = Arc::new(Shared {
+            id: next_id(),
+            uuid: Uuid::new_v4(),
+            grants: AtomicU64::new(1),
+            backend,
+            settings,
+            registry: Registry::default(),
+            waiters: Arc::default(),
+            pending: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            finished: CancellationToken::new(),
+        });
+        let (worker, queue) = mpsc::unbounded_channel();
+        runtime.spawn(release::work(queue));
+        let runtime_watch = RuntimeWatch(shared.clone());
+        runtime.spawn(async move {
+            let shared = runtime_watch.0.clone();
+            let finished = shared.finished.clone();
+            watchdog::watch(shared, finished.cancelled()).await;
+            drop(runtime_watch);
+        });
+        LockClient { handle: Arc::new(Handle { shared, worker }) }
+    }
+
+    /// The lock of this name. Nothing is sent until it is acquired.
+    pub fn lock(&self, key: impl Into<LockKey>) -> Lock {
+        Lock::new(self.handle.clone(), key.into())
+    }
+
+    /// The lease that locks of this client are renewed with.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.handle.shared.settings.lease
+    }
+
+    /// How many locks this client holds now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.handle.shared.registry.len()
+    }
+
+    /// How many keys are waited for through this client now.
+    #[must_use]
+    pub fn waited_for(&self) -> usize {
+        self.handle.shared.waiters.len()
+    }
+
+    /// Who holds a lock, as the store sees it; `None` when nobody does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<Option<Holder>, Error> {
+        let key = LockKey::new(key)?;
+        self.ask("the inspection of lock", &key, |backend| backend.inspect(key.clone())).await
+    }
+
+    /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store looks at
+    /// all of its keys for this: meant for people and tools.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store. Cancel safe.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
+        let key = LockKey::raw(format!("{prefix}*"));
+        let mut found = self.ask("the list of locks", &key, |backend| backend.list(prefix.to_owned())).await?;
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(found)
+    }
+
+    /// Takes a lock away from whoever holds it, and wakes the waiters; answers whether anybody held it.
+    /// The holder is told at its next renewal or check, so until then both may believe that they have it:
+    /// only the fencing token protects what they write.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<bool, Error> {
+        let key = LockKey::new(key)?;
+        self.ask("the forced release of lock", &key, |backend| backend.force_release(key.clone())).await
+    }
+
+    async fn ask<T, F>(
+        &self,
+        what: &str,
+        key: &LockKey,
+        step: impl FnOnce(Arc<dyn DynBackend>) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        step(self.handle.shared.backend.clone()).await.map_err(|error| error.into_error(what, key))
+    }
+
+    /// Ends the client in good order: refuses new acquires and ends those that wait, gives guards until
+    /// the deadline to be released, signals [`Loss::Shutdown`] to the rest and releases them, and waits for
+    /// every release to arrive (at most `retry_for` longer). All clones of the client are shut down.
+    ///
+    /// Cancel safe: dropped half way, the client stays closed to new acquires.
+    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        let shared = &self.handle.shared;
+        shared.closing.cancel();
+        let _ = tokio::time::timeout(deadline, shared.registry.empty()).await;
+        let left = shared.registry.close(Loss::Shutdown);
+        for grant in &left {
+            let left = grant.deadline().saturating_duration_since(crate::clock::now());
+            self.handle.undo(grant.release_request(), left);
+        }
+        shared.pending.close();
+        let drained = tokio::time::timeout(shared.settings.retry_for, shared.pending.wait()).await.is_ok();
+        if drained {
+            shared.finished.cancel();
+        }
+        ShutdownReport { lost: left.len(), unconfirmed: shared.pending.len() }
+    }
+}
+
+impl fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockClient")
+            .field("uuid", &self.handle.shared.uuid)
+            .field("held", &self.held())
+            .field("settings", &self.handle.shared.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a [`shutdown`](LockClient::shutdown) went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Guards that were still alive at the deadline; they were told, and their locks released.
+    pub lost: usize,
+    /// Releases that the store had not confirmed at the end; the leases end those locks.
+    pub unconfirmed: usize,
+}
+
+/// Options of a [`LockClient`].
+#[must_use = "a builder does nothing until it is built"]
+#[derive(Default)]
+pub struct LockClientBuilder {
+    url: Option<String>,
+    backend: Option<Arc<dyn DynBackend>>,
+    lease: Option<Duration>,
+    timeout: Option<Duration>,
+    retry_for: Option<Duration>,
+    prefix: Option<String>,
+    service_name: Option<String>,
+    runtime: Option<runtime::Handle>,
+}
+
+impl LockClientBuilder {
+    /// The store, by URL; see [`LockClient::connect`]. What the builder says goes before what the URL's
+    /// query says.
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// The store, by a backend of your own or a shared [`MemoryBackend`]; instead of a URL. `timeout`,
+    /// `prefix` and `service_name` are then the backend's affair.
+    pub fn backend(mut self, backend: impl Backend) -> Self {
+        self.backend = Some(Arc::new(backend));
+        self
+    }
+
+    /// The lease that locks are renewed with, every third of it; 30 s by default. After a crash a lock
+    /// comes free when its lease has run out.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How long one step on the store may take, connecting included; 1 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long an acquire or an awaited release goes on through failures of the store before it gives
+    /// up; 3 s by default.
+    pub fn retry_for(mut self, retry_for: Duration) -> Self {
+        self.retry_for = Some(retry_for);
+        self
+    }
+
+    /// What every lock's name begins with on the store; nothing by default.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// The name of this service, shown in the server's list of clients; the program's name by default.
+    pub fn service_name(mut self, name: impl Into<String>) -> Self {
+        self.service_name = Some(name.into());
+        self
+    }
+
+    /// The runtime on which the background work runs; the one that calls [`build`](Self::build) by
+    /// default.
+    pub fn runtime(mut self, runtime: runtime::Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockClient::connect`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
+    pub async fn build(self) -> Result<LockClient, Error> {
+        let url = match (&self.url, &self.backend) {
+            (Some(url), None) => Some(StoreUrl::parse(url)?),
+            (None, Some(_)) => None,
+            (Some(_), Some(_)) => {
+                return Err(Error::InvalidOption {
+                    option: "backend",
+                    reason: "a URL was given as well, choose one of the two".to_owned(),
+                });
+            }
+            (None, None) => {
+                return Err(Error::InvalidOption {
+                    option: "url",
+                    reason: "neither a URL nor a backend was given".to_owned(),
+                });
+            }
+        };
+        let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
+        let settings = Settings {
+            lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
+            retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),
+        };
+        let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
+        check_lease("lease", Some(settings.lease))?;
+        check_duration("retry_for", Some(settings.retry_for))?;
+        check_duration("timeout", Some(timeout))?;
+        let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
+        let backend = match (self.backend, url) {
+            (Some(backend), _) => backend,
+            (None, Some(url)) => {
+                let common = Common {
+                    timeout,
+                    prefix: self.prefix.or(in_url.prefix).unwrap_or_default(),
+                    service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
+                };
+                open(url, common, &runtime).await?
+            }
+            (None, None) => return Err(Error::NoDefaultClient),
+        };
+        Ok(LockClient::start(backend, settings, &runtime))
+    }
+}
+
+impl fmt::Debug for LockClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The URL may hold a password.
+        f.debug_struct("LockClientBuilder")
+            .field("lease", &self.lease)
+            .field("timeout", &self.timeout)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What every backend that is opened by URL is told.
+#[derive(Debug, Clone)]
+pub(crate) struct Common {
+    pub(crate) timeout: Duration,
+    pub(crate) prefix: String,
+    pub(crate) service_name: String,
+}
+
+#[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]
+async fn open(
+    url: StoreUrl,
+    common: Common,
+    runtime: &runtime::Handle,
+) -> Result<Arc<dyn DynBackend>, Error> {
+    use crate::url::Topology;
+    match url.topology {
+        Topology::Memory { name: None } => Ok(Arc::new(MemoryBackend::new())),
+        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryBackend::named(&name))),
+        #[cfg(feature = "redis")]
+        Topology::Server(server) => {
+            Ok(Arc::new(crate::backend::redis::RedisBackend::connect(server, common, runtime).await?))
+        }
+        #[cfg(not(feature = "redis"))]
+        Topology::Server(_) => Err(Error::Unsupported {
+            what: "a Redis URL".to_owned(),
+            reason: "dlock was built without its feature \"redis\"".to_owned(),
+        }),
+        Topology::NotYet(what) => Err(Error::Unsupported {
+            what: what.to_owned(),
+            reason: "it is not there yet, only single servers and memory are".to_owned(),
+        }),
+    }
+}
+
+fn program_name() -> String {
+    std::env::args_os()
+        .next()
+        .and_then(|path| {
+            std::path::Path::new(&path).file_stem().map(|name| name.to_string_lossy().into_owned())
+        })
+        .unwrap_or_default()
+}
+
+static DEFAULT: OnceLock<LockClient> = OnceLock::new();
+
+/// Sets the client that `#[distributed_lock]` uses where no `lock = ...` is given. Once per process, at
+/// start-up.
+///
+/// # Errors
+///
+/// [`Error::DefaultClientSet`] when it was set before.
+pub fn set_default(client: LockClient) -> Result<(), Error> {
+    DEFAULT.set(client).map_err(|_| Error::DefaultClientSet)
+}
+
+/// The client that was set by [`set_default`].
+///
+/// # Errors
+///
+/// [`Error::NoDefaultClient`], which says what to call.
+pub fn default_client() -> Result<LockClient, Error> {
+    DEFAULT.get().cloned().ok_or(Error::NoDefaultClient)
+}

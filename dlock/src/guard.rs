@@ -1,0 +1,360 @@
+//! What holding a lock gives.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::client::Handle;
+use crate::grants::{Entry, Grant};
+use crate::release::ReleaseOutcome;
+use crate::scope::{self, HoldRef};
+use crate::{Error, LockKey, Loss};
+
+/// Whether a lock is still held, as the clock says at the moment of asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HoldState {
+    /// Held, and confirmed by the store when it was due.
+    Held,
+    /// The lease still runs, but the store has not confirmed it when it should have, or came back after a
+    /// broken connection and was not asked yet. Nobody else has the lock unless the store lost its data.
+    Suspect,
+    /// Over, for good. Somebody else may have the lock.
+    Lost(Loss),
+}
+
+/// A lock that is held, until the guard is released or dropped.
+///
+/// While the guard lives the watchdog renews the lease (unless it was fixed), and [`lost`](Self::lost)
+/// tells when that failed. **When the lease runs out, a guard that is asked answers so before the store
+/// gives the lock to somebody else**: also when the store hangs, the network is cut or this process was
+/// stopped, because the deadline is counted by this process's own clock from before the last successful
+/// renewal was sent. A holder that does not ask, or a store that lost its data, is what the
+/// [fencing token](Self::fencing_token) is for.
+///
+/// Dropping the guard gives the lock back in the background: from any thread, inside or outside a runtime,
+/// in a panic, without blocking. [`release`](Self::release) waits for it and tells the outcome.
+///
+/// A bare guard is to others what the guard of a `tokio::sync::Mutex` is: a second `acquire` of the same
+/// lock in the same function waits for it. Code that shall re-enter runs in the guard's frame, by
+/// [`run`](Self::run), [`scope`](Self::scope) or [`Lock::run`](crate::Lock::run), or takes a second guard
+/// by [`reenter`](Self::reenter).
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct LockGuard {
+    hold: HoldRef,
+    handle: Arc<Handle>,
+}
+
+impl LockGuard {
+    pub(crate) fn new(hold: HoldRef, handle: Arc<Handle>) -> LockGuard {
+        LockGuard { hold, handle }
+    }
+
+    fn grant(&self) -> &Arc<Grant> {
+        &self.hold.grant
+    }
+
+    /// The fencing token of this acquisition: greater than the token of every earlier acquisition of this
+    /// lock. Send it along with each write, and have the resource refuse a write whose token is smaller
+    /// than one that it has seen. A token that nobody checks protects nothing.
+    ///
+    /// Re-entered guards share the token of the outermost one.
+    #[must_use]
+    pub fn fencing_token(&self) -> u64 {
+        self.hold.token
+    }
+
+    /// The name of the lock.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.grant().key
+    }
+
+    /// Whether the lock is still held, by the clock as of this call.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !matches!(self.state(), HoldState::Lost(_))
+    }
+
+    /// The same with the doubts: held, suspect or lost.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        self.grant().status()
+    }
+
+    /// How long the lock is held for sure, by the clock as of this call; zero when it is lost. A renewed
+    /// lock starts anew at each renewal, every third of its lease.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.grant().remaining()
+    }
+
+    /// Whether the watchdog renews the lease; not so for one fixed by [`Lock::lease`](crate::Lock::lease).
+    #[must_use]
+    pub fn is_renewed(&self) -> bool {
+        self.grant().terms.renewed
+    }
+
+    /// Waits until the lock is lost and tells why; immediately when it is. The future keeps nothing alive:
+    /// after the guard was released it ends with [`Loss::Released`].
+    ///
+    /// Cancel safe.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        self.held().lost()
+    }
+
+    /// A token that is cancelled when the lock is lost or released, to hand on to code that knows nothing
+    /// of locks.
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.held().cancellation_token()
+    }
+
+    /// Makes sure that the lock is held for `at_least` this long from now on: renews it if less is left.
+    /// Call it before a step that must not be cut short.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when it is lost, [`Error::InvalidOption`] when a fixed or shorter lease or
+    /// `max_hold` cannot give that much, and the store's failure when it does not answer; the lock is then
+    /// still held for [`remaining`](Self::remaining).
+    ///
+    /// Cancel safe.
+    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
+        self.held().ensure(at_least).await
+    }
+
+    /// A view of this hold: cloneable, and keeping nothing alive.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        Held::new(self.grant().clone(), self.hold.token)
+    }
+
+    /// A second guard of the same lock, without asking the store. The lock is given back when the last of
+    /// them is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the lock is lost.
+    #[track_caller]
+    pub fn reenter(&self) -> Result<LockGuard, Error> {
+        match self.grant().enter(|_| true, Location::caller()) {
+            Entry::Entered(id) => {
+                let hold = HoldRef { id, token: self.hold.token, grant: self.grant().clone() };
+                Ok(LockGuard::new(hold, self.handle.clone()))
+            }
+            Entry::Lost(loss) => Err(Error::Lost { key: self.key().clone(), loss }),
+            // Everybody is welcome here, so nobody stands in the way.
+            Entry::Sibling(_) => Err(Error::NotHeld { key: self.key().clone() }),
+        }
+    }
+
+    /// Runs a future in the frame of this guard: an acquire of the same lock inside re-enters. Branches of
+    /// a `join!` inside still exclude each other.
+    ///
+    /// The future borrows nothing from the guard. When the guard is given back while it runs, the frame is
+    /// void and an acquire inside is an ordinary one.
+    pub fn scope<F: Future>(&self, future: F) -> scope::InScope<F> {
+        scope::current().with(self.hold.clone()).wrap(future)
+    }
+
+    /// Runs a future in the frame of this guard, and drops it when the lock is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the lock was lost before the future was done.
+    pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+        let held = self.held();
+        let future = self.scope(future);
+        async move {
+            // Asked once more when the future is done: a stalled runtime may be late with the news.
+            tokio::select! {
+                biased;
+                loss = held.lost() => Err(Error::Lost { key: held.key().clone(), loss }),
+                output = future => Ok(output),
+            }
+        }
+    }
+
+    /// Gives the lock back and waits for the outcome. When other guards of a re-entered lock are left, only
+    /// this one is given back.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`] when the lock was lost before. The release is sent all the same; it never touches
+    ///   the lock of somebody else.
+    /// - [`Error::OutcomeUnknown`] or another failure of the store: the release is repeated in the
+    ///   background, and the lease is the last resort.
+    ///
+    /// Cancel safe: once polled, the release goes on when the future is dropped.
+    pub fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let mut this = self;
+        async move {
+            let Some(outcome) = this.leave() else { return Ok(()) };
+            match outcome {
+                Ok(release) => release.await,
+                Err(lost) => Err(lost),
+            }
+        }
+    }
+
+    /// Leaves the grant; the last hold queues the release. `None` when this guard has left before.
+    fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
+        let grant = self.hold.grant.clone();
+        if !grant.has(self.hold.id) {
+            return None;
+        }
+        match grant.leave(self.hold.id) {
+            Some(None) => Some(Ok(self.handle.release(grant))),
+            Some(Some(loss)) => {
+                let key = grant.key.clone();
+                drop(self.handle.release(grant));
+                Some(Err(Error::Lost { key, loss }))
+            }
+            None => match grant.status() {
+                HoldState::Lost(loss) => Some(Err(Error::Lost { key: grant.key.clone(), loss })),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        drop(self.leave());
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("key", self.key())
+            .field("fencing_token", &self.hold.token)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing:
+/// only the [`LockGuard`] does. After the lock was given back it answers `Lost(Released)`.
+///
+/// The lock layer puts one into the request's extensions, [`Lock::run`](crate::Lock::run) hands one to its
+/// closure, and [`dlock::current`](crate::current) gives the one of the innermost frame.
+#[derive(Clone)]
+pub struct Held {
+    grant: Arc<Grant>,
+    token: u64,
+}
+
+impl Held {
+    pub(crate) fn new(grant: Arc<Grant>, token: u64) -> Held {
+        Held { grant, token }
+    }
+
+    /// See [`LockGuard::fencing_token`].
+    #[must_use]
+    pub fn fencing_token(&self) -> u64 {
+        self.token
+    }
+
+    /// The name of the lock.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.grant.key
+    }
+
+    /// See [`LockGuard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !matches!(self.state(), HoldState::Lost(_))
+    }
+
+    /// See [`LockGuard::state`].
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        self.grant.status()
+    }
+
+    /// See [`LockGuard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.grant.remaining()
+    }
+
+    /// See [`LockGuard::is_renewed`].
+    #[must_use]
+    pub fn is_renewed(&self) -> bool {
+        self.grant.terms.renewed
+    }
+
+    /// See [`LockGuard::lost`].
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        let grant = self.grant.clone();
+        async move {
+            loop {
+                if let HoldState::Lost(loss) = grant.status() {
+                    return loss;
+                }
+                grant.over.cancelled().await;
+            }
+        }
+    }
+
+    /// See [`LockGuard::cancellation_token`].
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.grant.over.child_token()
+    }
+
+    /// See [`LockGuard::ensure`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::ensure`].
+    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
+        let key = self.key();
+        match self.state() {
+            HoldState::Lost(loss) => return Err(Error::Lost { key: key.clone(), loss }),
+            HoldState::Held if self.remaining() >= at_least => return Ok(()),
+            _ => {}
+        }
+        let Some(client) = self.grant.client.upgrade() else { return Err(Error::ClientClosed) };
+        client.renew_one(&self.grant).await?;
+        match self.state() {
+            HoldState::Lost(loss) => Err(Error::Lost { key: key.clone(), loss }),
+            _ if self.remaining() >= at_least => Ok(()),
+            _ => Err(Error::InvalidOption {
+                option: "ensure",
+                reason: format!(
+                    "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {:?}",
+                    self.remaining()
+                ),
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("key", self.key())
+            .field("fencing_token", &self.token)
+            .field("state", &self.state())
+            .finish()
+    }
+}
+
+/// Releases after the work is done: a release that fails then is logged and counted by the release queue,
+/// and does not take the work's result away.
+pub(crate) async fn finish(guard: LockGuard) {
+    let key = guard.key().clone();
+    match guard.release().await {
+        // The loss was told already, to the work or to its caller.
+        Ok(()) | Err(Error::Lost { .. }) => {}
+        Err(error) => tracing::warn!(%key, %error, "the release of a lock failed, its lease ends it"),
+    }
+}

@@ -1,0 +1,206 @@
+//! What a lock may be called.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::Error;
+
+/// The longest name of a lock, in bytes.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// The name of a lock.
+///
+/// Anything that is a string converts into one, so functions that take `impl Into<LockKey>` take
+/// `"report"` and `format!("order:{id}")` alike. A name is UTF-8, 1 to [`MAX_KEY_BYTES`] bytes long and
+/// has no control characters. It has no `{` or `}` either: on Redis they choose the hash slot and change
+/// the names of the keys around the lock, and names are often made from user input. [`LockKey::raw`]
+/// lets braces through on purpose.
+///
+/// Converting never fails. A name that breaks the rules is reported as [`Error::InvalidKey`] by the call
+/// that would have used it, before anything is sent; [`LockKey::new`] reports it at once.
+///
+/// ```
+/// use dlock::LockKey;
+///
+/// assert!(LockKey::new("order:42").is_ok());
+/// assert!(LockKey::new("").is_err());
+/// assert!(LockKey::new("order:{42}").is_err());
+/// assert!(LockKey::raw("order:{42}").check().is_ok());
+/// ```
+///
+/// Two keys are equal when their names are, raw or not: they are the same lock.
+#[derive(Clone)]
+pub struct LockKey {
+    name: Arc<str>,
+    raw: bool,
+}
+
+impl LockKey {
+    /// A name that is checked now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] when the name breaks a rule.
+    pub fn new(name: impl Into<LockKey>) -> Result<LockKey, Error> {
+        let key = name.into();
+        key.check()?;
+        Ok(key)
+    }
+
+    /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several
+    /// locks into one Cluster slot. The other rules hold. Do not make such names from user input.
+    pub fn raw(name: impl Into<String>) -> LockKey {
+        LockKey { name: name.into().into(), raw: true }
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the name keeps the rules.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], which says which rule is broken and where.
+    pub fn check(&self) -> Result<(), Error> {
+        let reason = if self.name.is_empty() {
+            "it is empty".to_owned()
+        } else if self.name.len() > MAX_KEY_BYTES {
+            format!("it has {} bytes, {MAX_KEY_BYTES} are the most", self.name.len())
+        } else if let Some((at, _)) = self.name.char_indices().find(|(_, c)| c.is_control()) {
+            format!("it has a control character at byte {at}")
+        } else if let Some(at) = self.name.find(['{', '}']).filter(|_| !self.raw) {
+            format!("it has a brace at byte {at} (LockKey::raw lets braces through on purpose)")
+        } else {
+            return Ok(());
+        };
+        Err(Error::InvalidKey { key: shortened(&self.name), reason })
+    }
+}
+
+/// A name as it may stand in a message: short, on one line.
+fn shortened(name: &str) -> String {
+    const SHOWN: usize = 64;
+    let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if name.chars().nth(SHOWN).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+impl PartialEq for LockKey {
+    fn eq(&self, other: &LockKey) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for LockKey {}
+
+impl std::hash::Hash for LockKey {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl PartialOrd for LockKey {
+    fn partial_cmp(&self, other: &LockKey) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LockKey {
+    fn cmp(&self, other: &LockKey) -> std::cmp::Ordering {
+        self.name.cmp(&other.name)
+    }
+}
+
+impl fmt::Display for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shortened(&self.name))
+    }
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockKey({})", shortened(&self.name))
+    }
+}
+
+impl AsRef<str> for LockKey {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl From<&str> for LockKey {
+    fn from(name: &str) -> Self {
+        LockKey { name: name.into(), raw: false }
+    }
+}
+
+impl From<String> for LockKey {
+    fn from(name: String) -> Self {
+        LockKey { name: name.into(), raw: false }
+    }
+}
+
+impl From<&String> for LockKey {
+    fn from(name: &String) -> Self {
+        name.as_str().into()
+    }
+}
+
+impl From<Cow<'_, str>> for LockKey {
+    fn from(name: Cow<'_, str>) -> Self {
+        name.as_ref().into()
+    }
+}
+
+impl From<Arc<str>> for LockKey {
+    fn from(name: Arc<str>) -> Self {
+        LockKey { name, raw: false }
+    }
+}
+
+impl From<&LockKey> for LockKey {
+    fn from(key: &LockKey) -> Self {
+        key.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_28_names_that_would_do_harm_are_refused_with_the_reason() {
+        for (name, says) in [
+            (String::new(), "empty"),
+            ("x".repeat(MAX_KEY_BYTES + 1), "513 bytes"),
+            ("a\nb".into(), "control character at byte 1"),
+            ("a\u{0}b".into(), "control character"),
+            ("a{b".into(), "brace at byte 1"),
+            ("a}b".into(), "brace"),
+        ] {
+            let error = LockKey::new(name).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        assert!(LockKey::new("x".repeat(MAX_KEY_BYTES)).is_ok());
+        assert!(LockKey::new("größe:42").is_ok());
+    }
+
+    #[test]
+    fn a_huge_name_makes_no_huge_message() {
+        let error = LockKey::new("x".repeat(10_000)).unwrap_err().to_string();
+        assert!(error.len() < 300, "{error}");
+    }
+
+    #[test]
+    fn raw_names_keep_the_other_rules() {
+        assert!(LockKey::raw("{a}:b").check().is_ok());
+        assert!(LockKey::raw("{a}\n").check().is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! What the expansion of `#[distributed_lock]` calls. Not for use by hand: it changes without notice.
+//!
+//! Kept small on purpose. Whatever can be a function here is not repeated in every locked function.
+
+use crate::{Error, Lock, LockClient, LockGuard, LockKey};
+
+/// The client for functions that name none.
+///
+/// # Errors
+///
+/// [`Error::NoDefaultClient`], which says what to call.
+pub fn default_client() -> Result<LockClient, Error> {
+    crate::default_client()
+}
+
+/// The client that `lock = …` names, through whatever reference or smart pointer holds it.
+#[must_use]
+pub fn client(client: &LockClient) -> LockClient {
+    client.clone()
+}
+
+/// The lock that a function takes; the options follow.
+#[must_use]
+pub fn lock(client: LockClient, key: LockKey) -> Lock {
+    client.lock(key)
+}
+
+/// The name of the lock. A name that breaks the rules is an error of the acquire.
+pub fn key<K: IntoKey>(key: K) -> LockKey {
+    key.into_key()
+}
+
+/// No value of the type, ever: code behind it is dead, but tells the compiler the type of a block.
+#[must_use]
+pub const fn never<T>() -> Option<T> {
+    None
+}
+
+/// Gives the lock back when the work is done, and waits until that is told to the store. The work's own
+/// outcome stands, whatever becomes of the release: it is logged, and the lease ends what it left.
+pub async fn finish(guard: Option<LockGuard>) {
+    let Some(guard) = guard else { return };
+    let key = guard.key().clone();
+    match guard.release().await {
+        Ok(()) => {}
+        // The caller has been told, or said that it does not want to be.
+        Err(error) if error.is_lost() => tracing::debug!(%key, %error, "the lock was lost before its release"),
+        Err(error) => tracing::warn!(%key, %error, "the lock could not be released; it ends with its lease"),
+    }
+}
+
+/// Values that can be the `key` of `#[distributed_lock]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the key of a lock",
+    label = "not a key",
+    note = "a key is a `LockKey` or converts into one, as strings do",
+    note = "to make a key of something that can be printed, write `key(\"order:{{}}\", value)`"
+)]
+pub trait IntoKey {
+    /// The key.
+    fn into_key(self) -> LockKey;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: Into<LockKey>> IntoKey for K {
+    fn into_key(self) -> LockKey {
+        self.into()
+    }
+}
+
+/// Return types that can tell that the lock was not had.
+#[diagnostic::on_unimplemented(
+    message = "a function with `#[distributed_lock]` cannot tell the failure of its lock by returning `{Self}`",
+    label = "has no place for a `dlock::Error`",
+    note = "return a `Result` whose error type has `From<dlock::Error>`",
+    note = "or say what to return instead: `on_error = path::to::function`, a `fn(dlock::Error)` that gives the return type"
+)]
+pub trait FromLockError {
+    /// The return value that tells the failure.
+    fn from_lock_error(error: Error) -> Self;
+}
+
+impl<T, E: HoldsLockError> FromLockError for Result<T, E> {
+    fn from_lock_error(error: Error) -> Self {
+        Err(E::hold(error))
+    }
+}
+
+/// Error types that can hold the failure of a lock: those with `From<dlock::Error>`.
+#[diagnostic::on_unimplemented(
+    message = "the error type `{Self}` of a function with `#[distributed_lock]` cannot hold a `dlock::Error`",
+    label = "`{Self}` has no `From<dlock::Error>`",
+    note = "implement `From<dlock::Error>` for `{Self}`",
+    note = "or say what to return instead: `on_error = path::to::function`, a `fn(dlock::Error)` that gives the return type"
+)]
+pub trait HoldsLockError {
+    /// The error as this type.
+    fn hold(error: Error) -> Self;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: From<Error>> HoldsLockError for E {
+    fn hold(error: Error) -> Self {
+        error.into()
+    }
+}

@@ -1,0 +1,160 @@
+//! The queue that gives locks back when nobody awaits it.
+//!
+//! A step that was begun is finished, whoever goes away: a future that is dropped before it is done moves
+//! to a worker of the client, runs to its end there, and what it brings is dropped, which gives it back.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::backend::{BackendError, Outcome, ReleaseReply, ReleaseRequest};
+use crate::client::{Handle, Shared};
+use crate::grants::Grant;
+use crate::{Error, LockKey, Loss, clock};
+
+/// What the worker runs.
+pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
+
+/// The outcome of a release, for whoever waits for it. Dropped early, the release goes on.
+pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
+
+/// A future that is carried to its end by the worker when it is dropped before.
+pub(crate) struct Carry<T: Send + 'static> {
+    future: Option<Pin<Box<dyn Future<Output = T> + Send + 'static>>>,
+    worker: mpsc::UnboundedSender<Job>,
+}
+
+impl<T: Send + 'static> Future for Carry<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        // Taken out while it is polled: one that panicked is not polled again.
+        let Some(mut future) = self.future.take() else { return Poll::Pending };
+        let poll = future.as_mut().poll(cx);
+        if poll.is_pending() {
+            self.future = Some(future);
+        }
+        poll
+    }
+}
+
+impl<T: Send + 'static> Drop for Carry<T> {
+    fn drop(&mut self) {
+        if let Some(future) = self.future.take() {
+            // No worker means no runtime: the step is where the backend has put it already.
+            let _ = self.worker.send(Box::pin(async move { drop(future.await) }));
+        }
+    }
+}
+
+/// Runs what was dropped half way, until the last handle of the client is gone and nothing is left to do.
+pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
+    let mut jobs = FuturesUnordered::new();
+    let mut open = true;
+    while open || !jobs.is_empty() {
+        tokio::select! {
+            job = queue.recv(), if open => match job {
+                Some(job) => jobs.push(job),
+                None => open = false,
+            },
+            Some(()) = jobs.next(), if !jobs.is_empty() => {}
+        }
+    }
+}
+
+impl Handle {
+    /// Carries a future to its end, even if the result is dropped. `shutdown` waits for it.
+    pub(crate) fn carry<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Carry<T> {
+        let tracked = self.shared().pending.track_future(future);
+        Carry { future: Some(Box::pin(tracked)), worker: self.worker().clone() }
+    }
+
+    /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
+    /// result is its outcome.
+    pub(crate) fn release(&self, grant: Arc<Grant>) -> ReleaseOutcome {
+        let shared = self.shared().clone();
+        shared.registry.remove(grant.number);
+        let until = grant.deadline();
+        let request = grant.release_request();
+        let last = Arc::new(Mutex::new(None));
+        let patience = shared.settings.retry_for;
+        let going_on = self.carry(give_back(shared, request, until, last.clone()));
+        let key = grant.key.clone();
+        Box::pin(async move {
+            match tokio::time::timeout(patience, going_on).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(last.lock().take().map_or_else(
+                    || unknown(&key, format!("the store has not answered for {patience:?}")),
+                    |error: BackendError| error.into_error("the release of lock", &key),
+                )),
+            }
+        })
+    }
+
+    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind.
+    pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) {
+        let until = clock::now() + lease;
+        drop(self.carry(give_back(self.shared().clone(), request, until, Arc::default())));
+    }
+}
+
+/// Sends the release until it is answered, at most until the lease has run out by itself. Repeating it is
+/// safe: it ends its own grant and nothing else, and grant ids are never used again.
+fn give_back(
+    shared: Arc<Shared>,
+    request: ReleaseRequest,
+    until: tokio::time::Instant,
+    last: Arc<Mutex<Option<BackendError>>>,
+) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+    // Called here and not when polled: this is the place in line.
+    let mut step = shared.backend.clone().release(request.clone());
+    async move {
+        let key = &request.key;
+        let mut repeated = false;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let error = match step.await {
+                Ok(ReleaseReply::Released) => {
+                    crate::telemetry::released();
+                    return Ok(());
+                }
+                Ok(ReleaseReply::NotHeld { repeated: by_the_way }) => {
+                    return if !(repeated || by_the_way) {
+                        Err(Error::Lost { key: key.clone(), loss: Loss::Gone })
+                    } else if clock::now() < until {
+                        // Ours until now by our clock, so an earlier copy of this step ended it.
+                        Ok(())
+                    } else {
+                        Err(unknown(key, "its lease ran out meanwhile".to_owned()))
+                    };
+                }
+                Err(error) => error,
+            };
+            repeated |= error.outcome == Outcome::Unknown;
+            if !error.is_passing() || clock::now() >= until {
+                tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
+                crate::telemetry::release_failed();
+                return Err(error.into_error("the release of lock", key));
+            }
+            tracing::debug!(%key, grant = %request.grant, %error, "a release failed and is repeated");
+            *last.lock() = Some(error);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+            step = shared.backend.clone().release(request.clone());
+        }
+    }
+}
+
+fn unknown(key: &LockKey, message: String) -> Error {
+    Error::OutcomeUnknown { what: format!("the release of lock \"{key}\""), message, source: None }
+}

@@ -1,0 +1,429 @@
+//! URLs of lock stores.
+//!
+//! Parsed here and not by a general URL crate, because several hosts may stand in one URL. Nothing in an
+//! error repeats the URL: it may hold a password.
+
+use std::fmt;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::Error;
+
+/// A parsed URL.
+#[derive(Debug)]
+pub(crate) struct StoreUrl {
+    pub(crate) topology: Topology,
+    pub(crate) options: UrlOptions,
+}
+
+/// Where the locks are.
+#[derive(Debug)]
+pub(crate) enum Topology {
+    Memory {
+        name: Option<String>,
+    },
+    Server(ServerUrl),
+    /// Known, well-formed, and still to come.
+    NotYet(&'static str),
+}
+
+/// One server.
+pub(crate) struct ServerUrl {
+    pub(crate) address: Address,
+    pub(crate) tls: bool,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: i64,
+}
+
+/// How to reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(String),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => f.write_str(path),
+        }
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerUrl")
+            .field("address", &self.address)
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "…"))
+            .field("database", &self.database)
+            .finish()
+    }
+}
+
+/// What the query says about the client.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct UrlOptions {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) retry_for: Option<Duration>,
+    pub(crate) prefix: Option<String>,
+    pub(crate) name: Option<String>,
+}
+
+/// What a scheme stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Memory,
+    Tcp { tls: bool },
+    Unix,
+    /// Several hosts.
+    Many(&'static str),
+}
+
+const SCHEMES: &[(&str, Scheme)] = &[
+    ("memory", Scheme::Memory),
+    ("redis", Scheme::Tcp { tls: false }),
+    ("rediss", Scheme::Tcp { tls: true }),
+    ("redis+unix", Scheme::Unix),
+    ("valkey", Scheme::Tcp { tls: false }),
+    ("valkeys", Scheme::Tcp { tls: true }),
+    ("valkey+unix", Scheme::Unix),
+    ("redis+sentinel", Scheme::Many("Sentinel")),
+    ("rediss+sentinel", Scheme::Many("Sentinel")),
+    ("valkey+sentinel", Scheme::Many("Sentinel")),
+    ("valkeys+sentinel", Scheme::Many("Sentinel")),
+    ("redis+cluster", Scheme::Many("Cluster")),
+    ("rediss+cluster", Scheme::Many("Cluster")),
+    ("valkey+cluster", Scheme::Many("Cluster")),
+    ("valkeys+cluster", Scheme::Many("Cluster")),
+    ("quorum+redis", Scheme::Many("a quorum of servers")),
+    ("quorum+rediss", Scheme::Many("a quorum of servers")),
+    ("quorum+valkey", Scheme::Many("a quorum of servers")),
+    ("quorum+valkeys", Scheme::Many("a quorum of servers")),
+];
+
+const DEFAULT_PORT: u16 = 6379;
+
+fn invalid(reason: impl Into<String>) -> Error {
+    Error::InvalidUrl { reason: reason.into() }
+}
+
+impl StoreUrl {
+    pub(crate) fn parse(url: &str) -> Result<StoreUrl, Error> {
+        if url.chars().any(|c| c.is_control() || c == ' ') {
+            return Err(invalid("it has spaces or control characters"));
+        }
+        let Some((scheme, rest)) = url.split_once("://") else {
+            return Err(invalid("it has no scheme, as in redis://localhost:6379 or memory://"));
+        };
+        let scheme = find_scheme(scheme)?;
+        if rest.contains('#') {
+            return Err(invalid("it has a fragment (\"#\" in a password is written %23)"));
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut query = Query::parse(query)?;
+        let (authority, path) = match rest.find('/') {
+            Some(at) => rest.split_at(at),
+            None => (rest, ""),
+        };
+        let topology = match scheme {
+            Scheme::Memory => memory(authority, path)?,
+            Scheme::Unix => Topology::Server(unix(authority, path, &mut query)?),
+            Scheme::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
+            Scheme::Many(what) => {
+                let (_, hosts) = split_user(authority)?;
+                for host in hosts.split(',') {
+                    parse_host(host)?;
+                }
+                // Their own options are checked when they are there.
+                return Ok(StoreUrl { topology: Topology::NotYet(what), options: UrlOptions::default() });
+            }
+        };
+        let options = UrlOptions {
+            lease: query.duration("lease")?,
+            timeout: query.duration("timeout")?,
+            retry_for: query.duration("retry_for")?,
+            prefix: query.take("prefix"),
+            name: query.take("name"),
+        };
+        query.finish()?;
+        Ok(StoreUrl { topology, options })
+    }
+}
+
+fn find_scheme(scheme: &str) -> Result<Scheme, Error> {
+    let lower = scheme.to_ascii_lowercase();
+    if let Some((_, found)) = SCHEMES.iter().find(|(name, _)| *name == lower) {
+        return Ok(*found);
+    }
+    // Short enough not to be anything but a scheme.
+    let shown: String = lower.chars().take(24).collect();
+    let nearest = nearest(&lower, SCHEMES.iter().map(|(name, _)| *name));
+    Err(invalid(format!(
+        "scheme \"{shown}\" is not known, {}",
+        nearest.map_or_else(
+            || "use memory, redis, rediss, redis+unix or their valkey spellings".to_owned(),
+            |n| format!("did you mean \"{n}\"?")
+        )
+    )))
+}
+
+fn memory(authority: &str, path: &str) -> Result<Topology, Error> {
+    if !matches!(path, "" | "/") {
+        return Err(invalid("memory:// takes a name at the most, as in memory://shop"));
+    }
+    let name = decode(authority)?;
+    Ok(Topology::Memory { name: Some(name).filter(|name| !name.is_empty()) })
+}
+
+fn tcp(authority: &str, path: &str, tls: bool) -> Result<ServerUrl, Error> {
+    let (user, host) = split_user(authority)?;
+    if host.contains(',') {
+        return Err(invalid(
+            "it names several hosts: use redis+sentinel://, redis+cluster:// or quorum+redis://",
+        ));
+    }
+    let (host, port) = parse_host(host)?;
+    let database = match path.strip_prefix('/').unwrap_or("") {
+        "" => 0,
+        text => parse_database(text)?,
+    };
+    let (user, password) = user;
+    Ok(ServerUrl { address: Address::Tcp { host, port }, tls, user, password, database })
+}
+
+fn unix(authority: &str, path: &str, query: &mut Query) -> Result<ServerUrl, Error> {
+    let ((user, password), host) = split_user(authority)?;
+    if !host.is_empty() || path.len() < 2 {
+        return Err(invalid("a socket is given by its whole path, as in redis+unix:///run/redis.sock"));
+    }
+    let database = query.take("db").map_or(Ok(0), |text| parse_database(&text))?;
+    Ok(ServerUrl {
+        address: Address::Unix(decode(path)?),
+        tls: false,
+        user: query.take("user").or(user),
+        password: query.take("password").or(password),
+        database,
+    })
+}
+
+type Credentials = (Option<String>, Option<String>);
+
+/// `user:password@host`; a lone part before the `@` is the user, as in every URL.
+fn split_user(authority: &str) -> Result<(Credentials, &str), Error> {
+    let Some((user, host)) = authority.rsplit_once('@') else { return Ok(((None, None), authority)) };
+    let (user, password) = match user.split_once(':') {
+        Some((user, password)) => (user, Some(decode(password)?)),
+        None => (user, None),
+    };
+    Ok(((Some(decode(user)?).filter(|user| !user.is_empty()), password), host))
+}
+
+fn parse_host(host: &str) -> Result<(String, u16), Error> {
+    let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, rest)) => {
+            let address: std::net::Ipv6Addr =
+                address.parse().map_err(|_| invalid("what stands in brackets is no IPv6 address"))?;
+            (address.to_string(), rest.strip_prefix(':').or(rest.is_empty().then_some("")))
+        }
+        None => match host.split_once(':') {
+            Some((name, port)) => (name.to_owned(), Some(port)),
+            None => (host.to_owned(), Some("")),
+        },
+    };
+    if name.is_empty() {
+        return Err(invalid("it names no host, as in redis://localhost:6379"));
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c) || !c.is_ascii();
+    if !name.chars().all(allowed) {
+        return Err(invalid(
+            "its host has characters that no host name has (in a password write : @ / ? as %3A %40 %2F %3F)",
+        ));
+    }
+    let port = match port {
+        Some("") => DEFAULT_PORT,
+        Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+            invalid("its port is no number from 1 to 65535 (in a password write : @ / ? as %3A %40 %2F %3F)")
+        })?,
+        None => return Err(invalid("something stands between its host and its port")),
+    };
+    Ok((name, port))
+}
+
+fn parse_database(text: &str) -> Result<i64, Error> {
+    text.parse::<u32>()
+        .map(i64::from)
+        .map_err(|_| invalid("its path is no database number, as in redis://localhost/2"))
+}
+
+fn decode(text: &str) -> Result<String, Error> {
+    let text = percent_decode_str(text).decode_utf8();
+    text.map(String::from).map_err(|_| invalid("its percent-encoding is not UTF-8"))
+}
+
+/// The options of the query that nobody has taken yet.
+struct Query(Vec<(String, String)>);
+
+const OPTIONS: &[&str] = &["lease", "timeout", "retry_for", "prefix", "name", "db", "user", "password"];
+
+impl Query {
+    fn parse(query: &str) -> Result<Query, Error> {
+        let mut options: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let Some((name, value)) = pair.split_once('=') else {
+                return Err(invalid("its query has an option without a value, as in ?lease=10s"));
+            };
+            let name = decode(name)?;
+            if options.iter().any(|(other, _)| *other == name) {
+                return Err(invalid(format!("its query gives option \"{}\" twice", short(&name))));
+            }
+            options.push((name, decode(value)?));
+        }
+        Ok(Query(options))
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(other, _)| other == name)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    fn duration(&mut self, name: &str) -> Result<Option<Duration>, Error> {
+        self.take(name)
+            .map(|text| {
+                humantime::parse_duration(&text)
+                    .map_err(|_| invalid(format!("option {name} is no duration with a unit, as in {name}=10s")))
+            })
+            .transpose()
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        let Some((name, _)) = self.0.first() else { return Ok(()) };
+        let hint = match nearest(name, OPTIONS.iter().copied()) {
+            Some(near) if near == name => "it does not go with this scheme".to_owned(),
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("there are {}", OPTIONS.join(", ")),
+        };
+        Err(invalid(format!("its query has no option \"{}\": {hint}", short(name))))
+    }
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(24).collect()
+}
+
+/// The word most like `text`, if any is.
+fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    words.map(|word| (distance(text, word), word)).filter(|(d, _)| *d <= 2).min().map(|(_, word)| word)
+}
+
+/// Edits between two words (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(url: &str) -> ServerUrl {
+        match StoreUrl::parse(url).unwrap().topology {
+            Topology::Server(server) => server,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(url: &str) -> String {
+        StoreUrl::parse(url).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn servers() {
+        let url = server("redis://me:p%40ss@cache.example:7000/3?lease=10s");
+        assert_eq!(url.address, Address::Tcp { host: "cache.example".into(), port: 7000 });
+        assert_eq!((url.user.as_deref(), url.password.as_deref()), (Some("me"), Some("p@ss")));
+        assert_eq!((url.database, url.tls), (3, false));
+        assert_eq!(server("redis://localhost").address.to_string(), "localhost:6379");
+        assert_eq!(server("valkey://[::1]:7").address.to_string(), "[::1]:7");
+        assert!(server("valkeys://h").tls && server("rediss://h").tls);
+        assert_eq!(server("redis://:secret@h").password.as_deref(), Some("secret"));
+        assert_eq!(server("redis://:secret@h").user, None);
+        let socket = server("redis+unix:///run/my%20redis.sock?db=2&password=x");
+        assert_eq!(socket.address, Address::Unix("/run/my redis.sock".into()));
+        assert_eq!((socket.database, socket.password.as_deref()), (2, Some("x")));
+    }
+
+    #[test]
+    fn options_stand_in_the_query() {
+        let url =
+            StoreUrl::parse("redis://h?lease=10s&timeout=250ms&retry_for=1m&prefix=a%3Ab&name=shop").unwrap();
+        let options = url.options;
+        assert_eq!(options.lease, Some(Duration::from_secs(10)));
+        assert_eq!(options.timeout, Some(Duration::from_millis(250)));
+        assert_eq!(options.retry_for, Some(Duration::from_secs(60)));
+        assert_eq!(options.prefix.as_deref(), Some("a:b"));
+        assert_eq!(options.name.as_deref(), Some("shop"));
+    }
+
+    #[test]
+    fn many_hosts_parse_and_are_not_there_yet() {
+        for url in [
+            "redis+sentinel://a,b:1,c/main",
+            "redis+cluster://a,b",
+            "quorum+redis://:pw@a,b,c,d,e",
+            "valkey+cluster://a",
+        ] {
+            assert!(matches!(StoreUrl::parse(url).unwrap().topology, Topology::NotYet(_)), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_no_password_repeated() {
+        for (url, says) in [
+            ("localhost:6379", "no scheme"),
+            ("reids://:hunter2@h", "did you mean \"redis\""),
+            ("http://h", "not known"),
+            ("redis://", "no host"),
+            ("redis://:hunter2@", "no host"),
+            ("redis://h:99999", "port"),
+            ("redis://h:0", "port"),
+            ("redis://h:x", "port"),
+            ("redis://:hunter2/x@h", "port"),
+            ("redis://:hun#ter2@h", "fragment"),
+            ("redis://h/x", "database"),
+            ("redis://h/-1", "database"),
+            ("redis://h?laese=1s", "did you mean \"lease\""),
+            ("redis://h?lease=10", "unit"),
+            ("redis://h?lease", "without a value"),
+            ("redis://h?lease=1s&lease=2s", "twice"),
+            ("redis://h?db=1", "does not go with this scheme"),
+            ("redis://a,b", "several hosts"),
+            ("redis+unix://", "whole path"),
+            ("redis://[::x]", "IPv6"),
+            ("redis://h h", "spaces"),
+            ("redis+sentinel://a,,b", "no host"),
+            ("memory://a/b", "name at the most"),
+        ] {
+            let error = refused(url);
+            assert!(error.contains(says), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{url}: {error}");
+        }
+        assert!(!format!("{:?}", server("redis://:hunter2@h")).contains("hunter2"));
+    }
+}

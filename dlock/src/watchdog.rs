@@ -1,0 +1,330 @@
+//! Keeps the grants of a client alive and decides on loss.
+//!
+//! One task for all grants. It sleeps until the first of them is due, renews in one go whatever is due
+//! about now, per lane and in chunks that do not wait for each other, and parks without any timer when
+//! nothing is held.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, broadcast};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::backend::{BackendError, Lane, Reason, Renewal};
+use crate::client::Shared;
+use crate::grants::Grant;
+use crate::guard::HoldState;
+use crate::{Error, Loss, clock};
+
+/// Grants in one renewal step.
+const CHUNK: usize = 200;
+/// The most by which a renewal comes early, to go along with others.
+const EARLIEST: Duration = Duration::from_millis(500);
+
+/// The books: every live grant and when it needs attention.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    books: Mutex<Books>,
+    /// Something is due sooner than the watchdog thinks.
+    sooner: Notify,
+    /// The last grant has gone.
+    emptied: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    grants: HashMap<u64, Entry>,
+    schedule: BTreeSet<(Instant, u64)>,
+    /// When the watchdog will look by itself.
+    looks_at: Option<Instant>,
+    closed: Option<Loss>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    grant: Arc<Grant>,
+    due: Instant,
+    /// A renewal is under way.
+    asked: bool,
+}
+
+impl Books {
+    fn set_due(&mut self, number: u64, due: Instant) {
+        if let Some(entry) = self.grants.get_mut(&number) {
+            self.schedule.remove(&(entry.due, number));
+            entry.due = due;
+            self.schedule.insert((due, number));
+        }
+    }
+
+    fn remove(&mut self, number: u64) -> bool {
+        let Some(entry) = self.grants.remove(&number) else { return false };
+        self.schedule.remove(&(entry.due, number));
+        true
+    }
+}
+
+impl Registry {
+    /// Enters a grant that was just given, by a step sent at `sent`.
+    pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant) {
+        let due = next_due(grant, sent);
+        let mut books = self.books.lock();
+        if let Some(loss) = books.closed {
+            drop(books);
+            return grant.lose(loss);
+        }
+        books.grants.insert(grant.number, Entry { grant: grant.clone(), due, asked: false });
+        books.schedule.insert((due, grant.number));
+        let sooner = books.looks_at.is_none_or(|at| due < at);
+        drop(books);
+        if sooner {
+            self.sooner.notify_one();
+        }
+    }
+
+    /// Takes a grant out: no renewal is sent for it any more, and the answer of one that is under way says
+    /// nothing.
+    pub(crate) fn remove(&self, number: u64) {
+        let mut books = self.books.lock();
+        if books.remove(number) && books.grants.is_empty() {
+            drop(books);
+            self.emptied.notify_waiters();
+        }
+    }
+
+    /// How many grants are held.
+    pub(crate) fn len(&self) -> usize {
+        self.books.lock().grants.len()
+    }
+
+    /// Waits until nothing is held.
+    pub(crate) async fn empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.len() == 0 {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    /// Ends every grant, and each that is still to come.
+    pub(crate) fn close(&self, loss: Loss) -> Vec<Arc<Grant>> {
+        let mut books = self.books.lock();
+        books.closed.get_or_insert(loss);
+        books.schedule.clear();
+        let grants: Vec<_> = books.grants.drain().map(|(_, entry)| entry.grant).collect();
+        drop(books);
+        for grant in &grants {
+            grant.lose(loss);
+        }
+        self.emptied.notify_waiters();
+        grants
+    }
+
+    /// What needs a renewal about now; whatever else is due is dealt with here.
+    fn collect(&self, now: Instant) -> Vec<(Arc<Grant>, Duration)> {
+        let mut books = self.books.lock();
+        let due: Vec<_> = books.schedule.range(..=(now + EARLIEST, u64::MAX)).copied().collect();
+        let mut renew = Vec::new();
+        for (due, number) in due {
+            let Some(entry) = books.grants.get_mut(&number) else { continue };
+            let grant = entry.grant.clone();
+            let early = if grant.terms.renewed { grant.terms.lease / 60 } else { Duration::ZERO };
+            if due > now + early {
+                continue;
+            }
+            let state = grant.status();
+            if matches!(state, HoldState::Lost(_)) {
+                books.remove(number);
+                continue;
+            }
+            let wanted = grant.terms.renewed || state == HoldState::Suspect;
+            if let Some(lease) = grant.next_lease(now).filter(|_| wanted && !entry.asked) {
+                entry.asked = true;
+                renew.push((grant.clone(), lease));
+            }
+            // The next look is at the deadline, unless an answer comes first.
+            books.set_due(number, grant.deadline());
+        }
+        let emptied = books.grants.is_empty();
+        drop(books);
+        if emptied {
+            self.emptied.notify_waiters();
+        }
+        renew
+    }
+
+    /// What a renewal brought for one grant.
+    fn answered(
+        &self,
+        grant: &Arc<Grant>,
+        sent: Instant,
+        lease: Duration,
+        answer: Result<Renewal, BackendError>,
+    ) {
+        let mut books = self.books.lock();
+        // Released meanwhile: whatever the store said is of no interest.
+        let Some(entry) = books.grants.get_mut(&grant.number) else { return };
+        entry.asked = false;
+        let due = match answer {
+            Ok(Renewal::Renewed) => {
+                grant.renewed(sent, lease);
+                next_due(grant, sent)
+            }
+            Ok(Renewal::Gone) => {
+                grant.lose(Loss::Gone);
+                clock::now()
+            }
+            Err(error) if matches!(error.reason, Reason::KeyTaken(_)) => {
+                grant.lose(Loss::Gone);
+                clock::now()
+            }
+            Err(error) => {
+                tracing::debug!(key = %grant.key, %error, "a renewal failed and is tried again");
+                grant.suspect();
+                next_try(grant)
+            }
+        };
+        if matches!(grant.status(), HoldState::Lost(_)) {
+            books.remove(grant.number);
+        } else {
+            books.set_due(grant.number, due);
+        }
+        let sooner = books.looks_at.is_none_or(|at| due < at);
+        let emptied = books.grants.is_empty();
+        drop(books);
+        if sooner {
+            self.sooner.notify_one();
+        }
+        if emptied {
+            self.emptied.notify_waiters();
+        }
+    }
+
+    /// Has every grant of a lane confirmed at once.
+    fn doubt(&self, in_lane: impl Fn(&Grant) -> bool) {
+        let now = clock::now();
+        let mut books = self.books.lock();
+        let doubtful: Vec<_> =
+            books.grants.values().map(|entry| entry.grant.clone()).filter(|grant| in_lane(grant)).collect();
+        for grant in doubtful {
+            grant.suspect();
+            books.set_due(grant.number, now);
+        }
+    }
+
+    fn first_due(&self) -> Option<Instant> {
+        let mut books = self.books.lock();
+        let first = books.schedule.first().map(|(due, _)| *due);
+        books.looks_at = first;
+        first
+    }
+}
+
+/// When a grant that was confirmed by a step sent at `sent` needs attention next.
+fn next_due(grant: &Grant, sent: Instant) -> Instant {
+    let deadline = grant.deadline();
+    if grant.terms.renewed { deadline.min(sent + grant.terms.lease / 3) } else { deadline }
+}
+
+/// When to try again after a renewal failed: the sooner, the less is left.
+fn next_try(grant: &Grant) -> Instant {
+    let now = clock::now();
+    let deadline = grant.deadline();
+    let left = deadline.saturating_duration_since(now);
+    deadline.min(now + (left / 4).max(Duration::from_millis(20)))
+}
+
+/// The watchdog of a client. Ends when `over` says so.
+pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
+    let registry = &shared.registry;
+    let mut doubts = shared.backend.doubts();
+    let mut chunks = JoinSet::new();
+    tokio::pin!(over);
+    loop {
+        let due = registry.first_due();
+        tokio::select! {
+            () = &mut over => return,
+            () = sleep_until(due) => {}
+            () = registry.sooner.notified() => continue,
+            Some(_) = chunks.join_next(), if !chunks.is_empty() => continue,
+            lane = next_doubt(&mut doubts) => {
+                registry.doubt(|grant| lane.is_none_or(|lane| shared.backend.lane(&grant.key) == lane));
+            }
+        }
+        let mut lanes: BTreeMap<Lane, Vec<_>> = BTreeMap::new();
+        for (grant, lease) in registry.collect(clock::now()) {
+            lanes.entry(shared.backend.lane(&grant.key)).or_default().push((grant, lease));
+        }
+        for grants in lanes.into_values() {
+            for chunk in grants.chunks(CHUNK) {
+                chunks.spawn(renew(shared.clone(), chunk.to_vec()));
+            }
+        }
+    }
+}
+
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => clock::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The next lane that is in doubt; `None` for all of them.
+async fn next_doubt(doubts: &mut Option<broadcast::Receiver<Lane>>) -> Option<Lane> {
+    let Some(receiver) = doubts else { return std::future::pending().await };
+    match receiver.recv().await {
+        Ok(lane) => Some(lane),
+        Err(broadcast::error::RecvError::Lagged(_)) => None,
+        Err(broadcast::error::RecvError::Closed) => {
+            *doubts = None;
+            std::future::pending().await
+        }
+    }
+}
+
+/// Renews a chunk of one lane, each grant for its lease.
+async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
+    let sent = clock::now();
+    let requests = asked.iter().map(|(grant, lease)| grant.renew_request(*lease)).collect();
+    let shortest = asked.iter().map(|(_, lease)| *lease).min().unwrap_or_default();
+    // A step that hangs must leave time for another one before the lease is over.
+    let patience = (shortest / 6).max(Duration::from_millis(20));
+    let answers = match tokio::time::timeout(patience, shared.backend.clone().renew(requests)).await {
+        Ok(answers) => answers,
+        Err(_) => Err(BackendError::unknown(format!("no answer within {patience:?}"))),
+    };
+    let mut answers = answers.map(Vec::into_iter);
+    for (grant, lease) in asked {
+        let answer = match &mut answers {
+            Ok(answers) => answers.next().unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
+            Err(error) => Err(error.clone()),
+        };
+        shared.registry.answered(&grant, sent, lease, answer);
+    }
+}
+
+impl Shared {
+    /// Renews one grant now, on behalf of its holder.
+    pub(crate) async fn renew_one(&self, grant: &Arc<Grant>) -> Result<(), Error> {
+        let sent = clock::now();
+        let Some(lease) = grant.next_lease(sent) else { return Ok(()) };
+        let answers = self.backend.clone().renew(vec![grant.renew_request(lease)]).await;
+        let answer = answers.and_then(|mut answers| {
+            answers.pop().unwrap_or_else(|| Err(BackendError::unknown("no answer")))
+        });
+        let failed = answer.as_ref().err().cloned();
+        self.registry.answered(grant, sent, lease, answer);
+        match failed {
+            Some(error) if grant.status() != HoldState::Lost(Loss::Gone) => {
+                Err(error.into_error("the renewal of lock", &grant.key))
+            }
+            _ => Ok(()),
+        }
+    }
+}
