@@ -152,8 +152,17 @@ impl LockClient {
     /// Outside of a tokio runtime.
     #[must_use]
     pub fn memory() -> LockClient {
+        LockClient::on_memory(MemoryBackend::new())
+    }
+
+    /// A client with default settings on a backend that needs no connecting.
+    pub(crate) fn on_memory(backend: impl Backend) -> LockClient {
         let settings = Settings { lease: DEFAULT_LEASE, retry_for: DEFAULT_RETRY_FOR };
-        LockClient::start(Arc::new(MemoryBackend::new()), settings, &runtime::Handle::current())
+        LockClient::start(Arc::new(backend), settings, &runtime::Handle::current())
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        self.handle.shared()
     }
 
     /// Sets up a client with options.

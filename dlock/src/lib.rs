@@ -1,4 +1,113 @@
-//! placeholder
+//! Run it once at a time, across every process.
+//!
+//! dlock gives a Rust service locks that hold across all its processes, on one Redis or Valkey server or,
+//! with nothing installed, in memory. A lock is renewed while it is held, released on return, error, panic
+//! and cancellation, and taken over soon after a crash. Its holder is told when its time is up before the
+//! lock passes on because of that, and every acquisition carries a fencing token.
+//!
+//! ```
+//! use dlock::LockClient;
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+//! let client = LockClient::connect("memory://").await?; // redis://localhost in a service
+//!
+//! // Take it, work, give it back.
+//! let guard = client.lock("report").wait(Duration::from_secs(3)).acquire().await?;
+//! println!("working, with token {}", guard.fencing_token());
+//! guard.release().await?;
+//!
+//! // Or have a future run inside: what it calls may take the same lock again.
+//! client.lock("report").run(|held| async move { held.fencing_token() }).await?;
+//!
+//! client.shutdown(Duration::from_secs(5)).await;
+//! # Ok(()) }
+//! ```
+//!
+//! With the attribute, a function runs once at a time for each key:
+//!
+//! ```
+//! # #[cfg(feature = "macros")] mod example {
+//! # struct Receipt;
+//! use dlock::distributed_lock;
+//!
+//! #[distributed_lock(key = "order:{order_id}", wait = "3s")]
+//! async fn pay(order_id: u64) -> Result<Receipt, dlock::Error> {
+//!     Ok(Receipt) // never twice at a time for one order
+//! }
+//! # }
+//! ```
+//!
+//! `dlock-tower` does the same for HTTP requests, as a layer on an axum router or any Tower service.
+//!
+//! # Which to use
+//!
+//! | for | use |
+//! |---|---|
+//! | a function | `#[distributed_lock(key = ...)]` |
+//! | a block of code that may call others which take the same lock | [`Lock::run`] |
+//! | full control | [`Lock::acquire`], [`Lock::try_acquire`] and the [`LockGuard`] |
+//! | endpoints | the lock layer of `dlock-tower` |
+//! | a job that must not run twice on machines whose clocks differ | [`Lock::min_hold`] |
+//! | one process only | `tokio::sync::Mutex` |
+//!
+//! # What is promised
+//!
+//! **At the moment at which the store gives a lock to somebody else because the time ran out, a guard that
+//! is asked answers that it is lost**: also when the store hangs, the network is cut, or this process was
+//! stopped. The deadline is counted by this process's own monotonic clock (on Linux one that runs on while
+//! the machine sleeps), from before the last successful renewal was sent, less a margin of 1 % of the
+//! lease and at least 10 ms.
+//!
+//! That assumes that the server keeps its data, that its clock takes no step forward greater than the
+//! margin, and that the clocks' rates agree within 1 %. Where that does not hold (a fail-over that lost
+//! the write, a restart without the data, a flush, an eviction, a lock forced open), the holder is told at
+//! its next renewal or check, and until then two may believe that they hold the lock. So may a holder that
+//! does not ask. Against both helps only the **fencing token**, checked where the work is written:
+//!
+//! ```sql
+//! UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
+//! ```
+//!
+//! Tokens of a lock only grow: over release, expiry, a flush and a restart without persistence. The one
+//! exception is a server that loses its data together with a clock that was set back. A token that nobody
+//! checks protects nothing.
+//!
+//! # Re-entry
+//!
+//! Whoever runs inside a holder's future (a [`Lock::run`] closure, a locked function, a request under the
+//! lock layer, [`LockGuard::scope`]) may take the same lock again at once. Branches that run side by side
+//! there (`join!`, `select!`, `buffered`) still exclude each other. Spawned tasks do not inherit; see
+//! [`scope`]. A bare guard encloses no code: a second acquire of its lock in the same function waits, as
+//! with a `tokio::sync::Mutex`.
+//!
+//! Two things cannot be told from a wait that ends: a spawned task that takes the lock while its holder
+//! awaits it, and a branch that took the lock and is not polled any more. [`Lock::wait`] bounds both; a
+//! wait inside the lock's own frame is warned of after a second.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+//! # use std::time::Duration;
+//! # let client = dlock::LockClient::memory();
+//! let lock = client.lock("report").wait(Duration::from_millis(50));
+//! let inner = lock.clone();
+//! lock.run(|_| async move {
+//!     assert!(inner.acquire().await.is_ok()); // nested: enters
+//!     let child = tokio::spawn(async move { inner.acquire().await.map(drop) });
+//!     assert!(child.await.unwrap().unwrap_err().is_busy()); // spawned and awaited: would wait for ever
+//! }).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Features
+//!
+//! | feature | gives |
+//! |---|---|
+//! | `macros` (default) | `#[distributed_lock]` |
+//! | `redis` (default) | the Redis and Valkey backend |
+//! | `tls` | `rediss://` by rustls |
+//! | `metrics` | `dlock_acquired_total`, `dlock_acquire_failed_total{reason}`, `dlock_wait_seconds`, `dlock_released_total`, `dlock_release_failed_total`, `dlock_lost_total{reason}` through the `metrics` facade |
+//! | `axum` | `IntoResponse` for [`Error`], as problem+json |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -14,6 +123,7 @@ mod problem;
 mod release;
 pub mod scope;
 mod telemetry;
+pub mod testing;
 mod url;
 mod waiters;
 mod watchdog;

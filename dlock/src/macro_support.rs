@@ -36,16 +36,11 @@ pub const fn never<T>() -> Option<T> {
     None
 }
 
-/// Gives the lock back when the work is done, and waits until that is told to the store. The work's own
-/// outcome stands, whatever becomes of the release: it is logged, and the lease ends what it left.
+/// Gives the lock back when the work is done, and waits until the store has it. The work's own outcome
+/// stands, whatever becomes of the release.
 pub async fn finish(guard: Option<LockGuard>) {
-    let Some(guard) = guard else { return };
-    let key = guard.key().clone();
-    match guard.release().await {
-        Ok(()) => {}
-        // The caller has been told, or said that it does not want to be.
-        Err(error) if error.is_lost() => tracing::debug!(%key, %error, "the lock was lost before its release"),
-        Err(error) => tracing::warn!(%key, %error, "the lock could not be released; it ends with its lease"),
+    if let Some(guard) = guard {
+        crate::guard::finish(guard).await;
     }
 }
 

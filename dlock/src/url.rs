@@ -127,6 +127,9 @@ impl StoreUrl {
             return Err(invalid("it has a fragment (\"#\" in a password is written %23)"));
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if rest.find('/').is_some_and(|slash| rest[slash..].contains('@')) || query.contains('@') {
+            return Err(invalid("an @ comes after a / or ? (in a password write : @ / ? as %3A %40 %2F %3F)"));
+        }
         let mut query = Query::parse(query)?;
         let (authority, path) = match rest.find('/') {
             Some(at) => rest.split_at(at),
@@ -404,7 +407,8 @@ mod tests {
             ("redis://h:99999", "port"),
             ("redis://h:0", "port"),
             ("redis://h:x", "port"),
-            ("redis://:hunter2/x@h", "port"),
+            ("redis://:hunter2/x@h", "%2F"),
+            ("redis://:hunter2?x@h", "%3F"),
             ("redis://:hun#ter2@h", "fragment"),
             ("redis://h/x", "database"),
             ("redis://h/-1", "database"),

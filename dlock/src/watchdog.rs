@@ -17,7 +17,7 @@ use crate::backend::{BackendError, Lane, Reason, Renewal};
 use crate::client::Shared;
 use crate::grants::Grant;
 use crate::guard::HoldState;
-use crate::{Error, Loss, clock};
+use crate::{Error, LockKey, Loss, clock};
 
 /// Grants in one renewal step.
 const CHUNK: usize = 200;
@@ -123,6 +123,22 @@ impl Registry {
         }
         self.emptied.notify_waiters();
         grants
+    }
+
+    /// Ends the grant of a key, if there is one.
+    pub(crate) fn lose(&self, key: &LockKey, loss: Loss) {
+        let mut books = self.books.lock();
+        let grants: Vec<_> =
+            books.grants.values().map(|entry| entry.grant.clone()).filter(|grant| grant.key == *key).collect();
+        for grant in grants {
+            books.remove(grant.number);
+            grant.lose(loss);
+        }
+        let emptied = books.grants.is_empty();
+        drop(books);
+        if emptied {
+            self.emptied.notify_waiters();
+        }
     }
 
     /// What needs a renewal about now; whatever else is due is dealt with here.

@@ -134,6 +134,15 @@ impl MemoryBackend {
         });
     }
 
+    /// Ends whatever grant the key has and tells the waiters.
+    pub(crate) fn take(&self, key: &LockKey) -> bool {
+        let taken = self.with(|held, _| held.take(key).is_some());
+        if taken {
+            self.tell(key);
+        }
+        taken
+    }
+
     fn with<T>(&self, step: impl FnOnce(&mut Held, Instant) -> T) -> T {
         let now = crate::clock::now();
         let mut held = self.store.held.lock();
@@ -228,11 +237,7 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         key: LockKey,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        let ended = self.with(|held, _| held.take(&key).is_some());
-        if ended {
-            self.tell(&key);
-        }
-        ready(Ok(ended))
+        ready(Ok(self.take(&key)))
     }
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {

@@ -1,0 +1,298 @@
+//! For the tests of code that uses locks: a store in memory on which what rarely happens happens now.
+//!
+//! ```
+//! use dlock::testing::{Fault, Step, TestStore};
+//! use dlock::{Error, Loss};
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+//! let store = TestStore::new();
+//! let client = store.client();
+//!
+//! // Somebody else has the lock.
+//! let busy = store.busy("report");
+//! assert!(client.lock("report").try_acquire().await.is_err_and(|error| error.is_busy()));
+//! drop(busy);
+//!
+//! // The lock is lost while it is held.
+//! let guard = client.lock("report").acquire().await?;
+//! store.lose("report");
+//! assert!(!guard.is_held());
+//! assert_eq!(guard.lost().await, Loss::Gone);
+//!
+//! // An answer is lost: the lock was taken, and nobody knows.
+//! store.fail_next(Step::Acquire, Fault::AnswerLost);
+//! let answer = client.lock("bill").try_acquire().await;
+//! assert!(matches!(answer, Err(Error::OutcomeUnknown { .. })));
+//! # Ok(()) }
+//! ```
+//!
+//! Everything runs by tokio's clock. Under `#[tokio::test(start_paused = true)]` leases, waits and renewals
+//! of an hour pass in no time: move the clock by `tokio::time::sleep`, not by `advance`, which jumps over
+//! the renewals in between.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::backend::memory::MemoryBackend;
+use crate::backend::{
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+use crate::client::Shared;
+use crate::{LockClient, LockClientBuilder, LockKey, Loss};
+
+/// A store in memory with a hand on its shoulder. Clones are the same store.
+#[derive(Clone, Default)]
+pub struct TestStore {
+    memory: MemoryBackend,
+    script: Arc<Mutex<Script>>,
+    clients: Arc<Mutex<Vec<Weak<Shared>>>>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    next: Vec<(Step, VecDeque<Fault>)>,
+    down: bool,
+}
+
+/// What a fault befalls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// Taking a lock.
+    Acquire,
+    /// Giving it back.
+    Release,
+    /// Renewing it.
+    Renew,
+}
+
+/// What goes wrong with a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The store was not reached: the step was not done.
+    Unreachable,
+    /// The request got lost on its way: not done, but nobody can tell.
+    RequestLost,
+    /// The answer got lost on its way: done, but nobody can tell.
+    AnswerLost,
+    /// The store refuses.
+    Refused,
+}
+
+impl TestStore {
+    /// An empty store on which nothing goes wrong yet.
+    #[must_use]
+    pub fn new() -> TestStore {
+        TestStore::default()
+    }
+
+    /// A client of this store; each is to the others what another process is.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    #[must_use]
+    pub fn client(&self) -> LockClient {
+        let client = LockClient::on_memory(TestBackend(self.clone()));
+        self.clients.lock().push(Arc::downgrade(client.shared()));
+        client
+    }
+
+    /// The same with options.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) when an option makes no sense.
+    pub async fn client_with(
+        &self,
+        options: impl FnOnce(LockClientBuilder) -> LockClientBuilder,
+    ) -> Result<LockClient, crate::Error> {
+        let builder = LockClient::builder().backend(TestBackend(self.clone()));
+        let client = options(builder).build().await?;
+        self.clients.lock().push(Arc::downgrade(client.shared()));
+        Ok(client)
+    }
+
+    /// Somebody else takes the lock, from whoever has it, and keeps it until the value is dropped.
+    pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
+        // As long as any lease may be.
+        self.busy_for(key, Duration::from_secs(365 * 24 * 60 * 60))
+    }
+
+    /// Somebody else takes the lock, from whoever has it, with a fixed lease; dropping the value ends it
+    /// before.
+    pub fn busy_for(&self, key: impl Into<LockKey>, lease: Duration) -> Busy {
+        let key = key.into();
+        self.lose(key.clone());
+        let grant = GrantId::new(Uuid::new_v4(), 1);
+        let request =
+            AcquireRequest { kind: Kind::Lock, key: key.clone(), grant: grant.clone(), lease, tokens: 1 };
+        drop(Backend::acquire(Arc::new(self.memory.clone()), request));
+        Busy { store: self.memory.clone(), key, grant }
+    }
+
+    /// The lock is lost now: the store forgets it, and whoever holds it has been told when this returns.
+    /// Answers whether anybody held it.
+    pub fn lose(&self, key: impl Into<LockKey>) -> bool {
+        let key = key.into();
+        let mut clients = self.clients.lock();
+        clients.retain(|client| client.strong_count() > 0);
+        for client in clients.iter().filter_map(Weak::upgrade) {
+            client.registry.lose(&key, Loss::Gone);
+        }
+        drop(clients);
+        self.memory.take(&key)
+    }
+
+    /// The next step of this sort fails in this way; called twice, the next two do.
+    pub fn fail_next(&self, step: Step, fault: Fault) {
+        let mut script = self.script.lock();
+        match script.next.iter_mut().find(|(other, _)| *other == step) {
+            Some((_, faults)) => faults.push_back(fault),
+            None => script.next.push((step, VecDeque::from([fault]))),
+        }
+    }
+
+    /// With `true` the store is not there: every step fails, until it is `false` again.
+    pub fn set_down(&self, down: bool) {
+        self.script.lock().down = down;
+    }
+
+    /// How many locks are held on the store, by anybody.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// How many keys are listened for.
+    #[must_use]
+    pub fn watched(&self) -> usize {
+        self.memory.watched()
+    }
+
+    fn fault(&self, step: Step) -> Option<Fault> {
+        let mut script = self.script.lock();
+        if script.down {
+            return Some(Fault::Unreachable);
+        }
+        script.next.iter_mut().find(|(other, _)| *other == step)?.1.pop_front()
+    }
+
+    /// Carries a step out, or not, as the script says.
+    fn play<T>(&self, step: Step, work: impl FnOnce() -> T) -> Result<T, BackendError> {
+        match self.fault(step) {
+            None => Ok(work()),
+            Some(Fault::Unreachable) => {
+                Err(BackendError::not_done(Reason::Unreachable, "the test says that the store is away"))
+            }
+            Some(Fault::Refused) => {
+                Err(BackendError::not_done(Reason::Refused, "the test says that the store refuses"))
+            }
+            Some(Fault::RequestLost) => Err(BackendError::unknown("the test says that the request was lost")),
+            Some(Fault::AnswerLost) => {
+                drop(work());
+                Err(BackendError::unknown("the test says that the answer was lost"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for TestStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestStore").field("held", &self.held()).finish_non_exhaustive()
+    }
+}
+
+/// Somebody else who holds a lock; made by [`TestStore::busy`].
+#[derive(Debug)]
+#[must_use = "the lock comes free when this is dropped"]
+pub struct Busy {
+    store: MemoryBackend,
+    key: LockKey,
+    grant: GrantId,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let request = ReleaseRequest {
+            kind: Kind::Lock,
+            key: self.key.clone(),
+            grant: self.grant.clone(),
+            keep_for: Duration::ZERO,
+        };
+        drop(Backend::release(Arc::new(self.store.clone()), request));
+    }
+}
+
+/// The memory backend, as the script has it.
+struct TestBackend(TestStore);
+
+impl TestBackend {
+    fn memory(&self) -> Arc<MemoryBackend> {
+        Arc::new(self.0.memory.clone())
+    }
+}
+
+/// The memory backend does its steps when they are called; these are their answers.
+async fn answered<T, F>(step: Result<F, BackendError>) -> Result<T, BackendError>
+where
+    F: Future<Output = Result<T, BackendError>>,
+{
+    step?.await
+}
+
+impl Backend for TestBackend {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        answered(self.0.play(Step::Acquire, || Backend::acquire(self.memory(), request)))
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        answered(self.0.play(Step::Release, || Backend::release(self.memory(), request)))
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        answered(self.0.play(Step::Renew, || Backend::renew(self.memory(), requests)))
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+        Backend::inspect(self.memory(), key)
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        Backend::list(self.memory(), prefix)
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        Backend::force_release(self.memory(), key)
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
+        Backend::watch(self.memory(), kind, key)
+    }
+}

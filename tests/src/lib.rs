@@ -1,0 +1,44 @@
+//! The harness of the suites: real servers, and a network that fails on command.
+//!
+//! | part | for |
+//! |---|---|
+//! | [`Server`] | a real Redis or Valkey of the test's own, which can be frozen, killed and started again |
+//! | [`Proxy`] | the network before it: slow, cut, deaf, or losing exactly one reply |
+//! | [`Monitor`] | what the server was asked |
+//! | [`child`] | other processes that must die with the tests |
+//! | [`eventually`] | waiting for what another process does |
+//!
+//! None of it works under a paused clock: time would jump while the servers work.
+
+pub mod child;
+mod monitor;
+mod port;
+mod proxy;
+pub mod redisson;
+mod resp;
+mod server;
+mod store;
+
+use std::time::{Duration, Instant};
+
+pub use monitor::{Monitor, Seen};
+pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
+pub use resp::Command;
+pub use server::{Flavor, Server, ServerBuilder};
+pub use store::{Store, settle};
+
+/// Waits until `holds` does, looking again every few milliseconds.
+///
+/// # Panics
+/// After 20 seconds, naming `what`.
+pub async fn eventually<F, Fut>(what: &str, mut holds: F)
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = bool>,
+{
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "waited 20 s in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

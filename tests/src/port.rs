@@ -1,0 +1,50 @@
+//! Ports for servers that must come back on the same port.
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+
+use parking_lot::Mutex;
+
+static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+
+/// A port of 127.0.0.1 that stays ours, within this process, until it is dropped.
+///
+/// It lies below the range from which the kernel takes the ports of outgoing connections. Otherwise some client's
+/// connection could sit on it while its server is down, and the restart would fail.
+#[derive(Debug)]
+pub(crate) struct Port(u16);
+
+impl Port {
+    /// Finds one that nobody listens on right now. Another process may still be quicker to bind it.
+    pub(crate) fn reserve() -> Self {
+        let mut taken = TAKEN.lock();
+        let taken = taken.get_or_insert_default();
+        let end = first_outgoing_port().unwrap_or(32_768);
+        let range = if end > 12_000 { 10_000..end } else { 10_000..65_535 };
+        loop {
+            let port = fastrand::u16(range.clone());
+            if !taken.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                taken.insert(port);
+                return Self(port);
+            }
+        }
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.0
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        if let Some(taken) = TAKEN.lock().as_mut() {
+            taken.remove(&self.0);
+        }
+    }
+}
+
+fn first_outgoing_port() -> Option<u16> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+    range.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,391 @@
+//! A network between a client and its server that fails exactly where a test says.
+//!
+//! The proxy forwards whole commands and whole replies and knows which reply answers which command. So a test can lose
+//! the answer of the third script call, or keep a release in the network until its client is long gone, and can go
+//! through all such moments one by one: arm the fault for k = 1, 2, …, until it no longer [fires](Fault::fired).
+//!
+//! It runs in a thread of its own. Neither a test that blocks its thread nor one that drops its runtime stops it.
+//! `CLIENT REPLY` and `MONITOR` break the pairing of commands with replies: they pass, but the faults that act on
+//! replies miss their mark on such a connection.
+
+mod fault;
+mod pairing;
+mod shared;
+mod wire;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc as sync_mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+pub use fault::{Fault, Held, Sent, Swallow};
+
+use crate::port::Port;
+use crate::resp::Command;
+use fault::Deed;
+use shared::{Lane, Shared, Weather};
+use wire::{Door, DoorOrder, doorkeeper, listen};
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server: commands.
+    ToServer,
+    /// From the server to the client: replies and messages.
+    ToClient,
+    /// Both ways.
+    Both,
+}
+
+impl Direction {
+    fn covers(self, one: Self) -> bool {
+        self == Self::Both || self == one
+    }
+}
+
+/// What the proxy knows of a connection.
+#[derive(Debug, Clone)]
+pub struct ConnectionInfo {
+    /// Its number, counted from 1.
+    pub id: u64,
+    /// The name that the client gave it by `CLIENT SETNAME`.
+    pub name: Option<String>,
+    /// Whether it ever subscribed to a channel.
+    pub subscriber: bool,
+    /// How many commands were sent on it.
+    pub commands: u64,
+}
+
+/// A TCP proxy before a Redis or Valkey server. All connections through it end when it is dropped.
+///
+/// Faults of the network as a whole (delays, blocks, refusals) hold from the call on until they are taken back, for
+/// open connections and new ones. Faults of single commands ([`hold`](Self::hold), [`swallow`](Self::swallow),
+/// [`lose`](Self::lose)) are counted over all connections from the call on, and strike once.
+///
+/// A client that closes its connection does not take back what it has sent: that still reaches the server, in order,
+/// as soon as nothing delays, blocks or holds it.
+pub struct Proxy {
+    shared: Arc<Shared>,
+    port: Port,
+    door: Option<mpsc::UnboundedSender<DoorOrder>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proxy")
+            .field("port", &self.port())
+            .field("upstream", &self.shared.state.lock().upstream)
+            .field("connections", &self.connections())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Proxy {
+    /// Starts a proxy that forwards to `upstream`, usually a [`Server::addr`](crate::Server::addr).
+    ///
+    /// # Panics
+    /// When it cannot listen.
+    pub fn start(upstream: SocketAddr) -> Self {
+        let shared = Arc::new(Shared::new(upstream));
+        let (door, orders) = mpsc::unbounded_channel();
+        let (ready, started) = sync_mpsc::channel();
+        let inner = shared.clone();
+        let thread = thread::Builder::new()
+            .name("dlock-tests-proxy".into())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a runtime can be built");
+                runtime.block_on(async {
+                    let (port, listener) = loop {
+                        let port = Port::reserve();
+                        // another process may have been quicker
+                        if let Ok(listener) = listen(port.number()) {
+                            break (port, listener);
+                        }
+                    };
+                    let number = port.number();
+                    let _ = ready.send(port);
+                    doorkeeper(inner, number, listener, orders).await;
+                });
+            })
+            .expect("a thread can be started");
+        let port = started.recv().expect("the proxy listens");
+        Self {
+            shared,
+            port,
+            door: Some(door),
+            thread: Some(thread),
+        }
+    }
+
+    /// The port to connect to. It stays the same, also while new connections are refused.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// The address to connect to.
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port()).into()
+    }
+
+    /// The URL to connect to, without user and password.
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr())
+    }
+
+    /// The URL to connect to as `user`; the empty user is the default one.
+    pub fn url_as(&self, user: &str, password: &str) -> String {
+        format!("redis://{user}:{password}@{}", self.addr())
+    }
+
+    /// Sends new connections to another server.
+    pub fn retarget(&self, upstream: SocketAddr) {
+        self.shared.state.lock().upstream = upstream;
+    }
+
+    fn change(&self, direction: Direction, change: impl Fn(&mut Lane)) {
+        self.shared
+            .weather
+            .send_modify(|weather| weather.change(direction, change));
+    }
+
+    /// Delays what arrives from now on by `delay` plus up to `jitter`, in order. Zero and zero ends it.
+    pub fn delay(&self, direction: Direction, delay: Duration, jitter: Duration) {
+        self.change(direction, |lane| (lane.delay, lane.jitter) = (delay, jitter));
+    }
+
+    /// Forwards byte by byte, each in a packet of its own, with `gap` between two; `None` ends it.
+    pub fn trickle(&self, direction: Direction, gap: Option<Duration>) {
+        self.change(direction, |lane| lane.trickle = gap);
+    }
+
+    /// Forwards nothing in this direction, and closes nothing, until [`unblock`](Self::unblock). What arrives is kept.
+    pub fn block(&self, direction: Direction) {
+        self.change(direction, |lane| lane.blocked = true);
+    }
+
+    /// Lets everything go on that [`block`](Self::block) kept.
+    pub fn unblock(&self, direction: Direction) {
+        self.change(direction, |lane| lane.blocked = false);
+    }
+
+    /// [`block`](Self::block) for one connection.
+    pub fn block_connection(&self, id: u64, direction: Direction) {
+        self.set_blocked(id, direction, true);
+    }
+
+    /// [`unblock`](Self::unblock) for one connection.
+    pub fn unblock_connection(&self, id: u64, direction: Direction) {
+        self.set_blocked(id, direction, false);
+    }
+
+    fn set_blocked(&self, id: u64, direction: Direction, blocked: bool) {
+        if let Some(conn) = self.shared.state.lock().connections.get(&id) {
+            conn.set_blocked(direction, blocked);
+        }
+    }
+
+    /// Whether messages of subscribed channels are lost on their way. Confirmations of subscriptions pass.
+    pub fn lose_messages(&self, on: bool) {
+        self.shared
+            .weather
+            .send_modify(|weather| weather.lose_messages = on);
+    }
+
+    /// Closes all connections on both sides, and says how many. New ones are still accepted.
+    ///
+    /// Commands that [`hold`](Self::hold) keeps back, and what stands behind them, still reach the server.
+    pub fn cut(&self) -> usize {
+        self.end_all(false)
+    }
+
+    /// [`cut`](Self::cut), but clients see a reset instead of a close.
+    pub fn reset(&self) -> usize {
+        self.end_all(true)
+    }
+
+    fn end_all(&self, reset: bool) -> usize {
+        let connections: Vec<_> = self.shared.state.lock().connections.values().cloned().collect();
+        let open = connections.iter().filter(|conn| conn.is_open()).count();
+        for conn in connections {
+            conn.reset.store(reset, Ordering::SeqCst);
+            conn.cut();
+        }
+        open
+    }
+
+    /// Closes one connection on both sides.
+    pub fn cut_connection(&self, id: u64) {
+        let conn = self.shared.state.lock().connections.get(&id).cloned();
+        if let Some(conn) = conn {
+            conn.cut();
+        }
+    }
+
+    /// Refuses new connections, as a server that is not there does, until [`accept`](Self::accept).
+    ///
+    /// # Panics
+    /// When the proxy has ended.
+    pub fn refuse(&self) {
+        self.set_door(Door::Refuse);
+    }
+
+    /// Accepts new connections and never answers them, as a host behind a dead network seems to do, until
+    /// [`accept`](Self::accept). Those accepted meanwhile stay mute.
+    ///
+    /// For open connections see [`block`](Self::block).
+    ///
+    /// # Panics
+    /// When the proxy has ended.
+    pub fn mute_new(&self) {
+        self.set_door(Door::Mute);
+    }
+
+    /// Accepts new connections again.
+    ///
+    /// # Panics
+    /// When its port was taken in between.
+    pub fn accept(&self) {
+        self.set_door(Door::Open);
+    }
+
+    fn set_door(&self, door: Door) {
+        let (ack, done) = sync_mpsc::channel();
+        let orders = self.door.as_ref().expect("the door is there until drop");
+        orders.send((door, ack)).expect("the proxy runs");
+        done.recv()
+            .expect("the proxy runs")
+            .expect("the proxy's port is free");
+    }
+
+    /// Keeps the `k`-th command from now on that matches from reaching the server, and with it all that its connection
+    /// sends later, until the handle [releases](Held::release) it. If the client has gone by then, the server still gets
+    /// the bytes on the same connection.
+    ///
+    /// # Panics
+    /// When `k` is 0.
+    pub fn hold(&self, k: u64, matches: impl Fn(&Command) -> bool + Send + 'static) -> Held {
+        let (rule, tracker) = self.shared.arm(k, Deed::Hold, Box::new(matches));
+        Held {
+            shared: self.shared.clone(),
+            rule,
+            tracker,
+        }
+    }
+
+    /// Swallows the reply to the `k`-th command from now on that matches: the server has executed it, the client
+    /// does not learn.
+    ///
+    /// # Panics
+    /// When `k` is 0.
+    pub fn swallow(
+        &self,
+        k: u64,
+        then: Swallow,
+        matches: impl Fn(&Command) -> bool + Send + 'static,
+    ) -> Fault {
+        let (_, tracker) = self.shared.arm(k, Deed::Swallow(then), Box::new(matches));
+        Fault { tracker }
+    }
+
+    /// Cuts the connection before the `k`-th command from now on that matches: the server never gets it, nor anything
+    /// after it.
+    ///
+    /// # Panics
+    /// When `k` is 0.
+    pub fn lose(&self, k: u64, matches: impl Fn(&Command) -> bool + Send + 'static) -> Fault {
+        let (_, tracker) = self.shared.arm(k, Deed::Lose, Box::new(matches));
+        Fault { tracker }
+    }
+
+    /// Disarms all faults of single commands that have not struck yet, and ends all others. What is held back stays so.
+    ///
+    /// # Panics
+    /// When its port was taken while connections were refused.
+    pub fn heal(&self) {
+        self.shared.state.lock().rules.clear();
+        self.shared
+            .weather
+            .send_modify(|weather| *weather = Weather::default());
+        for conn in self.shared.state.lock().connections.values() {
+            conn.set_blocked(Direction::Both, false);
+        }
+        self.accept();
+    }
+
+    /// How many connections were made so far.
+    pub fn connections_seen(&self) -> u64 {
+        self.shared.state.lock().connections_seen
+    }
+
+    /// How many connections clients have open.
+    pub fn connections_open(&self) -> usize {
+        self.shared
+            .state
+            .lock()
+            .connections
+            .values()
+            .filter(|conn| conn.is_open())
+            .count()
+    }
+
+    /// The connections that clients have open.
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        let state = self.shared.state.lock();
+        let open = state.connections.values().filter(|conn| conn.is_open());
+        open.map(|conn| ConnectionInfo {
+            id: conn.id,
+            name: conn.name.lock().clone(),
+            subscriber: conn.subscriber.load(Ordering::Relaxed),
+            commands: conn.commands.load(Ordering::Relaxed),
+        })
+        .collect()
+    }
+
+    /// How many commands clients sent so far.
+    pub fn commands_seen(&self) -> u64 {
+        self.shared.state.lock().total
+    }
+
+    /// The commands that clients sent, in the order of their arrival (at most the last million), whether or not they
+    /// reached the server.
+    pub fn commands(&self) -> Vec<Sent> {
+        self.shared.state.lock().log.iter().cloned().collect()
+    }
+
+    /// How many of [`commands`](Self::commands) match.
+    pub fn count(&self, matches: impl Fn(&Command) -> bool) -> usize {
+        self.shared
+            .state
+            .lock()
+            .log
+            .iter()
+            .filter(|sent| matches(&sent.command))
+            .count()
+    }
+
+    /// Empties the list of commands. The counts of connections and commands go on.
+    pub fn forget(&self) {
+        self.shared.state.lock().log.clear();
+    }
+
+    /// What arrived that is not the protocol; each time the connection was cut.
+    pub fn malformed(&self) -> Vec<String> {
+        self.shared.state.lock().malformed.clone()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.door.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,753 @@
+//! Real Redis and Valkey servers as child processes.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{env, fmt};
+
+use anyhow::{Context, bail};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, FromRedisValue, Value};
+use tempfile::TempDir;
+use tokio::runtime;
+
+use crate::child;
+use crate::monitor::Monitor;
+use crate::port::Port;
+
+/// How long a server may take to start, to stop, or to answer the harness.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The user under which the harness looks into servers that ask for a password.
+const ADMIN: &str = "dlock-harness";
+/// The name of the harness's own connections in `CLIENT LIST`.
+const CLIENT_NAME: &str = "dlock-harness";
+
+/// Which server program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Flavor {
+    /// `redis-server`.
+    Redis,
+    /// `valkey-server`.
+    Valkey,
+}
+
+impl Flavor {
+    /// The flavour that `DLOCK_TEST_SERVER` chooses (`redis` or `valkey`), Redis when it is not set.
+    ///
+    /// # Panics
+    /// When the variable holds anything else: a misspelt flavour must not pass as the other one.
+    pub fn from_env() -> Self {
+        match env::var("DLOCK_TEST_SERVER").as_deref() {
+            Err(env::VarError::NotPresent) | Ok("" | "redis") => Self::Redis,
+            Ok("valkey") => Self::Valkey,
+            other => panic!("DLOCK_TEST_SERVER must be `redis` or `valkey`, it is {other:?}"),
+        }
+    }
+
+    /// The name of the program.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Redis => "redis-server",
+            Self::Valkey => "valkey-server",
+        }
+    }
+
+    /// The environment variable that says where the program is.
+    pub fn variable(self) -> &'static str {
+        match self {
+            Self::Redis => "DLOCK_REDIS_SERVER",
+            Self::Valkey => "DLOCK_VALKEY_SERVER",
+        }
+    }
+
+    /// Where the program is: as its [`variable`](Self::variable) says, else on the `PATH`, else where
+    /// `scripts/servers.sh` puts it.
+    ///
+    /// # Errors
+    /// When it is at none of them. The message says what to do.
+    pub fn binary(self) -> anyhow::Result<PathBuf> {
+        let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join(".servers");
+        let on_path = env::var_os("PATH").unwrap_or_default();
+        self.find(
+            env::var_os(self.variable()),
+            env::split_paths(&on_path).chain([installed]),
+        )
+    }
+
+    fn find(self, named: Option<OsString>, dirs: impl Iterator<Item = PathBuf>) -> anyhow::Result<PathBuf> {
+        let (program, variable) = (self.program(), self.variable());
+        if let Some(path) = named.filter(|path| !path.is_empty()).map(PathBuf::from) {
+            if !path.is_file() {
+                bail!("{variable} names {}, which is not a file", path.display());
+            }
+            return Ok(path);
+        }
+        dirs.map(|dir| dir.join(program))
+            .find(|path| path.is_file())
+            .with_context(|| {
+                format!(
+                    "no {program} to test against: set {variable} to its path, or run scripts/servers.sh, \
+                 which installs it"
+                )
+            })
+    }
+}
+
+impl fmt::Display for Flavor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redis => "redis",
+            Self::Valkey => "valkey",
+        })
+    }
+}
+
+/// How a server is to be started; made by [`Server::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until it is started"]
+pub struct ServerBuilder {
+    flavor: Flavor,
+    binary: Option<PathBuf>,
+    config: Vec<(String, String)>,
+    acl: Vec<String>,
+    password: Option<String>,
+    unix_socket: bool,
+    persistence: bool,
+    replica_of: Option<SocketAddr>,
+}
+
+impl ServerBuilder {
+    /// Runs this program, for example an older release, instead of the one that [`Flavor::binary`] finds.
+    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
+        self.binary = Some(path.into());
+        self
+    }
+
+    /// Adds a line to the configuration file: `.config("save", "900 1")`. Later lines win.
+    pub fn config(mut self, name: &str, value: &str) -> Self {
+        let value = if value.is_empty() { "\"\"" } else { value };
+        self.config.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The password of the default user. None by default.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Adds a user, as `ACL SETUSER` takes it: `.acl("svc on >secret ~dlock:* &* +eval +evalsha")`.
+    pub fn acl(mut self, rule: &str) -> Self {
+        self.acl.push(rule.to_owned());
+        self
+    }
+
+    /// Whether it also listens on a unix socket, see [`Server::unix_url`]. Off by default.
+    pub fn unix_socket(mut self, on: bool) -> Self {
+        self.unix_socket = on;
+        self
+    }
+
+    /// Whether every write survives a [`kill`](Server::kill) (append-only file, synced always). Off by default: then
+    /// a restarted server is empty.
+    pub fn persistence(mut self, on: bool) -> Self {
+        self.persistence = on;
+        self
+    }
+
+    /// Makes it a replica of the server at `master`.
+    pub fn replica_of(mut self, master: SocketAddr) -> Self {
+        self.replica_of = Some(master);
+        self
+    }
+
+    /// What the server throws away when its memory is full. `noeviction` by default.
+    pub fn maxmemory_policy(self, policy: &str) -> Self {
+        self.config("maxmemory-policy", policy)
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Panics
+    /// When that fails, see [`try_start`](Self::try_start).
+    pub async fn start(self) -> Server {
+        self.try_start()
+            .await
+            .unwrap_or_else(|error| panic!("no test server: {error:#}"))
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Errors
+    /// When the program is not there, is of the other flavour, refuses its configuration, or does not answer in time.
+    pub async fn try_start(self) -> anyhow::Result<Server> {
+        let binary = self.binary.clone().map_or_else(|| self.flavor.binary(), Ok)?;
+        let mut failures = 0;
+        loop {
+            let server = Server::create(self.clone(), binary.clone())?;
+            match server.launch().await {
+                Ok(()) => return Ok(server),
+                // somebody bound the port between our look and the server's
+                Err(error) if server.log().contains("Address already in use") && failures < 10 => {
+                    failures += 1;
+                    drop((server, error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// A running Redis or Valkey server of its own, on a free port of 127.0.0.1. It is killed when this is dropped, and
+/// when the test process ends in any other way.
+///
+/// Methods that talk to the server panic when it does not answer: a test has no use for such an error. They go through
+/// connections of the harness, which [`client_list`](Self::client_list) and [`monitor`](Self::monitor) leave out.
+pub struct Server {
+    builder: ServerBuilder,
+    binary: PathBuf,
+    port: Port,
+    admin_password: Option<String>,
+    child: Mutex<Option<Child>>,
+    /// The connection that the methods share, with the runtime that drives it.
+    shared: Mutex<Option<(runtime::Id, MultiplexedConnection)>>,
+    own_sources: Arc<Mutex<HashSet<String>>>,
+    // after the child, which writes into it
+    dir: TempDir,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("flavor", &self.builder.flavor)
+            .field("port", &self.port())
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Starts a server with default settings: no password, nothing on disk.
+    ///
+    /// # Panics
+    /// When that fails, see [`ServerBuilder::try_start`].
+    pub async fn start(flavor: Flavor) -> Self {
+        Self::builder(flavor).start().await
+    }
+
+    /// Starts a server with other settings than the default ones.
+    pub fn builder(flavor: Flavor) -> ServerBuilder {
+        ServerBuilder {
+            flavor,
+            binary: None,
+            config: Vec::new(),
+            acl: Vec::new(),
+            password: None,
+            unix_socket: false,
+            persistence: false,
+            replica_of: None,
+        }
+    }
+
+    fn create(builder: ServerBuilder, binary: PathBuf) -> anyhow::Result<Self> {
+        let guarded = builder.password.is_some() || !builder.acl.is_empty();
+        let server = Self {
+            builder,
+            binary,
+            port: Port::reserve(),
+            admin_password: guarded.then(|| format!("{:032x}", fastrand::u128(..))),
+            child: Mutex::new(None),
+            shared: Mutex::new(None),
+            own_sources: Arc::default(),
+            dir: tempfile::Builder::new().prefix("dlock-").tempdir()?,
+        };
+        fs::create_dir(server.data_dir())?;
+        fs::write(server.dir.path().join("server.conf"), server.config_file())?;
+        Ok(server)
+    }
+
+    fn config_file(&self) -> String {
+        let builder = &self.builder;
+        let mut file = String::new();
+        let mut line =
+            |text: fmt::Arguments<'_>| writeln!(file, "{text}").expect("a string takes everything");
+        line(format_args!("bind 127.0.0.1"));
+        line(format_args!("port {}", self.port()));
+        line(format_args!("dir {}", self.data_dir().display()));
+        line(format_args!("save \"\""));
+        // by default a master waits five seconds for more replicas before it sends its data
+        line(format_args!("repl-diskless-sync-delay 0"));
+        // a full disk or a slow one is not what these tests are about
+        line(format_args!("stop-writes-on-bgsave-error no"));
+        if builder.persistence {
+            line(format_args!("appendonly yes"));
+            line(format_args!("appendfsync always"));
+        }
+        if builder.unix_socket {
+            line(format_args!("unixsocket {}", self.socket().display()));
+        }
+        if let Some(master) = builder.replica_of {
+            line(format_args!("replicaof {} {}", master.ip(), master.port()));
+        }
+        for (name, value) in &builder.config {
+            line(format_args!("{name} {value}"));
+        }
+        if let Some(password) = &builder.password {
+            line(format_args!("requirepass {password}"));
+        }
+        for rule in &builder.acl {
+            line(format_args!("user {rule}"));
+        }
+        if let Some(password) = &self.admin_password {
+            line(format_args!("user {ADMIN} on >{password} ~* &* +@all"));
+        }
+        file
+    }
+
+    async fn launch(&self) -> anyhow::Result<()> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("server.log"))?;
+        let mut command = child::command(&self.binary);
+        command.arg(self.dir.path().join("server.conf"));
+        command
+            .stdin(std::process::Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = child::spawn(command).context("cannot start setpriv (package util-linux)")?;
+        let pid = child.id();
+        let previous = self.child.lock().replace(child);
+        assert!(previous.is_none(), "a server is started twice");
+
+        let program = self.builder.flavor.program();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let last = match self.identity().await {
+                // another process's server may have been quicker to take the port
+                Ok(info) if info.get("process_id") == Some(&pid.to_string()) => {
+                    return self.check_flavor(&info);
+                }
+                Ok(_) => "another server answers on its port".to_owned(),
+                Err(error) => format!("{error:#}"),
+            };
+            let exited = self
+                .child
+                .lock()
+                .as_mut()
+                .expect("it was just started")
+                .try_wait()?;
+            if let Some(status) = exited {
+                self.child.lock().take();
+                bail!(
+                    "{program} ended at once ({status}); it said:\n{}",
+                    self.log_tail()
+                );
+            }
+            if Instant::now() > deadline {
+                self.kill();
+                bail!("{program} does not answer: {last}; it said:\n{}", self.log_tail());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn identity(&self) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut conn = self.open_connection(Duration::from_secs(2)).await?;
+        let _: Value = redis::cmd("PING").query_async(&mut conn).await?;
+        let info: String = redis::cmd("INFO").arg("server").query_async(&mut conn).await?;
+        Ok(fields(info.lines(), ':'))
+    }
+
+    fn check_flavor(&self, info: &BTreeMap<String, String>) -> anyhow::Result<()> {
+        let valkey = info.contains_key("valkey_version");
+        if valkey != (self.builder.flavor == Flavor::Valkey) {
+            bail!(
+                "{} is {}, not {}: set {}",
+                self.binary.display(),
+                if valkey { "Valkey" } else { "Redis" },
+                self.builder.flavor.program(),
+                self.builder.flavor.variable(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Which program runs.
+    pub fn flavor(&self) -> Flavor {
+        self.builder.flavor
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// Its address.
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port()).into()
+    }
+
+    /// Its URL, as the default user, with the password if there is one.
+    pub fn url(&self) -> String {
+        match &self.builder.password {
+            Some(password) => format!("redis://:{password}@{}", self.addr()),
+            None => format!("redis://{}", self.addr()),
+        }
+    }
+
+    /// Its URL as `user`.
+    pub fn url_as(&self, user: &str, password: &str) -> String {
+        format!("redis://{user}:{password}@{}", self.addr())
+    }
+
+    /// The path of its unix socket.
+    ///
+    /// # Panics
+    /// When it has none.
+    pub fn socket(&self) -> PathBuf {
+        assert!(
+            self.builder.unix_socket,
+            "the server was built without a unix socket"
+        );
+        self.dir.path().join("socket")
+    }
+
+    /// Its URL through the unix socket, as the default user, with the password if there is one.
+    ///
+    /// # Panics
+    /// When it has no unix socket.
+    pub fn unix_url(&self) -> String {
+        let query = self
+            .builder
+            .password
+            .as_ref()
+            .map(|password| format!("?pass={password}"));
+        format!(
+            "redis+unix://{}{}",
+            self.socket().display(),
+            query.unwrap_or_default()
+        )
+    }
+
+    /// The directory of its data, as long as this lives.
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// Its process id while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.lock().as_ref().map(Child::id)
+    }
+
+    /// All that it printed so far.
+    pub fn log(&self) -> String {
+        let log = fs::read(self.dir.path().join("server.log")).unwrap_or_default();
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = self.pid().expect("the server runs");
+        let pid = Pid::from_raw(pid.try_into().expect("process ids are small"));
+        signal::kill(pid, signal).expect("the server takes a signal");
+    }
+
+    /// Freezes it (`SIGSTOP`). The kernel goes on to accept connections and bytes for it. Returns once it stands still.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        // the signal is only delivered when the process is next scheduled; until then it might still answer
+        let pid = self.pid().expect("the server runs");
+        let deadline = Instant::now() + PATIENCE;
+        while !stands_still(pid) {
+            assert!(Instant::now() < deadline, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets a frozen server go on (`SIGCONT`).
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn cont(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Kills it (`SIGKILL`), frozen or not. Its port and its data directory stay reserved. Does nothing when it does
+    /// not run.
+    pub fn kill(&self) {
+        self.shared.lock().take();
+        if let Some(mut child) = self.child.lock().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Asks it to end (`SIGTERM`), so that it says good-bye to its clients and replicas, and waits until it has.
+    ///
+    /// # Panics
+    /// When it does not run, or does not end in time.
+    pub async fn shutdown(&self) {
+        self.signal(Signal::SIGTERM);
+        let deadline = Instant::now() + PATIENCE;
+        while self
+            .child
+            .lock()
+            .as_mut()
+            .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        {
+            assert!(
+                Instant::now() < deadline,
+                "the server does not end: {}",
+                self.log_tail()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        self.child.lock().take();
+        self.shared.lock().take();
+    }
+
+    /// Starts it again on the same port, killing it first if it runs. It has its data back if it was built with
+    /// [`persistence`](ServerBuilder::persistence), and is empty otherwise.
+    ///
+    /// # Panics
+    /// When it does not answer in time.
+    pub async fn restart(&self) {
+        self.kill();
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.launch().await {
+            let taken = error.to_string().contains("Address already in use");
+            assert!(
+                taken && Instant::now() < deadline,
+                "the server does not come back: {error:#}"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// [`restart`](Self::restart) after its data directory was emptied, like a server that lost its disk.
+    ///
+    /// # Panics
+    /// As [`restart`](Self::restart).
+    pub async fn restart_empty(&self) {
+        self.kill();
+        fs::remove_dir_all(self.data_dir()).expect("the data directory can be removed");
+        fs::create_dir(self.data_dir()).expect("the data directory can be made");
+        self.restart().await;
+    }
+
+    /// A client of the `redis` crate with all rights, for what the methods here do not cover.
+    ///
+    /// # Errors
+    /// When the `redis` crate refuses the address.
+    pub fn client(&self) -> anyhow::Result<redis::Client> {
+        let url = match &self.admin_password {
+            Some(password) => self.url_as(ADMIN, password),
+            None => format!("redis://{}", self.addr()),
+        };
+        Ok(redis::Client::open(url)?)
+    }
+
+    async fn open_connection(&self, within: Duration) -> anyhow::Result<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(within))
+            .set_response_timeout(Some(within));
+        let mut conn = self
+            .client()?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        let _: Value = redis::cmd("CLIENT")
+            .arg("SETNAME")
+            .arg(CLIENT_NAME)
+            .query_async(&mut conn)
+            .await?;
+        let info: String = redis::cmd("CLIENT").arg("INFO").query_async(&mut conn).await?;
+        if let Some(addr) = fields(info.split_whitespace(), '=').remove("addr") {
+            self.own_sources.lock().insert(addr);
+        }
+        Ok(conn)
+    }
+
+    /// A new connection with all rights, for asserts.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn conn(&self) -> MultiplexedConnection {
+        let opened = self.open_connection(PATIENCE).await;
+        opened.unwrap_or_else(|error| panic!("{self:?} takes no connection: {error:#}"))
+    }
+
+    /// The connection that the methods below share: a new one for each of many looks would use up the ports.
+    async fn shared_conn(&self) -> MultiplexedConnection {
+        // a connection answers only as long as the runtime runs in which it was opened
+        let here = runtime::Handle::current().id();
+        if let Some((home, conn)) = &*self.shared.lock()
+            && *home == here
+        {
+            return conn.clone();
+        }
+        let conn = self.conn().await;
+        *self.shared.lock() = Some((here, conn.clone()));
+        conn
+    }
+
+    /// Sends one command and gives its reply as it is.
+    ///
+    /// # Panics
+    /// When the server answers with an error, or not at all.
+    pub async fn command(&self, args: &[&str]) -> Value {
+        self.query(args).await
+    }
+
+    /// Sends one command and gives its reply as a `T`: `let left: i64 = server.query(&["PTTL", "key"]).await`.
+    ///
+    /// # Panics
+    /// When the server answers with an error or with something else, or not at all.
+    pub async fn query<T: FromRedisValue>(&self, args: &[&str]) -> T {
+        self.try_query(args)
+            .await
+            .unwrap_or_else(|error| panic!("`{}` failed: {error}", args.join(" ")))
+    }
+
+    /// Sends one command and gives its reply as a `T`.
+    ///
+    /// # Errors
+    /// When the server answers with an error or with something else.
+    ///
+    /// # Panics
+    /// When the server takes no connection.
+    pub async fn try_query<T: FromRedisValue>(&self, args: &[&str]) -> redis::RedisResult<T> {
+        let (name, rest) = args.split_first().expect("a command has a name");
+        let mut command = redis::cmd(name);
+        command.arg(rest);
+        match command.query_async(&mut self.shared_conn().await).await {
+            // the server was restarted since, or told to drop its clients
+            Err(error) if error.is_connection_dropped() => {
+                self.shared.lock().take();
+                command.query_async(&mut self.shared_conn().await).await
+            }
+            reply => reply,
+        }
+    }
+
+    /// All keys, sorted.
+    pub async fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.query(&["KEYS", "*"]).await;
+        keys.sort();
+        keys
+    }
+
+    /// The remaining life of `key`; `None` when it is not there or never expires.
+    pub async fn ttl(&self, key: &str) -> Option<Duration> {
+        let millis: i64 = self.query(&["PTTL", key]).await;
+        u64::try_from(millis).ok().map(Duration::from_millis)
+    }
+
+    /// The server's clock, in microseconds since 1970.
+    pub async fn time_us(&self) -> u64 {
+        let (seconds, micros): (u64, u64) = self.query(&["TIME"]).await;
+        seconds * 1_000_000 + micros
+    }
+
+    /// Collects the commands that the server executes from now on.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn monitor(&self) -> Monitor<'_> {
+        let started = Monitor::start(self, self.own_sources.clone()).await;
+        started.unwrap_or_else(|error| panic!("{self:?} cannot be monitored: {error:#}"))
+    }
+
+    /// The fields of `CLIENT LIST` (`id`, `name`, `addr`, `sub`, `cmd`, …) for every connection except the harness's own.
+    pub async fn client_list(&self) -> Vec<BTreeMap<String, String>> {
+        let list: String = self.query(&["CLIENT", "LIST"]).await;
+        list.lines()
+            .map(|line| fields(line.split(' '), '='))
+            .filter(|client| client.get("name").is_none_or(|name| name != CLIENT_NAME))
+            .collect()
+    }
+
+    /// The channels that somebody is subscribed to, sorted; sharded ones included, patterns not.
+    pub async fn pubsub_channels(&self) -> Vec<String> {
+        let mut channels: Vec<String> = self.query(&["PUBSUB", "CHANNELS"]).await;
+        // Redis 6 has none
+        let sharded: Result<Vec<String>, _> = self.try_query(&["PUBSUB", "SHARDCHANNELS"]).await;
+        channels.extend(sharded.unwrap_or_default());
+        channels.sort();
+        channels
+    }
+
+    /// Removes all keys.
+    pub async fn flush(&self) {
+        self.command(&["FLUSHALL"]).await;
+    }
+
+    /// Forgets all scripts, so that the next `EVALSHA` of each is answered by `NOSCRIPT`.
+    pub async fn script_flush(&self) {
+        self.command(&["SCRIPT", "FLUSH"]).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Whether the kernel shows `pid` as stopped.
+fn stands_still(pid: u32) -> bool {
+    // the state follows the program's name, which stands in parentheses and may hold anything
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
+fn fields<'a>(parts: impl Iterator<Item = &'a str>, separator: char) -> BTreeMap<String, String> {
+    parts
+        .filter_map(|part| part.trim().split_once(separator))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_server_is_an_error_that_says_what_to_do() {
+        let error = Flavor::Valkey
+            .find(None, [PathBuf::from("/nowhere")].into_iter())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("DLOCK_VALKEY_SERVER") && error.contains("scripts/servers.sh"),
+            "{error}"
+        );
+
+        let error = Flavor::Redis
+            .find(Some("/nowhere/x".into()), std::iter::empty())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("DLOCK_REDIS_SERVER") && error.contains("/nowhere/x"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! One store, several processes' worth of clients: what the suites that run on every backend are given.
+
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::{LockClient, LockClientBuilder};
+
+use crate::{Flavor, Server, eventually};
+
+/// A store that locks can be on.
+#[derive(Debug)]
+pub enum Store {
+    /// In this process.
+    Memory(MemoryBackend),
+    /// On a real server of the flavour that `DLOCK_TEST_SERVER` names.
+    Server(Box<Server>),
+}
+
+impl Store {
+    /// A store in memory.
+    pub fn memory() -> Store {
+        Store::Memory(MemoryBackend::new())
+    }
+
+    /// A server of its own.
+    pub async fn server() -> Store {
+        Store::Server(Box::new(Server::start(Flavor::from_env()).await))
+    }
+
+    /// A client: to the others what another process is.
+    pub async fn client(&self) -> LockClient {
+        self.client_with(|builder| builder).await
+    }
+
+    /// The same with options.
+    ///
+    /// # Panics
+    /// When the client cannot be built.
+    pub async fn client_with(
+        &self,
+        options: impl FnOnce(LockClientBuilder) -> LockClientBuilder,
+    ) -> LockClient {
+        let builder = match self {
+            Store::Memory(backend) => LockClient::builder().backend(backend.clone()),
+            Store::Server(server) => LockClient::builder().url(server.url()),
+        };
+        options(builder).build().await.expect("the store is there")
+    }
+
+    /// The server.
+    ///
+    /// # Panics
+    /// On memory.
+    pub fn as_server(&self) -> &Server {
+        match self {
+            Store::Server(server) => server,
+            Store::Memory(_) => panic!("this test is for servers"),
+        }
+    }
+
+    /// Loses all data and tells nobody.
+    pub async fn flush(&self) {
+        match self {
+            Store::Memory(backend) => backend.clear(),
+            Store::Server(server) => server.flush().await,
+        }
+    }
+
+    /// Waits until nothing is left of any lock: no hold, no waiter, no subscription, no key but the fence.
+    ///
+    /// # Panics
+    /// When something is left after a good while.
+    pub async fn assert_clean(&self, clients: &[&LockClient]) {
+        eventually("no hold and no waiter is left in the clients", || async {
+            clients
+                .iter()
+                .all(|client| client.held() == 0 && client.waited_for() == 0)
+        })
+        .await;
+        match self {
+            Store::Memory(backend) => {
+                assert!(backend.is_empty(), "a lock is left in memory");
+                assert_eq!(backend.watched(), 0, "a watch is left in memory");
+            }
+            Store::Server(server) => {
+                eventually(
+                    "no key but the fence and no subscription is left on the server",
+                    || async {
+                        server.keys().await.iter().all(|key| key == "dlock:fence")
+                            && server.pubsub_channels().await.is_empty()
+                    },
+                )
+                .await;
+            }
+        }
+    }
+}
+
+/// Long enough for a waiter to have come as far as it gets.
+pub async fn settle() {
+    tokio::time::sleep(Duration::from_millis(60)).await;
+}
+
+/// Makes each test twice: on memory and on a server.
+#[macro_export]
+macro_rules! on_every_store {
+    ($($(#[$attr:meta])* async fn $name:ident($store:ident: &Store) $body:block)*) => {
+        $(async fn $name($store: &$crate::Store) $body)*
+        mod memory {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
+            async fn $name() { super::$name(&$crate::Store::memory()).await; })*
+        }
+        mod server {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
+            async fn $name() { super::$name(&$crate::Store::server().await).await; })*
+        }
+    };
+}

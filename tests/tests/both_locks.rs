@@ -1,0 +1,496 @@
+//! What a plain lock does, on memory and on a server: the rules of ownership, re-entry, release, waiting
+//! and fencing, seen through the public API.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock::{Error, HoldState, Loss, scope};
+use dlock_tests::{eventually, on_every_store, settle};
+use futures_util::stream::{self, StreamExt};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Counts who is inside at the same time.
+#[derive(Default, Clone)]
+struct Room(Arc<(AtomicUsize, AtomicUsize)>);
+
+/// Leaves the room however the visit ends.
+struct Leaves<'a>(&'a Room);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.0.0.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Room {
+    async fn visit(&self) {
+        let inside = self.0.0.fetch_add(1, Ordering::SeqCst) + 1;
+        self.0.1.fetch_max(inside, Ordering::SeqCst);
+        let _leaves = Leaves(self);
+        tokio::time::sleep(3 * MS).await;
+    }
+
+    fn most(&self) -> usize {
+        self.0.1.load(Ordering::SeqCst)
+    }
+}
+
+on_every_store! {
+    async fn one_holder_at_a_time_in_one_process_and_across(store: &Store) {
+        let clients = [store.client().await, store.client().await];
+        let room = Room::default();
+        let tasks: Vec<_> = (0..24)
+            .map(|i| {
+                let (lock, room) = (clients[i % 2].lock("k").wait(Duration::from_secs(20)), room.clone());
+                tokio::spawn(async move {
+                    let guard = lock.acquire().await.unwrap();
+                    room.visit().await;
+                    guard.release().await.unwrap();
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(room.most(), 1);
+        store.assert_clean(&[&clients[0], &clients[1]]).await;
+    }
+
+    async fn try_acquire_asks_once_and_says_what_is_left_of_the_lease(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let guard = a.lock("k").lease(Duration::from_secs(10)).acquire().await.unwrap();
+        let before = Instant::now();
+        let Err(Error::NotAcquired { key, waited, remaining, .. }) = b.lock("k").try_acquire().await else {
+            panic!("the lock is held")
+        };
+        assert!(before.elapsed() < Duration::from_secs(1));
+        assert_eq!((key.as_str(), waited), ("k", Duration::ZERO));
+        let left = remaining.unwrap();
+        assert!(left > Duration::from_secs(8) && left <= Duration::from_secs(10), "{left:?}");
+        guard.release().await.unwrap();
+        b.lock("k").try_acquire().await.unwrap().release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn a_wait_ends_when_it_is_over_and_leaves_nothing(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let guard = a.lock("k").acquire().await.unwrap();
+        let before = Instant::now();
+        let error = b.lock("k").wait(100 * MS).acquire().await.unwrap_err();
+        let Error::NotAcquired { waited, .. } = error else { panic!("{error}") };
+        assert!(waited >= 100 * MS && before.elapsed() < Duration::from_secs(2), "{waited:?}");
+        assert_eq!(b.waited_for(), 0);
+        guard.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn a_release_wakes_a_waiter_in_another_process(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        for _ in 0..5 {
+            let guard = a.lock("k").acquire().await.unwrap();
+            let waiter = tokio::spawn({
+                let lock = b.lock("k");
+                async move {
+                    let guard = lock.acquire().await.unwrap();
+                    (Instant::now(), guard)
+                }
+            });
+            settle().await;
+            let released = Instant::now();
+            guard.release().await.unwrap();
+            let (woken, guard) = waiter.await.unwrap();
+            // By a message and not by the end of a lease of 30 s.
+            assert!(woken - released < Duration::from_secs(2), "{:?}", woken - released);
+            guard.release().await.unwrap();
+        }
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn rule_18_what_was_dropped_is_free_for_the_next_line(store: &Store) {
+        let client = store.client().await;
+        for _ in 0..50 {
+            let guard = client.lock("k").try_acquire().await.unwrap();
+            drop(guard);
+        }
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_18_guards_are_released_outside_a_runtime_and_in_a_panic(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        std::thread::spawn(move || drop(guard)).join().unwrap();
+        let guard = client.lock("k").try_acquire().await.unwrap();
+        let panicking = tokio::spawn(async move {
+            let _guard = guard;
+            panic!("on purpose");
+        });
+        assert!(panicking.await.unwrap_err().is_panic());
+        let lock = client.lock("k");
+        let task = tokio::spawn(async move { lock.run(|_| std::future::pending::<()>()).await });
+        eventually("the closure runs", || async { client.held() == 1 }).await;
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+        drop(client.lock("k").try_acquire().await.unwrap());
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_3_nested_calls_re_enter(store: &Store) {
+        let (client, other) = (store.client().await, store.client().await);
+        let lock = client.lock("k");
+        let inner = lock.clone();
+        let tokens = lock
+            .run(move |held| async move {
+                let second = inner.acquire().await.unwrap();
+                let third = second.run(async { inner.try_acquire().await.unwrap() }).await.unwrap();
+                assert_eq!(dlock::current().unwrap().fencing_token(), held.fencing_token());
+                let tokens = [held.fencing_token(), second.fencing_token(), third.fencing_token()];
+                third.release().await.unwrap();
+                second.release().await.unwrap();
+                assert!(held.is_held());
+                assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
+                tokens
+            })
+            .await
+            .unwrap();
+        assert_eq!(tokens[0], tokens[1]);
+        assert_eq!(tokens[1], tokens[2]);
+        assert!(dlock::current().is_none());
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_3_siblings_in_a_frame_exclude_each_other(store: &Store) {
+        let client = store.client().await;
+        let lock = client.lock("k").wait(Duration::from_secs(20));
+        let (room, inner) = (Room::default(), lock.clone());
+        let visits = room.clone();
+        lock.run(move |_| async move {
+            let visit = || async {
+                let guard = inner.acquire().await.unwrap();
+                // Nested once more inside the branch.
+                guard.run(async { inner.run(|_| visits.visit()).await.unwrap() }).await.unwrap();
+                guard.release().await.unwrap();
+            };
+            tokio::join!(visit(), visit(), visit());
+            stream::iter(0..6).map(|_| visit()).buffered(6).collect::<Vec<()>>().await;
+            // The branch that loses a select is dropped while it waits or holds; the lock goes on.
+            for _ in 0..3 {
+                tokio::select! { () = visit() => {}, () = visit() => {}, () = tokio::time::sleep(MS) => {} }
+            }
+            visit().await;
+        })
+        .await
+        .unwrap();
+        assert_eq!(room.most(), 1);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_3_siblings_outside_any_frame_exclude_each_other(store: &Store) {
+        let client = store.client().await;
+        let room = Room::default();
+        let visit = || async {
+            client.lock("k").wait(Duration::from_secs(20)).run(|_| room.visit()).await.unwrap();
+        };
+        tokio::join!(visit(), visit(), visit(), visit());
+        assert_eq!(room.most(), 1);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_4_a_bare_guard_encloses_no_code(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+        let again = guard.reenter().unwrap();
+        assert_eq!(again.fencing_token(), guard.fencing_token());
+        drop(guard);
+        assert!(again.is_held());
+        assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+        let scoped = again.scope(async { client.lock("k").try_acquire().await }).await.unwrap();
+        drop(again);
+        assert!(scoped.is_held());
+        scoped.release().await.unwrap();
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_5_a_spawned_task_inherits_only_on_purpose(store: &Store) {
+        let client = store.client().await;
+        let lock = client.lock("k");
+        let inner = lock.clone();
+        lock.run(move |_| async move {
+            let child = inner.clone();
+            let spawned = tokio::spawn(async move { child.try_acquire().await.map(drop) });
+            assert!(spawned.await.unwrap().unwrap_err().is_busy());
+            let child = inner.clone();
+            let wrapped = scope::current().wrap(async move { child.try_acquire().await.map(drop) });
+            tokio::spawn(wrapped).await.unwrap().unwrap();
+            let local = tokio::task::LocalSet::new();
+            let child = inner.clone();
+            let spawned = local.spawn_local(async move { child.try_acquire().await.map(drop) });
+            local.await;
+            assert!(spawned.await.unwrap().unwrap_err().is_busy());
+        })
+        .await
+        .unwrap();
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_3_a_lost_frame_gives_an_error_and_never_the_lock_afresh(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").lease(150 * MS).acquire().await.unwrap();
+        let again = client.lock("k");
+        let error = guard
+            .scope(async {
+                tokio::time::sleep(200 * MS).await;
+                again.acquire().await.unwrap_err()
+            })
+            .await;
+        assert!(matches!(error, Error::Lost { loss: Loss::Expired, .. }), "{error}");
+        drop(guard);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_8_a_fixed_lease_ends_by_itself_and_leaks_into_nothing(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let guard = a.lock("k").lease(200 * MS).acquire().await.unwrap();
+        assert!(!guard.is_renewed() && guard.is_held());
+        let next = b.lock("k").wait(Duration::from_secs(10)).acquire().await.unwrap();
+        // Before somebody else has it, the holder is told.
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        assert!(guard.lost().await == Loss::Expired && next.fencing_token() > guard.fencing_token());
+        assert!(matches!(guard.release().await, Err(Error::Lost { loss: Loss::Expired, .. })));
+        assert!(next.is_held() && next.is_renewed());
+        assert!(next.remaining() > Duration::from_secs(20));
+        next.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn rule_11_max_hold_ends_a_holder_that_is_stuck(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").renewed_lease(300 * MS).max_hold(700 * MS).acquire().await.unwrap();
+        tokio::time::sleep(500 * MS).await;
+        assert!(guard.is_held());
+        assert_eq!(guard.lost().await, Loss::MaxHold);
+        drop(guard);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_11_min_hold_keeps_the_lock_taken(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let started = Instant::now();
+        a.lock("k").min_hold(400 * MS).acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(a.held(), 0);
+        assert!(b.lock("k").try_acquire().await.unwrap_err().is_busy());
+        b.lock("k").wait(Duration::from_secs(10)).acquire().await.unwrap().release().await.unwrap();
+        assert!(started.elapsed() >= 399 * MS, "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(5));
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn rule_12_a_lock_that_is_forced_open_is_lost_at_the_next_check(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let guard = a.lock("k").acquire().await.unwrap();
+        assert!(b.force_release("k").await.unwrap());
+        assert!(!b.force_release("k").await.unwrap());
+        let next = b.lock("k").try_acquire().await.unwrap();
+        assert!(matches!(guard.ensure(Duration::from_secs(30)).await, Err(Error::Lost { loss: Loss::Gone, .. })));
+        assert!(!guard.is_held());
+        // Its release touches nobody else's lock.
+        assert!(guard.release().await.unwrap_err().is_lost());
+        next.ensure(Duration::from_secs(29)).await.unwrap();
+        next.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn rule_14_run_drops_the_work_when_the_lock_is_lost(store: &Store) {
+        let client = store.client().await;
+        let error = client
+            .lock("k")
+            .lease(150 * MS)
+            .run(|_| std::future::pending::<()>())
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::Lost { loss: Loss::Expired, .. }), "{error}");
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_15_a_release_after_a_forced_one_reports_the_loss(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        client.force_release("k").await.unwrap();
+        assert!(matches!(guard.release().await, Err(Error::Lost { loss: Loss::Gone, .. })));
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_16_tokens_grow_over_release_expiry_and_flush(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let mut tokens = Vec::new();
+        for i in 0..60 {
+            let client = if i % 2 == 0 { &a } else { &b };
+            let guard = client.lock("k").acquire().await.unwrap();
+            tokens.push(guard.fencing_token());
+            if i % 20 == 19 {
+                store.flush().await;
+            }
+            drop(guard);
+            settle_releases(client).await;
+        }
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+        let distinct: BTreeSet<_> = tokens.iter().collect();
+        assert_eq!(distinct.len(), tokens.len());
+    }
+
+    async fn rule_18_shutdown_ends_everything_in_good_order(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let stays = a.lock("stays").acquire().await.unwrap();
+        let goes = a.lock("goes").acquire().await.unwrap();
+        let waits = tokio::spawn(a.lock("stays").acquire());
+        settle().await;
+        let closing = tokio::spawn({
+            let a = a.clone();
+            async move { a.shutdown(300 * MS).await }
+        });
+        settle().await;
+        assert!(matches!(waits.await.unwrap(), Err(Error::ClientClosed)));
+        assert!(matches!(a.lock("x").acquire().await, Err(Error::ClientClosed)));
+        assert!(goes.is_held());
+        goes.release().await.unwrap();
+        let report = closing.await.unwrap();
+        assert_eq!((report.lost, report.unconfirmed), (1, 0));
+        assert_eq!(stays.state(), HoldState::Lost(Loss::Shutdown));
+        b.lock("stays").try_acquire().await.unwrap().release().await.unwrap();
+        drop(stays);
+        store.assert_clean(&[&b]).await;
+    }
+
+    async fn rule_18_a_guard_keeps_its_client_alive(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let guard = a.lock("k").renewed_lease(300 * MS).acquire().await.unwrap();
+        drop(a);
+        tokio::time::sleep(900 * MS).await;
+        assert!(guard.is_held(), "renewal goes on");
+        drop(guard);
+        b.lock("k").wait(Duration::from_secs(5)).acquire().await.unwrap().release().await.unwrap();
+        store.assert_clean(&[&b]).await;
+    }
+
+    async fn rule_21_futures_are_send_static_and_borrow_nothing(store: &Store) {
+        fn movable<T: Send + 'static>(value: T) -> T { value }
+        let client = store.client().await;
+        let work = movable(client.lock("k").run(|held| async move { held.fencing_token() }));
+        assert!(tokio::spawn(work).await.unwrap().unwrap() > 0);
+        let guard = movable(movable(client.lock("k").acquire()).await.unwrap());
+        let lost = movable(guard.lost());
+        movable(guard.release()).await.unwrap();
+        assert_eq!(lost.await, Loss::Released);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_24_waiters_of_a_process_come_in_their_order(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let mut waiters = Vec::new();
+        for i in 0..5 {
+            let (lock, order) = (client.lock("k"), order.clone());
+            waiters.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                order.lock().push(i);
+                guard.release().await.unwrap();
+            }));
+            settle().await;
+        }
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        assert_eq!(*order.lock(), [0, 1, 2, 3, 4]);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn rule_25_one_waiter_too_many_is_refused_at_once(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        let lock = client.lock("k").max_waiters(2);
+        let waiters = [tokio::spawn(lock.acquire()), tokio::spawn(lock.acquire())];
+        settle().await;
+        let refused = lock.acquire().await.unwrap_err();
+        assert!(matches!(refused, Error::TooManyWaiters { limit: 2, .. }), "{refused}");
+        assert!(matches!(
+            client.lock("k").max_waiters(0).acquire().await,
+            Err(Error::TooManyWaiters { .. })
+        ));
+        drop(guard);
+        for waiter in waiters {
+            waiter.await.unwrap().unwrap().release().await.unwrap();
+        }
+        // With five at once and nobody waiting yet, two wait and two are turned away.
+        let won = AtomicU32::new(0);
+        let one = || async {
+            if let Ok(guard) = lock.acquire().await {
+                won.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(30 * MS).await;
+                guard.release().await.unwrap();
+            }
+        };
+        tokio::join!(one(), one(), one(), one(), one());
+        assert_eq!(won.load(Ordering::SeqCst), 3);
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn a_waiter_in_front_that_gives_up_leaves_its_place_to_the_next(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        let guard = a.lock("k").acquire().await.unwrap();
+        let first = tokio::spawn(b.lock("k").acquire());
+        settle().await;
+        let second = tokio::spawn(b.lock("k").acquire());
+        settle().await;
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        guard.release().await.unwrap();
+        let second = tokio::time::timeout(Duration::from_secs(5), second).await.unwrap().unwrap().unwrap();
+        second.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn people_can_look_at_locks(store: &Store) {
+        let client = store.client().await;
+        let guard = client.lock("shop:order:1").acquire().await.unwrap();
+        let _other = client.lock("other").acquire().await.unwrap();
+        let holder = client.inspect("shop:order:1").await.unwrap().unwrap();
+        assert_eq!(holder.holds, 1);
+        assert!(holder.remaining.unwrap() > Duration::from_secs(25));
+        let found = client.list("shop:").await.unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].0.as_str(), &found[0].1.id), ("shop:order:1", &holder.id));
+        assert!(client.list("sh*p").await.unwrap().is_empty());
+        guard.release().await.unwrap();
+        assert_eq!(client.inspect("shop:order:1").await.unwrap(), None);
+    }
+
+    async fn ten_thousand_cycles_leave_nothing(store: &Store) {
+        let client = store.client().await;
+        let workers: Vec<_> = (0..8)
+            .map(|worker| {
+                let client = client.clone();
+                tokio::spawn(async move {
+                    for i in 0..1250 {
+                        let guard = client.lock(format!("key:{}", (worker + i) % 40)).acquire().await.unwrap();
+                        if i % 2 == 0 { drop(guard) } else { guard.release().await.unwrap() }
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.await.unwrap();
+        }
+        store.assert_clean(&[&client]).await;
+    }
+}
+
+/// Waits until what was dropped has arrived at the store.
+async fn settle_releases(client: &dlock::LockClient) {
+    let _ = client.inspect("nothing").await;
+}

@@ -1,0 +1,241 @@
+//! Everything that the caller passed is dropped before the lock is given back, and in the usual order.
+
+use std::sync::Arc;
+
+use dlock::{Error, Held, LockClient, distributed_lock};
+use parking_lot::Mutex;
+
+/// What was dropped, and whether the lock was still held then.
+#[derive(Clone, Default)]
+struct Log {
+    hold: Arc<Mutex<Option<Held>>>,
+    drops: Arc<Mutex<Vec<(&'static str, bool)>>>,
+}
+
+impl Log {
+    /// Called in the body: which hold to look at.
+    fn watch(&self) {
+        *self.hold.lock() = dlock::current();
+    }
+
+    fn witness(&self, name: &'static str) -> Witness {
+        Witness {
+            name,
+            log: self.clone(),
+        }
+    }
+
+    /// The names in the order of their drops. All of them have to be dropped under the lock.
+    #[track_caller]
+    fn names(&self) -> Vec<&'static str> {
+        let drops = self.drops.lock();
+        for (name, held) in &*drops {
+            assert!(
+                held,
+                "{name} was dropped after the lock was given back: {drops:?}"
+            );
+        }
+        drops.iter().map(|(name, _)| *name).collect()
+    }
+}
+
+struct Witness {
+    name: &'static str,
+    log: Log,
+}
+
+impl Witness {
+    fn look(&self) {}
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let held = self.log.hold.lock().as_ref().is_some_and(Held::is_held);
+        self.log.drops.lock().push((self.name, held));
+    }
+}
+
+#[distributed_lock(key = "k", lock = client)]
+async fn named(client: &LockClient, log: Log, a: Witness, b: Witness) -> Result<(), Error> {
+    let _local = log.witness("local");
+    log.watch();
+    tokio::task::yield_now().await;
+    b.look();
+    a.look();
+    Ok(())
+}
+
+#[distributed_lock(key = "k", lock = client)]
+async fn never_named(
+    client: &LockClient,
+    log: Log,
+    a: Witness,
+    _permit: Witness,
+    _: Witness,
+) -> Result<(), Error> {
+    log.watch();
+    a.look();
+    Ok(())
+}
+
+struct Parts {
+    id: u32,
+    left: Witness,
+    #[expect(dead_code, reason = "dropped, never read")]
+    right: Witness,
+}
+
+#[distributed_lock(key = "{parts.id}", lock = client)]
+async fn named_in_part(client: &LockClient, log: Log, parts: Parts) -> Result<(), Error> {
+    log.watch();
+    drop(parts.left);
+    Ok(())
+}
+
+#[distributed_lock(key = "{id}", lock = client)]
+async fn destructured(
+    client: &LockClient,
+    log: Log,
+    Parts { id, left, .. }: Parts,
+    (_, second): (Witness, Witness),
+    ref third: Witness,
+) -> Result<(), Error> {
+    log.watch();
+    left.look();
+    second.look();
+    third.look();
+    Ok(())
+}
+
+struct Owner {
+    client: LockClient,
+    log: Log,
+    _witness: Witness,
+}
+
+impl Owner {
+    #[distributed_lock(key = "k", lock = self.client)]
+    async fn consume(self) -> Result<(), Error> {
+        self.log.watch();
+        Ok(())
+    }
+
+    #[distributed_lock(key = "k", lock = self.client)]
+    async fn consume_arc(self: Arc<Self>) -> Result<(), Error> {
+        self.log.watch();
+        Ok(())
+    }
+
+    #[distributed_lock(key = "k", lock = self.client)]
+    async fn consume_in_part(self) -> Result<(), Error> {
+        let log = self.log;
+        log.watch();
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn arguments_are_dropped_in_the_usual_order_and_under_the_lock() {
+    let (client, log) = (LockClient::memory(), Log::default());
+    named(&client, log.clone(), log.witness("a"), log.witness("b"))
+        .await
+        .unwrap();
+    assert_eq!(log.names(), ["local", "b", "a"]);
+}
+
+#[tokio::test]
+async fn arguments_that_the_body_never_names_are_dropped_under_the_lock() {
+    let (client, log) = (LockClient::memory(), Log::default());
+    let call = never_named(
+        &client,
+        log.clone(),
+        log.witness("a"),
+        log.witness("_permit"),
+        log.witness("_"),
+    );
+    call.await.unwrap();
+    assert_eq!(log.names(), ["_", "_permit", "a"]);
+}
+
+#[tokio::test]
+async fn fields_that_the_body_never_names_are_dropped_under_the_lock() {
+    let (client, log) = (LockClient::memory(), Log::default());
+    let parts = Parts {
+        id: 1,
+        left: log.witness("left"),
+        right: log.witness("right"),
+    };
+    named_in_part(&client, log.clone(), parts).await.unwrap();
+    assert_eq!(log.names(), ["left", "right"]);
+}
+
+#[tokio::test]
+async fn what_a_pattern_leaves_out_is_dropped_under_the_lock() {
+    let (client, log) = (LockClient::memory(), Log::default());
+    let parts = Parts {
+        id: 1,
+        left: log.witness("left"),
+        right: log.witness("right"),
+    };
+    let pair = (log.witness("first"), log.witness("second"));
+    destructured(&client, log.clone(), parts, pair, log.witness("third"))
+        .await
+        .unwrap();
+    let mut names = log.names();
+    names.sort_unstable();
+    assert_eq!(names, ["first", "left", "right", "second", "third"]);
+}
+
+#[tokio::test]
+async fn a_receiver_by_value_is_dropped_under_the_lock() {
+    let owner = |log: &Log| Owner {
+        client: LockClient::memory(),
+        log: log.clone(),
+        _witness: log.witness("self"),
+    };
+    let log = Log::default();
+    owner(&log).consume().await.unwrap();
+    Arc::new(owner(&log)).consume_arc().await.unwrap();
+    owner(&log).consume_in_part().await.unwrap();
+    assert_eq!(log.names(), ["self", "self", "self"]);
+}
+
+mod plain {
+    //! The order to compare with: the same functions without the attribute.
+
+    use super::*;
+
+    async fn named(log: Log, a: Witness, b: Witness) {
+        let _local = log.witness("local");
+        tokio::task::yield_now().await;
+        b.look();
+        a.look();
+    }
+
+    #[expect(unused_variables)]
+    async fn never_named(log: Log, a: Witness, _permit: Witness, _: Witness) {
+        a.look();
+    }
+
+    #[tokio::test]
+    async fn the_usual_order_is_the_one_expected_above() {
+        let log = Log::default();
+        named(log.clone(), log.witness("a"), log.witness("b")).await;
+        let order = |log: &Log| {
+            log.drops
+                .lock()
+                .drain(..)
+                .map(|(name, _)| name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(order(&log), ["local", "b", "a"]);
+        never_named(
+            log.clone(),
+            log.witness("a"),
+            log.witness("_permit"),
+            log.witness("_"),
+        )
+        .await;
+        assert_eq!(order(&log), ["_", "_permit", "a"]);
+    }
+}

@@ -1,0 +1,46 @@
+//! The attribute depends on no name of the user, and the user on none of the attribute.
+#![allow(dead_code, unused_macros, non_local_definitions)]
+
+mod names {
+    pub struct Result;
+    pub struct Option;
+    pub struct String;
+    pub trait Clone {}
+    pub trait Into {}
+    pub mod core {}
+    pub mod std {}
+    pub mod dlock {}
+    macro_rules! format {
+        () => {};
+    }
+}
+
+mod user {
+    use super::names::*;
+
+    type Outcome = ::core::result::Result<u64, ::dlock::Error>;
+
+    #[::dlock::distributed_lock(key = "{__dlock_key}:{key}:{lock.0}", lock = client, wait = "1s", lease = LEASE)]
+    async fn run(
+        client: ::dlock::LockClient,
+        __dlock_key: u64,
+        __dlock_guard: u64,
+        __dlock_output: u64,
+        key: u64,
+        lock: (u64,),
+        guard: u64,
+    ) -> Outcome {
+        ::core::result::Result::Ok(__dlock_key + __dlock_guard + __dlock_output + key + lock.0 + guard)
+    }
+
+    const LEASE: ::core::time::Duration = ::core::time::Duration::from_secs(1);
+
+    pub async fn sum() -> Outcome {
+        run(::dlock::LockClient::memory(), 1, 2, 3, 4, (5,), 6).await
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    assert_eq!(user::sum().await.unwrap(), 21);
+}
