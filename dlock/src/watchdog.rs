@@ -252,7 +252,7 @@ fn next_try(grant: &Grant) -> Instant {
     let now = clock::now();
     let deadline = grant.deadline();
     let left = deadline.saturating_duration_since(now);
-    deadline.min(now + (left / 4).max(Duration::from_millis(20)))
+    deadline.min(now + (left / 8).max(Duration::from_millis(20)))
 }
 
 /// The watchdog of a client. Ends when `over` says so.
@@ -308,9 +308,9 @@ async fn next_doubt(doubts: &mut Option<broadcast::Receiver<Lane>>) -> Option<La
 async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
     let sent = clock::now();
     let requests = asked.iter().map(|(grant, lease)| grant.renew_request(*lease)).collect();
-    let shortest = asked.iter().map(|(_, lease)| *lease).min().unwrap_or_default();
-    // A step that hangs must leave time for another one before the lease is over.
-    let patience = (shortest / 6).max(Duration::from_millis(20));
+    let first = asked.iter().map(|(grant, _)| grant.deadline()).min().unwrap_or(sent);
+    // A step that hangs must leave time for others before the lease is over.
+    let patience = (first.saturating_duration_since(sent) / 6).max(Duration::from_millis(20));
     let answers = match tokio::time::timeout(patience, shared.backend.clone().renew(requests)).await {
         Ok(answers) => answers,
         Err(_) => Err(BackendError::unknown(format!("no answer within {patience:?}"))),

@@ -18,6 +18,7 @@ pub mod redisson;
 mod resp;
 mod server;
 mod store;
+mod watched;
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
 pub use resp::Command;
 pub use server::{Flavor, Server, ServerBuilder};
 pub use store::{Store, settle};
+pub use watched::{Seen as StepsSeen, Watched};
 
 /// Waits until `holds` does, looking again every few milliseconds.
 ///

@@ -1,0 +1,380 @@
+//! The programs of `dlock-examples`, built and run as other processes.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use parking_lot::Mutex;
+use reqwest::{Method, Response};
+use serde_json::{Value, json};
+
+use crate::child;
+
+/// How long a program may take to start, or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The program `name` of `dlock-examples`, built by the same cargo, with the same profile and into the same
+/// directory as this test. (Cargo tells a test only the programs of its own package.)
+///
+/// # Panics
+/// When it cannot be built.
+pub fn example(name: &str) -> PathBuf {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(build);
+    let found = built
+        .iter()
+        .find(|path| path.file_stem().is_some_and(|stem| stem == name));
+    found
+        .unwrap_or_else(|| panic!("dlock-examples has no program {name}, only {built:?}"))
+        .clone()
+}
+
+fn build() -> Vec<PathBuf> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the tests lie in the workspace");
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    cargo.current_dir(workspace);
+    cargo.args([
+        "build",
+        "-p",
+        "dlock-examples",
+        "--bins",
+        "--message-format=json-render-diagnostics",
+    ]);
+    let here = env::current_exe().expect("this test is a file");
+    let profile = here
+        .parent()
+        .and_then(Path::parent)
+        .expect("it lies in <target>/<profile>/deps");
+    match profile.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => {}
+        Some(other) => drop(cargo.args(["--profile", other])),
+    }
+    if let Some(target) = profile.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file()) {
+        cargo.arg("--target-dir").arg(target);
+    }
+    let output = cargo
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("cargo can be started");
+    assert!(output.status.success(), "dlock-examples does not build");
+    let messages = String::from_utf8(output.stdout).expect("cargo writes UTF-8");
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .collect()
+}
+
+/// Runs an example until it ends.
+///
+/// # Panics
+/// When it does not end within `limit`.
+pub fn run(name: &str, args: &[&str], limit: Duration) -> Output {
+    let mut command = child::command(example(name));
+    command.args(args).env_remove("RUST_LOG");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+    let readers = [
+        child
+            .stdout
+            .take()
+            .map(|stdout| thread::spawn(move || read_all(stdout))),
+        child
+            .stderr
+            .take()
+            .map(|stderr| thread::spawn(move || read_all(stderr))),
+    ];
+    let status = ended(&mut child, limit);
+    if status.is_none() {
+        let _ = child.kill();
+    }
+    let [stdout, stderr] =
+        readers.map(|reader| reader.and_then(|reader| reader.join().ok()).unwrap_or_default());
+    let status = status.unwrap_or_else(|| {
+        let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        panic!("{name} {args:?} did not end within {limit:?}; it said:\n{out}{err}")
+    });
+    Output {
+        status,
+        stdout,
+        stderr,
+    }
+}
+
+fn read_all(mut from: impl Read) -> Vec<u8> {
+    let mut all = Vec::new();
+    let _ = from.read_to_end(&mut all);
+    all
+}
+
+fn ended(child: &mut Child, within: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + within;
+    loop {
+        if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            return Some(status);
+        }
+        if Instant::now() > deadline {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A running copy of the checkout on a free port. It is killed when this is dropped, and when the test
+/// process ends in any other way.
+#[derive(Debug)]
+pub struct Checkout {
+    child: Mutex<Child>,
+    url: String,
+    log: Arc<Mutex<String>>,
+    client: reqwest::Client,
+}
+
+/// What a copy answered.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The body; null when it is not JSON.
+    pub body: Value,
+    /// The media type.
+    pub content_type: String,
+    /// Seconds, if the answer says when to come again.
+    pub retry_after: Option<u64>,
+}
+
+impl Answer {
+    async fn read(response: Response) -> reqwest::Result<Answer> {
+        let status = response.status().as_u16();
+        let header = |name: &str| {
+            response
+                .headers()
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let (content_type, retry_after) = (header("content-type"), header("retry-after").parse().ok());
+        let body = serde_json::from_slice(&response.bytes().await?).unwrap_or_default();
+        Ok(Answer {
+            status,
+            body,
+            content_type,
+            retry_after,
+        })
+    }
+
+    /// The token of the lock under which it was done.
+    pub fn token(&self) -> Option<u64> {
+        self.body["fencing_token"].as_u64()
+    }
+
+    /// Whether it is a problem document of this status and type, complete and consistent.
+    pub fn is_problem(&self, status: u16, kind: &str) -> bool {
+        self.status == status
+            && self.content_type == "application/problem+json"
+            && self.body["type"] == kind
+            && self.body["status"] == status
+            && ["title", "detail"]
+                .iter()
+                .all(|part| self.body[*part].as_str().is_some_and(|text| !text.is_empty()))
+    }
+}
+
+impl Checkout {
+    /// Starts a copy with further arguments, and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn start(args: &[&str]) -> Checkout {
+        let mut command = child::command(example("checkout"));
+        command
+            .args(["--listen", "127.0.0.1:0"])
+            .args(args)
+            .env_remove("RUST_LOG");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+        let log = Arc::new(Mutex::new(String::new()));
+        for pipe in [
+            child
+                .stdout
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
+            child
+                .stderr
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
+        ] {
+            let pipe = BufReader::new(pipe.expect("it is piped"));
+            let log = log.clone();
+            thread::spawn(move || {
+                for line in pipe.lines().map_while(Result::ok) {
+                    *log.lock() += &(line + "\n");
+                }
+            });
+        }
+        let deadline = Instant::now() + PATIENCE;
+        let url = loop {
+            let said = log.lock().clone();
+            if let Some((_, rest)) = said.split_once("listening on ") {
+                break rest.lines().next().unwrap_or_default().to_owned();
+            }
+            assert!(
+                Instant::now() < deadline,
+                "checkout {args:?} does not listen; it said:\n{said}"
+            );
+            thread::sleep(Duration::from_millis(5));
+        };
+        let client = reqwest::Client::builder()
+            .pool_max_idle_per_host(64)
+            .build()
+            .expect("a client");
+        Checkout {
+            child: Mutex::new(child),
+            url,
+            log,
+            client,
+        }
+    }
+
+    /// Where it listens, as in `http://127.0.0.1:34567`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// All that it said so far.
+    pub fn log(&self) -> String {
+        self.log.lock().clone()
+    }
+
+    /// Sends one request.
+    ///
+    /// # Errors
+    /// When no whole answer comes.
+    pub async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> reqwest::Result<Answer> {
+        let mut request = self.client.request(method, format!("{}{path}", self.url));
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        Answer::read(request.send().await?).await
+    }
+
+    /// `GET path`.
+    ///
+    /// # Panics
+    /// When no whole answer comes.
+    pub async fn get(&self, path: &str) -> Answer {
+        self.ask(Method::GET, path, None).await.expect("an answer")
+    }
+
+    /// `POST path` with a JSON body.
+    ///
+    /// # Panics
+    /// When no whole answer comes.
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
+        self.ask(Method::POST, path, Some(body)).await.expect("an answer")
+    }
+
+    /// Sets the stock of an article.
+    ///
+    /// # Panics
+    /// When that is refused.
+    pub async fn put(&self, sku: &str, stock: u64) {
+        let answer = self
+            .ask(
+                Method::PUT,
+                &format!("/items/{sku}"),
+                Some(json!({ "stock": stock })),
+            )
+            .await;
+        assert_eq!(answer.expect("an answer").status, 200);
+    }
+
+    /// Buys one piece.
+    ///
+    /// # Errors
+    /// When no whole answer comes.
+    pub async fn buy(&self, sku: &str) -> reqwest::Result<Answer> {
+        self.ask(
+            Method::POST,
+            &format!("/items/{sku}/buy"),
+            Some(json!({ "quantity": 1 })),
+        )
+        .await
+    }
+
+    /// Stock and sales of an article.
+    ///
+    /// # Panics
+    /// When that is refused.
+    pub async fn item(&self, sku: &str) -> (u64, u64) {
+        let answer = self.get(&format!("/items/{sku}")).await;
+        assert_eq!((answer.status, &answer.body["sku"]), (200, &json!(sku)));
+        let number = |name: &str| answer.body[name].as_u64().expect("a number");
+        (number("stock"), number("sold"))
+    }
+
+    /// Sends a signal; returns from `SIGSTOP` when it stands still.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.lock().id();
+        signal::kill(
+            Pid::from_raw(pid.try_into().expect("process ids are small")),
+            signal,
+        )
+        .expect("it runs");
+        let stopped = || {
+            // the state follows the program's name, which stands in parentheses and may hold anything
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('T'))
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while signal == Signal::SIGSTOP && !stopped() {
+            assert!(Instant::now() < deadline, "it does not stop");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// When that takes longer than `limit`.
+    pub fn ended(&self, limit: Duration) -> ExitStatus {
+        let status = ended(&mut self.child.lock(), limit);
+        status.unwrap_or_else(|| panic!("it did not end within {limit:?}; it said:\n{}", self.log()))
+    }
+}
+
+impl Drop for Checkout {
+    fn drop(&mut self) {
+        let mut child = self.child.lock();
+        let _ = child.kill();
+        let _ = child.wait();
+        if thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            eprintln!(
+                "{} said at last:\n{}",
+                self.url,
+                lines[lines.len().saturating_sub(20)..].join("\n")
+            );
+        }
+    }
+}

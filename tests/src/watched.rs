@@ -1,0 +1,134 @@
+//! A backend of a third party: memory with a counter on every verb, and a hand that can stop it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::backend::{
+    AcquireReply, AcquireRequest, Backend, BackendError, Holder, Lane, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Watch,
+};
+use dlock::{Kind, LockKey};
+use tokio::sync::broadcast;
+
+/// Counts the steps of a client, and can keep renewals from being answered.
+#[derive(Debug, Clone)]
+pub struct Watched {
+    memory: MemoryBackend,
+    seen: Arc<Seen>,
+}
+
+/// What came by.
+#[derive(Debug)]
+pub struct Seen {
+    /// Acquire steps.
+    pub acquires: AtomicUsize,
+    /// Release steps.
+    pub releases: AtomicUsize,
+    /// Renewals of single grants.
+    pub renewals: AtomicUsize,
+    /// Calls that carried them.
+    pub renew_calls: AtomicUsize,
+    /// Renewals are not answered and not done.
+    pub hang_renewals: AtomicBool,
+    /// Renewals in this lane hang.
+    pub hang_lane: AtomicUsize,
+    /// Tells of lanes in doubt.
+    pub doubts: broadcast::Sender<Lane>,
+}
+
+impl Watched {
+    /// A backend on a store, with counters of its own.
+    pub fn new(memory: MemoryBackend) -> Watched {
+        let seen = Seen {
+            acquires: AtomicUsize::new(0),
+            releases: AtomicUsize::new(0),
+            renewals: AtomicUsize::new(0),
+            renew_calls: AtomicUsize::new(0),
+            hang_renewals: AtomicBool::new(false),
+            hang_lane: AtomicUsize::new(usize::MAX),
+            doubts: broadcast::channel(16).0,
+        };
+        Watched { memory, seen: Arc::new(seen) }
+    }
+
+    /// The counters.
+    pub fn seen(&self) -> &Seen {
+        &self.seen
+    }
+
+    fn inner(&self) -> Arc<MemoryBackend> {
+        Arc::new(self.memory.clone())
+    }
+}
+
+/// The lane of a key that begins with a digit is that digit.
+fn lane(key: &LockKey) -> u32 {
+    key.as_str().chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0)
+}
+
+impl Backend for Watched {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        self.seen.acquires.fetch_add(1, Ordering::SeqCst);
+        Backend::acquire(self.inner(), request)
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        self.seen.releases.fetch_add(1, Ordering::SeqCst);
+        Backend::release(self.inner(), request)
+    }
+
+    async fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+        self.seen.renew_calls.fetch_add(1, Ordering::SeqCst);
+        self.seen.renewals.fetch_add(requests.len(), Ordering::SeqCst);
+        let slow = requests.iter().any(|request| {
+            lane(&request.key) as usize == self.seen.hang_lane.load(Ordering::SeqCst)
+        });
+        if slow || self.seen.hang_renewals.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        Backend::renew(self.inner(), requests).await
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+        Backend::inspect(self.inner(), key)
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        Backend::list(self.inner(), prefix)
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        Backend::force_release(self.inner(), key)
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
+        Backend::watch(self.inner(), kind, key)
+    }
+
+    fn lane(&self, key: &LockKey) -> Lane {
+        Lane(lane(key))
+    }
+
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        Some(self.seen.doubts.subscribe())
+    }
+}

@@ -1,0 +1,332 @@
+//! The main job on Redis: several copies of the service share locks and stock, and some of them die.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use dlock_tests::bins::{Answer, Checkout, run};
+use dlock_tests::{Flavor, Server, eventually};
+use futures_util::StreamExt;
+use nix::sys::signal::Signal;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+const RECORD: &str = "checkout:item:sneaker";
+
+async fn server() -> Server {
+    Server::start(Flavor::from_env()).await
+}
+
+fn copy(server: &Server, args: &[&str]) -> Checkout {
+    let url = server.url();
+    let mut all = vec!["--locks", &url, "--store", &url];
+    all.extend(args);
+    Checkout::start(&all)
+}
+
+fn count(answers: &[Answer], status: u16) -> usize {
+    answers.iter().filter(|answer| answer.status == status).count()
+}
+
+fn distinct_tokens(answers: &[Answer]) -> usize {
+    answers
+        .iter()
+        .filter_map(Answer::token)
+        .collect::<HashSet<_>>()
+        .len()
+}
+
+/// 200 buyers, 32 at a time, at the copies in turn.
+async fn crowd(copies: &[&Checkout]) -> Vec<Answer> {
+    let buys =
+        (0..200).map(|n| async move { copies[n % copies.len()].buy("sneaker").await.expect("an answer") });
+    futures_util::stream::iter(buys)
+        .buffer_unordered(32)
+        .collect()
+        .await
+}
+
+/// The token on the record.
+async fn token(server: &Server) -> u64 {
+    let record: Option<String> = server.query(&["GET", RECORD]).await;
+    let record: Value = serde_json::from_str(&record.unwrap_or_default()).unwrap_or_default();
+    record["token"].as_u64().unwrap_or_default()
+}
+
+/// Waits until a sale is between its read and its write: its fence stands.
+async fn newer_token(server: &Server, than: u64) -> u64 {
+    eventually("a sale has put its fence up", async || token(server).await > than).await;
+    token(server).await
+}
+
+#[tokio::test]
+async fn two_copies_sell_every_piece_once() {
+    let server = server().await;
+    let (a, b) = (copy(&server, &[]), copy(&server, &[]));
+    a.put("sneaker", 100).await;
+    let answers = crowd(&[&a, &b]).await;
+    assert_eq!((count(&answers, 201), count(&answers, 409)), (100, 100));
+    assert_eq!(distinct_tokens(&answers), 100, "no token twice");
+    assert_eq!(b.item("sneaker").await, (0, 100));
+    for copy in [&a, &b] {
+        assert!(copy.log().contains(" sold "), "both copies sell");
+        copy.signal(Signal::SIGINT);
+        assert_eq!(copy.ended(Duration::from_secs(5)).code(), Some(0));
+        assert!(copy.log().contains("nothing held"));
+    }
+    assert_eq!(
+        server.keys().await,
+        [RECORD, "dlock:fence"],
+        "nothing but the stock and the one fence counter"
+    );
+}
+
+#[tokio::test]
+async fn two_copies_without_locks_oversell() {
+    let server = server().await;
+    let (a, b) = (
+        copy(&server, &["--without-locks"]),
+        copy(&server, &["--without-locks"]),
+    );
+    a.put("sneaker", 100).await;
+    let answers = crowd(&[&a, &b]).await;
+    assert!(count(&answers, 201) > 100, "the demonstration proves nothing");
+    let (_, sold) = a.item("sneaker").await;
+    assert!(sold < count(&answers, 201) as u64);
+}
+
+#[tokio::test]
+async fn two_copies_charge_an_account_one_after_another() {
+    let server = server().await;
+    let (a, b) = (copy(&server, &[]), copy(&server, &[]));
+    let charges = (0..40).map(|n| [&a, &b][n % 2].post("/accounts/ada/charge", json!({ "amount": 5 })));
+    let answers = futures_util::future::join_all(charges).await;
+    assert_eq!((count(&answers, 201), distinct_tokens(&answers)), (40, 40));
+    let most = answers
+        .iter()
+        .filter_map(|answer| answer.body["charged"].as_u64())
+        .max();
+    assert_eq!(most, Some(200));
+}
+
+#[tokio::test]
+async fn when_a_copy_is_killed_the_other_goes_on_selling_within_the_lease() {
+    let lease = Duration::from_secs(2);
+    let server = server().await;
+    let (a, b) = (
+        copy(&server, &["--lease", "2s"]),
+        copy(&server, &["--lease", "2s"]),
+    );
+    a.put("sneaker", 100).await;
+    let sold = Mutex::new(Vec::new());
+    let killed: Mutex<Option<Instant>> = Mutex::new(None);
+    let broken = Mutex::new(0);
+    let buys = (0..200).map(|n| {
+        let (a, b, sold, killed, broken) = (&a, &b, &sold, &killed, &broken);
+        async move {
+            let first = [a, b][n % 2];
+            let answer = match first.buy("sneaker").await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    // It may have bought something or not; a buyer who is told nothing comes again.
+                    *broken.lock() += 1;
+                    b.buy("sneaker").await.expect("the other copy answers")
+                }
+            };
+            if answer.status == 201 {
+                let mut sold = sold.lock();
+                sold.push(Instant::now());
+                if sold.len() == 50 {
+                    a.signal(Signal::SIGKILL);
+                    *killed.lock() = Some(Instant::now());
+                }
+            }
+            answer
+        }
+    });
+    let answers: Vec<Answer> = futures_util::stream::iter(buys)
+        .buffer_unordered(32)
+        .collect()
+        .await;
+    let (sales, sold_out) = (count(&answers, 201), count(&answers, 409));
+    let broken = broken.into_inner();
+    assert_eq!(sales + sold_out, 200, "every buyer is told the one or the other");
+    assert_eq!(b.item("sneaker").await, (0, 100));
+    assert!(
+        sales <= 100 && sales + broken >= 100,
+        "{sales} sold, {broken} told nothing"
+    );
+    assert_eq!(distinct_tokens(&answers), sales, "no token twice");
+    assert!(broken > 0, "the kill came too late to tell anything");
+    let killed = killed.into_inner().expect("half of the pieces were sold");
+    let sold = sold.into_inner();
+    let next = sold
+        .iter()
+        .find(|at| **at > killed + Duration::from_millis(100))
+        .or(sold.last());
+    let gap = next.expect("sales go on").saturating_duration_since(killed);
+    assert!(
+        gap < lease + Duration::from_millis(1_500),
+        "the next sale came {gap:?} after the kill"
+    );
+}
+
+#[tokio::test]
+async fn a_copy_stopped_past_its_lease_cannot_write_afterwards() {
+    let server = server().await;
+    let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);
+    let other = copy(&server, &["--lease", "1s"]);
+    slow.put("sneaker", 10).await;
+    let before = token(&server).await;
+    let (late, ()) = tokio::join!(slow.buy("sneaker"), async {
+        newer_token(&server, before).await;
+        slow.signal(Signal::SIGSTOP);
+        let started = Instant::now();
+        let sale = other.buy("sneaker").await.expect("an answer");
+        assert_eq!(sale.status, 201);
+        assert!(
+            started.elapsed() < Duration::from_millis(2_500),
+            "{:?}",
+            started.elapsed()
+        );
+        assert_eq!(other.item("sneaker").await, (9, 1));
+        slow.signal(Signal::SIGCONT);
+    });
+    let late = late.expect("an answer");
+    assert!(late.is_problem(503, "urn:dlock:problem:fenced"), "{late:?}");
+    assert!(late.retry_after.is_some());
+    assert_eq!(
+        slow.item("sneaker").await,
+        (9, 1),
+        "the late write changed nothing"
+    );
+    // and the copy is as good as before
+    assert_eq!(slow.buy("sneaker").await.unwrap().status, 201);
+    assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
+    assert_eq!(slow.item("sneaker").await, (7, 3));
+}
+
+#[tokio::test]
+async fn a_late_write_is_refused_even_before_the_new_holder_has_written() {
+    let server = server().await;
+    let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);
+    let other = copy(&server, &["--lease", "1s", "--think", "1s"]);
+    slow.put("sneaker", 10).await;
+    let before = token(&server).await;
+    let (late, sale) = tokio::join!(slow.buy("sneaker"), async {
+        let ours = newer_token(&server, before).await;
+        slow.signal(Signal::SIGSTOP);
+        let (sale, ()) = tokio::join!(other.buy("sneaker"), async {
+            newer_token(&server, ours).await;
+            slow.signal(Signal::SIGCONT);
+        });
+        sale
+    });
+    assert!(
+        late.expect("an answer")
+            .is_problem(503, "urn:dlock:problem:fenced")
+    );
+    assert_eq!(
+        sale.expect("an answer").status,
+        201,
+        "the new holder is untouched"
+    );
+    assert_eq!(other.item("sneaker").await, (9, 1));
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_or_restarts_is_a_503_for_as_long_as_it_does() {
+    let server = server().await;
+    let shop = copy(&server, &["--lease", "2s"]);
+    shop.put("sneaker", 10).await;
+    assert_eq!(shop.buy("sneaker").await.unwrap().status, 201);
+
+    server.stop();
+    let started = Instant::now();
+    let (buy, look) = tokio::join!(shop.buy("sneaker"), shop.get("/items/sneaker"));
+    for answer in [buy.unwrap(), look] {
+        assert!(
+            answer.is_problem(503, "urn:dlock:problem:unavailable"),
+            "{answer:?}"
+        );
+        assert!(answer.retry_after.is_some());
+    }
+    assert!(
+        started.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        started.elapsed()
+    );
+    server.cont();
+    eventually("it sells again after the hang", async || {
+        shop.buy("sneaker").await.unwrap().status == 201
+    })
+    .await;
+
+    server.restart().await;
+    eventually("it sets stock again after the restart", async || {
+        let body = Some(json!({ "stock": 1 }));
+        shop.ask(reqwest::Method::PUT, "/items/sneaker", body)
+            .await
+            .unwrap()
+            .status
+            == 200
+    })
+    .await;
+    eventually("it sells again after the restart", async || {
+        shop.buy("sneaker").await.unwrap().status == 201
+    })
+    .await;
+    assert_eq!(shop.item("sneaker").await, (0, 1));
+    assert!(!shop.log().contains("panicked"), "{}", shop.log());
+}
+
+#[tokio::test]
+async fn it_ends_in_bounded_time_while_the_server_hangs() {
+    let server = server().await;
+    let shop = copy(&server, &["--lease", "2s", "--think", "1s"]);
+    shop.put("sneaker", 10).await;
+    let before = token(&server).await;
+    let (answer, ()) = tokio::join!(shop.buy("sneaker"), async {
+        newer_token(&server, before).await;
+        server.stop();
+        shop.signal(Signal::SIGTERM);
+        assert_eq!(shop.ended(Duration::from_secs(15)).code(), Some(0));
+    });
+    assert!(answer.map_or(true, |answer| answer.status == 503));
+}
+
+#[tokio::test]
+async fn other_data_in_the_place_of_a_record_is_an_error_and_stays() {
+    let server = server().await;
+    let shop = copy(&server, &[]);
+    for fill in [&["SET", RECORD, "something else"][..], &["LPUSH", RECORD, "x"]] {
+        server.command(&["DEL", RECORD]).await;
+        server.command(fill).await;
+        let answer = shop.buy("sneaker").await.unwrap();
+        assert!(
+            answer.status >= 500 && answer.content_type == "application/problem+json",
+            "{answer:?}"
+        );
+    }
+    assert_eq!(server.query::<String>(&["TYPE", RECORD]).await, "list");
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_one_line_that_does_not_repeat_it() {
+    let server = Server::builder(Flavor::from_env())
+        .password("right")
+        .start()
+        .await;
+    let (right, wrong) = (server.url(), format!("redis://:hunter2@{}", server.addr()));
+    for (locks, store) in [(&wrong, &right), (&right, &wrong)] {
+        let args = ["--listen", "127.0.0.1:0", "--locks", locks, "--store", store];
+        let output = run("checkout", &args, Duration::from_secs(10));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+        assert!(!error.contains("hunter2") && !error.contains("right"), "{error}");
+    }
+    let shop = copy(&server, &[]);
+    shop.put("sneaker", 1).await;
+    assert_eq!(shop.buy("sneaker").await.unwrap().status, 201);
+    assert!(!shop.log().contains("right"), "{}", shop.log());
+}
