@@ -157,7 +157,10 @@ impl LockClient {
 
     /// A client with default settings on a backend that needs no connecting.
     pub(crate) fn on_memory(backend: impl Backend) -> LockClient {
-        let settings = Settings { lease: DEFAULT_LEASE, retry_for: DEFAULT_RETRY_FOR };
+        let settings = Settings {
+            lease: DEFAULT_LEASE,
+            retry_for: DEFAULT_RETRY_FOR,
+        };
         LockClient::start(Arc::new(backend), settings, &runtime::Handle::current())
     }
 
@@ -192,7 +195,9 @@ impl LockClient {
             watchdog::watch(shared, finished.cancelled()).await;
             drop(runtime_watch);
         });
-        LockClient { handle: Arc::new(Handle { shared, worker }) }
+        LockClient {
+            handle: Arc::new(Handle { shared, worker }),
+        }
     }
 
     /// The lock of this name. Nothing is sent until it is acquired.
@@ -225,7 +230,10 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<Option<Holder>, Error> {
         let key = LockKey::new(key)?;
-        self.ask("the inspection of lock", &key, |backend| backend.inspect(key.clone())).await
+        self.ask("the inspection of lock", &key, |backend| {
+            backend.inspect(key.clone())
+        })
+        .await
     }
 
     /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store looks at
@@ -236,7 +244,11 @@ impl LockClient {
     /// A failure of the store. Cancel safe.
     pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
         let key = LockKey::raw(format!("{prefix}*"));
-        let mut found = self.ask("the list of locks", &key, |backend| backend.list(prefix.to_owned())).await?;
+        let mut found = self
+            .ask("the list of locks", &key, |backend| {
+                backend.list(prefix.to_owned())
+            })
+            .await?;
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(found)
     }
@@ -250,7 +262,10 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<bool, Error> {
         let key = LockKey::new(key)?;
-        self.ask("the forced release of lock", &key, |backend| backend.force_release(key.clone())).await
+        self.ask("the forced release of lock", &key, |backend| {
+            backend.force_release(key.clone())
+        })
+        .await
     }
 
     async fn ask<T, F>(
@@ -262,7 +277,9 @@ impl LockClient {
     where
         F: Future<Output = Result<T, BackendError>>,
     {
-        step(self.handle.shared.backend.clone()).await.map_err(|error| error.into_error(what, key))
+        step(self.handle.shared.backend.clone())
+            .await
+            .map_err(|error| error.into_error(what, key))
     }
 
     /// Ends the client in good order: refuses new acquires and ends those that wait, gives guards until
@@ -280,11 +297,16 @@ impl LockClient {
             self.handle.undo(grant.release_request(), left);
         }
         shared.pending.close();
-        let drained = tokio::time::timeout(shared.settings.retry_for, shared.pending.wait()).await.is_ok();
+        let drained = tokio::time::timeout(shared.settings.retry_for, shared.pending.wait())
+            .await
+            .is_ok();
         if drained {
             shared.finished.cancel();
         }
-        ShutdownReport { lost: left.len(), unconfirmed: shared.pending.len() }
+        ShutdownReport {
+            lost: left.len(),
+            unconfirmed: shared.pending.len(),
+        }
     }
 }
 
@@ -458,9 +480,9 @@ async fn open(
         Topology::Memory { name: None } => Ok(Arc::new(MemoryBackend::new())),
         Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryBackend::named(&name))),
         #[cfg(feature = "redis")]
-        Topology::Server(server) => {
-            Ok(Arc::new(crate::backend::redis::RedisBackend::connect(server, common, runtime).await?))
-        }
+        Topology::Server(server) => Ok(Arc::new(
+            crate::backend::redis::RedisBackend::connect(server, common, runtime).await?,
+        )),
         #[cfg(not(feature = "redis"))]
         Topology::Server(_) => Err(Error::Unsupported {
             what: "a Redis URL".to_owned(),
@@ -477,7 +499,9 @@ fn program_name() -> String {
     std::env::args_os()
         .next()
         .and_then(|path| {
-            std::path::Path::new(&path).file_stem().map(|name| name.to_string_lossy().into_owned())
+            std::path::Path::new(&path)
+                .file_stem()
+                .map(|name| name.to_string_lossy().into_owned())
         })
         .unwrap_or_default()
 }

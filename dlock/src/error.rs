@@ -161,7 +161,9 @@ pub enum Error {
     },
 
     /// No process-wide client has been set.
-    #[error("no default lock client: call dlock::set_default(client) once at start-up, or say which client with `lock = ...`")]
+    #[error(
+        "no default lock client: call dlock::set_default(client) once at start-up, or say which client with `lock = ...`"
+    )]
     NoDefaultClient,
 
     /// A process-wide client was set before.
@@ -187,7 +189,10 @@ impl Error {
     pub fn is_unavailable(&self) -> bool {
         matches!(
             self,
-            Error::Unreachable { .. } | Error::OutcomeUnknown { .. } | Error::Refused { .. } | Error::ClientClosed
+            Error::Unreachable { .. }
+                | Error::OutcomeUnknown { .. }
+                | Error::Refused { .. }
+                | Error::ClientClosed
         )
     }
 
@@ -247,9 +252,15 @@ impl std::fmt::Display for Loss {
 }
 
 fn after(waited: Duration) -> String {
-    if waited.is_zero() { String::new() } else { format!(", and was for the {waited:.1?} of waiting") }
+    if waited.is_zero() {
+        String::new()
+    } else {
+        format!(", and was for the {waited:.1?} of waiting")
+    }
 }
 
 fn lease_left(remaining: Option<Duration>) -> String {
-    remaining.map(|left| format!(" (the holder's lease has {left:.1?} left)")).unwrap_or_default()
+    remaining
+        .map(|left| format!(" (the holder's lease has {left:.1?} left)"))
+        .unwrap_or_default()
 }

@@ -194,7 +194,9 @@ impl Grant {
 
     /// What is missing to `min_hold` yet.
     pub(crate) fn min_hold_left(&self) -> Duration {
-        self.terms.min_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(clock::now()))
+        self.terms.min_until.map_or(Duration::ZERO, |until| {
+            until.saturating_duration_since(clock::now())
+        })
     }
 
     /// The step that gives the grant back.
@@ -216,8 +218,14 @@ impl Grant {
     /// or what is left of it where it is fixed. `None` when nothing is to be had.
     pub(crate) fn next_lease(&self, now: Instant) -> Option<Duration> {
         let lease = if self.terms.renewed {
-            let left = self.terms.max_end.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
-            let least = self.terms.min_until.map_or(Duration::ZERO, |t| t.saturating_duration_since(now));
+            let left = self
+                .terms
+                .max_end
+                .map_or(Duration::MAX, |end| end.saturating_duration_since(now));
+            let least = self
+                .terms
+                .min_until
+                .map_or(Duration::ZERO, |t| t.saturating_duration_since(now));
             self.terms.lease.max(least).min(left)
         } else {
             (self.deadline() + margin(self.terms.lease)).saturating_duration_since(now)
@@ -227,7 +235,12 @@ impl Grant {
 
     /// The step that renews the grant with this lease.
     pub(crate) fn renew_request(&self, lease: Duration) -> RenewRequest {
-        RenewRequest { kind: self.kind, key: self.key.clone(), grant: self.id.clone(), lease }
+        RenewRequest {
+            kind: self.kind,
+            key: self.key.clone(),
+            grant: self.id.clone(),
+            lease,
+        }
     }
 
     /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too

@@ -144,12 +144,21 @@ impl LockGuard {
     pub fn reenter(&self) -> Result<LockGuard, Error> {
         match self.grant().enter(|_| true, Location::caller()) {
             Entry::Entered(id) => {
-                let hold = HoldRef { id, token: self.hold.token, grant: self.grant().clone() };
+                let hold = HoldRef {
+                    id,
+                    token: self.hold.token,
+                    grant: self.grant().clone(),
+                };
                 Ok(LockGuard::new(hold, self.handle.clone()))
             }
-            Entry::Lost(loss) => Err(Error::Lost { key: self.key().clone(), loss }),
+            Entry::Lost(loss) => Err(Error::Lost {
+                key: self.key().clone(),
+                loss,
+            }),
             // Everybody is welcome here, so nobody stands in the way.
-            Entry::Sibling(_) => Err(Error::NotHeld { key: self.key().clone() }),
+            Entry::Sibling(_) => Err(Error::NotHeld {
+                key: self.key().clone(),
+            }),
         }
     }
 
@@ -194,7 +203,9 @@ impl LockGuard {
     pub fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
-            let Some(outcome) = this.leave() else { return Ok(()) };
+            let Some(outcome) = this.leave() else {
+                return Ok(());
+            };
             match outcome {
                 Ok(release) => release.await,
                 Err(lost) => Err(lost),
@@ -216,7 +227,10 @@ impl LockGuard {
                 Some(Err(Error::Lost { key, loss }))
             }
             None => match grant.status() {
-                HoldState::Lost(loss) => Some(Err(Error::Lost { key: grant.key.clone(), loss })),
+                HoldState::Lost(loss) => Some(Err(Error::Lost {
+                    key: grant.key.clone(),
+                    loss,
+                })),
                 _ => None,
             },
         }
@@ -318,14 +332,24 @@ impl Held {
     pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
         let key = self.key();
         match self.state() {
-            HoldState::Lost(loss) => return Err(Error::Lost { key: key.clone(), loss }),
+            HoldState::Lost(loss) => {
+                return Err(Error::Lost {
+                    key: key.clone(),
+                    loss,
+                });
+            }
             HoldState::Held if self.remaining() >= at_least => return Ok(()),
             _ => {}
         }
-        let Some(client) = self.grant.client.upgrade() else { return Err(Error::ClientClosed) };
+        let Some(client) = self.grant.client.upgrade() else {
+            return Err(Error::ClientClosed);
+        };
         client.renew_one(&self.grant).await?;
         match self.state() {
-            HoldState::Lost(loss) => Err(Error::Lost { key: key.clone(), loss }),
+            HoldState::Lost(loss) => Err(Error::Lost {
+                key: key.clone(),
+                loss,
+            }),
             _ if self.remaining() >= at_least => Ok(()),
             _ => Err(Error::InvalidOption {
                 option: "ensure",

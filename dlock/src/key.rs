@@ -51,7 +51,10 @@ impl LockKey {
     /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several
     /// locks into one Cluster slot. The other rules hold. Do not make such names from user input.
     pub fn raw(name: impl Into<String>) -> LockKey {
-        LockKey { name: name.into().into(), raw: true }
+        LockKey {
+            name: name.into().into(),
+            raw: true,
+        }
     }
 
     /// The name as text.
@@ -77,7 +80,10 @@ impl LockKey {
         } else {
             return Ok(());
         };
-        Err(Error::InvalidKey { key: shortened(&self.name), reason })
+        Err(Error::InvalidKey {
+            key: shortened(&self.name),
+            reason,
+        })
     }
 }
 
@@ -137,13 +143,19 @@ impl AsRef<str> for LockKey {
 
 impl From<&str> for LockKey {
     fn from(name: &str) -> Self {
-        LockKey { name: name.into(), raw: false }
+        LockKey {
+            name: name.into(),
+            raw: false,
+        }
     }
 }
 
 impl From<String> for LockKey {
     fn from(name: String) -> Self {
-        LockKey { name: name.into(), raw: false }
+        LockKey {
+            name: name.into(),
+            raw: false,
+        }
     }
 }
 

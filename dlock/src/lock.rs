@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{AcquireReply, AcquireRequest, BackendError, Kind, Outcome, ReleaseRequest};
+use crate::backend::{AcquireReply, AcquireRequest, BackendError, Kind, Outcome, Reason, ReleaseRequest};
 use crate::client::Handle;
 use crate::grants::{Entry, Grant, Terms, margin, next_id};
-use crate::guard::{Held, LockGuard};
+use crate::guard::{Held, HoldState, LockGuard};
 use crate::scope::{self, HoldRef, Scope};
-use crate::{Error, LockKey, clock, telemetry};
+use crate::{Error, LockKey, Loss, clock, telemetry};
 
 /// The longest of all durations that an option takes: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -212,7 +212,10 @@ impl Lock {
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").field("key", &self.key).field("options", &self.options).finish()
+        f.debug_struct("Lock")
+            .field("key", &self.key)
+            .field("options", &self.options)
+            .finish()
     }
 }
 
@@ -286,12 +289,22 @@ enum Look {
 
 impl Attempt {
     fn new(lock: &Lock, once: bool, by: &'static Location<'static>) -> Attempt {
-        Attempt { handle: lock.handle.clone(), key: lock.key.clone(), options: lock.options.clone(), once, by }
+        Attempt {
+            handle: lock.handle.clone(),
+            key: lock.key.clone(),
+            options: lock.options.clone(),
+            once,
+            by,
+        }
     }
 
     async fn run(self) -> Result<LockGuard, Error> {
         let started = clock::now();
-        let outcome = self.go(started).await;
+        // The asking frame is the one at the first poll.
+        let scope = scope::current();
+        // On memory nothing else here ever yields.
+        tokio::task::consume_budget().await;
+        let outcome = self.go(started, &scope).await;
         match &outcome {
             Ok(_) => telemetry::acquired(clock::now().saturating_duration_since(started)),
             Err(error) => {
@@ -302,14 +315,20 @@ impl Attempt {
         outcome
     }
 
-    async fn go(&self, started: Instant) -> Result<LockGuard, Error> {
+    async fn go(&self, started: Instant, scope: &Scope) -> Result<LockGuard, Error> {
         self.key.check()?;
         self.options.check()?;
-        // The asking frame is the one at the first poll.
-        let scope = scope::current();
-        let until = if self.once { Some(started) } else { self.options.wait.map(|wait| started + wait) };
-        let wait = Wait { attempt: self, started, until };
-        if let Some(guard) = wait.reenter(&scope).await? {
+        let until = if self.once {
+            Some(started)
+        } else {
+            self.options.wait.map(|wait| started + wait)
+        };
+        let wait = Wait {
+            attempt: self,
+            started,
+            until,
+        };
+        if let Some(guard) = wait.reenter(scope).await? {
             return Ok(guard);
         }
         if self.handle.shared().closing.is_cancelled() {
@@ -328,7 +347,14 @@ impl Attempt {
     fn look(&self) -> impl Future<Output = Result<Look, BackendError>> + Send + use<> {
         let handle = self.handle.clone();
         let shared = handle.shared().clone();
-        let Options { kind, lease, renewed_lease, max_hold, min_hold, .. } = self.options;
+        let Options {
+            kind,
+            lease,
+            renewed_lease,
+            max_hold,
+            min_hold,
+            ..
+        } = self.options;
         let sent = clock::now();
         let terms = Terms {
             lease: lease.or(renewed_lease).unwrap_or(shared.settings.lease),
@@ -338,11 +364,18 @@ impl Attempt {
         };
         // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
         // contradict each other are refused.
-        let first_lease =
-            terms.lease.max(min_hold.unwrap_or_default()).min(max_hold.unwrap_or(Duration::MAX));
+        let first_lease = terms
+            .lease
+            .max(min_hold.unwrap_or_default())
+            .min(max_hold.unwrap_or(Duration::MAX));
         let (key, by, id) = (self.key.clone(), self.by, shared.next_grant());
-        let request =
-            AcquireRequest { kind, key: key.clone(), grant: id.clone(), lease: first_lease, tokens: 1 };
+        let request = AcquireRequest {
+            kind,
+            key: key.clone(),
+            grant: id.clone(),
+            lease: first_lease,
+            tokens: 1,
+        };
         let step = shared.backend.clone().acquire(request);
         let carrier = handle.clone();
         carrier.carry(async move {
@@ -361,16 +394,36 @@ impl Attempt {
                         by,
                     ));
                     shared.registry.add(&grant, sent);
-                    Ok(Look::Acquired(LockGuard::new(
-                        HoldRef { id: hold, token: first_token, grant },
+                    let in_time = !matches!(grant.status(), HoldState::Lost(Loss::Expired));
+                    let guard = LockGuard::new(
+                        HoldRef {
+                            id: hold,
+                            token: first_token,
+                            grant,
+                        },
                         handle,
-                    )))
+                    );
+                    // Dropped otherwise, which gives it back.
+                    in_time.then_some(Look::Acquired(guard)).ok_or_else(|| {
+                        BackendError::not_done(
+                            Reason::Unreachable,
+                            "the answer came only after the lease had run out",
+                        )
+                    })
                 }
                 Ok(AcquireReply::Busy { remaining }) => Ok(Look::Busy(remaining)),
                 Err(error) => {
                     if error.outcome == Outcome::Unknown {
                         let keep_for = Duration::ZERO;
-                        handle.undo(ReleaseRequest { kind, key, grant: id, keep_for }, first_lease);
+                        handle.undo(
+                            ReleaseRequest {
+                                kind,
+                                key,
+                                grant: id,
+                                keep_for,
+                            },
+                            first_lease,
+                        );
                     }
                     Err(error)
                 }
@@ -396,7 +449,11 @@ impl Wait<'_> {
             true => Duration::ZERO,
             false => clock::now().saturating_duration_since(self.started),
         };
-        Error::NotAcquired { key: self.attempt.key.clone(), waited, remaining }
+        Error::NotAcquired {
+            key: self.attempt.key.clone(),
+            waited,
+            remaining,
+        }
     }
 
     /// The end of the wait.
@@ -411,20 +468,37 @@ impl Wait<'_> {
     /// asker's frames do not contain (another branch of a `join!`), it waits until a hold leaves and looks
     /// again; it never queues up for the lock behind them.
     async fn reenter(&self, scope: &Scope) -> Result<Option<LockGuard>, Error> {
-        let Attempt { handle, key, options, once, by } = self.attempt;
+        let Attempt {
+            handle,
+            key,
+            options,
+            once,
+            by,
+        } = self.attempt;
         let mut warn_at = Some(clock::now() + Duration::from_secs(1));
         loop {
-            let Some(hold) = scope.nearest(handle.shared().id, options.kind, key) else { return Ok(None) };
+            let Some(hold) = scope.nearest(handle.shared().id, options.kind, key) else {
+                return Ok(None);
+            };
             let grant = &hold.grant;
             let gate = grant.gate.notified();
             tokio::pin!(gate);
             gate.as_mut().enable();
             let line = match grant.enter(|id| scope.contains(id), by) {
                 Entry::Entered(id) => {
-                    let hold = HoldRef { id, token: hold.token, grant: grant.clone() };
+                    let hold = HoldRef {
+                        id,
+                        token: hold.token,
+                        grant: grant.clone(),
+                    };
                     return Ok(Some(LockGuard::new(hold, handle.clone())));
                 }
-                Entry::Lost(loss) => return Err(Error::Lost { key: key.clone(), loss }),
+                Entry::Lost(loss) => {
+                    return Err(Error::Lost {
+                        key: key.clone(),
+                        loss,
+                    });
+                }
                 Entry::Sibling(line) => line,
             };
             if *once {
@@ -450,7 +524,9 @@ impl Wait<'_> {
 
     /// Waits for the turn in this process, then at the store.
     async fn in_turn(&self) -> Result<LockGuard, Error> {
-        let Attempt { handle, key, options, .. } = self.attempt;
+        let Attempt {
+            handle, key, options, ..
+        } = self.attempt;
         let shared = handle.shared();
         let ticket = shared.waiters.join(options.kind, key, options.max_waiters)?;
         let turn = tokio::select! {
@@ -481,7 +557,8 @@ impl Wait<'_> {
                     turn.watch
                         .get_or_insert_with(|| shared.backend.clone().watch(options.kind, key));
                     // A lease that is about to end is over a moment after its whole milliseconds.
-                    left.map_or(LONGEST_SLEEP, |left| left + Duration::from_millis(1)).min(LONGEST_SLEEP)
+                    left.map_or(LONGEST_SLEEP, |left| left + Duration::from_millis(1))
+                        .min(LONGEST_SLEEP)
                 }
                 Err(error) => {
                     let (since, _) = *failing.get_or_insert_with(|| (clock::now(), error.clone()));

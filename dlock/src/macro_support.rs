@@ -20,7 +20,6 @@ pub fn client(client: &LockClient) -> LockClient {
 }
 
 /// The lock that a function takes; the options follow.
-#[must_use]
 pub fn lock(client: LockClient, key: LockKey) -> Lock {
     client.lock(key)
 }

@@ -25,7 +25,9 @@ impl Problem {
     /// The whole seconds for a `Retry-After` header: rounded up, at least 1.
     #[must_use]
     pub fn retry_after_secs(&self) -> Option<u64> {
-        self.retry_after.map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0)).map(|secs| secs.max(1))
+        self.retry_after
+            .map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0))
+            .map(|secs| secs.max(1))
     }
 }
 
@@ -33,20 +35,30 @@ impl From<&Error> for Problem {
     fn from(error: &Error) -> Problem {
         let (status, kind, title) = match error {
             Error::NotAcquired { .. } => (423, "urn:dlock:problem:busy", "Somebody else is at it"),
-            Error::TooManyWaiters { .. } => {
-                (503, "urn:dlock:problem:too-many-waiters", "Too many requests wait for the same thing")
-            }
+            Error::TooManyWaiters { .. } => (
+                503,
+                "urn:dlock:problem:too-many-waiters",
+                "Too many requests wait for the same thing",
+            ),
             Error::Lost { .. } => (503, "urn:dlock:problem:lost", "The lock was lost during the work"),
             Error::Unreachable { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. }
-            | Error::ClientClosed => {
-                (503, "urn:dlock:problem:unavailable", "The lock store is not available")
-            }
-            Error::InvalidKey { .. } => {
-                (400, "urn:dlock:problem:invalid-key", "The request gives no valid name for a lock")
-            }
-            _ => (500, "urn:dlock:problem:internal", "The lock is not set up properly"),
+            | Error::ClientClosed => (
+                503,
+                "urn:dlock:problem:unavailable",
+                "The lock store is not available",
+            ),
+            Error::InvalidKey { .. } => (
+                400,
+                "urn:dlock:problem:invalid-key",
+                "The request gives no valid name for a lock",
+            ),
+            _ => (
+                500,
+                "urn:dlock:problem:internal",
+                "The lock is not set up properly",
+            ),
         };
         // What a stranger may read of a fault inside is that there is one; the rest is for the log.
         let detail = match status {
@@ -54,7 +66,13 @@ impl From<&Error> for Problem {
             503 if error.is_unavailable() => "the lock store does not answer; try again".to_owned(),
             _ => error.to_string(),
         };
-        Problem { status, kind, title, detail, retry_after: error.retry_after() }
+        Problem {
+            status,
+            kind,
+            title,
+            detail,
+            retry_after: error.retry_after(),
+        }
     }
 }
 
@@ -70,8 +88,10 @@ impl axum_core::response::IntoResponse for Error {
         *response.status_mut() =
             http::StatusCode::from_u16(problem.status).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
-        headers
-            .insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/problem+json"));
+        headers.insert(
+            http::header::CONTENT_TYPE,
+            http::HeaderValue::from_static("application/problem+json"),
+        );
         if let Some(secs) = problem.retry_after_secs() {
             headers.insert(http::header::RETRY_AFTER, secs.into());
         }

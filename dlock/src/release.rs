@@ -36,7 +36,9 @@ impl<T: Send + 'static> Future for Carry<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         // Taken out while it is polled: one that panicked is not polled again.
-        let Some(mut future) = self.future.take() else { return Poll::Pending };
+        let Some(mut future) = self.future.take() else {
+            return Poll::Pending;
+        };
         let poll = future.as_mut().poll(cx);
         if poll.is_pending() {
             self.future = Some(future);
@@ -76,7 +78,10 @@ impl Handle {
         future: impl Future<Output = T> + Send + 'static,
     ) -> Carry<T> {
         let tracked = self.shared().pending.track_future(future);
-        Carry { future: Some(Box::pin(tracked)), worker: self.worker().clone() }
+        Carry {
+            future: Some(Box::pin(tracked)),
+            worker: self.worker().clone(),
+        }
     }
 
     /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
@@ -130,7 +135,10 @@ fn give_back(
                 }
                 Ok(ReleaseReply::NotHeld { repeated: by_the_way }) => {
                     return if !(repeated || by_the_way) {
-                        Err(Error::Lost { key: key.clone(), loss: Loss::Gone })
+                        Err(Error::Lost {
+                            key: key.clone(),
+                            loss: Loss::Gone,
+                        })
                     } else if clock::now() < until {
                         // Ours until now by our clock, so an earlier copy of this step ended it.
                         Ok(())
@@ -156,5 +164,9 @@ fn give_back(
 }
 
 fn unknown(key: &LockKey, message: String) -> Error {
-    Error::OutcomeUnknown { what: format!("the release of lock \"{key}\""), message, source: None }
+    Error::OutcomeUnknown {
+        what: format!("the release of lock \"{key}\""),
+        message,
+        source: None,
+    }
 }

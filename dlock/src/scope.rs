@@ -67,13 +67,21 @@ impl Scope {
     /// Runs a future in these frames, whichever task polls it. The frames stay valid for as long as their
     /// holders hold: a hold that has been given back is not there any more.
     pub fn wrap<F: Future>(&self, future: F) -> InScope<F> {
-        InScope { future: Some(future), chain: self.chain.clone() }
+        InScope {
+            future: Some(future),
+            chain: self.chain.clone(),
+        }
     }
 
     /// The same frames with one hold more inside them; holds that are over are left out.
     pub(crate) fn with(&self, hold: HoldRef) -> Scope {
-        let alive = self.chain.iter().filter(|outer| outer.id != hold.id && outer.grant.has(outer.id));
-        Scope { chain: alive.cloned().chain([hold.clone()]).collect() }
+        let alive = self
+            .chain
+            .iter()
+            .filter(|outer| outer.id != hold.id && outer.grant.has(outer.id));
+        Scope {
+            chain: alive.cloned().chain([hold.clone()]).collect(),
+        }
     }
 
     /// The nearest live hold of `key` around the asker.
@@ -92,7 +100,9 @@ impl Scope {
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.chain.iter().map(|hold| &hold.grant.key)).finish()
+        f.debug_list()
+            .entries(self.chain.iter().map(|hold| &hold.grant.key))
+            .finish()
     }
 }
 
@@ -100,7 +110,9 @@ impl fmt::Debug for Scope {
 #[must_use]
 pub fn current() -> Scope {
     ACTIVE.with_borrow(|active| match active {
-        Some(active) if active.task == tokio::task::try_id() => Scope { chain: active.chain.clone() },
+        Some(active) if active.task == tokio::task::try_id() => Scope {
+            chain: active.chain.clone(),
+        },
         _ => Scope::default(),
     })
 }
@@ -163,7 +175,10 @@ impl<F: Future> Future for InScope<F> {
 
 /// Makes `chain` the active frames of this thread until the value is dropped, also by a panic.
 fn enter(chain: &Chain) -> Entered {
-    let active = Active { chain: chain.clone(), task: tokio::task::try_id() };
+    let active = Active {
+        chain: chain.clone(),
+        task: tokio::task::try_id(),
+    };
     Entered(ACTIVE.with_borrow_mut(|slot| slot.replace(active)))
 }
 

@@ -133,10 +133,19 @@ impl TestStore {
         let key = key.into();
         self.lose(key.clone());
         let grant = GrantId::new(Uuid::new_v4(), 1);
-        let request =
-            AcquireRequest { kind: Kind::Lock, key: key.clone(), grant: grant.clone(), lease, tokens: 1 };
+        let request = AcquireRequest {
+            kind: Kind::Lock,
+            key: key.clone(),
+            grant: grant.clone(),
+            lease,
+            tokens: 1,
+        };
         drop(Backend::acquire(Arc::new(self.memory.clone()), request));
-        Busy { store: self.memory.clone(), key, grant }
+        Busy {
+            store: self.memory.clone(),
+            key,
+            grant,
+        }
     }
 
     /// The lock is lost now: the store forgets it, and whoever holds it has been told when this returns.
@@ -183,19 +192,26 @@ impl TestStore {
         if script.down {
             return Some(Fault::Unreachable);
         }
-        script.next.iter_mut().find(|(other, _)| *other == step)?.1.pop_front()
+        script
+            .next
+            .iter_mut()
+            .find(|(other, _)| *other == step)?
+            .1
+            .pop_front()
     }
 
     /// Carries a step out, or not, as the script says.
     fn play<T>(&self, step: Step, work: impl FnOnce() -> T) -> Result<T, BackendError> {
         match self.fault(step) {
             None => Ok(work()),
-            Some(Fault::Unreachable) => {
-                Err(BackendError::not_done(Reason::Unreachable, "the test says that the store is away"))
-            }
-            Some(Fault::Refused) => {
-                Err(BackendError::not_done(Reason::Refused, "the test says that the store refuses"))
-            }
+            Some(Fault::Unreachable) => Err(BackendError::not_done(
+                Reason::Unreachable,
+                "the test says that the store is away",
+            )),
+            Some(Fault::Refused) => Err(BackendError::not_done(
+                Reason::Refused,
+                "the test says that the store refuses",
+            )),
             Some(Fault::RequestLost) => Err(BackendError::unknown("the test says that the request was lost")),
             Some(Fault::AnswerLost) => {
                 drop(work());
@@ -207,7 +223,9 @@ impl TestStore {
 
 impl fmt::Debug for TestStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TestStore").field("held", &self.held()).finish_non_exhaustive()
+        f.debug_struct("TestStore")
+            .field("held", &self.held())
+            .finish_non_exhaustive()
     }
 }
 
@@ -254,21 +272,30 @@ impl Backend for TestBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        answered(self.0.play(Step::Acquire, || Backend::acquire(self.memory(), request)))
+        answered(
+            self.0
+                .play(Step::Acquire, || Backend::acquire(self.memory(), request)),
+        )
     }
 
     fn release(
         self: Arc<Self>,
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        answered(self.0.play(Step::Release, || Backend::release(self.memory(), request)))
+        answered(
+            self.0
+                .play(Step::Release, || Backend::release(self.memory(), request)),
+        )
     }
 
     fn renew(
         self: Arc<Self>,
         requests: Vec<RenewRequest>,
     ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        answered(self.0.play(Step::Renew, || Backend::renew(self.memory(), requests)))
+        answered(
+            self.0
+                .play(Step::Renew, || Backend::renew(self.memory(), requests)),
+        )
     }
 
     fn inspect(

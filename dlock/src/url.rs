@@ -80,7 +80,9 @@ pub(crate) struct UrlOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scheme {
     Memory,
-    Tcp { tls: bool },
+    Tcp {
+        tls: bool,
+    },
     Unix,
     /// Several hosts.
     Many(&'static str),
@@ -111,7 +113,9 @@ const SCHEMES: &[(&str, Scheme)] = &[
 const DEFAULT_PORT: u16 = 6379;
 
 fn invalid(reason: impl Into<String>) -> Error {
-    Error::InvalidUrl { reason: reason.into() }
+    Error::InvalidUrl {
+        reason: reason.into(),
+    }
 }
 
 impl StoreUrl {
@@ -120,7 +124,9 @@ impl StoreUrl {
             return Err(invalid("it has spaces or control characters"));
         }
         let Some((scheme, rest)) = url.split_once("://") else {
-            return Err(invalid("it has no scheme, as in redis://localhost:6379 or memory://"));
+            return Err(invalid(
+                "it has no scheme, as in redis://localhost:6379 or memory://",
+            ));
         };
         let scheme = find_scheme(scheme)?;
         if rest.contains('#') {
@@ -128,7 +134,9 @@ impl StoreUrl {
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         if rest.find('/').is_some_and(|slash| rest[slash..].contains('@')) || query.contains('@') {
-            return Err(invalid("an @ comes after a / or ? (in a password write : @ / ? as %3A %40 %2F %3F)"));
+            return Err(invalid(
+                "an @ comes after a / or ? (in a password write : @ / ? as %3A %40 %2F %3F)",
+            ));
         }
         let mut query = Query::parse(query)?;
         let (authority, path) = match rest.find('/') {
@@ -145,7 +153,10 @@ impl StoreUrl {
                     parse_host(host)?;
                 }
                 // Their own options are checked when they are there.
-                return Ok(StoreUrl { topology: Topology::NotYet(what), options: UrlOptions::default() });
+                return Ok(StoreUrl {
+                    topology: Topology::NotYet(what),
+                    options: UrlOptions::default(),
+                });
             }
         };
         let options = UrlOptions {
@@ -182,7 +193,9 @@ fn memory(authority: &str, path: &str) -> Result<Topology, Error> {
         return Err(invalid("memory:// takes a name at the most, as in memory://shop"));
     }
     let name = decode(authority)?;
-    Ok(Topology::Memory { name: Some(name).filter(|name| !name.is_empty()) })
+    Ok(Topology::Memory {
+        name: Some(name).filter(|name| !name.is_empty()),
+    })
 }
 
 fn tcp(authority: &str, path: &str, tls: bool) -> Result<ServerUrl, Error> {
@@ -198,13 +211,21 @@ fn tcp(authority: &str, path: &str, tls: bool) -> Result<ServerUrl, Error> {
         text => parse_database(text)?,
     };
     let (user, password) = user;
-    Ok(ServerUrl { address: Address::Tcp { host, port }, tls, user, password, database })
+    Ok(ServerUrl {
+        address: Address::Tcp { host, port },
+        tls,
+        user,
+        password,
+        database,
+    })
 }
 
 fn unix(authority: &str, path: &str, query: &mut Query) -> Result<ServerUrl, Error> {
     let ((user, password), host) = split_user(authority)?;
     if !host.is_empty() || path.len() < 2 {
-        return Err(invalid("a socket is given by its whole path, as in redis+unix:///run/redis.sock"));
+        return Err(invalid(
+            "a socket is given by its whole path, as in redis+unix:///run/redis.sock",
+        ));
     }
     let database = query.take("db").map_or(Ok(0), |text| parse_database(&text))?;
     Ok(ServerUrl {
@@ -220,20 +241,29 @@ type Credentials = (Option<String>, Option<String>);
 
 /// `user:password@host`; a lone part before the `@` is the user, as in every URL.
 fn split_user(authority: &str) -> Result<(Credentials, &str), Error> {
-    let Some((user, host)) = authority.rsplit_once('@') else { return Ok(((None, None), authority)) };
+    let Some((user, host)) = authority.rsplit_once('@') else {
+        return Ok(((None, None), authority));
+    };
     let (user, password) = match user.split_once(':') {
         Some((user, password)) => (user, Some(decode(password)?)),
         None => (user, None),
     };
-    Ok(((Some(decode(user)?).filter(|user| !user.is_empty()), password), host))
+    Ok((
+        (Some(decode(user)?).filter(|user| !user.is_empty()), password),
+        host,
+    ))
 }
 
 fn parse_host(host: &str) -> Result<(String, u16), Error> {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) => {
-            let address: std::net::Ipv6Addr =
-                address.parse().map_err(|_| invalid("what stands in brackets is no IPv6 address"))?;
-            (address.to_string(), rest.strip_prefix(':').or(rest.is_empty().then_some("")))
+            let address: std::net::Ipv6Addr = address
+                .parse()
+                .map_err(|_| invalid("what stands in brackets is no IPv6 address"))?;
+            (
+                address.to_string(),
+                rest.strip_prefix(':').or(rest.is_empty().then_some("")),
+            )
         }
         None => match host.split_once(':') {
             Some((name, port)) => (name.to_owned(), Some(port)),
@@ -267,24 +297,39 @@ fn parse_database(text: &str) -> Result<i64, Error> {
 
 fn decode(text: &str) -> Result<String, Error> {
     let text = percent_decode_str(text).decode_utf8();
-    text.map(String::from).map_err(|_| invalid("its percent-encoding is not UTF-8"))
+    text.map(String::from)
+        .map_err(|_| invalid("its percent-encoding is not UTF-8"))
 }
 
 /// The options of the query that nobody has taken yet.
 struct Query(Vec<(String, String)>);
 
-const OPTIONS: &[&str] = &["lease", "timeout", "retry_for", "prefix", "name", "db", "user", "password"];
+const OPTIONS: &[&str] = &[
+    "lease",
+    "timeout",
+    "retry_for",
+    "prefix",
+    "name",
+    "db",
+    "user",
+    "password",
+];
 
 impl Query {
     fn parse(query: &str) -> Result<Query, Error> {
         let mut options: Vec<(String, String)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let Some((name, value)) = pair.split_once('=') else {
-                return Err(invalid("its query has an option without a value, as in ?lease=10s"));
+                return Err(invalid(
+                    "its query has an option without a value, as in ?lease=10s",
+                ));
             };
             let name = decode(name)?;
             if options.iter().any(|(other, _)| *other == name) {
-                return Err(invalid(format!("its query gives option \"{}\" twice", short(&name))));
+                return Err(invalid(format!(
+                    "its query gives option \"{}\" twice",
+                    short(&name)
+                )));
             }
             options.push((name, decode(value)?));
         }
@@ -299,20 +344,28 @@ impl Query {
     fn duration(&mut self, name: &str) -> Result<Option<Duration>, Error> {
         self.take(name)
             .map(|text| {
-                humantime::parse_duration(&text)
-                    .map_err(|_| invalid(format!("option {name} is no duration with a unit, as in {name}=10s")))
+                humantime::parse_duration(&text).map_err(|_| {
+                    invalid(format!(
+                        "option {name} is no duration with a unit, as in {name}=10s"
+                    ))
+                })
             })
             .transpose()
     }
 
     fn finish(self) -> Result<(), Error> {
-        let Some((name, _)) = self.0.first() else { return Ok(()) };
+        let Some((name, _)) = self.0.first() else {
+            return Ok(());
+        };
         let hint = match nearest(name, OPTIONS.iter().copied()) {
             Some(near) if near == name => "it does not go with this scheme".to_owned(),
             Some(near) => format!("did you mean \"{near}\"?"),
             None => format!("there are {}", OPTIONS.join(", ")),
         };
-        Err(invalid(format!("its query has no option \"{}\": {hint}", short(name))))
+        Err(invalid(format!(
+            "its query has no option \"{}\": {hint}",
+            short(name)
+        )))
     }
 }
 
@@ -322,7 +375,11 @@ fn short(text: &str) -> String {
 
 /// The word most like `text`, if any is.
 fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    words.map(|word| (distance(text, word), word)).filter(|(d, _)| *d <= 2).min().map(|(_, word)| word)
+    words
+        .map(|word| (distance(text, word), word))
+        .filter(|(d, _)| *d <= 2)
+        .min()
+        .map(|(_, word)| word)
 }
 
 /// Edits between two words (Levenshtein).
@@ -359,8 +416,17 @@ mod tests {
     #[test]
     fn servers() {
         let url = server("redis://me:p%40ss@cache.example:7000/3?lease=10s");
-        assert_eq!(url.address, Address::Tcp { host: "cache.example".into(), port: 7000 });
-        assert_eq!((url.user.as_deref(), url.password.as_deref()), (Some("me"), Some("p@ss")));
+        assert_eq!(
+            url.address,
+            Address::Tcp {
+                host: "cache.example".into(),
+                port: 7000
+            }
+        );
+        assert_eq!(
+            (url.user.as_deref(), url.password.as_deref()),
+            (Some("me"), Some("p@ss"))
+        );
         assert_eq!((url.database, url.tls), (3, false));
         assert_eq!(server("redis://localhost").address.to_string(), "localhost:6379");
         assert_eq!(server("valkey://[::1]:7").address.to_string(), "[::1]:7");
@@ -392,7 +458,10 @@ mod tests {
             "quorum+redis://:pw@a,b,c,d,e",
             "valkey+cluster://a",
         ] {
-            assert!(matches!(StoreUrl::parse(url).unwrap().topology, Topology::NotYet(_)), "{url}");
+            assert!(
+                matches!(StoreUrl::parse(url).unwrap().topology, Topology::NotYet(_)),
+                "{url}"
+            );
         }
     }
 

@@ -71,7 +71,10 @@ impl Waiters {
         key: &LockKey,
         limit: Option<usize>,
     ) -> Result<Ticket, Error> {
-        let place = Place { waiters: self.clone(), of: (kind, key.clone()) };
+        let place = Place {
+            waiters: self.clone(),
+            of: (kind, key.clone()),
+        };
         let id = next_id();
         let mut queues = self.queues.lock();
         let later = match queues.get_mut(&place.of) {
@@ -82,7 +85,10 @@ impl Waiters {
             Some(queue) => {
                 let waiting = queue.behind.len() + usize::from(queue.front_waits);
                 if let Some(limit) = limit.filter(|limit| waiting >= *limit) {
-                    return Err(Error::TooManyWaiters { key: key.clone(), limit });
+                    return Err(Error::TooManyWaiters {
+                        key: key.clone(),
+                        limit,
+                    });
                 }
                 let (turn, later) = oneshot::channel();
                 queue.behind.push_back(Waiter { id, limit, turn });
@@ -90,8 +96,17 @@ impl Waiters {
             }
         };
         drop(queues);
-        let now = later.is_none().then(|| Turn { place: place.clone(), watch: None });
-        Ok(Ticket { place, now, later, limit, id })
+        let now = later.is_none().then(|| Turn {
+            place: place.clone(),
+            watch: None,
+        });
+        Ok(Ticket {
+            place,
+            now,
+            later,
+            limit,
+            id,
+        })
     }
 
     /// How many keys are waited for.
@@ -121,7 +136,9 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let Some(mut later) = self.later.take() else { return };
+        let Some(mut later) = self.later.take() else {
+            return;
+        };
         if let Some(queue) = self.place.waiters.queues.lock().get_mut(&self.place.of) {
             queue.behind.retain(|waiter| waiter.id != self.id);
         }
@@ -136,10 +153,15 @@ impl Turn {
     /// itself where nobody may wait.
     pub(crate) fn waits(&self, limit: Option<usize>) -> Result<(), Error> {
         if limit == Some(0) {
-            return Err(Error::TooManyWaiters { key: self.place.of.1.clone(), limit: 0 });
+            return Err(Error::TooManyWaiters {
+                key: self.place.of.1.clone(),
+                limit: 0,
+            });
         }
         let mut queues = self.place.waiters.queues.lock();
-        let Some(queue) = queues.get_mut(&self.place.of) else { return Ok(()) };
+        let Some(queue) = queues.get_mut(&self.place.of) else {
+            return Ok(());
+        };
         if !std::mem::replace(&mut queue.front_waits, true) {
             let mut ahead = 0;
             queue.behind.retain(|waiter| {
@@ -168,7 +190,10 @@ impl Drop for Turn {
         // comes back here to go on to the one after.
         drop(queues);
         if let Some(next) = next {
-            drop(next.turn.send(Turn { place: self.place.clone(), watch }));
+            drop(next.turn.send(Turn {
+                place: self.place.clone(),
+                watch,
+            }));
         }
     }
 }

@@ -61,7 +61,9 @@ impl Books {
     }
 
     fn remove(&mut self, number: u64) -> bool {
-        let Some(entry) = self.grants.remove(&number) else { return false };
+        let Some(entry) = self.grants.remove(&number) else {
+            return false;
+        };
         self.schedule.remove(&(entry.due, number));
         true
     }
@@ -76,7 +78,14 @@ impl Registry {
             drop(books);
             return grant.lose(loss);
         }
-        books.grants.insert(grant.number, Entry { grant: grant.clone(), due, asked: false });
+        books.grants.insert(
+            grant.number,
+            Entry {
+                grant: grant.clone(),
+                due,
+                asked: false,
+            },
+        );
         books.schedule.insert((due, grant.number));
         let sooner = books.looks_at.is_none_or(|at| due < at);
         drop(books);
@@ -128,8 +137,12 @@ impl Registry {
     /// Ends the grant of a key, if there is one.
     pub(crate) fn lose(&self, key: &LockKey, loss: Loss) {
         let mut books = self.books.lock();
-        let grants: Vec<_> =
-            books.grants.values().map(|entry| entry.grant.clone()).filter(|grant| grant.key == *key).collect();
+        let grants: Vec<_> = books
+            .grants
+            .values()
+            .map(|entry| entry.grant.clone())
+            .filter(|grant| grant.key == *key)
+            .collect();
         for grant in grants {
             books.remove(grant.number);
             grant.lose(loss);
@@ -144,12 +157,22 @@ impl Registry {
     /// What needs a renewal about now; whatever else is due is dealt with here.
     fn collect(&self, now: Instant) -> Vec<(Arc<Grant>, Duration)> {
         let mut books = self.books.lock();
-        let due: Vec<_> = books.schedule.range(..=(now + EARLIEST, u64::MAX)).copied().collect();
+        let due: Vec<_> = books
+            .schedule
+            .range(..=(now + EARLIEST, u64::MAX))
+            .copied()
+            .collect();
         let mut renew = Vec::new();
         for (due, number) in due {
-            let Some(entry) = books.grants.get_mut(&number) else { continue };
+            let Some(entry) = books.grants.get_mut(&number) else {
+                continue;
+            };
             let grant = entry.grant.clone();
-            let early = if grant.terms.renewed { grant.terms.lease / 60 } else { Duration::ZERO };
+            let early = if grant.terms.renewed {
+                grant.terms.lease / 60
+            } else {
+                Duration::ZERO
+            };
             if due > now + early {
                 continue;
             }
@@ -184,7 +207,9 @@ impl Registry {
     ) {
         let mut books = self.books.lock();
         // Released meanwhile: whatever the store said is of no interest.
-        let Some(entry) = books.grants.get_mut(&grant.number) else { return };
+        let Some(entry) = books.grants.get_mut(&grant.number) else {
+            return;
+        };
         entry.asked = false;
         let due = match answer {
             Ok(Renewal::Renewed) => {
@@ -225,8 +250,12 @@ impl Registry {
     fn doubt(&self, in_lane: impl Fn(&Grant) -> bool) {
         let now = clock::now();
         let mut books = self.books.lock();
-        let doubtful: Vec<_> =
-            books.grants.values().map(|entry| entry.grant.clone()).filter(|grant| in_lane(grant)).collect();
+        let doubtful: Vec<_> = books
+            .grants
+            .values()
+            .map(|entry| entry.grant.clone())
+            .filter(|grant| in_lane(grant))
+            .collect();
         for grant in doubtful {
             grant.suspect();
             books.set_due(grant.number, now);
@@ -244,7 +273,11 @@ impl Registry {
 /// When a grant that was confirmed by a step sent at `sent` needs attention next.
 fn next_due(grant: &Grant, sent: Instant) -> Instant {
     let deadline = grant.deadline();
-    if grant.terms.renewed { deadline.min(sent + grant.terms.lease / 3) } else { deadline }
+    if grant.terms.renewed {
+        deadline.min(sent + grant.terms.lease / 3)
+    } else {
+        deadline
+    }
 }
 
 /// When to try again after a renewal failed: the sooner, the less is left.
@@ -274,7 +307,10 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
         }
         let mut lanes: BTreeMap<Lane, Vec<_>> = BTreeMap::new();
         for (grant, lease) in registry.collect(clock::now()) {
-            lanes.entry(shared.backend.lane(&grant.key)).or_default().push((grant, lease));
+            lanes
+                .entry(shared.backend.lane(&grant.key))
+                .or_default()
+                .push((grant, lease));
         }
         for grants in lanes.into_values() {
             for chunk in grants.chunks(CHUNK) {
@@ -293,7 +329,9 @@ async fn sleep_until(due: Option<Instant>) {
 
 /// The next lane that is in doubt; `None` for all of them.
 async fn next_doubt(doubts: &mut Option<broadcast::Receiver<Lane>>) -> Option<Lane> {
-    let Some(receiver) = doubts else { return std::future::pending().await };
+    let Some(receiver) = doubts else {
+        return std::future::pending().await;
+    };
     match receiver.recv().await {
         Ok(lane) => Some(lane),
         Err(broadcast::error::RecvError::Lagged(_)) => None,
@@ -307,8 +345,15 @@ async fn next_doubt(doubts: &mut Option<broadcast::Receiver<Lane>>) -> Option<La
 /// Renews a chunk of one lane, each grant for its lease.
 async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
     let sent = clock::now();
-    let requests = asked.iter().map(|(grant, lease)| grant.renew_request(*lease)).collect();
-    let first = asked.iter().map(|(grant, _)| grant.deadline()).min().unwrap_or(sent);
+    let requests = asked
+        .iter()
+        .map(|(grant, lease)| grant.renew_request(*lease))
+        .collect();
+    let first = asked
+        .iter()
+        .map(|(grant, _)| grant.deadline())
+        .min()
+        .unwrap_or(sent);
     // A step that hangs must leave time for others before the lease is over.
     let patience = (first.saturating_duration_since(sent) / 6).max(Duration::from_millis(20));
     let answers = match tokio::time::timeout(patience, shared.backend.clone().renew(requests)).await {
@@ -318,7 +363,9 @@ async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
     let mut answers = answers.map(Vec::into_iter);
     for (grant, lease) in asked {
         let answer = match &mut answers {
-            Ok(answers) => answers.next().unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
+            Ok(answers) => answers
+                .next()
+                .unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
             Err(error) => Err(error.clone()),
         };
         shared.registry.answered(&grant, sent, lease, answer);
@@ -329,10 +376,14 @@ impl Shared {
     /// Renews one grant now, on behalf of its holder.
     pub(crate) async fn renew_one(&self, grant: &Arc<Grant>) -> Result<(), Error> {
         let sent = clock::now();
-        let Some(lease) = grant.next_lease(sent) else { return Ok(()) };
+        let Some(lease) = grant.next_lease(sent) else {
+            return Ok(());
+        };
         let answers = self.backend.clone().renew(vec![grant.renew_request(lease)]).await;
         let answer = answers.and_then(|mut answers| {
-            answers.pop().unwrap_or_else(|| Err(BackendError::unknown("no answer")))
+            answers
+                .pop()
+                .unwrap_or_else(|| Err(BackendError::unknown("no answer")))
         });
         let failed = answer.as_ref().err().cloned();
         self.registry.answered(grant, sent, lease, answer);

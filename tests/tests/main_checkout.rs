@@ -29,8 +29,7 @@ fn count(answers: &[Answer], status: u16) -> usize {
 
 /// The text of a failed start: one line, told by the program and not by a panic.
 fn refusal(args: &[&str]) -> String {
-    let started = Instant::now();
-    let output = run("checkout", args, Duration::from_secs(10));
+    let output = run("checkout", args, Duration::from_secs(8));
     let error = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(
         matches!(output.status.code(), Some(1 | 2)),
@@ -40,11 +39,6 @@ fn refusal(args: &[&str]) -> String {
     assert!(
         !error.contains("panicked") && !error.contains("hunter2"),
         "{args:?}: {error}"
-    );
-    assert!(
-        started.elapsed() < Duration::from_secs(8),
-        "{args:?} took {:?}",
-        started.elapsed()
     );
     error
 }

@@ -34,9 +34,10 @@ impl Hub {
         last: impl FnOnce(Arc<str>) + Send + Sync + 'static,
     ) -> Watch {
         let mut topics = self.topics.lock();
-        let topic = topics
-            .entry(name.clone())
-            .or_insert_with(|| Topic { news: watch::Sender::new(0), live: first(&name) });
+        let topic = topics.entry(name.clone()).or_insert_with(|| Topic {
+            news: watch::Sender::new(0),
+            live: first(&name),
+        });
         let mut changes = topic.news.subscribe();
         if topic.live {
             changes.mark_changed();
@@ -45,7 +46,10 @@ impl Hub {
         let hub = self.clone();
         Watch::new(changes, move || {
             let mut topics = hub.topics.lock();
-            if topics.get(&name).is_some_and(|topic| topic.news.receiver_count() == 0) {
+            if topics
+                .get(&name)
+                .is_some_and(|topic| topic.news.receiver_count() == 0)
+            {
                 topics.remove(&name);
                 last(name);
             }

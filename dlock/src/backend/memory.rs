@@ -60,7 +60,13 @@ impl Held {
     fn put(&mut self, key: &LockKey, grant: &GrantId, until: Instant) {
         self.take(key);
         self.ends.insert((until, key.clone()));
-        self.entries.insert(key.clone(), Entry { grant: grant.clone(), until });
+        self.entries.insert(
+            key.clone(),
+            Entry {
+                grant: grant.clone(),
+                until,
+            },
+        );
     }
 
     fn take(&mut self, key: &LockKey) -> Option<Entry> {
@@ -75,7 +81,10 @@ impl Held {
 
     /// Reserves tokens without outrunning the clock: reservations reach back.
     fn tokens(&mut self, count: u32) -> (u64, u64) {
-        let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let micros = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_micros();
         let now = u64::try_from(micros).unwrap_or(u64::MAX);
         let least = self.last_token + 1;
         let last = now.max(least);
@@ -162,13 +171,16 @@ impl Backend for MemoryBackend {
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
         ready(only_plain(request.kind).map(|()| {
             self.with(|held, now| match held.entries.get(&request.key) {
-                Some(entry) => {
-                    AcquireReply::Busy { remaining: Some(entry.until.saturating_duration_since(now)) }
-                }
+                Some(entry) => AcquireReply::Busy {
+                    remaining: Some(entry.until.saturating_duration_since(now)),
+                },
                 None => {
                     held.put(&request.key, &request.grant, now + request.lease);
                     let (first_token, last_token) = held.tokens(request.tokens);
-                    AcquireReply::Acquired { first_token, last_token }
+                    AcquireReply::Acquired {
+                        first_token,
+                        last_token,
+                    }
                 }
             })
         }))
@@ -192,7 +204,11 @@ impl Backend for MemoryBackend {
         if ended {
             self.tell(&request.key);
         }
-        ready(Ok(if ended { ReleaseReply::Released } else { ReleaseReply::NotHeld { repeated: false } }))
+        ready(Ok(if ended {
+            ReleaseReply::Released
+        } else {
+            ReleaseReply::NotHeld { repeated: false }
+        }))
     }
 
     fn renew(
@@ -217,7 +233,9 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         key: LockKey,
     ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, now| held.entries.get(&key).map(|entry| entry.holder(now)))))
+        ready(Ok(self.with(|held, now| {
+            held.entries.get(&key).map(|entry| entry.holder(now))
+        })))
     }
 
     fn list(
@@ -247,6 +265,10 @@ impl Backend for MemoryBackend {
 
 impl Entry {
     fn holder(&self, now: Instant) -> Holder {
-        Holder::new(self.grant.as_str().to_owned(), 1, Some(self.until.saturating_duration_since(now)))
+        Holder::new(
+            self.grant.as_str().to_owned(),
+            1,
+            Some(self.until.saturating_duration_since(now)),
+        )
     }
 }

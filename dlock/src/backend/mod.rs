@@ -238,7 +238,12 @@ impl BackendError {
     /// A failure of which the step certainly was not carried out.
     #[must_use]
     pub fn not_done(reason: Reason, message: impl Into<String>) -> BackendError {
-        BackendError { outcome: Outcome::NotDone, reason, message: message.into(), source: None }
+        BackendError {
+            outcome: Outcome::NotDone,
+            reason,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// A failure that leaves open whether the step was carried out.
@@ -266,15 +271,38 @@ impl BackendError {
 
     /// What a user is told when `what` failed on `key`.
     pub(crate) fn into_error(self, what: &str, key: &LockKey) -> Error {
-        let BackendError { outcome, reason, message, source } = self;
+        let BackendError {
+            outcome,
+            reason,
+            message,
+            source,
+        } = self;
         let what = format!("{what} \"{key}\"");
         match (reason, outcome) {
-            (Reason::KeyTaken(found), _) => Error::KeyTaken { key: key.clone(), found },
-            (Reason::Unsupported, _) => Error::Unsupported { what, reason: message },
+            (Reason::KeyTaken(found), _) => Error::KeyTaken {
+                key: key.clone(),
+                found,
+            },
+            (Reason::Unsupported, _) => Error::Unsupported {
+                what,
+                reason: message,
+            },
             (Reason::Closed, _) => Error::ClientClosed,
-            (Reason::Refused, _) => Error::Refused { what, message, source },
-            (Reason::Unreachable, Outcome::NotDone) => Error::Unreachable { what, message, source },
-            (Reason::Unreachable, Outcome::Unknown) => Error::OutcomeUnknown { what, message, source },
+            (Reason::Refused, _) => Error::Refused {
+                what,
+                message,
+                source,
+            },
+            (Reason::Unreachable, Outcome::NotDone) => Error::Unreachable {
+                what,
+                message,
+                source,
+            },
+            (Reason::Unreachable, Outcome::Unknown) => Error::OutcomeUnknown {
+                what,
+                message,
+                source,
+            },
         }
     }
 }
@@ -292,7 +320,10 @@ impl Watch {
     /// ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
     /// receiver is gone.
     pub fn new(changes: watch::Receiver<u64>, on_drop: impl FnOnce() + Send + Sync + 'static) -> Watch {
-        Watch { changes: Some(changes), on_drop: Some(Box::new(on_drop)) }
+        Watch {
+            changes: Some(changes),
+            on_drop: Some(Box::new(on_drop)),
+        }
     }
 
     /// Waits for news. The first is "subscribed, look now"; each later one "something changed, or may have

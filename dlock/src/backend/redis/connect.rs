@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, PushKind, RedisConnectionInfo, RedisError, Value,
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, Value,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -54,7 +54,11 @@ impl Disconnected {
 }
 
 impl Connector {
-    pub(super) fn new(url: ServerUrl, client_name: String, timeout: Duration) -> Result<Connector, BackendError> {
+    pub(super) fn new(
+        url: ServerUrl,
+        client_name: String,
+        timeout: Duration,
+    ) -> Result<Connector, BackendError> {
         let invalid = |error: RedisError| BackendError::not_done(Reason::Unsupported, error.to_string());
         let address = match (&url.address, url.tls) {
             (Address::Unix(path), _) => ConnectionAddr::Unix(path.into()),
@@ -75,8 +79,9 @@ impl Connector {
             }
         };
         // RESP3, for its notice of a connection that closes while nothing is sent.
-        let mut settings =
-            RedisConnectionInfo::default().set_db(url.database).set_protocol(ProtocolVersion::RESP3);
+        let mut settings = RedisConnectionInfo::default()
+            .set_db(url.database)
+            .set_protocol(ProtocolVersion::RESP3);
         if let Some(user) = url.user {
             settings = settings.set_username(user);
         }
@@ -88,7 +93,13 @@ impl Connector {
             .map_err(invalid)?
             .set_tcp_settings(TcpSettings::default().set_nodelay(true))
             .set_redis_settings(settings);
-        Ok(Connector { address: url.address, info, client_name, timeout, warned: Arc::new(Once::new()) })
+        Ok(Connector {
+            address: url.address,
+            info,
+            client_name,
+            timeout,
+            warned: Arc::new(Once::new()),
+        })
     }
 
     /// A client of the `redis` crate for this server.
@@ -117,7 +128,9 @@ impl Connector {
             .set_response_timeout(None)
             .set_push_sender(pushes);
         let client = self.client(ProtocolVersion::RESP3)?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
         self.set_name(&mut connection).await?;
         let asked_at = clock::now();
         let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
@@ -133,7 +146,12 @@ impl Connector {
     }
 
     async fn set_name(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        ask(connection, redis::cmd("CLIENT").arg("SETNAME").arg(&self.client_name)).await.map(drop)
+        ask(
+            connection,
+            redis::cmd("CLIENT").arg("SETNAME").arg(&self.client_name),
+        )
+        .await
+        .map(drop)
     }
 
     /// Warns once of what would hurt later.
@@ -147,7 +165,9 @@ impl Connector {
             _ => String::new(),
         };
         let field = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+            info.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .map(str::trim)
         };
         self.warned.call_once(|| {
             match field("maxmemory_policy") {

@@ -39,7 +39,11 @@ impl RedisBackend {
         common: Common,
         runtime: &tokio::runtime::Handle,
     ) -> Result<RedisBackend, Error> {
-        let Common { timeout, prefix, service_name } = common;
+        let Common {
+            timeout,
+            prefix,
+            service_name,
+        } = common;
         let name = client_name(&service_name);
         let connect = async move {
             let connector = Connector::new(url, name, timeout)?;
@@ -56,7 +60,12 @@ impl RedisBackend {
         let for_news = connector.clone();
         let node = Node::start(connector, connected, doubts.clone(), runtime);
         let pubsub = PubSub::start(for_news, runtime);
-        Ok(RedisBackend { node, pubsub, doubts, prefix })
+        Ok(RedisBackend {
+            node,
+            pubsub,
+            doubts,
+            prefix,
+        })
     }
 
     fn name(&self, key: &LockKey) -> Arc<str> {
@@ -71,24 +80,46 @@ impl RedisBackend {
         key: &LockKey,
         verb: Verb,
     ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
-        self.node.step(Call { key: self.name(key), verb })
+        self.node.step(Call {
+            key: self.name(key),
+            verb,
+        })
     }
 }
 
 fn not_connected(error: BackendError) -> Error {
     let what = "connecting".to_owned();
-    let BackendError { reason, message, source, .. } = error;
+    let BackendError {
+        reason,
+        message,
+        source,
+        ..
+    } = error;
     match reason {
-        Reason::Refused => Error::Refused { what, message, source },
-        Reason::Unsupported => Error::Unsupported { what: "this URL".to_owned(), reason: message },
-        _ => Error::Unreachable { what, message, source },
+        Reason::Refused => Error::Refused {
+            what,
+            message,
+            source,
+        },
+        Reason::Unsupported => Error::Unsupported {
+            what: "this URL".to_owned(),
+            reason: message,
+        },
+        _ => Error::Unreachable {
+            what,
+            message,
+            source,
+        },
     }
 }
 
 /// `dlock:<service>:<uuid>`; the server allows no spaces or control characters.
 fn client_name(service: &str) -> String {
-    let service: String =
-        service.chars().map(|c| if c.is_ascii_graphic() { c } else { '-' }).take(64).collect();
+    let service: String = service
+        .chars()
+        .map(|c| if c.is_ascii_graphic() { c } else { '-' })
+        .take(64)
+        .collect();
     format!("dlock:{service}:{}", Uuid::new_v4())
 }
 
@@ -101,14 +132,20 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        let AcquireRequest { kind, key, grant, lease, tokens } = request;
-        let step =
-            only_plain(kind).map(|()| self.step(&key, Verb::Acquire { grant, lease, tokens }));
+        let AcquireRequest {
+            kind,
+            key,
+            grant,
+            lease,
+            tokens,
+        } = request;
+        let step = only_plain(kind).map(|()| self.step(&key, Verb::Acquire { grant, lease, tokens }));
         async move {
             match step?.await?.answer {
-                Answer::Acquired { first, last } => {
-                    Ok(AcquireReply::Acquired { first_token: first, last_token: last })
-                }
+                Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
+                    first_token: first,
+                    last_token: last,
+                }),
                 Answer::Busy { remaining } => Ok(AcquireReply::Busy { remaining }),
                 other => Err(strange(&other)),
             }
@@ -119,7 +156,9 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        let ReleaseRequest { key, grant, keep_for, .. } = request;
+        let ReleaseRequest {
+            key, grant, keep_for, ..
+        } = request;
         let step = self.step(&key, Verb::Release { grant, keep_for });
         async move {
             let Done { answer, repeated } = step.await?;
@@ -137,7 +176,11 @@ impl Backend for RedisBackend {
     ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
         let steps: Vec<_> = requests
             .into_iter()
-            .map(|RenewRequest { key, grant, lease, .. }| self.step(&key, Verb::Renew { grant, lease }))
+            .map(
+                |RenewRequest {
+                     key, grant, lease, ..
+                 }| self.step(&key, Verb::Renew { grant, lease }),
+            )
             .collect();
         async move {
             let mut renewals = Vec::with_capacity(steps.len());
@@ -172,7 +215,13 @@ impl Backend for RedisBackend {
         let mut cursor = 0_u64;
         loop {
             let mut cmd = redis::cmd("SCAN");
-            cmd.arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
+            cmd.arg(cursor)
+                .arg("MATCH")
+                .arg(&pattern)
+                .arg("COUNT")
+                .arg(1000)
+                .arg("TYPE")
+                .arg("hash");
             let (next, names): (u64, Vec<String>) = redis::from_redis_value(self.node.plain(cmd).await?)
                 .map_err(|error| BackendError::unknown(error.to_string()))?;
             // Asked together: they travel in few calls.
@@ -240,4 +289,3 @@ fn glob_escaped(text: &str) -> String {
     }
     escaped
 }
-

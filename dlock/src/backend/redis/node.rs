@@ -99,13 +99,17 @@ impl Node {
     }
 
     /// Queues a step now; the future is its answer, within the timeout.
-    pub(super) fn step(
-        &self,
-        call: Call,
-    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+    pub(super) fn step(&self, call: Call) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let deadline = clock::now() + self.timeout;
-        let step = Step { call, deadline, sent: 0, alone: false, refuse_after: 0, reply: Some(reply) };
+        let step = Step {
+            call,
+            deadline,
+            sent: 0,
+            alone: false,
+            refuse_after: 0,
+            reply: Some(reply),
+        };
         let queued = self.queue.send(Request::Step(step)).is_ok();
         async move {
             match answer.await {
@@ -119,15 +123,31 @@ impl Node {
     pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, BackendError> {
         let (reply, answer) = oneshot::channel();
         let deadline = clock::now() + self.timeout;
-        let queued = self.queue.send(Request::Plain(Plain { cmd, deadline, reply })).is_ok();
+        let queued = self
+            .queue
+            .send(Request::Plain(Plain { cmd, deadline, reply }))
+            .is_ok();
         answer.await.unwrap_or_else(|_| Err(closed(queued)))
+    }
+}
+
+/// Asks whether the server is there; nobody waits for the answer.
+fn ping(timeout: Duration) -> Plain {
+    Plain {
+        cmd: redis::cmd("PING"),
+        deadline: clock::now() + timeout,
+        reply: oneshot::channel().0,
     }
 }
 
 /// The background work is gone, by shutdown or with its runtime.
 fn closed(queued: bool) -> BackendError {
     BackendError {
-        outcome: if queued { Outcome::Unknown } else { Outcome::NotDone },
+        outcome: if queued {
+            Outcome::Unknown
+        } else {
+            Outcome::NotDone
+        },
         reason: Reason::Closed,
         message: "the lock client is shut down".to_owned(),
         source: None,
@@ -234,7 +254,11 @@ impl Actor {
     }
 
     async fn serve(&mut self, connected: Connected) -> End {
-        let Connected { connection, mut disconnected, .. } = connected;
+        let Connected {
+            connection,
+            mut disconnected,
+            ..
+        } = connected;
         let mut flying = Flying::new();
         let mut silent = 0;
         let end = loop {
@@ -255,6 +279,8 @@ impl Actor {
                             self.trouble = format!("{silent} requests in a row were not answered");
                             break End::Broken;
                         }
+                        // A second question settles it, without waiting for somebody to ask one.
+                        After::Fine if silent > 0 && self.queue.is_empty() => self.plain.push_back(ping(self.connector.timeout)),
                         After::Fine => {}
                         After::Again(load) => self.take_off(load, By::Text, &connection, &mut flying),
                         After::Broken(trouble) => {
@@ -306,7 +332,11 @@ impl Actor {
         let count = if first.alone {
             1
         } else {
-            self.queue.iter().take(BATCH).take_while(|step| !step.alone).count()
+            self.queue
+                .iter()
+                .take(BATCH)
+                .take_while(|step| !step.alone)
+                .count()
         };
         Some(Load::Steps(self.queue.drain(..count).collect()))
     }
@@ -325,10 +355,20 @@ impl Actor {
                     step.refuse_after = server_now + micros(step.deadline.saturating_duration_since(now));
                 }
                 let until = steps.iter().map(|step| step.deadline).max().unwrap_or(now);
-                (script::call(by, steps.iter().map(|step| (&step.call, step.refuse_after))), until)
+                (
+                    script::call(by, steps.iter().map(|step| (&step.call, step.refuse_after))),
+                    until,
+                )
             }
         };
-        self.flights.insert(number, Flight { load, by, sent_at: now });
+        self.flights.insert(
+            number,
+            Flight {
+                load,
+                by,
+                sent_at: now,
+            },
+        );
         let mut connection = connection.clone();
         flying.push(Box::pin(async move {
             let outcome = tokio::select! {
@@ -343,7 +383,11 @@ impl Actor {
     /// When something here needs attention without anybody saying so.
     fn next_event(&self) -> Option<Instant> {
         let open = |steps: &[Step]| {
-            steps.iter().filter(|step| step.reply.is_some()).map(|step| step.deadline).min()
+            steps
+                .iter()
+                .filter(|step| step.reply.is_some())
+                .map(|step| step.deadline)
+                .min()
         };
         let flying = self.flights.values().filter_map(|flight| match &flight.load {
             Load::Steps(steps) => open(steps),
@@ -358,15 +402,28 @@ impl Actor {
     /// Fails what is over its time, and queues what is due again.
     fn look_at_the_clock(&mut self) {
         let now = clock::now();
-        while self.later.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
+        while self
+            .later
+            .first_key_value()
+            .is_some_and(|((at, _), _)| *at <= now)
+        {
+            // At the back, where it is the last to run out of time.
             if let Some((_, step)) = self.later.pop_first() {
-                self.queue.push_front(step);
+                self.queue.push_back(step);
             }
         }
         let trouble = self.trouble.clone();
-        let why = move || if trouble.is_empty() { "it had to wait too long".to_owned() } else { trouble.clone() };
+        let why = move || {
+            if trouble.is_empty() {
+                "it had to wait too long".to_owned()
+            } else {
+                trouble.clone()
+            }
+        };
         while self.queue.front().is_some_and(|step| step.deadline <= now) {
-            let Some(mut step) = self.queue.pop_front() else { break };
+            let Some(mut step) = self.queue.pop_front() else {
+                break;
+            };
             let error = match step.sent {
                 0 => BackendError::not_done(Reason::Unreachable, why()),
                 _ => BackendError::unknown(why()),
@@ -375,13 +432,20 @@ impl Actor {
         }
         while self.plain.front().is_some_and(|plain| plain.deadline <= now) {
             if let Some(plain) = self.plain.pop_front() {
-                let _ = plain.reply.send(Err(BackendError::not_done(Reason::Unreachable, why())));
+                let _ = plain
+                    .reply
+                    .send(Err(BackendError::not_done(Reason::Unreachable, why())));
             }
         }
         let mut flights = std::mem::take(&mut self.flights);
         for flight in flights.values_mut() {
-            let Load::Steps(steps) = &mut flight.load else { continue };
-            for step in steps.iter_mut().filter(|step| step.deadline <= now && step.reply.is_some()) {
+            let Load::Steps(steps) = &mut flight.load else {
+                continue;
+            };
+            for step in steps
+                .iter_mut()
+                .filter(|step| step.deadline <= now && step.reply.is_some())
+            {
                 self.fail(step, no_answer());
             }
         }
@@ -462,9 +526,10 @@ impl Actor {
 
     fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, server_time: u64) {
         if let Verb::Release { grant, .. } = &step.call.verb {
-            // The acquire may still be on its way: this release counts once it cannot be any more.
+            // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
+            // any more.
             if let Some(refuse_after) = self.unsettled.get(grant).copied() {
-                if answer.is_ok() && server_time <= refuse_after {
+                if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
                     let at = clock::now() + wait.min(self.connector.timeout * 2);
                     step.deadline = at + self.connector.timeout;
@@ -479,7 +544,10 @@ impl Actor {
             tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
         }
         let Some(reply) = step.reply.take() else { return };
-        let _ = reply.send(answer.map(|answer| Done { answer, repeated: step.sent > 1 }));
+        let _ = reply.send(answer.map(|answer| Done {
+            answer,
+            repeated: step.sent > 1,
+        }));
     }
 
     /// The connection broke under these: what may be repeated is sent again, the rest has failed.
@@ -540,9 +608,10 @@ pub(super) fn classify(error: &RedisError) -> BackendError {
         BackendError::not_done(Reason::Refused, format!("{error}{hint}")).caused_by(error.clone())
     };
     match error.kind() {
-        ErrorKind::Server(S::ReadOnly) => {
-            refused(error, " (this server is a read-only replica: give the master's address)")
-        }
+        ErrorKind::Server(S::ReadOnly) => refused(
+            error,
+            " (this server is a read-only replica: give the master's address)",
+        ),
         ErrorKind::Server(S::NoPerm) | ErrorKind::AuthenticationFailed => refused(error, ""),
         ErrorKind::Server(
             S::BusyLoading | S::NoScript | S::Moved | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,

@@ -41,7 +41,15 @@ impl PubSub {
     pub(super) fn start(connector: Connector, runtime: &tokio::runtime::Handle) -> PubSub {
         let hub: Arc<Hub> = Arc::default();
         let (orders, received) = mpsc::unbounded_channel();
-        runtime.spawn(Actor { connector, hub: hub.clone(), orders: received, told: false }.run());
+        runtime.spawn(
+            Actor {
+                connector,
+                hub: hub.clone(),
+                orders: received,
+                told: false,
+            }
+            .run(),
+        );
         PubSub { hub, orders }
     }
 

@@ -23,9 +23,19 @@ pub(super) struct Call {
 
 #[derive(Debug, Clone)]
 pub(super) enum Verb {
-    Acquire { grant: GrantId, lease: Duration, tokens: u32 },
-    Release { grant: GrantId, keep_for: Duration },
-    Renew { grant: GrantId, lease: Duration },
+    Acquire {
+        grant: GrantId,
+        lease: Duration,
+        tokens: u32,
+    },
+    Release {
+        grant: GrantId,
+        keep_for: Duration,
+    },
+    Renew {
+        grant: GrantId,
+        lease: Duration,
+    },
     Inspect,
     Force,
 }
@@ -33,13 +43,24 @@ pub(super) enum Verb {
 /// What a step answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
-    Acquired { first: u64, last: u64 },
-    Busy { remaining: Option<Duration> },
-    Released { told: bool },
+    Acquired {
+        first: u64,
+        last: u64,
+    },
+    Busy {
+        remaining: Option<Duration>,
+    },
+    Released {
+        told: bool,
+    },
     /// The grant is not there.
     Gone,
     Renewed,
-    Holder { id: String, holds: u64, remaining: Option<Duration> },
+    Holder {
+        id: String,
+        holds: u64,
+        remaining: Option<Duration>,
+    },
     Free,
 }
 
@@ -60,7 +81,11 @@ impl Call {
                 cmd.arg(refuse_after).arg((*tokens).max(1));
             }
             Verb::Release { grant, keep_for } => {
-                cmd.arg("release").arg(3).arg(grant.as_str()).arg(millis(*keep_for)).arg(channel(&self.key));
+                cmd.arg("release")
+                    .arg(3)
+                    .arg(grant.as_str())
+                    .arg(millis(*keep_for))
+                    .arg(channel(&self.key));
             }
             Verb::Renew { grant, lease } => {
                 cmd.arg("renew").arg(2).arg(grant.as_str()).arg(millis(*lease));
@@ -78,7 +103,11 @@ impl Call {
 /// The channel on which Redisson and we tell of the release of a plain lock.
 pub(super) fn channel(key: &str) -> String {
     const PREFIX: &str = "redisson_lock__channel";
-    if key.contains('{') { format!("{PREFIX}:{key}") } else { format!("{PREFIX}:{{{key}}}") }
+    if key.contains('{') {
+        format!("{PREFIX}:{key}")
+    } else {
+        format!("{PREFIX}:{{{key}}}")
+    }
 }
 
 /// Whole milliseconds, never less than asked for.
@@ -131,7 +160,9 @@ pub(super) fn read(reply: Value, asked: usize) -> Option<(u64, Vec<Result<Answer
 
 fn read_answer(part: &Value) -> Result<Answer, BackendError> {
     let strange = || BackendError::unknown("the server gave an answer that makes no sense");
-    let Value::Array(words) = part else { return Err(strange()) };
+    let Value::Array(words) = part else {
+        return Err(strange());
+    };
     let name = words.first().and_then(text).ok_or_else(strange)?;
     let word = |at: usize| words.get(at).ok_or_else(strange);
     let num = |at: usize| number(word(at)?).ok_or_else(strange);
@@ -141,21 +172,37 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         _ => Err(strange()),
     };
     match name.as_str() {
-        "acquired" => Ok(Answer::Acquired { first: num(1)?, last: num(2)? }),
+        "acquired" => Ok(Answer::Acquired {
+            first: num(1)?,
+            last: num(2)?,
+        }),
         "busy" => Ok(Answer::Busy { remaining: ttl(1)? }),
         "late" => Err(BackendError::not_done(
             Reason::Unreachable,
             "the request reached the server too late and was refused there",
         )),
-        "released" => Ok(Answer::Released { told: string(1)? == "1" }),
+        "released" => Ok(Answer::Released {
+            told: string(1)? == "1",
+        }),
         "gone" => Ok(Answer::Gone),
         "renewed" => Ok(Answer::Renewed),
-        "holder" => Ok(Answer::Holder { id: string(1)?, holds: num(2)?, remaining: ttl(3)? }),
+        "holder" => Ok(Answer::Holder {
+            id: string(1)?,
+            holds: num(2)?,
+            remaining: ttl(3)?,
+        }),
         "free" => Ok(Answer::Free),
         "taken" => {
             let found = string(1)?;
-            let article = if found == "hash" { "other data (a hash)".to_owned() } else { format!("a {found}") };
-            Err(BackendError::not_done(Reason::KeyTaken(article.clone()), format!("the key holds {article}")))
+            let article = if found == "hash" {
+                "other data (a hash)".to_owned()
+            } else {
+                format!("a {found}")
+            };
+            Err(BackendError::not_done(
+                Reason::KeyTaken(article.clone()),
+                format!("the key holds {article}"),
+            ))
         }
         "failed" => Err(refused(&string(1)?)),
         _ => Err(strange()),

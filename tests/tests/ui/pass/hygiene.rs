@@ -1,5 +1,5 @@
 //! The attribute depends on no name of the user, and the user on none of the attribute.
-#![allow(dead_code, unused_macros, non_local_definitions)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 mod names {
     pub struct Result;

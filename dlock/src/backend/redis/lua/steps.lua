@@ -36,6 +36,14 @@ local function is_lock(key)
   return true
 end
 
+-- The one field of a plain lock and its value. Ends the step where the hash is something else, as a
+-- read-write lock is, which has its mode besides.
+local function holder_of(key)
+  local holder = run('HLEN', key) == 1 and run('HGETALL', key)
+  if not holder or not string.find(holder[1], '^.+:%d+$') then error({ taken = 'hash' }) end
+  return holder
+end
+
 -- Messages are for others; a channel that may not be used fails no release.
 local function tell(channel)
   local reply = redis.pcall('PUBLISH', channel, '0')
@@ -48,8 +56,7 @@ local steps = {}
 function steps.acquire(key, grant, lease, refuse_after, tokens)
   if now > tonumber(refuse_after) then return { 'late' } end
   if is_lock(key) then
-    -- A plain lock has one field; a read-write lock has its mode besides.
-    if run('HLEN', key) ~= 1 then error({ taken = 'hash' }) end
+    holder_of(key)
     return { 'busy', run('PTTL', key) }
   end
   -- Tokens reach back, so that they never outrun the clock: after a flush the clock alone must be ahead
@@ -87,8 +94,7 @@ end
 
 function steps.inspect(key)
   if not is_lock(key) then return { 'free' } end
-  if run('HLEN', key) ~= 1 then error({ taken = 'hash' }) end
-  local holder = run('HGETALL', key)
+  local holder = holder_of(key)
   return { 'holder', holder[1], holder[2], run('PTTL', key) }
 end
 
