@@ -259,13 +259,13 @@ impl Options {
         })?;
         let ends = [("max_hold", self.max_hold), ("lease", self.lease)];
         for (option, end) in ends {
-            if let (Some(min), Some(end)) = (self.min_hold, end) {
-                if min > end {
-                    return Err(Error::InvalidOption {
-                        option: "min_hold",
-                        reason: format!("{min:?} is longer than {option}, which is {end:?}"),
-                    });
-                }
+            if let (Some(min), Some(end)) = (self.min_hold, end)
+                && min > end
+            {
+                return Err(Error::InvalidOption {
+                    option: "min_hold",
+                    reason: format!("{min:?} is longer than {option}, which is {end:?}"),
+                });
             }
         }
         Ok(())

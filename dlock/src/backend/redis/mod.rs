@@ -88,7 +88,7 @@ impl RedisBackend {
 }
 
 fn not_connected(error: BackendError) -> Error {
-    let what = "connecting".to_owned();
+    let what = "a first connection".to_owned();
     let BackendError {
         reason,
         message,

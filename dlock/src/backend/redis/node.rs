@@ -454,14 +454,14 @@ impl Actor {
 
     /// Answers a step with a failure, and remembers an acquire that may yet take effect.
     fn fail(&mut self, step: &mut Step, error: BackendError) {
-        if let Verb::Acquire { grant, .. } = &step.call.verb {
-            if error.outcome == Outcome::Unknown {
-                let (server, at) = self.anchor;
-                let server_now = server + micros(clock::now().saturating_duration_since(at));
-                // What nobody came to settle in all that time needs no settling.
-                self.unsettled.retain(|_, until| *until + 60_000_000 > server_now);
-                self.unsettled.insert(grant.clone(), step.refuse_after);
-            }
+        if let Verb::Acquire { grant, .. } = &step.call.verb
+            && error.outcome == Outcome::Unknown
+        {
+            let (server, at) = self.anchor;
+            let server_now = server + micros(clock::now().saturating_duration_since(at));
+            // What nobody came to settle in all that time needs no settling.
+            self.unsettled.retain(|_, until| *until + 60_000_000 > server_now);
+            self.unsettled.insert(grant.clone(), step.refuse_after);
         }
         if let Some(reply) = step.reply.take() {
             let _ = reply.send(Err(error));
