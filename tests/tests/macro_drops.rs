@@ -1,8 +1,11 @@
 //! Everything that the caller passed is dropped before the lock is given back, and in the usual order.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock::{Error, Held, LockClient, distributed_lock};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 
 /// What was dropped, and whether the lock was still held then.
@@ -198,6 +201,109 @@ async fn a_receiver_by_value_is_dropped_under_the_lock() {
     Arc::new(owner(&log)).consume_arc().await.unwrap();
     owner(&log).consume_in_part().await.unwrap();
     assert_eq!(log.names(), ["self", "self", "self"]);
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Panic,
+    Cancel,
+    Lose,
+}
+
+#[distributed_lock(key = "k", lock = client, max_hold = "1m")]
+async fn cut(
+    client: &LockClient,
+    log: Log,
+    way: Way,
+    named: Witness,
+    _permit: Witness,
+    (_, right): (Witness, Witness),
+    _: Witness,
+) -> Result<(), Error> {
+    log.watch();
+    named.look();
+    right.look();
+    match way {
+        Way::Panic => panic!("on purpose"),
+        Way::Cancel => std::future::pending().await,
+        Way::Lose => tokio::time::sleep(Duration::from_secs(3600)).await,
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn arguments_are_dropped_under_the_lock_when_the_body_is_cut_short() {
+    for way in [Way::Panic, Way::Cancel, Way::Lose] {
+        let (client, log) = (LockClient::memory(), Log::default());
+        let w = |name| log.witness(name);
+        let pair = (w("left"), w("right"));
+        let call = cut(&client, log.clone(), way, w("named"), w("_permit"), pair, w("_"));
+        let patience = Duration::from_secs(if matches!(way, Way::Cancel) { 30 } else { 600 });
+        let call = tokio::time::timeout(patience, AssertUnwindSafe(call).catch_unwind());
+        match (way, call.await) {
+            (Way::Panic, Ok(Err(_))) | (Way::Cancel, Err(_)) => {
+                let mut names = log.names();
+                names.sort_unstable();
+                assert_eq!(names, ["_", "_permit", "left", "named", "right"]);
+            }
+            (Way::Lose, Ok(Ok(Err(error)))) => {
+                assert!(error.is_lost(), "{error}");
+                assert_eq!(
+                    log.drops.lock().len(),
+                    5,
+                    "all are dropped before the caller is told"
+                );
+            }
+            (_, outcome) => panic!("{outcome:?}"),
+        }
+    }
+}
+
+mod with_async_trait {
+    use super::*;
+
+    #[async_trait::async_trait]
+    trait Consume {
+        async fn consume(
+            self: Box<Self>,
+            a: Witness,
+            pair: (Witness, Witness),
+            b: Witness,
+        ) -> Result<(), Error>;
+    }
+
+    #[async_trait::async_trait]
+    impl Consume for Owner {
+        #[distributed_lock(key = "k", lock = self.client)]
+        async fn consume(
+            self: Box<Self>,
+            _a: Witness,
+            (_left, right): (Witness, Witness),
+            _: Witness,
+        ) -> Result<(), Error> {
+            right.look();
+            self.log.watch();
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn arguments_are_dropped_under_the_lock() {
+        let log = Log::default();
+        let w = |name| log.witness(name);
+        let owner = Owner {
+            client: LockClient::memory(),
+            log: log.clone(),
+            _witness: w("self"),
+        };
+        Box::new(owner)
+            .consume(w("a"), (w("left"), w("right")), w("b"))
+            .await
+            .unwrap();
+        let mut names = log.names();
+        names.sort_unstable();
+        assert_eq!(names, ["a", "b", "left", "right", "self"]);
+    }
 }
 
 mod plain {

@@ -1,0 +1,82 @@
+//! The command line.
+
+use std::time::Duration;
+
+use clap::Parser;
+
+const EXAMPLES: &str = "\
+Examples:
+  checkout
+      in memory, on 127.0.0.1:3000
+  checkout --locks redis://localhost --store redis://localhost --listen 127.0.0.1:3001
+      one of several copies that share their locks and their stock
+  checkout --without-locks --locks redis://localhost --store redis://localhost
+      the same without locks: it sells more than there is
+
+Try it:
+  curl -X PUT  localhost:3000/items/sneaker       -H 'content-type: application/json' -d '{\"stock\": 100}'
+  curl -X POST localhost:3000/items/sneaker/buy   -H 'content-type: application/json' -d '{\"quantity\": 1}'
+  curl         localhost:3000/items/sneaker
+  curl -X POST localhost:3000/accounts/ada/charge -H 'content-type: application/json' -d '{\"amount\": 5}'
+  curl         localhost:3000/lock?hold_ms=1000
+
+Or let 200 buyers at it: cargo run -p dlock-examples --bin buyers
+
+Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it: requests under way have 5 s
+to finish, and all locks are given back.";
+
+/// A shop that must not sell more than it has: a service on dlock.
+///
+/// A sale reads the stock, thinks, and writes the new one. The lock `item:SKU` makes sure that nobody
+/// else does so at the same time, in this process or in another one; its fencing token makes sure that a
+/// copy which was stopped in between cannot write later.
+#[derive(Debug, Parser)]
+#[command(name = "checkout", version, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where to listen, host and port; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
+    pub(crate) listen: String,
+
+    /// Where the locks are: memory:// (of this process), redis://[user:password@]host[:port][/db], …
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "memory://",
+        hide_default_value = true
+    )]
+    pub(crate) locks: String,
+
+    /// Where stock and accounts are: memory:// (of this process), redis://…; as a rule the same as --locks
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "memory://",
+        hide_default_value = true
+    )]
+    pub(crate) store: String,
+
+    /// The lease of the locks, renewed while they are held: after a crash, sales go on within it
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) lease: Duration,
+
+    /// The time between reading the stock and writing it, at most 1min
+    #[arg(long, value_name = "DURATION", default_value = "5ms", value_parser = think)]
+    pub(crate) think: Duration,
+
+    /// Take no locks and check no tokens, to see what happens; every `fencing_token` is null then
+    #[arg(long)]
+    pub(crate) without_locks: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; as in 250ms, 10s or 2min"))
+}
+
+fn think(text: &str) -> Result<Duration, String> {
+    let think = duration(text)?;
+    if think > Duration::from_secs(60) {
+        Err("more than 1min".to_owned())
+    } else {
+        Ok(think)
+    }
+}

@@ -1,0 +1,140 @@
+//! A small shop on dlock: `cargo run -p dlock-examples --bin checkout`, and `--help` for what it can do.
+//!
+//! | file | |
+//! |---|---|
+//! | `service.rs` | what the shop does, with the lock as an attribute on a function |
+//! | `routes.rs` | the HTTP side, with the lock as a layer on a route |
+//! | `store/` | stock and accounts, in memory or on Redis, with the check of the fencing token |
+//! | `error.rs` | what is answered when something goes wrong |
+//! | `server.rs` | the port, the signals, the end |
+
+mod args;
+mod error;
+mod routes;
+mod server;
+mod service;
+mod store;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use dlock::LockClient;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::Args;
+use crate::server::Signals;
+use crate::service::Shop;
+use crate::store::Store;
+
+/// How long what was cut off has to give its locks back by itself, before that is done for it.
+const LAST_CALL: Duration = Duration::from_secs(1);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .from_env_lossy();
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(color)
+        .with_target(false)
+        .init();
+
+    match run(args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("checkout: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> Result<(), String> {
+    let signals = Signals::new().map_err(|error| format!("cannot wait for signals: {error}"))?;
+    let listener = server::listen(&args.listen).await?;
+    let store = Store::open(&args.store)
+        .await
+        .map_err(|error| format!("cannot open --store: {error}"))?;
+    let locks = open_locks(&args).await?;
+    announce(&args, &store);
+
+    let shop = Arc::new(Shop::new(locks.clone(), store, args.think, !args.without_locks));
+    let address = listener
+        .local_addr()
+        .map_err(|error| format!("cannot tell the port: {error}"))?;
+    tracing::info!("listening on http://{address}");
+    let served = server::serve(listener, routes::router(shop), signals).await;
+    end(&locks).await;
+    served.map_err(|error| format!("the server ended: {error}"))
+}
+
+async fn open_locks(args: &Args) -> Result<LockClient, String> {
+    // Nobody asks for a lock then, and nobody has to wait for the server that is named.
+    let url = if args.without_locks {
+        "memory://"
+    } else {
+        &args.locks
+    };
+    let client = LockClient::builder()
+        .url(url)
+        .lease(args.lease)
+        .service_name("checkout")
+        .build()
+        .await;
+    client.map_err(|error| match error {
+        dlock::Error::InvalidOption {
+            option: "lease",
+            reason,
+            ..
+        } => {
+            format!("--lease cannot be {:?}: {reason}", args.lease)
+        }
+        error => format!("cannot open --locks: {error}"),
+    })
+}
+
+/// Says at the start what a surprise would be later.
+fn announce(args: &Args, store: &Store) {
+    let shared_locks = !args.locks.starts_with("memory:");
+    if args.without_locks {
+        tracing::warn!("WITHOUT LOCKS: this will sell more than there is");
+    } else if shared_locks {
+        tracing::info!("locks shared with other copies, lease {:?}", args.lease);
+    } else {
+        tracing::info!(
+            "locks in memory: other copies do not see them; share them with --locks redis://localhost"
+        );
+    }
+    if store.is_shared() {
+        tracing::info!(
+            "stock on {store}, thinking for {:?} between read and write",
+            args.think
+        );
+    } else {
+        tracing::info!(
+            "stock in memory, thinking for {:?} between read and write",
+            args.think
+        );
+    }
+    if store.is_shared() && !shared_locks && !args.without_locks {
+        tracing::warn!("the stock is shared and the locks are not: give --locks the URL of --store as well");
+    }
+}
+
+/// Gives all locks back.
+async fn end(locks: &LockClient) {
+    let report = locks.shutdown(LAST_CALL).await;
+    match (report.lost, report.unconfirmed) {
+        (0, 0) => tracing::info!("nothing held, good-bye"),
+        (lost, 0) => tracing::warn!("locks taken from work that was cut off: {lost}; nothing held, good-bye"),
+        (_, unconfirmed) => tracing::warn!(
+            "releases that the lock store did not confirm: {unconfirmed}; the leases end those locks, good-bye"
+        ),
+    }
+}

@@ -1,0 +1,93 @@
+//! Serving until a signal comes, and ending in good order.
+
+use std::future::IntoFuture;
+use std::io;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// How long requests that are under way may take when the service is told to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Opens the port. The error is one for people.
+pub(crate) async fn listen(address: &str) -> Result<TcpListener, String> {
+    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "cannot listen on {address}: another program has that port; stop it, or choose another one as in --listen 127.0.0.1:3001"
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("cannot listen on {address}: this user may not; ports above 1023 are free for everybody")
+        }
+        _ => format!("cannot listen on {address}: {error}; it is host:port, as in --listen 127.0.0.1:3000"),
+    })
+}
+
+/// What asks the service to end.
+pub(crate) struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    /// From now on signals are ours: one that comes before anybody waits for it is not lost.
+    #[cfg(unix)]
+    pub(crate) fn new() -> io::Result<Signals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn new() -> io::Result<Signals> {
+        Ok(Signals {})
+    }
+
+    /// Waits for one, and gives its name.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "Ctrl-C",
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = tokio::signal::ctrl_c().await;
+            "Ctrl-C"
+        }
+    }
+}
+
+/// Serves until a signal comes. Then no new connection is taken, and requests that are under way have
+/// [`GRACE`] to finish; a second signal takes that from them.
+pub(crate) async fn serve(listener: TcpListener, router: Router, mut signals: Signals) -> io::Result<()> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = axum::serve(listener, router).with_graceful_shutdown(async {
+        // The sender is dropped to stop: that is the message.
+        let _ = stopped.await;
+    });
+    let mut server = std::pin::pin!(server.into_future());
+    let signal = tokio::select! {
+        ended = &mut server => return ended,
+        signal = signals.next() => signal,
+    };
+    tracing::info!("{signal}: no new requests are taken, those under way have {GRACE:?}");
+    drop(stop);
+    tokio::select! {
+        ended = &mut server => ended,
+        () = tokio::time::sleep(GRACE) => {
+            // A client that keeps a connection open must not keep the service up.
+            tracing::warn!("some connections are still open after {GRACE:?} and will be cut off");
+            Ok(())
+        }
+        signal = signals.next() => {
+            tracing::warn!("{signal} again: what is still under way will be cut off");
+            Ok(())
+        }
+    }
+}

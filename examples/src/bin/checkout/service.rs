@@ -1,0 +1,250 @@
+//! What the shop does. Here are the locks: one attribute on [`Shop::buy_locked`] and one on
+//! [`Shop::put_locked`]. The rest is written as if there were a single process with a single request.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use dlock::{LockClient, distributed_lock};
+use uuid::Uuid;
+
+use crate::error::Error;
+use crate::store::{Account, Item, Store};
+
+/// The most of anything that one request can ask for.
+const MOST: i64 = 1_000_000;
+/// The most requests that one process lets wait for the same article: past that, waiting is an outage.
+pub(crate) const QUEUE: usize = 2_000;
+
+/// The shop: where its locks are, and where its data.
+pub(crate) struct Shop {
+    locks: LockClient,
+    store: Store,
+    think: Duration,
+    wait: Duration,
+    locked: bool,
+}
+
+/// A sale that was written down.
+pub(crate) struct Sale {
+    pub(crate) order: String,
+    /// Nothing without locks.
+    pub(crate) token: Option<u64>,
+}
+
+impl Shop {
+    /// A shop with its locks. A request waits for one longer than the lease: when a copy dies with the
+    /// lock of an article, its buyers wait for that and are served.
+    pub(crate) fn new(locks: LockClient, store: Store, think: Duration, locked: bool) -> Shop {
+        let wait = locks.lease().saturating_add(Duration::from_secs(10));
+        Shop {
+            locks,
+            store,
+            think,
+            wait,
+            locked,
+        }
+    }
+
+    pub(crate) fn locks(&self) -> &LockClient {
+        &self.locks
+    }
+
+    /// How long a request waits for its lock before it is told that somebody else has it.
+    pub(crate) fn wait(&self) -> Duration {
+        self.wait
+    }
+
+    /// Whether locks are taken at all.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.locked
+    }
+
+    /// What is known of an article.
+    pub(crate) async fn item(&self, sku: &Name) -> Result<Item, Error> {
+        self.store
+            .read(&item_key(sku))
+            .await?
+            .ok_or_else(|| Error::UnknownSku(sku.to_string()))
+    }
+
+    /// Sets the stock of an article; its sales begin at zero.
+    pub(crate) async fn put(&self, sku: &Name, stock: i64) -> Result<Item, Error> {
+        let stock = within(stock, 0, "stock")?;
+        if self.locked {
+            self.put_locked(sku, stock).await
+        } else {
+            self.put_now(sku, stock).await
+        }
+    }
+
+    /// Sells some of an article.
+    pub(crate) async fn buy(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
+        let quantity = within(quantity, 1, "quantity")?;
+        let asked = Instant::now();
+        if self.locked {
+            self.buy_locked(sku, quantity, asked).await
+        } else {
+            self.buy_now(sku, quantity, asked).await
+        }
+    }
+
+    // A sale is not dropped half way when its lock is lost (`on_lost = ignore`): its last step is a write
+    // that the store checks, and the buyer is told what the store said. Dropped between the write and its
+    // answer, a sale that was made would be told as one that was not.
+    #[distributed_lock(key = "item:{sku}", lock = self.locks, wait = self.wait, max_waiters = QUEUE, on_lost = ignore)]
+    async fn buy_locked(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
+        self.buy_now(sku, quantity, asked).await
+    }
+
+    #[distributed_lock(key = "item:{sku}", lock = self.locks, wait = self.wait, max_waiters = QUEUE, on_lost = ignore)]
+    async fn put_locked(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
+        self.put_now(sku, stock).await
+    }
+
+    /// Read, think, write. Right only while nobody else does the same.
+    async fn buy_now(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
+        let key = item_key(sku);
+        let waited = asked.elapsed();
+        let token = fencing_token();
+        if let Some(token) = token {
+            self.store.fence(&key, token, None::<&Item>).await?;
+        }
+        let item: Item = self
+            .store
+            .read(&key)
+            .await?
+            .ok_or_else(|| Error::UnknownSku(sku.to_string()))?;
+        self.think().await;
+        let Some(stock) = item.stock.checked_sub(quantity) else {
+            return Err(Error::SoldOut {
+                sku: sku.to_string(),
+                left: item.stock,
+                wanted: quantity,
+            });
+        };
+        let sold = item.sold.saturating_add(quantity);
+        let token_written = token.unwrap_or(item.token);
+        self.store
+            .write(
+                &key,
+                &Item {
+                    stock,
+                    sold,
+                    token: token_written,
+                },
+                token,
+            )
+            .await?;
+
+        let order = Uuid::new_v4().to_string();
+        tracing::info!(%sku, quantity, %order, token, waited = %Shown(waited), left = stock, "sold");
+        Ok(Sale { order, token })
+    }
+
+    async fn put_now(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
+        let key = item_key(sku);
+        let token = fencing_token();
+        // Without locks the last token stays, so that copies with locks still find it.
+        let last = self.store.read::<Item>(&key).await?.map_or(0, |item| item.token);
+        let item = Item {
+            stock,
+            sold: 0,
+            token: token.unwrap_or(last),
+        };
+        self.store.write(&key, &item, token).await?;
+        tracing::info!(%sku, stock, token, "stock set");
+        Ok(item)
+    }
+
+    /// Charges an account, and gives all that was charged to it. It takes no lock of its own: the layer in
+    /// front of the route has done so, and this is the token of that.
+    pub(crate) async fn charge(&self, id: &Name, amount: i64, token: Option<u64>) -> Result<u64, Error> {
+        let amount = within(amount, 1, "amount")?;
+        let key = format!("checkout:account:{id}");
+        if let Some(token) = token {
+            self.store
+                .fence(&key, token, Some(&Account { charged: 0, token }))
+                .await?;
+        }
+        let account: Account = self.store.read(&key).await?.unwrap_or_default();
+        self.think().await;
+        let charged = account.charged.saturating_add(amount);
+        let token_written = token.unwrap_or(account.token);
+        self.store
+            .write(
+                &key,
+                &Account {
+                    charged,
+                    token: token_written,
+                },
+                token,
+            )
+            .await?;
+        tracing::info!(account = %id, amount, token, charged, "charged");
+        Ok(charged)
+    }
+
+    /// Does nothing, and lets others in between, also when there is nothing to think about.
+    async fn think(&self) {
+        if self.think.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(self.think).await;
+        }
+    }
+}
+
+/// The token of the lock that this code runs under; nothing without locks.
+fn fencing_token() -> Option<u64> {
+    dlock::current().map(|held| held.fencing_token())
+}
+
+fn item_key(sku: &Name) -> String {
+    format!("checkout:item:{sku}")
+}
+
+fn within(number: i64, least: i64, what: &str) -> Result<u64, Error> {
+    u64::try_from(number)
+        .ok()
+        .filter(|_| (least..=MOST).contains(&number))
+        .ok_or_else(|| Error::BadRequest(format!("{what} is {number}, it must be from {least} to {MOST}")))
+}
+
+/// The name of an article or an account, as a stranger gave it: it becomes part of a lock's name and of a
+/// key on Redis.
+#[derive(Debug)]
+pub(crate) struct Name(String);
+
+impl Name {
+    const MOST_BYTES: usize = 128;
+
+    pub(crate) fn parse(text: String) -> Result<Name, Error> {
+        let reason = if text.is_empty() {
+            "is empty"
+        } else if text.len() > Name::MOST_BYTES {
+            "has more than 128 bytes"
+        } else if text.chars().any(char::is_control) {
+            "has control characters"
+        } else if text.contains(['{', '}']) {
+            "has braces"
+        } else {
+            return Ok(Name(text));
+        };
+        Err(Error::BadRequest(format!("the name in the path {reason}")))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A time as people read it in a log.
+struct Shown(Duration);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1?}", self.0)
+    }
+}

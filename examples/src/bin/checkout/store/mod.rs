@@ -1,0 +1,144 @@
+//! The shop's own data: where stock and accounts are kept.
+//!
+//! A record is one JSON value with the token of its last writer in it, `{"stock":99,"sold":1,"token":17}`.
+//! Value and token are read and written together, which is what makes the check of the token worth
+//! something: kept apart, a write could pass the check and land after a newer one.
+//!
+//! The stores know nothing of locks. All they do for their safety is to compare two numbers.
+
+mod memory;
+mod redis;
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// What is known of an article.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Item {
+    pub(crate) stock: u64,
+    pub(crate) sold: u64,
+    /// The fencing token of the last writer.
+    pub(crate) token: u64,
+}
+
+/// What is known of an account.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Account {
+    pub(crate) charged: u64,
+    /// The fencing token of the last writer.
+    pub(crate) token: u64,
+}
+
+/// The part that all records have.
+#[derive(Deserialize)]
+struct Stamp {
+    token: u64,
+}
+
+/// A place for records.
+pub(crate) enum Store {
+    /// In this process.
+    Memory(memory::MemoryStore),
+    /// On a Redis server, for several processes.
+    Redis(Box<redis::RedisStore>),
+}
+
+/// Why a record could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// Somebody with a newer token has been at the record. Nothing was changed.
+    #[error("the record was taken over by a newer holder of the lock: token {ours} is older than {last}")]
+    Fenced { ours: u64, last: u64 },
+    /// The store does not answer.
+    #[error("the store is not available: {0}")]
+    Unavailable(String),
+    /// The store did not confirm a write, which may or may not have happened.
+    #[error("the store did not confirm the write, which may have happened: {0}")]
+    Unknown(String),
+    /// Something that this service did not write.
+    #[error("the store holds something else under \"{0}\"")]
+    Foreign(String),
+}
+
+impl Store {
+    /// Opens the store of a URL.
+    pub(crate) async fn open(url: &str) -> Result<Store, String> {
+        match url.split_once("://") {
+            Some(("memory", _)) => Ok(Store::Memory(memory::MemoryStore::default())),
+            Some(_) => redis::RedisStore::open(url)
+                .await
+                .map(|store| Store::Redis(Box::new(store))),
+            // What has no scheme may be a password as well as a host: it is not repeated.
+            None => Err("the URL has no scheme, as in redis://localhost:6379 or memory://".to_owned()),
+        }
+    }
+
+    /// The record as it is.
+    pub(crate) async fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, StoreError> {
+        let text = match self {
+            Store::Memory(store) => store.read(key),
+            Store::Redis(store) => store.read(key).await?,
+        };
+        text.map(|text| serde_json::from_str(&text).map_err(|_| StoreError::Foreign(key.to_owned())))
+            .transpose()
+    }
+
+    /// Shuts everybody with an older token out of a record: puts `token` on it, and changes nothing else.
+    /// A record that is not there becomes `initial`, if that is given.
+    ///
+    /// Without it there would be a gap. A holder that was stopped may send its write after the next one
+    /// has read the record and before that one has written it; the token on the record would still be the
+    /// old one and let it pass.
+    pub(crate) async fn fence<T: Serialize>(
+        &self,
+        key: &str,
+        token: u64,
+        initial: Option<&T>,
+    ) -> Result<(), StoreError> {
+        let initial = initial.map(|record| encode(key, record)).transpose()?;
+        match self {
+            Store::Memory(store) => store.fence(key, token, initial),
+            Store::Redis(store) => {
+                store
+                    .fence(key, token, initial.as_deref().unwrap_or_default())
+                    .await
+            }
+        }
+    }
+
+    /// Replaces the record. With a token only if nobody with a newer one has been at it; without one
+    /// whatever is there.
+    pub(crate) async fn write<T: Serialize>(
+        &self,
+        key: &str,
+        record: &T,
+        token: Option<u64>,
+    ) -> Result<(), StoreError> {
+        let text = encode(key, record)?;
+        match self {
+            Store::Memory(store) => store.write(key, text, token),
+            Store::Redis(store) => store.write(key, &text, token).await,
+        }
+    }
+
+    /// Whether other processes see what is written here.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, Store::Redis(_))
+    }
+}
+
+/// Where it is, without its password.
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Store::Memory(_) => f.write_str("memory"),
+            Store::Redis(store) => write!(f, "Redis at {}", store.address()),
+        }
+    }
+}
+
+fn encode<T: Serialize>(key: &str, record: &T) -> Result<String, StoreError> {
+    serde_json::to_string(record).map_err(|_| StoreError::Foreign(key.to_owned()))
+}

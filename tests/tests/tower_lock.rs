@@ -1,0 +1,793 @@
+//! The lock layer, rule by rule: who gets in, what the others are told, and that nothing is left behind.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::backend::memory::MemoryBackend;
+use dlock::backend::{
+    AcquireReply, AcquireRequest, Backend, BackendError, Holder, Kind, Reason as BackendReason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+use dlock::{Held, LockClient, LockKey, Loss};
+use dlock_tower::key::{fixed, from_fn, header};
+use dlock_tower::{LockLayer, NotStarted, OnLost, Reason, Rejection};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep, timeout};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+type Req = Request<Full<Bytes>>;
+type Res = Response<Full<Bytes>>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
+async fn bounded<T>(test: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(3600), test).await.expect("it never ended")
+}
+
+/// Two clients of one store, as two processes have them.
+async fn pair() -> (LockClient, LockClient) {
+    let store = MemoryBackend::new();
+    let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
+    let b = LockClient::builder().backend(store).build().await.unwrap();
+    (a, b)
+}
+
+fn request(key: &str) -> Req {
+    Request::builder().method("POST").uri("/x").header("k", key).body(Full::default()).unwrap()
+}
+
+fn grpc(key: &str) -> Req {
+    let mut request = request(key);
+    request.headers_mut().insert("content-type", "application/grpc+proto".parse().unwrap());
+    request
+}
+
+fn answer() -> Res {
+    Response::new(Full::from("done"))
+}
+
+async fn ok(_: Req) -> Result<Res, Infallible> {
+    Ok(answer())
+}
+
+async fn slow(_: Req) -> Result<Res, Infallible> {
+    sleep(SECOND).await;
+    Ok(answer())
+}
+
+fn not_started<B>(response: &Response<B>) -> bool {
+    response.extensions().get::<NotStarted>().is_some()
+}
+
+fn value<'a, B>(response: &'a Response<B>, header: &str) -> &'a str {
+    response.headers().get(header).map_or("", |value| value.to_str().unwrap())
+}
+
+async fn json<B>(response: Response<B>) -> serde_json::Value
+where
+    B: http_body_util::BodyExt<Data = Bytes>,
+    B::Error: std::fmt::Debug,
+{
+    serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
+}
+
+/// A store that does not answer an acquire while it is down.
+#[derive(Clone)]
+struct Flaky {
+    inner: MemoryBackend,
+    down: Arc<AtomicBool>,
+}
+
+impl Backend for Flaky {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        let step = (!self.down.load(Ordering::Relaxed))
+            .then(|| Backend::acquire(Arc::new(self.inner.clone()), request));
+        async move {
+            match step {
+                Some(step) => step.await,
+                None => Err(BackendError::not_done(BackendReason::Unreachable, "10.0.0.7 does not answer")),
+            }
+        }
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        Backend::release(Arc::new(self.inner.clone()), request)
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        Backend::renew(Arc::new(self.inner.clone()), requests)
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+        Backend::inspect(Arc::new(self.inner.clone()), key)
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        Backend::list(Arc::new(self.inner.clone()), prefix)
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        Backend::force_release(Arc::new(self.inner.clone()), key)
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
+        Backend::watch(Arc::new(self.inner.clone()), kind, key)
+    }
+}
+
+async fn flaky() -> (LockClient, Arc<AtomicBool>) {
+    let down = Arc::new(AtomicBool::new(false));
+    let store = Flaky { inner: MemoryBackend::new(), down: down.clone() };
+    (LockClient::builder().backend(store).build().await.unwrap(), down)
+}
+
+mod who_gets_in {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_handler_runs_under_the_lock_and_its_answer_goes_out_as_it_is() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let probe = other.clone();
+            let service = LockLayer::new(client.clone(), header("k").prefix("account:")).layer(service_fn(
+                move |request: Req| {
+                    let probe = probe.clone();
+                    async move {
+                        let held = request.extensions().get::<Held>().expect("a view of the lock").clone();
+                        assert!(held.is_held() && held.fencing_token() > 0);
+                        assert_eq!(held.key().as_str(), "account:7");
+                        assert!(probe.lock("account:7").try_acquire().await.unwrap_err().is_busy());
+                        let response = Response::builder().status(201).header("x-own", "1");
+                        Ok::<_, Infallible>(response.body(Full::<Bytes>::from("made")).unwrap())
+                    }
+                },
+            ));
+            let response = service.oneshot(request("7")).await.unwrap();
+            assert_eq!((response.status(), value(&response, "x-own")), (StatusCode::CREATED, "1"));
+            assert!(!not_started(&response));
+            // The release has arrived before the answer: another process finds the lock free.
+            drop(other.lock("account:7").try_acquire().await.expect("the lock is free"));
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "made");
+            assert_eq!(client.held(), 0);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_of_one_key_run_one_after_the_other_and_of_others_at_once() {
+        bounded(async {
+            let client = LockClient::memory();
+            let layer = LockLayer::new(client, header("k"));
+            let started = Instant::now();
+            let run = |key| layer.layer(service_fn(slow)).oneshot(request(key));
+            let (a, b, c, d) = tokio::join!(run("1"), run("1"), run("1"), run("2"));
+            for response in [a, b, c, d] {
+                assert_eq!(response.unwrap().status(), StatusCode::OK);
+            }
+            assert!(started.elapsed() >= 3 * SECOND && started.elapsed() < 4 * SECOND);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn options_and_head_pass_without_a_lock_unless_other_methods_are_named() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let layer = LockLayer::new(client, header("k")).try_once();
+            let status = |layer: LockLayer<_>, method: Method| async move {
+                let mut request = request("7");
+                *request.method_mut() = method;
+                layer.layer(service_fn(ok)).oneshot(request).await.unwrap().status()
+            };
+            assert_eq!(status(layer.clone(), Method::OPTIONS).await, 200);
+            assert_eq!(status(layer.clone(), Method::HEAD).await, 200);
+            assert_eq!(status(layer.clone(), Method::GET).await, 423);
+            let layer = layer.skip_methods([Method::GET]);
+            assert_eq!(status(layer.clone(), Method::GET).await, 200);
+            assert_eq!(status(layer, Method::HEAD).await, 423);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closure_lets_pass_or_refuses() {
+        bounded(async {
+            let layer = LockLayer::new(LockClient::memory(), |parts: &http::request::Parts| {
+                match parts.headers.get("k").and_then(|k| k.to_str().ok()) {
+                    None => Err(Rejection::new(StatusCode::UNAUTHORIZED, "who are you?")),
+                    Some("free") => Ok(None),
+                    Some(key) => Ok(Some(format!("k:{key}"))),
+                }
+            });
+            let service = layer.layer(service_fn(|request: Req| async move {
+                let held = request.extensions().get::<Held>().map(|held| held.key().as_str().to_owned());
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(held.unwrap_or("nothing".into()))))
+            }));
+            for (key, says) in [("free", "nothing"), ("1", "k:1")] {
+                let response = service.clone().oneshot(request(key)).await.unwrap();
+                assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), says);
+            }
+            let mut bare = request("");
+            bare.headers_mut().clear();
+            let response = service.oneshot(bare).await.unwrap();
+            assert_eq!(response.status(), 401);
+            assert!(not_started(&response));
+            let problem = json(response).await;
+            assert_eq!(problem["type"], "about:blank");
+            assert_eq!((problem["title"].as_str(), problem["detail"].as_str()), (Some("Unauthorized"), Some("who are you?")));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rule_2_the_handler_runs_in_the_frame_and_re_enters() {
+        bounded(async {
+            let client = LockClient::memory();
+            let (outer, inner) = (client.clone(), client.clone());
+            let handler = service_fn(move |request: Req| {
+                let client = inner.clone();
+                async move {
+                    let held = request.extensions().get::<Held>().unwrap().clone();
+                    let again = client.lock("7").try_acquire().await.expect("re-entered");
+                    assert_eq!(again.fencing_token(), held.fencing_token());
+                    assert_eq!(dlock::current().unwrap().key().as_str(), "7");
+                    Ok::<_, Infallible>(answer())
+                }
+            });
+            // A second layer of the same key re-enters as well.
+            let layer = LockLayer::new(client.clone(), header("k"));
+            let service = LockLayer::new(outer, fixed("7")).layer(layer.layer(handler));
+            assert_eq!(service.oneshot(request("7")).await.unwrap().status(), 200);
+            assert_eq!(client.held(), 0);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn min_hold_keeps_the_lock_after_the_answer() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let layer = LockLayer::new(client, header("k")).min_hold(10 * SECOND);
+            layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
+            assert!(other.lock("7").try_acquire().await.unwrap_err().is_busy());
+            sleep(10 * SECOND).await;
+            drop(other.lock("7").try_acquire().await.unwrap());
+        })
+        .await;
+    }
+}
+
+mod what_the_others_are_told {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn busy_is_423_after_five_seconds_with_retry_after_and_a_problem() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let ran = Arc::new(AtomicBool::new(false));
+            let in_handler = ran.clone();
+            let service = LockLayer::new(client.clone(), header("k")).layer(service_fn(move |r: Req| {
+                in_handler.store(true, Ordering::Relaxed);
+                ok(r)
+            }));
+            let started = Instant::now();
+            let response = service.oneshot(request("7")).await.unwrap();
+            assert_eq!(started.elapsed().as_secs(), 5);
+            assert_eq!(response.status(), StatusCode::LOCKED);
+            assert_eq!(value(&response, "retry-after"), "1");
+            assert_eq!(value(&response, "content-type"), "application/problem+json");
+            assert!(not_started(&response));
+            let problem = json(response).await;
+            assert_eq!(problem["type"], "urn:dlock:problem:busy");
+            assert_eq!(problem["status"], 423);
+            assert!(problem["title"].is_string() && problem["detail"].is_string());
+            assert!(!ran.load(Ordering::Relaxed));
+            assert_eq!((client.waited_for(), client.held()), (0, 0));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn try_once_does_not_wait_and_wait_waits_as_long_as_it_says() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let held = other.lock("7").acquire().await.unwrap();
+            let layer = LockLayer::new(client, header("k"));
+            let run = |layer: LockLayer<_>| layer.layer(service_fn(ok)).oneshot(request("7"));
+            let started = Instant::now();
+            assert_eq!(run(layer.clone().try_once()).await.unwrap().status(), 423);
+            assert_eq!(started.elapsed(), Duration::ZERO);
+            assert_eq!(run(layer.clone().wait(90 * SECOND)).await.unwrap().status(), 423);
+            assert_eq!(started.elapsed().as_secs(), 90);
+            let (response, ()) = tokio::join!(run(layer), async {
+                sleep(2 * SECOND).await;
+                drop(held);
+            });
+            assert_eq!(response.unwrap().status(), 200);
+            assert_eq!(started.elapsed().as_secs(), 92);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_busy_status_can_be_chosen() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let layer = || LockLayer::new(client.clone(), header("k")).try_once();
+            for (layer, status) in [
+                (layer().conflict(), 409),
+                (layer().too_many_requests(), 429),
+                (layer().service_unavailable(), 503),
+                (layer().busy_status(StatusCode::FAILED_DEPENDENCY), 424),
+            ] {
+                let response = layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
+                assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (status, "1"));
+                assert!(not_started(&response));
+                let problem = json(response).await;
+                assert_eq!((&problem["status"], &problem["type"]), (&status.into(), &"urn:dlock:problem:busy".into()));
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fixed_lease_tells_when_the_lock_ends() {
+        bounded(async {
+            let client = LockClient::memory();
+            let layer = LockLayer::new(client, header("k")).lease(Duration::from_millis(8500)).try_once();
+            let first = tokio::spawn(layer.layer(service_fn(|_: Req| pending::<Result<Res, Infallible>>())).oneshot(request("7")));
+            sleep(SECOND).await;
+            let response = layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
+            // 7.5 s are left.
+            assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (423, "8"));
+            first.abort();
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rule_25_too_many_waiters_are_sent_away_at_once() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let layer = LockLayer::new(client.clone(), header("k")).max_waiters(1);
+            let waiting = tokio::spawn(layer.layer(service_fn(ok)).oneshot(request("7")));
+            sleep(SECOND).await;
+            let started = Instant::now();
+            let response = layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
+            assert_eq!(started.elapsed(), Duration::ZERO);
+            assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (503, "1"));
+            assert!(not_started(&response));
+            assert_eq!(json(response).await["type"], "urn:dlock:problem:too-many-waiters");
+            assert_eq!(waiting.await.unwrap().unwrap().status(), 423);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_down_is_503_and_never_open_unless_asked() {
+        bounded(async {
+            let (client, down) = flaky().await;
+            down.store(true, Ordering::Relaxed);
+            let seen = Arc::new(AtomicUsize::new(0));
+            let counter = seen.clone();
+            let handler = service_fn(move |request: Req| {
+                counter.fetch_add(1, Ordering::Relaxed);
+                assert!(request.extensions().get::<Held>().is_none(), "there is no lock to show");
+                ok(request)
+            });
+            let layer = LockLayer::new(client.clone(), header("k"));
+            for layer in [layer.clone(), layer.clone().try_once()] {
+                let response = layer.layer(handler.clone()).oneshot(request("7")).await.unwrap();
+                assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (503, "1"));
+                assert!(not_started(&response));
+                let problem = json(response).await;
+                assert_eq!(problem["type"], "urn:dlock:problem:unavailable");
+                assert!(!problem["detail"].as_str().unwrap().contains("10.0.0.7"), "insides shown to strangers");
+            }
+            assert_eq!(seen.load(Ordering::Relaxed), 0);
+
+            let open = layer.fail_open().layer(handler);
+            let response = open.clone().oneshot(request("7")).await.unwrap();
+            assert_eq!((response.status().as_u16(), seen.load(Ordering::Relaxed)), (200, 1));
+            // Open means open to an outage, not to a bad key or a service that ends.
+            assert_eq!(open.clone().oneshot(request("{")).await.unwrap().status(), 400);
+            client.shutdown(SECOND).await;
+            assert_eq!(open.oneshot(request("7")).await.unwrap().status(), 503);
+            assert_eq!(seen.load(Ordering::Relaxed), 1);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bad_key_is_the_clients_mistake_and_bad_options_are_ours() {
+        bounded(async {
+            let client = LockClient::memory();
+            let layer = LockLayer::new(client.clone(), header("k"));
+            for key in ["a{b", "", &"x".repeat(513)] {
+                let response = layer.layer(service_fn(ok)).oneshot(request(key)).await.unwrap();
+                assert_eq!(response.status(), 400, "{key}");
+                assert!(not_started(&response) && value(&response, "retry-after").is_empty());
+                assert_eq!(json(response).await["type"], "urn:dlock:problem:invalid-key");
+            }
+            layer.check().unwrap();
+            for wrong in [
+                layer.clone().wait(Duration::ZERO),
+                layer.clone().lease(Duration::from_millis(1)),
+                layer.clone().until_body(Duration::ZERO),
+                layer.clone().lease(SECOND).min_hold(2 * SECOND),
+            ] {
+                let error = wrong.check().unwrap_err().to_string();
+                assert!(error.contains("option"), "{error}");
+                let response = wrong.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
+                assert_eq!(response.status(), 500);
+                assert!(not_started(&response));
+                assert_eq!(json(response).await["type"], "urn:dlock:problem:internal");
+            }
+            assert!(layer.busy_status(StatusCode::OK).check().is_err());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn grpc_is_answered_with_trailers_only() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("größe 100%").acquire().await.unwrap();
+            let service = LockLayer::new(client.clone(), from_fn(|parts| {
+                parts.headers["k"].to_str().map(|k| k.replace("size", "größe")).unwrap_or_default()
+            }))
+            .try_once()
+            .conflict()
+            .layer(service_fn(ok));
+            let response = service.clone().oneshot(grpc("size 100%")).await.unwrap();
+            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "10"));
+            assert_eq!(value(&response, "content-type"), "application/grpc+proto");
+            assert_eq!(value(&response, "retry-after"), "1");
+            let message = value(&response, "grpc-message");
+            assert!(message.contains("gr%C3%B6%C3%9Fe 100%25"), "{message}");
+            assert!(not_started(&response));
+            assert!(http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes().is_empty());
+
+            let response = service.clone().oneshot(grpc("{")).await.unwrap();
+            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "3"));
+            client.shutdown(SECOND).await;
+            let response = service.oneshot(grpc("7")).await.unwrap();
+            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "14"));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_answers_can_be_replaced() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let service = LockLayer::new(client, header("k"))
+                .try_once()
+                .render(|rejection: &Rejection| {
+                    assert_eq!((rejection.reason(), rejection.status().as_u16()), (Reason::Busy, 423));
+                    assert_eq!(rejection.retry_after_secs(), Some(1));
+                    assert!(!rejection.has_started() && rejection.grpc().is_none());
+                    Response::builder().status(418).body(String::from("short and stout")).unwrap()
+                })
+                .layer(service_fn(ok));
+            let response = service.oneshot(request("7")).await.unwrap();
+            assert_eq!(response.status(), 418);
+            assert!(not_started(&response));
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "short and stout");
+        })
+        .await;
+    }
+}
+
+mod ends {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_services_error_is_left_alone_and_gives_the_lock_back() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let service = LockLayer::new(client, header("k"))
+                .layer(service_fn(|_: Req| async { Err::<Res, _>("broken") }));
+            assert_eq!(service.oneshot(request("7")).await.unwrap_err(), "broken");
+            drop(other.lock("7").try_acquire().await.expect("the lock is free"));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_gives_the_lock_back() {
+        bounded(async {
+            let client = LockClient::memory();
+            let service = LockLayer::new(client.clone(), header("k"))
+                .layer(service_fn(|_: Req| async { panic!("on purpose") as Result<Res, Infallible> }));
+            assert!(tokio::spawn(service.oneshot(request("7"))).await.unwrap_err().is_panic());
+            drop(client.lock("7").try_acquire().await.expect("the lock is free"));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_dropped_while_it_waits_leaves_no_waiter() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let held = other.lock("7").acquire().await.unwrap();
+            let layer = LockLayer::new(client.clone(), header("k"));
+            for _ in 0..3 {
+                let run = layer.layer(service_fn(ok)).oneshot(request("7"));
+                assert!(timeout(SECOND, run).await.is_err());
+            }
+            sleep(SECOND).await;
+            assert_eq!((client.waited_for(), client.held()), (0, 0));
+            drop(held);
+            drop(other.lock("7").acquire().await.unwrap());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_dropped_in_its_handler_drops_that_first_and_then_the_lock() {
+        struct OnDrop(LockClient, Arc<AtomicBool>);
+        impl Drop for OnDrop {
+            fn drop(&mut self) {
+                self.1.store(self.0.held() == 1 && dlock::current().is_some(), Ordering::Relaxed);
+            }
+        }
+        bounded(async {
+            let (client, other) = pair().await;
+            let in_order = Arc::new(AtomicBool::new(false));
+            let (mine, seen) = (client.clone(), in_order.clone());
+            let service = LockLayer::new(client, header("k")).layer(service_fn(move |_: Req| {
+                let cleanup = OnDrop(mine.clone(), seen.clone());
+                async move {
+                    let _cleanup = cleanup;
+                    pending::<Result<Res, Infallible>>().await
+                }
+            }));
+            assert!(timeout(SECOND, service.oneshot(request("7"))).await.is_err());
+            assert!(in_order.load(Ordering::Relaxed), "the handler was dropped outside of its lock");
+            drop(other.lock("7").acquire().await.unwrap());
+        })
+        .await;
+    }
+}
+
+mod loss {
+    use super::*;
+
+    /// A handler that tells when it is dropped, and what it saw.
+    fn endless(dropped: Arc<AtomicBool>) -> impl Service<Req, Response = Res, Error = Infallible, Future: Send> + Clone {
+        struct OnDrop(Arc<AtomicBool>);
+        impl Drop for OnDrop {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        service_fn(move |_: Req| {
+            let cleanup = OnDrop(dropped.clone());
+            async move {
+                let _cleanup = cleanup;
+                pending::<Result<Res, Infallible>>().await
+            }
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_that_ends_stops_the_handler_and_the_answer_does_not_say_not_started() {
+        bounded(async {
+            let client = LockClient::memory();
+            let layer = || LockLayer::new(client.clone(), header("k"));
+            for layer in [layer().lease(10 * SECOND), layer().max_hold(10 * SECOND)] {
+                let dropped = Arc::new(AtomicBool::new(false));
+                let started = Instant::now();
+                let response = layer.layer(endless(dropped.clone())).oneshot(request("7")).await.unwrap();
+                assert!(dropped.load(Ordering::Relaxed));
+                assert!(started.elapsed() < 10 * SECOND, "told before anybody else can have the lock");
+                assert_eq!(response.status(), 503);
+                assert!(!not_started(&response), "the handler had begun");
+                assert_eq!(value(&response, "retry-after"), "", "it may have had effects");
+                assert_eq!(json(response).await["type"], "urn:dlock:problem:lost");
+                sleep(SECOND).await;
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_that_is_forced_open_stops_the_handler_at_the_next_renewal() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let dropped = Arc::new(AtomicBool::new(false));
+            let service = LockLayer::new(client.clone(), header("k"))
+                .renewed_lease(9 * SECOND)
+                .layer(endless(dropped.clone()));
+            let run = tokio::spawn(service.oneshot(request("7")));
+            sleep(SECOND).await;
+            assert!(other.force_release("7").await.unwrap());
+            let successor = other.lock("7").acquire().await.unwrap();
+            let response = run.await.unwrap().unwrap();
+            assert_eq!(response.status(), 503);
+            assert!(!not_started(&response) && dropped.load(Ordering::Relaxed));
+            sleep(SECOND).await;
+            assert!(successor.is_held());
+            successor.release().await.expect("a lost lock touches no successor");
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn grpc_clients_do_not_retry_a_loss_by_themselves() {
+        bounded(async {
+            let layer = LockLayer::new(LockClient::memory(), header("k")).lease(SECOND);
+            let response = layer.layer(endless(Arc::default())).oneshot(grpc("7")).await.unwrap();
+            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "2"));
+            assert!(!not_started(&response));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handler_may_run_on_and_sees_the_loss() {
+        bounded(async {
+            let service = LockLayer::new(LockClient::memory(), header("k"))
+                .lease(SECOND)
+                .on_lost(OnLost::RunOn)
+                .layer(service_fn(|request: Req| async move {
+                    let held = request.extensions().get::<Held>().unwrap().clone();
+                    assert_eq!(held.lost().await, Loss::Expired);
+                    sleep(SECOND).await;
+                    Ok::<_, Infallible>(answer())
+                }));
+            let response = service.oneshot(request("7")).await.unwrap();
+            assert_eq!(response.status(), 200);
+            assert!(!not_started(&response));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_enclosing_frame_is_refused_before_the_handler() {
+        bounded(async {
+            let client = LockClient::memory();
+            let inner = LockLayer::new(client.clone(), header("k")).layer(service_fn(ok));
+            let service = LockLayer::new(client.clone(), header("k"))
+                .lease(SECOND)
+                .on_lost(OnLost::RunOn)
+                .layer(service_fn(move |request: Req| {
+                    let inner = inner.clone();
+                    async move {
+                        sleep(2 * SECOND).await;
+                        let response = inner.oneshot(request).await?;
+                        assert_eq!(response.status(), 503);
+                        assert!(not_started(&response));
+                        Ok::<_, Infallible>(answer())
+                    }
+                }));
+            assert_eq!(service.oneshot(request("7")).await.unwrap().status(), 200);
+        })
+        .await;
+    }
+}
+
+mod readiness {
+    use super::*;
+
+    /// A service whose readiness is a place: it is taken by `poll_ready` and kept until the answer, as in
+    /// a buffer or behind a concurrency limit.
+    struct Places {
+        places: Arc<Semaphore>,
+        polled: Arc<AtomicUsize>,
+        taking: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>>,
+        taken: Option<OwnedSemaphorePermit>,
+    }
+
+    impl Places {
+        fn new(places: usize) -> Places {
+            let places = Arc::new(Semaphore::new(places));
+            Places { places, polled: Arc::default(), taking: None, taken: None }
+        }
+    }
+
+    impl Clone for Places {
+        fn clone(&self) -> Places {
+            Places { places: self.places.clone(), polled: self.polled.clone(), taking: None, taken: None }
+        }
+    }
+
+    impl Service<Req> for Places {
+        type Response = Res;
+        type Error = Infallible;
+        type Future = Pin<Box<dyn Future<Output = Result<Res, Infallible>> + Send>>;
+
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            self.polled.fetch_add(1, Ordering::Relaxed);
+            if self.taken.is_none() {
+                let places = self.places.clone();
+                let taking = self
+                    .taking
+                    .get_or_insert_with(|| Box::pin(async move { places.acquire_owned().await.unwrap() }));
+                self.taken = Some(std::task::ready!(taking.as_mut().poll(cx)));
+                self.taking = None;
+            }
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Req) -> Self::Future {
+            let place = self.taken.take().expect("called without being ready");
+            Box::pin(async move {
+                sleep(Duration::from_millis(25)).await;
+                drop(place);
+                Ok(answer())
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiting_request_keeps_no_place_in_the_inner_service() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let held = other.lock("busy").acquire().await.unwrap();
+            let mut service = LockLayer::new(client, header("k")).layer(Places::new(1));
+            // As a server does it: ready first, then call.
+            let waiting = tokio::spawn(service.ready().await.unwrap().call(request("busy")));
+            sleep(Duration::from_millis(1)).await;
+            let started = Instant::now();
+            let free = service.ready().await.unwrap().call(request("free")).await.unwrap();
+            assert_eq!(free.status(), 200);
+            assert_eq!(started.elapsed(), Duration::from_millis(25), "it waited behind another key");
+            drop(held);
+            assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn poll_ready_does_not_touch_the_inner_service() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let inner = Places::new(1);
+            let polled = inner.polled.clone();
+            let mut service = LockLayer::new(client, header("k")).try_once().layer(inner);
+            for _ in 0..10 {
+                service.ready().await.unwrap();
+            }
+            assert_eq!(service.call(request("7")).await.unwrap().status(), 423);
+            assert_eq!(polled.load(Ordering::Relaxed), 0);
+            assert_eq!(service.call(request("8")).await.unwrap().status(), 200);
+            assert!(polled.load(Ordering::Relaxed) > 0);
+        })
+        .await;
+    }
+}
