@@ -44,3 +44,8 @@ where
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
+
+/// The README's examples compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -1,0 +1,297 @@
+//! The function with the lock around its body.
+
+use proc_macro2::{Group, Ident, Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Error, Result, ReturnType, Type};
+
+use crate::arguments::Arguments;
+use crate::function::{Function, braces, nameable};
+use crate::names::{Names, replace_self};
+use crate::options::Options;
+use crate::value::Wait;
+use crate::{async_trait, function};
+
+/// The attribute: the function with its lock, or the errors and the function as it was.
+pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream {
+    let options = syn::parse2::<Options>(options);
+    let function = syn::parse2::<Function>(item.clone());
+    let expanded = match (options, function) {
+        (Ok(options), Ok(function)) => expand(&options, function),
+        (Err(mut error), function) => {
+            if let Err(other) = function.and_then(|function| check(&function).map(drop)) {
+                error.combine(other);
+            }
+            Err(error)
+        }
+        (Ok(_), Err(error)) => Err(error),
+    };
+    expanded.unwrap_or_else(|error| {
+        let errors = error.into_compile_error();
+        quote!(#errors #item)
+    })
+}
+
+/// What kind of function it is, if it is one that can wait for a lock.
+enum Shape {
+    Async,
+    /// What `#[async_trait]` makes of one: `Box::pin(async move { … })`.
+    Boxed(Box<syn::Expr>),
+}
+
+fn check(function: &Function) -> Result<Shape> {
+    let sig = &function.sig;
+    if let Some(constness) = sig.constness {
+        return Err(Error::new(
+            constness.span,
+            "a const function cannot wait for a lock",
+        ));
+    }
+    if sig.asyncness.is_some() {
+        return Ok(Shape::Async);
+    }
+    match async_trait::boxed_future(&function.body) {
+        Some(future) => Ok(Shape::Boxed(Box::new(future))),
+        None => Err(Error::new(
+            sig.fn_token.span,
+            "`#[distributed_lock]` goes on an `async fn`; where another attribute takes the `async` away, put `#[distributed_lock]` above it",
+        )),
+    }
+}
+
+fn expand(options: &Options, mut function: Function) -> Result<TokenStream> {
+    match check(&function)? {
+        Shape::Boxed(mut future) => {
+            async_trait::lock(options, &function, &mut future);
+            Ok(function.with_body(future.into_token_stream()))
+        }
+        Shape::Async => {
+            let (inner, body) = function::inner_attributes(&function.body)?;
+            let mut used = Names::default();
+            used.add(options.written.clone());
+            used.add(body.clone());
+            let keep_patterns = function.has_attribute("instrument");
+            let arguments = Arguments::of(&mut function.sig, &used, keep_patterns);
+            let locked = Locked {
+                options,
+                self_is: None,
+                output: &nameable(&function.sig.output),
+                told_at: told_at(&function),
+                arguments: &arguments,
+                body: braces(&function.body, body),
+            };
+            let locked = locked.expand();
+            Ok(function.with_body(quote!(#(#inner)* #locked)))
+        }
+    }
+}
+
+/// Where it is said what the function gives: its first and its last token.
+pub(crate) fn told_at(function: &Function) -> (Span, Span) {
+    match &function.sig.output {
+        ReturnType::Default => (function.sig.ident.span(), function.sig.ident.span()),
+        ReturnType::Type(_, ty) => ends(ty),
+    }
+}
+
+/// The spans of the first and the last token: all that can be told of a longer piece.
+pub(crate) fn ends(code: &impl ToTokens) -> (Span, Span) {
+    let mut spans = code.to_token_stream().into_iter().map(|token| token.span());
+    let first = spans.next().unwrap_or_else(Span::call_site);
+    (first, spans.last().unwrap_or(first))
+}
+
+/// A body and what it takes to run it under the lock.
+pub(crate) struct Locked<'a> {
+    pub(crate) options: &'a Options,
+    /// What `self` is called there.
+    pub(crate) self_is: Option<Ident>,
+    /// What the function gives.
+    pub(crate) output: &'a Type,
+    pub(crate) told_at: (Span, Span),
+    pub(crate) arguments: &'a Arguments,
+    pub(crate) body: Group,
+}
+
+impl Locked<'_> {
+    /// The statements of the function.
+    ///
+    /// The middle block owns the arguments, computes the key, acquires and runs the body. It leaves the
+    /// guard with the outer one, which gives the lock back when everything in the middle is dropped. On a
+    /// panic and on cancellation the same order holds, through the guard's own drop.
+    pub(crate) fn expand(&self) -> TokenStream {
+        let krate = self.krate();
+        let output = self.output;
+        let unpack = &self.arguments.unpack;
+        let key = self.user(self.options.key.expression(&krate));
+        let acquired = self.acquired(&krate);
+        let run = if self.options.dropped_on_loss {
+            quote!(run)
+        } else {
+            quote!(scope)
+        };
+        let take = self.arguments.take_all();
+        let body = &self.body;
+        let site = Span::mixed_site();
+        let told_at = self.told_at.0.resolved_at(site);
+        let returns = quote_spanned! {told_at=>
+            if let ::core::option::Option::Some(__dlock_output) = #krate::__macro::never::<#output>() {
+                return __dlock_output;
+            }
+        };
+        let ran = quote_spanned! {site=>
+            __dlock_slot.insert(__dlock_guard).#run(async move {
+                #take
+                #returns
+                #body
+            }).await
+        };
+        let ran = if self.options.dropped_on_loss {
+            ran
+        } else {
+            quote_spanned!(site=> ::core::result::Result::Ok(#ran))
+        };
+        let failed = self.failed();
+        quote_spanned! {site=>
+            let mut __dlock_guard = ::core::option::Option::None;
+            let __dlock_slot = &mut __dlock_guard;
+            let __dlock_output = async move {
+                #returns
+                #unpack
+                let __dlock_key = #key;
+                let __dlock_acquired = #acquired;
+                let __dlock_ran = match __dlock_acquired {
+                    ::core::result::Result::Ok(__dlock_guard) => #ran,
+                    ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),
+                };
+                match __dlock_ran {
+                    ::core::result::Result::Ok(__dlock_output) => __dlock_output,
+                    #failed
+                }
+            }
+            .await;
+            #krate::__macro::finish(__dlock_guard).await;
+            __dlock_output
+        }
+    }
+
+    fn krate(&self) -> TokenStream {
+        match &self.options.krate {
+            Some(path) => path.to_token_stream(),
+            None => quote_spanned!(Span::mixed_site()=> ::dlock),
+        }
+    }
+
+    /// Code of the user, for the place where it will stand.
+    fn user(&self, code: impl ToTokens) -> TokenStream {
+        let code = code.to_token_stream();
+        match &self.self_is {
+            Some(with) => replace_self(code, with),
+            None => code,
+        }
+    }
+
+    /// The acquire: a `Result<LockGuard, Error>`.
+    fn acquired(&self, krate: &TokenStream) -> TokenStream {
+        let site = Span::mixed_site();
+        let options = self.options;
+        let mut set = TokenStream::new();
+        let times = [
+            ("lease", &options.lease),
+            ("renewed_lease", &options.renewed_lease),
+            ("max_hold", &options.max_hold),
+            ("min_hold", &options.min_hold),
+        ];
+        for (name, time) in times {
+            if let Some(time) = time {
+                let (name, time) = (Ident::new(name, site), self.user(time));
+                set.extend(quote_spanned!(site=> .#name(#time)));
+            }
+        }
+        if let Some(Wait::AtMost(time)) = &options.wait {
+            let time = self.user(time);
+            set.extend(quote_spanned!(site=> .wait(#time)));
+        }
+        if let Some(count) = &options.max_waiters {
+            let count = self.user(count);
+            set.extend(quote_spanned!(site=> .max_waiters(#count)));
+        }
+        let acquire = match options.wait {
+            Some(Wait::Try) => quote_spanned!(site=> try_acquire),
+            _ => quote_spanned!(site=> acquire),
+        };
+        match &options.lock {
+            Some(client) => {
+                let at = client.span().resolved_at(site);
+                let client = self.user(client);
+                let client = quote_spanned!(at=> #krate::__macro::client(&#client));
+                quote_spanned! {site=> {
+                    let __dlock_client = #client;
+                    let __dlock_lock = #krate::__macro::lock(__dlock_client, __dlock_key)#set;
+                    __dlock_lock.#acquire().await
+                }}
+            }
+            None => quote_spanned! {site=>
+                match #krate::__macro::default_client() {
+                    ::core::result::Result::Ok(__dlock_client) => {
+                        let __dlock_lock = #krate::__macro::lock(__dlock_client, __dlock_key)#set;
+                        __dlock_lock.#acquire().await
+                    }
+                    ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),
+                }
+            },
+        }
+    }
+
+    /// What an error of the lock becomes: match arms that give what the function gives.
+    fn failed(&self) -> TokenStream {
+        let site = Span::mixed_site();
+        let output = self.output;
+        let call = |path: &syn::ExprPath| {
+            let at = path.span().resolved_at(site);
+            // With its type, so that a function that gives another one is told so itself.
+            quote_spanned!(at=> { let __dlock_output: #output = #path(__dlock_error); __dlock_output })
+        };
+        let busy = self.options.on_busy.as_ref().map(|path| {
+            let call = call(path);
+            quote_spanned! {site=>
+                ::core::result::Result::Err(__dlock_error) if __dlock_error.is_busy() => #call,
+            }
+        });
+        let other = match &self.options.on_error {
+            Some(path) => call(path),
+            None => self.converted(),
+        };
+        quote_spanned! {site=>
+            #busy
+            ::core::result::Result::Err(__dlock_error) => #other,
+        }
+    }
+
+    /// The conversion, in the place of the return type: that is where it is missing, if it is.
+    fn converted(&self) -> TokenStream {
+        // Every token has its place there: the compiler points from the first to the last of them.
+        let (first, last) = self.told_at;
+        let (first, last) = (
+            first.resolved_at(Span::mixed_site()),
+            last.resolved_at(Span::mixed_site()),
+        );
+        let krate = match &self.options.krate {
+            Some(path) => respan(path.to_token_stream(), first),
+            None => quote_spanned!(first=> ::dlock),
+        };
+        let path = quote_spanned!(first=> #krate::__macro::FromLockError::);
+        let call = quote_spanned!(last=> from_lock_error(__dlock_error));
+        quote!(#path #call)
+    }
+}
+
+fn respan(code: TokenStream, at: Span) -> TokenStream {
+    code.into_iter()
+        .map(|mut token| {
+            // The hygiene is the user's; only the place changes.
+            token.set_span(token.span().located_at(at));
+            token
+        })
+        .collect()
+}

@@ -1,0 +1,125 @@
+//! The function under the attribute. Its body stays tokens: what the compiler can read is enough.
+
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use quote::ToTokens;
+use syn::parse::{Parse, ParseStream};
+use syn::visit_mut::{self, VisitMut};
+use syn::{Attribute, Error, Result, ReturnType, Signature, Token, Type, TypeInfer, Visibility, parse_quote};
+
+use crate::names::Names;
+
+pub(crate) struct Function {
+    pub(crate) attrs: Vec<Attribute>,
+    vis: Visibility,
+    defaultness: Option<Token![default]>,
+    pub(crate) sig: Signature,
+    /// With its braces.
+    pub(crate) body: Group,
+}
+
+impl Parse for Function {
+    fn parse(input: ParseStream<'_>) -> Result<Function> {
+        let attrs = input.call(Attribute::parse_outer)?;
+        let vis = input.parse()?;
+        let defaultness = if input.peek(Token![default]) && !input.peek2(Token![!]) {
+            Some(input.parse()?)
+        } else {
+            None
+        };
+        let begins = input.fork();
+        let sig: Signature = input.parse().map_err(|error| {
+            let is_function = [
+                begins.peek(Token![fn]),
+                begins.peek(Token![async]),
+                begins.peek(Token![const]),
+            ];
+            if is_function.contains(&true) || begins.peek(Token![unsafe]) || begins.peek(Token![extern]) {
+                error
+            } else {
+                begins.error("`#[distributed_lock]` goes on an async function")
+            }
+        })?;
+        if input.peek(Token![;]) {
+            return Err(input.error(
+                "there is no body to lock here: put `#[distributed_lock]` on the implementations of this method",
+            ));
+        }
+        match input.parse()? {
+            TokenTree::Group(body) if body.delimiter() == Delimiter::Brace => Ok(Function {
+                attrs,
+                vis,
+                defaultness,
+                sig,
+                body,
+            }),
+            other => Err(Error::new(other.span(), "expected the body of the function")),
+        }
+    }
+}
+
+impl Function {
+    /// Whether one of the attributes that are still to expand has this name, be it inside a `cfg_attr`.
+    pub(crate) fn has_attribute(&self, name: &str) -> bool {
+        self.attrs.iter().any(|attr| {
+            let mut names = Names::default();
+            if attr.path().is_ident("cfg_attr") {
+                names.add(attr.meta.to_token_stream());
+            }
+            names.has(name) || attr.path().segments.last().is_some_and(|last| last.ident == name)
+        })
+    }
+
+    /// The function with another body.
+    pub(crate) fn with_body(&self, body: TokenStream) -> TokenStream {
+        let mut tokens = TokenStream::new();
+        for attr in &self.attrs {
+            attr.to_tokens(&mut tokens);
+        }
+        self.vis.to_tokens(&mut tokens);
+        self.defaultness.to_tokens(&mut tokens);
+        self.sig.to_tokens(&mut tokens);
+        braces(&self.body, body).to_tokens(&mut tokens);
+        tokens
+    }
+}
+
+/// `{ inside }`, where `of` has its braces.
+pub(crate) fn braces(of: &Group, inside: TokenStream) -> Group {
+    let mut braces = Group::new(Delimiter::Brace, inside);
+    braces.set_span(of.span());
+    braces
+}
+
+/// What the function gives, as it may be named inside of it: `impl Trait` is left to inference.
+pub(crate) fn nameable(output: &ReturnType) -> Type {
+    match output {
+        ReturnType::Default => parse_quote!(()),
+        ReturnType::Type(_, ty) => {
+            let mut ty = (**ty).clone();
+            EraseImplTrait.visit_type_mut(&mut ty);
+            ty
+        }
+    }
+}
+
+struct EraseImplTrait;
+
+impl VisitMut for EraseImplTrait {
+    fn visit_type_mut(&mut self, ty: &mut Type) {
+        if let Type::ImplTrait(erased) = ty {
+            let underscore_token = Token![_](erased.impl_token.span);
+            *ty = Type::Infer(TypeInfer {
+                attrs: Vec::new(),
+                underscore_token,
+            });
+        } else {
+            visit_mut::visit_type_mut(self, ty);
+        }
+    }
+}
+
+/// The attributes inside a body (`#![…]`), which have to stay first, and the rest of it.
+pub(crate) fn inner_attributes(body: &Group) -> Result<(Vec<Attribute>, TokenStream)> {
+    let split = |input: ParseStream<'_>| Ok((input.call(Attribute::parse_inner)?, input.parse()?));
+    syn::parse::Parser::parse2(split, body.stream())
+}

@@ -1,0 +1,307 @@
+//! What `key` says: a format literal, a list of format arguments, or an expression.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{format_ident, quote, quote_spanned};
+use syn::parse::ParseStream;
+use syn::spanned::Spanned;
+use syn::{Error, Expr, Ident, Index, Lit, LitInt, LitStr, Member, Result, parenthesized};
+
+use crate::value::bare;
+
+/// As the library has it: longer names are refused by every call, so they are refused here at once.
+const MAX_KEY_BYTES: usize = 512;
+
+/// Where the name of the lock comes from.
+pub(crate) enum Key {
+    /// A literal without captures.
+    Text(LitStr),
+    /// A literal with captures, and the field chains that were taken out of it.
+    Format(LitStr, Vec<Chain>),
+    /// `key("…", …)`: what `format!` takes.
+    Arguments(TokenStream),
+    /// Anything that converts into a `LockKey`.
+    Expression(Expr),
+}
+
+/// `{order.id}` in a literal: `format!` does not take it, so it becomes a named argument.
+pub(crate) struct Chain {
+    name: Ident,
+    root: Ident,
+    fields: Vec<Member>,
+}
+
+impl Key {
+    /// `key = …`
+    pub(crate) fn value(input: ParseStream<'_>) -> Result<Key> {
+        match bare(input.parse()?) {
+            Expr::Lit(literal) => match literal.lit {
+                Lit::Str(text) => Key::literal(text),
+                other => Err(Error::new_spanned(
+                    other,
+                    "a key is a string, as in `key = \"order:{order_id}\"`, or an expression that makes a `LockKey`",
+                )),
+            },
+            other => Ok(Key::Expression(other)),
+        }
+    }
+
+    /// `key("…", …)`
+    pub(crate) fn format_arguments(name: &Ident, input: ParseStream<'_>) -> Result<Key> {
+        let content;
+        parenthesized!(content in input);
+        if content.is_empty() {
+            return Err(Error::new(name.span(), "`key(…)` takes what `format!` takes"));
+        }
+        if !content.peek(LitStr) {
+            return Err(content.error(
+                "`key(…)` begins with a format string, as in `key(\"order:{}\", order.id())`; for one expression write `key = …`",
+            ));
+        }
+        Ok(Key::Arguments(content.parse()?))
+    }
+
+    fn literal(text: LitStr) -> Result<Key> {
+        let value = text.value();
+        let Some(pieces) = pieces(&value) else {
+            // Not even the compiler can read it; it says so better.
+            return Ok(Key::Format(text, Vec::new()));
+        };
+        let mut chains = Vec::new();
+        let mut rewritten = String::new();
+        let mut captures = false;
+        for piece in pieces {
+            match piece {
+                Piece::Text(part) => {
+                    check_text(&text, part)?;
+                    rewritten.push_str(part);
+                }
+                Piece::Capture { name, spec } => {
+                    captures = true;
+                    check_capture(&text, name)?;
+                    rewritten.push('{');
+                    if name == "self" || name.contains('.') {
+                        let chain = Chain::new(&text, name, chains.len())?;
+                        rewritten.push_str(&chain.name.to_string());
+                        chains.push(chain);
+                    } else {
+                        rewritten.push_str(name);
+                    }
+                    rewritten.push_str(spec);
+                    rewritten.push('}');
+                }
+            }
+        }
+        if value.is_empty() {
+            return Err(Error::new_spanned(text, "a lock needs a name: the key is empty"));
+        }
+        if !captures {
+            return Ok(Key::Text(text));
+        }
+        if chains.is_empty() {
+            return Ok(Key::Format(text, chains));
+        }
+        Ok(Key::Format(LitStr::new(&rewritten, text.span()), chains))
+    }
+
+    /// An expression that makes the `LockKey`, once. `krate` is the path of the library.
+    pub(crate) fn expression(&self, krate: &TokenStream) -> TokenStream {
+        let site = Span::mixed_site();
+        match self {
+            Key::Text(text) => quote_spanned!(site=> #krate::__macro::key(#text)),
+            Key::Format(text, chains) => {
+                let chains = chains
+                    .iter()
+                    .map(|Chain { name, root, fields }| quote!(#name = #root #(.#fields)*));
+                quote_spanned!(site=> #krate::__macro::key(::std::format!(#text #(, #chains)*)))
+            }
+            Key::Arguments(arguments) => {
+                quote_spanned!(site=> #krate::__macro::key(::std::format!(#arguments)))
+            }
+            Key::Expression(value) => {
+                let site = value.span().resolved_at(site);
+                // A place is not moved out of: the body needs the argument as well.
+                let value = if is_place(value) {
+                    quote_spanned!(site=> ::core::clone::Clone::clone(&#value))
+                } else {
+                    quote!(#value)
+                };
+                quote_spanned!(site=> #krate::__macro::key(#value))
+            }
+        }
+    }
+}
+
+impl Chain {
+    fn new(text: &LitStr, name: &str, index: usize) -> Result<Chain> {
+        let mut parts = name.split('.');
+        let root = parts.next().and_then(|part| ident(part, text.span()));
+        // Fields have no hygiene. As tokens of this macro they keep the compiler from offering to replace
+        // the whole literal by another field.
+        let at = text.span().resolved_at(Span::mixed_site());
+        let fields = parts.map(|part| {
+            if part.starts_with(|first: char| first.is_ascii_digit()) {
+                let index = LitInt::new(part, at).base10_parse().ok()?;
+                return Some(Member::Unnamed(Index { index, span: at }));
+            }
+            ident(part, at).map(Member::Named)
+        });
+        match (root, fields.collect::<Option<Vec<_>>>()) {
+            (Some(root), Some(fields)) => Ok(Chain {
+                name: format_ident!("__dlock_field{index}"),
+                root,
+                fields,
+            }),
+            _ => Err(not_a_capture(text, name)),
+        }
+    }
+}
+
+/// An identifier, raw or not.
+fn ident(text: &str, span: Span) -> Option<Ident> {
+    if text == "self" {
+        return Some(Ident::new("self", span));
+    }
+    let mut ident: Ident = syn::parse_str(text).ok()?;
+    ident.set_span(span);
+    Some(ident)
+}
+
+fn is_place(value: &Expr) -> bool {
+    match value {
+        Expr::Path(path) => path.qself.is_none(),
+        Expr::Field(field) => is_place(&field.base),
+        Expr::Paren(paren) => is_place(&paren.expr),
+        Expr::Group(group) => is_place(&group.expr),
+        _ => false,
+    }
+}
+
+/// A format literal in its parts.
+enum Piece<'a> {
+    /// As it stands; `{{` and `}}` included.
+    Text(&'a str),
+    /// `{name:spec}`; the spec has its colon.
+    Capture { name: &'a str, spec: &'a str },
+}
+
+/// `None` if a brace has no partner.
+fn pieces(value: &str) -> Option<Vec<Piece<'_>>> {
+    let mut pieces = Vec::new();
+    let mut rest = value;
+    while let Some(at) = rest.find(['{', '}']) {
+        let (text, tail) = rest.split_at(at);
+        pieces.push(Piece::Text(text));
+        if tail.starts_with("{{") || tail.starts_with("}}") {
+            let (escape, tail) = tail.split_at(2);
+            pieces.push(Piece::Text(escape));
+            rest = tail;
+            continue;
+        }
+        let inside = tail.strip_prefix('{')?;
+        let end = inside
+            .find(['{', '}'])
+            .filter(|end| inside[*end..].starts_with('}'))?;
+        let (capture, tail) = inside.split_at(end);
+        let (name, spec) = capture.split_at(capture.find(':').unwrap_or(capture.len()));
+        pieces.push(Piece::Capture {
+            name: name.trim(),
+            spec,
+        });
+        rest = &tail[1..];
+    }
+    pieces.push(Piece::Text(rest));
+    Some(pieces)
+}
+
+/// What every call would refuse is refused at once.
+fn check_text(text: &LitStr, part: &str) -> Result<()> {
+    let wrong = if part.contains(['{', '}']) {
+        "a key cannot contain braces; `LockKey::raw` makes a key with them, for `key = …`"
+    } else if part.contains(char::is_control) {
+        "a key cannot contain control characters"
+    } else if part.len() > MAX_KEY_BYTES {
+        "a key has 512 bytes at most"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new_spanned(text, wrong))
+}
+
+fn check_capture(text: &LitStr, name: &str) -> Result<()> {
+    if name.is_empty() || name.bytes().all(|byte| byte.is_ascii_digit()) {
+        let message = format!(
+            "`{{{name}}}` has no value here: name an argument, as in `{{order_id}}`, or write `key({}, …)`",
+            text.token()
+        );
+        return Err(Error::new_spanned(text, message));
+    }
+    if name != "self" && !name.contains('.') && syn::parse_str::<Ident>(name).is_err() {
+        return Err(not_a_capture(text, name));
+    }
+    Ok(())
+}
+
+fn not_a_capture(text: &LitStr, name: &str) -> Error {
+    let message = format!(
+        "`{{{name}}}` is not an argument or a field of one, as in `{{order.id}}`: for other expressions write `key(\"…{{}}…\", {name})`"
+    );
+    Error::new_spanned(text, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn literal(text: &str) -> Result<Key> {
+        Key::literal(LitStr::new(text, Span::call_site()))
+    }
+
+    fn expanded(text: &str) -> String {
+        literal(text)
+            .unwrap()
+            .expression(&quote!(::dlock))
+            .to_string()
+            .replace(' ', "")
+    }
+
+    fn error(text: &str) -> String {
+        literal(text)
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn plain_captures_are_left_to_the_compiler() {
+        assert!(expanded("order:{id}:{n:>4}").contains("format!(\"order:{id}:{n:>4}\")"));
+        assert!(!expanded("jobs").contains("format"));
+    }
+
+    #[test]
+    fn field_chains_become_named_arguments() {
+        let text = expanded("{order.id:>width$}:{pair.0.1}:{self.name}:{id}");
+        assert!(
+            text.contains("\"{__dlock_field0:>width$}:{__dlock_field1}:{__dlock_field2}:{id}\""),
+            "{text}"
+        );
+        assert!(text.contains("__dlock_field0=order.id"), "{text}");
+        assert!(text.contains("__dlock_field1=pair.0.1"), "{text}");
+        assert!(text.contains("__dlock_field2=self.name"), "{text}");
+    }
+
+    #[test]
+    fn what_no_call_could_use_is_refused() {
+        assert!(error("").contains("empty"));
+        assert!(error("a{{b}}").contains("braces"));
+        assert!(error("a\nb").contains("control"));
+        assert!(error(&"x".repeat(513)).contains("512"));
+    }
+
+    #[test]
+    fn captures_that_are_no_arguments_say_what_to_write() {
+        assert!(error("{}").contains("key("));
+        assert!(error("{0}").contains("key("));
+        assert!(error("{order.id()}").contains("order.id()"));
+        assert!(error("{a + b}").contains("a + b"));
+    }
+}

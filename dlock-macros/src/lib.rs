@@ -1,0 +1,233 @@
+//! The `#[distributed_lock]` attribute of the `dlock` crate.
+//!
+//! Use it from there, as `dlock::distributed_lock`: what it expands to calls that crate.
+//!
+//! The way of an attribute through the modules: `options` reads what stands in its brackets, with `value`
+//! and `key` for what stands behind the `=`; `function` reads what it stands on; `arguments` sees to it
+//! that nothing the caller passed outlives the lock; `expand` puts the pieces together, or `async_trait`
+//! where that attribute was first.
+
+mod arguments;
+mod async_trait;
+mod expand;
+mod function;
+mod key;
+mod names;
+mod options;
+mod suggest;
+mod value;
+
+use proc_macro::TokenStream;
+
+/// Runs an async function once at a time for each key, across all processes.
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// # #[derive(Debug)] struct Receipt;
+/// #[distributed_lock(key = "order:{order_id}", wait = "3s")]
+/// async fn pay(order_id: u64) -> Result<Receipt, Error> {
+///     // Never twice at a time for one order.
+///     Ok(Receipt)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// // Once, at the start of the service; "redis://…" there.
+/// dlock::set_default(LockClient::connect("memory://").await?)?;
+///
+/// pay(42).await?;
+/// # Ok(()) }
+/// ```
+///
+/// The lock is taken before the body and given back after it: on return, `?`, panic, and when the future
+/// is dropped. It is renewed for as long as the body runs. Whatever the caller passed is dropped before
+/// the lock is given back. The function keeps its signature; its future is `Send` if it was.
+///
+/// Inside the body the lock is [re-entered](#re-entry) by whatever asks for the same key, and
+/// `dlock::current()` gives the hold, with its fencing token.
+///
+/// # Options
+///
+/// | option | default | says |
+/// |---|---|---|
+/// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
+/// | `lock = expr` | the client of `dlock::set_default` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
+/// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
+/// | `renewed_lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
+/// | `lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
+/// | `max_hold = "5m"` | none | when to end the renewal of a body that is stuck |
+/// | `min_hold = "1m"` | none | how long the lock stays taken at least: for jobs on machines whose clocks differ |
+/// | `max_waiters = 16` | no bound | how many calls may wait for a key in this process; more are refused at once |
+/// | `on_lost = ignore` | `cancel` | what becomes of the body [when the lock is lost](#losing-the-lock) |
+/// | `on_busy = path` | – | what to return when [somebody else has the lock](#errors) |
+/// | `on_error = path` | `From<dlock::Error>` | what to return when [the lock fails](#errors) |
+/// | `kind = lock` | `lock` | the kind of lock; others are not supported yet |
+/// | `crate = path` | `::dlock` | the `dlock` crate, where it goes by another name |
+///
+/// Times are literals with a unit (`"30s"`, `"250ms"`, `"1m 30s"`), read when the function is compiled, or
+/// expressions that give a [`Duration`](std::time::Duration). `max_waiters` is a number or an expression
+/// that gives a `usize`. Expressions may use the arguments.
+///
+/// # The key
+///
+/// ```
+/// # use dlock::{Error, LockClient, LockKey, distributed_lock};
+/// # struct Order { id: u64, customer: Customer }
+/// # struct Customer { name: String }
+/// # impl Order { fn lock_key(&self) -> LockKey { LockKey::from("order") } }
+/// // One lock.
+/// #[distributed_lock(key = "nightly-report")]
+/// async fn report() -> Result<(), Error> {
+/// #     Ok(())
+/// }
+///
+/// // A format string, which captures arguments and their fields.
+/// #[distributed_lock(key = "order:{order.id}:{order.customer.name}:{step:03}")]
+/// async fn ship(order: Order, step: u32) -> Result<(), Error> {
+/// #     Ok(())
+/// }
+///
+/// // What `format!` takes, for other expressions.
+/// #[distributed_lock(key("customer:{}", order.customer.name.to_lowercase()))]
+/// async fn notify(order: &Order) -> Result<(), Error> {
+/// #     Ok(())
+/// }
+///
+/// // Anything that converts into a `LockKey`.
+/// #[distributed_lock(key = order.lock_key())]
+/// async fn cancel(order: &Order) -> Result<(), Error> {
+/// #     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # dlock::set_default(LockClient::memory())?;
+/// # report().await?;
+/// # let order = || Order { id: 1, customer: Customer { name: "Ann".into() } };
+/// # ship(order(), 1).await?; notify(&order()).await?; cancel(&order()).await
+/// # }
+/// ```
+///
+/// The key is computed once, before everything else. A `?` in it returns from the function. A key is 1 to
+/// 512 bytes long and has no control characters and no braces; one made from arguments that breaks this is
+/// an `Error::InvalidKey` of that call, and the body does not run.
+///
+/// # Errors
+///
+/// **The body never runs without the lock.** When it is not to be had, the function returns an error of
+/// its own error type, which needs `From<dlock::Error>`: `dlock::Error` itself, `anyhow::Error`,
+/// `Box<dyn Error>`, an enum with such a variant. With the feature `axum`, `dlock::Error` is a response.
+///
+/// `on_error` names a function that makes the return value of any failure, for functions that return no
+/// `Result` or a `Result` with another error. `on_busy` names one for the case alone that somebody else
+/// has the lock (`dlock::Error::is_busy`), and goes before `on_error`. Both take the `dlock::Error`.
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// # use std::num::ParseIntError;
+/// #[derive(Debug)]
+/// enum Outcome {
+///     Done,
+///     Skipped,
+///     Failed(String),
+/// }
+///
+/// fn skipped(_: Error) -> Outcome {
+///     Outcome::Skipped
+/// }
+///
+/// fn failed(error: Error) -> Outcome {
+///     Outcome::Failed(error.to_string())
+/// }
+///
+/// #[distributed_lock(key = "cleanup", lock = client, wait = try, on_busy = skipped, on_error = failed)]
+/// async fn clean_up(client: &LockClient) -> Outcome {
+///     Outcome::Done
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let client = LockClient::memory();
+/// assert!(matches!(clean_up(&client).await, Outcome::Done));
+/// let elsewhere = client.lock("cleanup").acquire().await?;
+/// assert!(matches!(clean_up(&client).await, Outcome::Skipped));
+/// # drop(elsewhere);
+/// # Ok(()) }
+/// ```
+///
+/// A release that fails after the body is done does not change what the function returns: it is logged,
+/// and the lock ends with its lease.
+///
+/// # Losing the lock
+///
+/// When the lock is lost while the body runs (the store was out of reach for a whole lease, the lock was
+/// forced open, a fixed lease or `max_hold` is over), the body is dropped where it stands, as by a
+/// cancellation, and the function returns `Error::Lost`. With `on_lost = ignore` the body runs on, and asks
+/// by `dlock::current()` whether it still holds the lock:
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// # async fn copy_one(_: u32) {}
+/// #[distributed_lock(key = "copy", lock = client, on_lost = ignore)]
+/// async fn copy(client: &LockClient) -> Result<u32, Error> {
+///     let held = dlock::current().expect("the body runs in the lock's frame");
+///     for n in 0..100 {
+///         if !held.is_held() {
+///             return Ok(n);
+///         }
+///         copy_one(n).await;
+///     }
+///     Ok(100)
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # assert_eq!(copy(&LockClient::memory()).await?, 100);
+/// # Ok(()) }
+/// ```
+///
+/// # Re-entry
+///
+/// A locked function that is called inside of one with the same key enters at once. Its options do not
+/// count then: those of the outermost do. Branches that run side by side inside (`join!`, `select!`)
+/// exclude each other. A spawned task does not inherit the lock: if the body awaits a task that takes the
+/// same key, it waits for itself, until `wait` ends it.
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// struct Stock {
+///     locks: LockClient,
+///     count: std::sync::atomic::AtomicU32,
+/// }
+///
+/// impl Stock {
+///     #[distributed_lock(key = "stock:{item}", lock = self.locks)]
+///     async fn swap(&self, item: u64) -> Result<(), Error> {
+///         self.take(item).await?; // enters
+///         self.take(item).await
+///     }
+///
+///     #[distributed_lock(key = "stock:{item}", lock = self.locks, wait = "1s")]
+///     async fn take(&self, item: u64) -> Result<(), Error> {
+/// #         self.count.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+///         Ok(())
+///     }
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # Stock { locks: LockClient::memory(), count: 2.into() }.swap(7).await
+/// # }
+/// ```
+///
+/// # Cancel safety
+///
+/// The future may be dropped at any point. While it waits, it leaves no trace on the store; while the body
+/// runs, the body is dropped and then the lock is given back in the background.
+///
+/// # Where it can stand
+///
+/// On every async function, with every receiver, in `impl`s and in `impl`s of traits; under
+/// `#[async_trait]`; together with `#[instrument]` and `#[debug_handler]` in either order. The span of an
+/// `#[instrument]` below this attribute covers the wait for the lock, that of one above it only the body
+/// (under `#[async_trait]` both cover it). Attributes that take the `async` away, such as `#[tokio::main]`,
+/// stand below this one.
+///
+/// The return value is kept while the lock is given back, so a function that returns something that is not
+/// `Send` has a future that is not `Send`.
+#[proc_macro_attribute]
+pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream {
+    expand::attribute(options.into(), item.into()).into()
+}

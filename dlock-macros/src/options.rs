@@ -1,0 +1,234 @@
+//! The options of the attribute: which there are, and how they are read.
+//!
+//! A mistake in one option does not hide a mistake in the next: what cannot be read is skipped up to the
+//! next option, and all errors are reported together, each on the token that caused it.
+
+use proc_macro2::{Span, TokenStream, TokenTree};
+use syn::ext::IdentExt;
+use syn::parse::{Parse, ParseStream};
+use syn::{Error, Expr, ExprPath, Ident, Path, Result, Token, token};
+
+use crate::key::Key;
+use crate::suggest;
+use crate::value::{self, Time, Wait};
+
+const NAMES: &[&str] = &[
+    "key",
+    "keys",
+    "lock",
+    "lease",
+    "renewed_lease",
+    "wait",
+    "max_hold",
+    "min_hold",
+    "max_waiters",
+    "kind",
+    "on_busy",
+    "on_error",
+    "on_lost",
+    "crate",
+];
+
+/// What the attribute says.
+pub(crate) struct Options {
+    pub(crate) key: Key,
+    /// Which client; the process-wide default without it.
+    pub(crate) lock: Option<Expr>,
+    pub(crate) lease: Option<Time>,
+    pub(crate) renewed_lease: Option<Time>,
+    pub(crate) wait: Option<Wait>,
+    pub(crate) max_hold: Option<Time>,
+    pub(crate) min_hold: Option<Time>,
+    pub(crate) max_waiters: Option<TokenStream>,
+    pub(crate) on_busy: Option<ExprPath>,
+    pub(crate) on_error: Option<ExprPath>,
+    pub(crate) dropped_on_loss: bool,
+    /// The user's name for the `dlock` crate.
+    pub(crate) krate: Option<Path>,
+    /// All of the above as it was written, to see which arguments it names.
+    pub(crate) written: TokenStream,
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Reader {
+    seen: Vec<Ident>,
+    key: Option<Key>,
+    lock: Option<Expr>,
+    lease: Option<Time>,
+    renewed_lease: Option<Time>,
+    wait: Option<Wait>,
+    max_hold: Option<Time>,
+    min_hold: Option<Time>,
+    max_waiters: Option<TokenStream>,
+    on_busy: Option<ExprPath>,
+    on_error: Option<ExprPath>,
+    on_lost: Option<bool>,
+    krate: Option<Path>,
+    error: Option<Error>,
+    /// Something was given that is no option; it may have been meant as the key.
+    unclear: bool,
+}
+
+impl Parse for Options {
+    fn parse(input: ParseStream<'_>) -> Result<Options> {
+        let written = input.fork().parse()?;
+        let mut reader = Reader::default();
+        while !input.is_empty() {
+            if let Err(error) = reader.option(input) {
+                reader.fail(error);
+                skip(input);
+            } else if !input.is_empty()
+                && let Err(error) = input.parse::<Token![,]>()
+            {
+                reader.fail(error);
+                skip(input);
+            }
+        }
+        reader.finish(written)
+    }
+}
+
+impl Reader {
+    fn option(&mut self, input: ParseStream<'_>) -> Result<()> {
+        if input.peek(syn::Lit) {
+            self.unclear = true;
+            return Err(input.error("which option? To name the lock, write `key = \"…\"`"));
+        }
+        let name = input.call(Ident::parse_any)?;
+        if let Some(first) = self.seen.iter().find(|seen| **seen == name) {
+            return Err(Error::new(name.span(), format!("`{first}` is given twice")));
+        }
+        let text = name.to_string();
+        if NAMES.contains(&text.as_str()) {
+            self.seen.push(name.clone());
+        }
+        match text.as_str() {
+            "key" if input.peek(token::Paren) => self.key = Some(Key::format_arguments(&name, input)?),
+            "key" => self.key = Some(Key::value(equals(&name, input)?)?),
+            "keys" => {
+                let keys: syn::ExprArray = equals(&name, input)?.parse()?;
+                drop(keys);
+            }
+            "lock" => self.lock = Some(value::bare(equals(&name, input)?.parse()?)),
+            "lease" => self.lease = Some(Time::parse(&name, equals(&name, input)?)?),
+            "renewed_lease" => self.renewed_lease = Some(Time::parse(&name, equals(&name, input)?)?),
+            "wait" => self.wait = Some(Wait::parse(&name, equals(&name, input)?)?),
+            "max_hold" => self.max_hold = Some(Time::parse(&name, equals(&name, input)?)?),
+            "min_hold" => self.min_hold = Some(Time::parse(&name, equals(&name, input)?)?),
+            "max_waiters" => self.max_waiters = Some(value::count(&name, equals(&name, input)?)?),
+            "kind" => value::kind(equals(&name, input)?)?,
+            "on_busy" => self.on_busy = Some(value::function(&name, equals(&name, input)?)?),
+            "on_error" => self.on_error = Some(value::function(&name, equals(&name, input)?)?),
+            "on_lost" => self.on_lost = Some(value::dropped_on_loss(equals(&name, input)?)?),
+            "crate" => self.krate = Some(equals(&name, input)?.call(Path::parse_mod_style)?),
+            _ => {
+                self.unclear = true;
+                return Err(unknown(&name));
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, error: Error) {
+        match &mut self.error {
+            Some(first) => first.combine(error),
+            none => *none = Some(error),
+        }
+    }
+
+    fn seen(&self, name: &str) -> Option<&Ident> {
+        self.seen.iter().find(|seen| *seen == name)
+    }
+
+    /// What only all options together can tell.
+    fn finish(mut self, written: TokenStream) -> Result<Options> {
+        let keys = match (self.seen("key"), self.seen("keys")) {
+            (Some(_), None) => None,
+            (Some(_), Some(keys)) => Some(Error::new(keys.span(), "`key` and `keys` cannot both be given")),
+            (None, Some(keys)) => Some(Error::new(
+                keys.span(),
+                "several keys are not supported yet: `key` takes one",
+            )),
+            (None, None) if self.unclear => None,
+            (None, None) => Some(Error::new(
+                Span::call_site(),
+                "which lock? Name it with `key`, as in `#[distributed_lock(key = \"order:{order_id}\")]`",
+            )),
+        };
+        if let Some(error) = keys {
+            self.fail(error);
+        }
+        if let (Some(_), Some(renewed)) = (self.seen("lease"), self.seen("renewed_lease")) {
+            let message = "`lease` is fixed and `renewed_lease` is kept up: only one of them can be given";
+            let error = Error::new(renewed.span(), message);
+            self.fail(error);
+        }
+        match (self.error, self.key) {
+            (Some(error), _) => Err(error),
+            (None, None) => Err(Error::new(Span::call_site(), "which lock?")),
+            (None, Some(key)) => Ok(Options {
+                key,
+                lock: self.lock,
+                lease: self.lease,
+                renewed_lease: self.renewed_lease,
+                wait: self.wait,
+                max_hold: self.max_hold,
+                min_hold: self.min_hold,
+                max_waiters: self.max_waiters,
+                on_busy: self.on_busy,
+                on_error: self.on_error,
+                dropped_on_loss: self.on_lost.unwrap_or(true),
+                krate: self.krate,
+                written,
+            }),
+        }
+    }
+}
+
+/// The input behind the `=`.
+fn equals<'a, 'b>(name: &Ident, input: &'a syn::parse::ParseBuffer<'b>) -> Result<ParseStream<'a>>
+where
+    'b: 'a,
+{
+    if !input.peek(Token![=]) {
+        let message = format!("`{name}` needs a value: `{name} = …`");
+        return Err(if input.is_empty() || input.peek(Token![,]) {
+            Error::new(name.span(), message)
+        } else {
+            input.error(message)
+        });
+    }
+    input.parse::<Token![=]>()?;
+    if input.is_empty() || input.peek(Token![,]) {
+        return Err(Error::new(
+            name.span(),
+            format!("`{name}` needs a value: `{name} = …`"),
+        ));
+    }
+    Ok(input)
+}
+
+fn unknown(name: &Ident) -> Error {
+    let text = name.to_string();
+    let message = match suggest::nearest(&text, NAMES) {
+        Some(near) => format!("there is no option `{text}`: did you mean `{near}`?"),
+        None => format!(
+            "there is no option `{text}`; the options are {}",
+            NAMES.join(", ")
+        ),
+    };
+    Error::new(name.span(), message)
+}
+
+/// Moves on to where the next option begins.
+fn skip(input: ParseStream<'_>) {
+    while !input.is_empty() {
+        let option_next = input.peek(Token![,])
+            && (input.peek3(Token![=]) || input.peek3(token::Paren))
+            && input.peek2(Ident::peek_any);
+        if input.parse::<TokenTree>().is_err() || option_next {
+            return;
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The nearest known name to one that somebody mistyped.
+
+/// Words that other lock libraries use for what an option here does.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("name", "key"),
+    ("client", "lock"),
+    ("timeout", "wait"),
+    ("wait_timeout", "wait"),
+    ("ttl", "lease"),
+    ("expire", "lease"),
+    ("lease_time", "lease"),
+    ("type", "kind"),
+    ("error", "on_error"),
+    ("busy", "on_busy"),
+];
+
+/// The name out of `known` that was probably meant, if any comes close enough.
+pub(crate) fn nearest<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    if let Some((_, here)) = ELSEWHERE.iter().find(|(there, _)| *there == wrong) {
+        return known.iter().copied().find(|name| name == here);
+    }
+    let allowed = (wrong.chars().count() / 3).clamp(1, 3);
+    known
+        .iter()
+        .map(|name| (distance(wrong, name), *name))
+        .filter(|(far, _)| *far <= allowed)
+        .min_by_key(|(far, _)| *far)
+        .map(|(_, name)| name)
+}
+
+/// How many letters have to be put in, taken out, changed or swapped with their neighbour.
+fn distance(from: &str, to: &str) -> usize {
+    let from: Vec<char> = from.chars().collect();
+    let to: Vec<char> = to.chars().collect();
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=to.len()).collect();
+    for (row, a) in from.iter().enumerate() {
+        let mut next = vec![row + 1];
+        for (column, b) in to.iter().enumerate() {
+            let mut cost = (last[column] + usize::from(a != b))
+                .min(last[column + 1] + 1)
+                .min(next[column] + 1);
+            if row > 0 && column > 0 && *a == to[column - 1] && from[row - 1] == *b {
+                cost = cost.min(before[column - 1] + 1);
+            }
+            next.push(cost);
+        }
+        before = std::mem::replace(&mut last, next);
+    }
+    last[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: &[&str] = &["key", "lock", "lease", "wait", "max_hold", "on_error", "on_lost"];
+
+    #[test]
+    fn a_slip_of_the_finger_finds_its_name() {
+        assert_eq!(nearest("laese", KNOWN), Some("lease"));
+        assert_eq!(nearest("leese", KNOWN), Some("lease"));
+        assert_eq!(nearest("onerror", KNOWN), Some("on_error"));
+        assert_eq!(nearest("kye", KNOWN), Some("key"));
+    }
+
+    #[test]
+    fn the_words_of_other_libraries_are_known() {
+        assert_eq!(nearest("ttl", KNOWN), Some("lease"));
+        assert_eq!(nearest("timeout", KNOWN), Some("wait"));
+    }
+
+    #[test]
+    fn something_else_entirely_is_no_slip() {
+        assert_eq!(nearest("colour", KNOWN), None);
+    }
+}

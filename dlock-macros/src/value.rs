@@ -1,0 +1,173 @@
+//! What stands behind the `=` of an option.
+
+use std::time::Duration;
+
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::parse::ParseStream;
+use syn::spanned::Spanned;
+use syn::{Error, Expr, ExprPath, Ident, Lit, Result, Token, UnOp};
+
+/// A time: a literal with its unit, read now, or an expression that is a `Duration`.
+pub(crate) enum Time {
+    Literal(Duration),
+    Expression(Expr),
+}
+
+impl Time {
+    pub(crate) fn parse(option: &Ident, input: ParseStream<'_>) -> Result<Time> {
+        let value = bare(input.parse()?);
+        match &value {
+            Expr::Lit(literal) => match &literal.lit {
+                Lit::Str(text) => match humantime::parse_duration(&text.value()) {
+                    Ok(time) if time.is_zero() => {
+                        let hint = if option == "wait" {
+                            ": to ask once, write `wait = try`"
+                        } else {
+                            ""
+                        };
+                        Err(Error::new_spanned(
+                            text,
+                            format!("`{option}` cannot be zero{hint}"),
+                        ))
+                    }
+                    Ok(time) => Ok(Time::Literal(time)),
+                    Err(error) => {
+                        let text_is = text.token();
+                        Err(Error::new_spanned(
+                            text,
+                            format!("{text_is} is not a time: {error}"),
+                        ))
+                    }
+                },
+                Lit::Int(number) => Err(no_unit(option, &value, number.base10_digits())),
+                _ => Err(no_unit(option, &value, "30")),
+            },
+            Expr::Unary(negative) if matches!(negative.op, UnOp::Neg(_)) => {
+                Err(no_unit(option, &value, "30"))
+            }
+            _ => Ok(Time::Expression(value)),
+        }
+    }
+}
+
+fn no_unit(option: &Ident, value: &Expr, digits: &str) -> Error {
+    let message = format!(
+        "a time needs its unit: write `{option} = \"{digits}s\"`, or give an expression that is a `Duration`"
+    );
+    Error::new_spanned(value, message)
+}
+
+impl ToTokens for Time {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        let time = match self {
+            Time::Literal(time) => {
+                let (seconds, nanos) = (time.as_secs(), time.subsec_nanos());
+                quote_spanned!(Span::mixed_site()=> ::core::time::Duration::new(#seconds, #nanos))
+            }
+            Time::Expression(value) => {
+                // A block of its own, so that a wrong type is reported on the expression and not as a
+                // wrong argument of a method that the user never wrote.
+                let span = value.span().resolved_at(Span::mixed_site());
+                quote_spanned!(span=> { let __dlock_time: ::core::time::Duration = #value; __dlock_time })
+            }
+        };
+        tokens.extend(time);
+    }
+}
+
+/// How long an acquire may take.
+pub(crate) enum Wait {
+    /// `wait = try`: ask once.
+    Try,
+    /// At most so long.
+    AtMost(Time),
+}
+
+impl Wait {
+    pub(crate) fn parse(option: &Ident, input: ParseStream<'_>) -> Result<Wait> {
+        if input.peek(Token![try]) {
+            input.parse::<Token![try]>()?;
+            return Ok(Wait::Try);
+        }
+        Time::parse(option, input).map(Wait::AtMost)
+    }
+}
+
+/// The path of a function, for `on_error` and `on_busy`.
+pub(crate) fn function(option: &Ident, input: ParseStream<'_>) -> Result<ExprPath> {
+    match bare(input.parse()?) {
+        Expr::Path(path) => Ok(path),
+        other => Err(Error::new_spanned(
+            other,
+            format!("`{option}` takes the path of a function, as in `{option} = errors::from_lock`"),
+        )),
+    }
+}
+
+/// A count, for `max_waiters`.
+pub(crate) fn count(option: &Ident, input: ParseStream<'_>) -> Result<TokenStream> {
+    let value = bare(input.parse()?);
+    match &value {
+        Expr::Lit(literal) if !matches!(literal.lit, Lit::Int(_)) => Err(Error::new_spanned(
+            &value,
+            format!("`{option}` takes a number, as in `{option} = 16`"),
+        )),
+        Expr::Unary(negative) if matches!(negative.op, UnOp::Neg(_)) => Err(Error::new_spanned(
+            &value,
+            format!("`{option}` cannot be negative"),
+        )),
+        Expr::Lit(_) => Ok(quote!(#value)),
+        _ => {
+            let span = value.span().resolved_at(Span::mixed_site());
+            Ok(quote_spanned!(span=> { let __dlock_count: usize = #value; __dlock_count }))
+        }
+    }
+}
+
+const KINDS: &[&str] = &["lock", "fair", "read", "write"];
+
+/// The kind of lock. Only the plain one is there so far.
+pub(crate) fn kind(input: ParseStream<'_>) -> Result<()> {
+    let kind = word(input, "kind", KINDS)?;
+    if kind == "lock" {
+        return Ok(());
+    }
+    Err(Error::new(
+        kind.span(),
+        format!("`kind = {kind}` is not supported yet: `kind = lock` is the only one"),
+    ))
+}
+
+/// Whether the body is dropped when the lock is lost (`cancel`) or runs on (`ignore`).
+pub(crate) fn dropped_on_loss(input: ParseStream<'_>) -> Result<bool> {
+    Ok(word(input, "on_lost", &["cancel", "ignore"])? == "cancel")
+}
+
+/// One word out of a few.
+fn word(input: ParseStream<'_>, option: &str, known: &[&str]) -> Result<Ident> {
+    let value = bare(input.parse()?);
+    if let Expr::Path(path) = &value
+        && let Some(word) = path.path.get_ident()
+        && known.iter().any(|name| word == name)
+    {
+        return Ok(word.clone());
+    }
+    let choice = known
+        .iter()
+        .map(|name| format!("`{name}`"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    Err(Error::new_spanned(
+        value,
+        format!("`{option}` is one of {choice}"),
+    ))
+}
+
+/// An expression without the invisible brackets that a `macro_rules!` variable brings along.
+pub(crate) fn bare(value: Expr) -> Expr {
+    match value {
+        Expr::Group(group) => bare(*group.expr),
+        other => other,
+    }
+}
