@@ -15,20 +15,12 @@ use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
 use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder};
+use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::grants::next_id;
-use crate::lock::{check_duration, check_lease};
 use crate::release::{self, Job};
-use crate::url::StoreUrl;
 use crate::waiters::Waiters;
 use crate::watchdog::{self, Registry};
-use crate::{Error, Lock, LockKey, Loss};
-
-/// The lease that the watchdog renews, unless said otherwise.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-/// The time that one step on the store may take, unless said otherwise.
-pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a call goes on through failures of the store, unless said otherwise.
-pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
+use crate::{Error, Lock, LockClientBuilder, LockKey, Loss};
 
 /// Hands out the locks of one store.
 ///
@@ -173,7 +165,11 @@ impl LockClient {
         LockClientBuilder::default()
     }
 
-    fn start(backend: Arc<dyn DynBackend>, settings: Settings, runtime: &runtime::Handle) -> LockClient {
+    pub(crate) fn start(
+        backend: Arc<dyn DynBackend>,
+        settings: Settings,
+        runtime: &runtime::Handle,
+    ) -> LockClient {
         let shared = Arc::new(Shared {
             id: next_id(),
             uuid: Uuid::new_v4(),
@@ -328,182 +324,6 @@ pub struct ShutdownReport {
     pub lost: usize,
     /// Releases that the store had not confirmed at the end; the leases end those locks.
     pub unconfirmed: usize,
-}
-
-/// Options of a [`LockClient`].
-#[must_use = "a builder does nothing until it is built"]
-#[derive(Default)]
-pub struct LockClientBuilder {
-    url: Option<String>,
-    backend: Option<Arc<dyn DynBackend>>,
-    lease: Option<Duration>,
-    timeout: Option<Duration>,
-    retry_for: Option<Duration>,
-    prefix: Option<String>,
-    service_name: Option<String>,
-    runtime: Option<runtime::Handle>,
-}
-
-impl LockClientBuilder {
-    /// The store, by URL; see [`LockClient::connect`]. What the builder says goes before what the URL's
-    /// query says.
-    pub fn url(mut self, url: impl Into<String>) -> Self {
-        self.url = Some(url.into());
-        self
-    }
-
-    /// The store, by a backend of your own or a shared [`MemoryBackend`]; instead of a URL. `timeout`,
-    /// `prefix` and `service_name` are then the backend's affair.
-    pub fn backend(mut self, backend: impl Backend) -> Self {
-        self.backend = Some(Arc::new(backend));
-        self
-    }
-
-    /// The lease that locks are renewed with, every third of it; 30 s by default. After a crash a lock
-    /// comes free when its lease has run out.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// How long one step on the store may take, connecting included; 1 s by default.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// How long an acquire or an awaited release goes on through failures of the store before it gives
-    /// up; 3 s by default.
-    pub fn retry_for(mut self, retry_for: Duration) -> Self {
-        self.retry_for = Some(retry_for);
-        self
-    }
-
-    /// What every lock's name begins with on the store; nothing by default.
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = Some(prefix.into());
-        self
-    }
-
-    /// The name of this service, shown in the server's list of clients; the program's name by default.
-    pub fn service_name(mut self, name: impl Into<String>) -> Self {
-        self.service_name = Some(name.into());
-        self
-    }
-
-    /// The runtime on which the background work runs; the one that calls [`build`](Self::build) by
-    /// default.
-    pub fn runtime(mut self, runtime: runtime::Handle) -> Self {
-        self.runtime = Some(runtime);
-        self
-    }
-
-    /// Connects.
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockClient::connect`].
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
-    pub async fn build(self) -> Result<LockClient, Error> {
-        let url = match (&self.url, &self.backend) {
-            (Some(url), None) => Some(StoreUrl::parse(url)?),
-            (None, Some(_)) => None,
-            (Some(_), Some(_)) => {
-                return Err(Error::InvalidOption {
-                    option: "backend",
-                    reason: "a URL was given as well, choose one of the two".to_owned(),
-                });
-            }
-            (None, None) => {
-                return Err(Error::InvalidOption {
-                    option: "url",
-                    reason: "neither a URL nor a backend was given".to_owned(),
-                });
-            }
-        };
-        let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
-        let settings = Settings {
-            lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
-            retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),
-        };
-        let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
-        check_lease("lease", Some(settings.lease))?;
-        check_duration("retry_for", Some(settings.retry_for))?;
-        check_duration("timeout", Some(timeout))?;
-        let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
-        let backend = match (self.backend, url) {
-            (Some(backend), _) => backend,
-            (None, Some(url)) => {
-                let common = Common {
-                    timeout,
-                    prefix: self.prefix.or(in_url.prefix).unwrap_or_default(),
-                    service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
-                };
-                open(url, common, &runtime).await?
-            }
-            (None, None) => return Err(Error::NoDefaultClient),
-        };
-        Ok(LockClient::start(backend, settings, &runtime))
-    }
-}
-
-impl fmt::Debug for LockClientBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL may hold a password.
-        f.debug_struct("LockClientBuilder")
-            .field("lease", &self.lease)
-            .field("timeout", &self.timeout)
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What every backend that is opened by URL is told.
-#[derive(Debug, Clone)]
-pub(crate) struct Common {
-    pub(crate) timeout: Duration,
-    pub(crate) prefix: String,
-    pub(crate) service_name: String,
-}
-
-#[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]
-async fn open(
-    url: StoreUrl,
-    common: Common,
-    runtime: &runtime::Handle,
-) -> Result<Arc<dyn DynBackend>, Error> {
-    use crate::url::Topology;
-    match url.topology {
-        Topology::Memory { name: None } => Ok(Arc::new(MemoryBackend::new())),
-        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryBackend::named(&name))),
-        #[cfg(feature = "redis")]
-        Topology::Server(server) => Ok(Arc::new(
-            crate::backend::redis::RedisBackend::connect(server, common, runtime).await?,
-        )),
-        #[cfg(not(feature = "redis"))]
-        Topology::Server(_) => Err(Error::Unsupported {
-            what: "a Redis URL".to_owned(),
-            reason: "dlock was built without its feature \"redis\"".to_owned(),
-        }),
-        Topology::NotYet(what) => Err(Error::Unsupported {
-            what: what.to_owned(),
-            reason: "it is not there yet, only single servers and memory are".to_owned(),
-        }),
-    }
-}
-
-fn program_name() -> String {
-    std::env::args_os()
-        .next()
-        .and_then(|path| {
-            std::path::Path::new(&path)
-                .file_stem()
-                .map(|name| name.to_string_lossy().into_owned())
-        })
-        .unwrap_or_default()
 }
 
 static DEFAULT: OnceLock<LockClient> = OnceLock::new();

@@ -111,7 +111,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod acquire;
 pub mod backend;
+mod builder;
 mod client;
 mod clock;
 mod error;
@@ -133,10 +135,8 @@ mod watchdog;
 pub mod __macro;
 
 pub use backend::Kind;
-pub use client::{
-    DEFAULT_LEASE, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, LockClient, LockClientBuilder, ShutdownReport,
-    default_client, set_default,
-};
+pub use builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, LockClientBuilder};
+pub use client::{LockClient, ShutdownReport, default_client, set_default};
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;
 pub use error::{Error, Loss};

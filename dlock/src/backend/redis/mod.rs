@@ -19,7 +19,7 @@ use super::{
     AcquireReply, AcquireRequest, Backend, BackendError, Holder, Kind, Lane, Reason, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, Watch, only_plain,
 };
-use crate::client::Common;
+use crate::builder::Common;
 use crate::url::ServerUrl;
 use crate::{Error, LockKey};
 
