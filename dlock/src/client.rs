@@ -17,6 +17,7 @@ use crate::backend::memory::MemoryBackend;
 use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder};
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::grants::next_id;
+use crate::record::Records;
 use crate::release::{self, Job};
 use crate::waiters::Waiters;
 use crate::watchdog::{self, Registry};
@@ -262,6 +263,23 @@ impl LockClient {
             backend.force_release(key.clone())
         })
         .await
+    }
+
+    /// The records of this client's store, for work that was asked for twice; see [`record`](crate::record).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the store keeps none.
+    pub fn records(&self) -> Result<Records, Error> {
+        self.handle
+            .shared
+            .backend
+            .clone()
+            .records()
+            .ok_or_else(|| Error::Unsupported {
+                what: "keeping records".to_owned(),
+                reason: "this store has locks only".to_owned(),
+            })
     }
 
     async fn ask<T, F>(

@@ -122,6 +122,7 @@ mod guard;
 mod key;
 mod lock;
 mod problem;
+pub mod record;
 mod release;
 pub mod scope;
 mod telemetry;

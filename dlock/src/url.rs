@@ -232,7 +232,8 @@ fn unix(authority: &str, path: &str, query: &mut Query) -> Result<ServerUrl, Err
         address: Address::Unix(decode(path)?),
         tls: false,
         user: query.take("user").or(user),
-        password: query.take("password").or(password),
+        // `pass` is what the redis crate calls it.
+        password: query.take("password").or_else(|| query.take("pass")).or(password),
         database,
     })
 }

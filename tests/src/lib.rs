@@ -10,6 +10,7 @@
 //!
 //! None of it works under a paused clock: time would jump while the servers work.
 
+pub mod bins;
 pub mod child;
 mod monitor;
 mod port;

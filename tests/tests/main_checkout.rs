@@ -224,7 +224,7 @@ async fn charges_of_an_account_come_one_after_another() {
 
 #[tokio::test]
 async fn two_accounts_do_not_wait_for_each_other() {
-    let shop = Checkout::start(&["--think", "500ms"]);
+    let shop = Checkout::start(&["--think", "1s"]);
     let started = Instant::now();
     let amount = json!({ "amount": 5 });
     let (ada, bob) = tokio::join!(
@@ -233,7 +233,7 @@ async fn two_accounts_do_not_wait_for_each_other() {
     );
     assert_eq!((ada.status, bob.status), (201, 201));
     assert!(
-        started.elapsed() < Duration::from_millis(900),
+        started.elapsed() < Duration::from_millis(1_900),
         "{:?}",
         started.elapsed()
     );
@@ -248,7 +248,7 @@ async fn holding_the_lock_twice_at_once_takes_twice_as_long() {
     assert_ne!(a.token(), b.token());
     let took = started.elapsed();
     assert!(
-        (Duration::from_millis(800)..Duration::from_millis(1_400)).contains(&took),
+        (Duration::from_millis(800)..Duration::from_secs(2)).contains(&took),
         "{took:?}"
     );
 
@@ -293,9 +293,9 @@ async fn without_locks_a_crowd_buys_more_than_there_is() {
     }
     let shop = Checkout::start(&["--without-locks"]);
     let started = Instant::now();
-    let (a, b) = tokio::join!(shop.get("/lock?hold_ms=400"), shop.get("/lock?hold_ms=400"));
+    let (a, b) = tokio::join!(shop.get("/lock?hold_ms=1000"), shop.get("/lock?hold_ms=1000"));
     assert_eq!((a.status, b.status), (200, 200));
-    assert!(started.elapsed() < Duration::from_millis(750));
+    assert!(started.elapsed() < Duration::from_millis(1_900));
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use dlock_tests::bins::{Answer, Checkout, run};
-use dlock_tests::{Flavor, Server, eventually};
+use dlock_tests::{Command, Flavor, Proxy, Server, Swallow, eventually};
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
 use parking_lot::Mutex;
@@ -277,6 +277,59 @@ async fn a_server_that_hangs_or_restarts_is_a_503_for_as_long_as_it_does() {
     .await;
     assert_eq!(shop.item("sneaker").await, (0, 1));
     assert!(!shop.log().contains("panicked"), "{}", shop.log());
+}
+
+#[tokio::test]
+async fn a_write_that_is_not_confirmed_is_never_told_as_a_sale() {
+    let server = server().await;
+    for then in [Swallow::Hang, Swallow::Cut] {
+        let proxy = Proxy::start(server.addr());
+        let (locks, store) = (server.url(), proxy.url());
+        let shop = Checkout::start(&["--locks", &locks, "--store", &store]);
+        shop.put("sneaker", 10).await;
+        // the first sale makes both scripts known to the server
+        assert_eq!(shop.buy("sneaker").await.unwrap().status, 201);
+        let write = |command: &Command| command.is_script() && command.mentions("\"sold\":2");
+        let fault = proxy.swallow(1, then, write);
+        let answer = shop.buy("sneaker").await.unwrap();
+        assert!(fault.fired());
+        assert!(
+            answer.is_problem(503, "urn:dlock:problem:unavailable"),
+            "{then:?}: {answer:?}"
+        );
+        assert!(
+            answer.body["detail"]
+                .as_str()
+                .is_some_and(|detail| detail.contains("may or may not"))
+        );
+        // it was written all the same, and the next sale goes on from there, over a new connection
+        assert_eq!(shop.item("sneaker").await, (8, 2));
+        assert_eq!(shop.buy("sneaker").await.unwrap().status, 201);
+        assert_eq!(shop.item("sneaker").await, (7, 3));
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_is_held_up_in_the_network_is_refused_when_it_arrives() {
+    let server = server().await;
+    let proxy = Proxy::start(server.addr());
+    let (locks, store) = (server.url(), proxy.url());
+    let slow = Checkout::start(&["--locks", &locks, "--store", &store]);
+    let other = copy(&server, &[]);
+    slow.put("sneaker", 10).await;
+    assert_eq!(slow.buy("sneaker").await.unwrap().status, 201);
+    let held = proxy.hold(1, |command| command.is_script() && command.mentions("\"sold\":2"));
+    let unknown = slow.buy("sneaker").await.unwrap();
+    assert!(
+        unknown.is_problem(503, "urn:dlock:problem:unavailable"),
+        "{unknown:?}"
+    );
+    assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
+    assert_eq!(other.item("sneaker").await, (8, 2));
+    held.release();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
+    assert_eq!(other.item("sneaker").await, (7, 3));
 }
 
 #[tokio::test]

@@ -25,12 +25,18 @@ const SECOND: Duration = Duration::from_secs(1);
 const MAX: Duration = Duration::from_secs(60);
 
 async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test).await.expect("it never ended")
+    timeout(Duration::from_secs(3600), test)
+        .await
+        .expect("it never ended")
 }
 
 async fn pair() -> (LockClient, LockClient) {
     let store = MemoryBackend::new();
-    let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
+    let a = LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap();
     let b = LockClient::builder().backend(store).build().await.unwrap();
     (a, b)
 }
@@ -51,11 +57,18 @@ struct Script {
 impl Script {
     fn new(steps: impl IntoIterator<Item = Step>) -> (Script, Arc<AtomicBool>) {
         let in_frame = Arc::new(AtomicBool::new(true));
-        (Script { steps: steps.into_iter().collect(), in_frame: in_frame.clone() }, in_frame)
+        (
+            Script {
+                steps: steps.into_iter().collect(),
+                in_frame: in_frame.clone(),
+            },
+            in_frame,
+        )
     }
 
     fn note(&self) {
-        self.in_frame.fetch_and(dlock::current().is_some(), Ordering::Relaxed);
+        self.in_frame
+            .fetch_and(dlock::current().is_some(), Ordering::Relaxed);
     }
 }
 
@@ -88,7 +101,10 @@ impl Drop for Script {
 }
 
 /// Sends a request through a layer on key `k`, whose handler answers with `body`.
-async fn sent<B>(layer: LockLayer<impl dlock_tower::key::ExtractKey<()>>, body: B) -> Response<dlock_tower::lock::ResponseBody<B>>
+async fn sent<B>(
+    layer: LockLayer<impl dlock_tower::key::ExtractKey<()>>,
+    body: B,
+) -> Response<dlock_tower::lock::ResponseBody<B>>
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -107,17 +123,27 @@ async fn the_lock_is_held_to_the_end_of_the_body_which_runs_in_the_frame() {
         let (client, other) = pair().await;
         let mut trailers = HeaderMap::new();
         trailers.insert("x-sum", "3".parse().unwrap());
-        let (body, in_frame) = Script::new([Step::Data("a"), Step::Data("b"), Step::Trailers(trailers.clone())]);
+        let (body, in_frame) =
+            Script::new([Step::Data("a"), Step::Data("b"), Step::Trailers(trailers.clone())]);
         let response = sent(LockLayer::new(client.clone(), fixed("k")).until_body(MAX), body).await;
         let mut body = response.into_body();
         for data in ["a", "b"] {
             assert!(other.lock("k").try_acquire().await.unwrap_err().is_busy());
             assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), data);
         }
-        assert_eq!(body.frame().await.unwrap().unwrap().into_trailers().unwrap(), trailers);
+        assert_eq!(
+            body.frame().await.unwrap().unwrap().into_trailers().unwrap(),
+            trailers
+        );
         assert!(!body.is_end_stream());
         assert!(body.frame().await.is_none());
-        drop(other.lock("k").try_acquire().await.expect("free before the end is told"));
+        drop(
+            other
+                .lock("k")
+                .try_acquire()
+                .await
+                .expect("free before the end is told"),
+        );
         assert!(body.is_end_stream() && body.frame().await.is_none());
         assert!(in_frame.load(Ordering::Relaxed));
         assert_eq!(client.held(), 0);
@@ -141,7 +167,11 @@ async fn by_default_the_lock_is_free_when_the_answer_is_there() {
 async fn an_empty_body_holds_nothing() {
     bounded(async {
         let (client, other) = pair().await;
-        let response = sent(LockLayer::new(client, fixed("k")).until_body(MAX), Empty::<Bytes>::new()).await;
+        let response = sent(
+            LockLayer::new(client, fixed("k")).until_body(MAX),
+            Empty::<Bytes>::new(),
+        )
+        .await;
         drop(other.lock("k").try_acquire().await.expect("free"));
         assert!(response.into_body().is_end_stream());
     })
@@ -168,7 +198,10 @@ async fn an_error_or_a_drop_of_the_body_gives_the_lock_back() {
         assert_eq!(client.held(), 1);
         drop(body);
         assert_eq!(client.held(), 0);
-        assert!(in_frame.load(Ordering::Relaxed), "what a body does when dropped, it does in the frame");
+        assert!(
+            in_frame.load(Ordering::Relaxed),
+            "what a body does when dropped, it does in the frame"
+        );
         drop(other.lock("k").acquire().await.unwrap());
     })
     .await;
@@ -184,7 +217,11 @@ async fn a_client_that_never_reads_loses_the_lock_at_max_hold() {
         let mut body = sent(layer, body).await.into_body();
         // Nobody polls the body, and the next one gets in all the same.
         drop(other.lock("k").acquire().await.unwrap());
-        assert!((started.elapsed().as_secs_f64() - 10.0).abs() < 0.5, "{:?}", started.elapsed());
+        assert!(
+            (started.elapsed().as_secs_f64() - 10.0).abs() < 0.5,
+            "{:?}",
+            started.elapsed()
+        );
         // Should the client wake up now, its response is broken, and not just short.
         let error = body.frame().await.unwrap().unwrap_err();
         let lost = error.downcast_ref::<LockLost>().expect("the loss is told");

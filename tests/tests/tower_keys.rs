@@ -20,12 +20,16 @@ async fn key_of<B: Body + Send + 'static>(
     key: impl ExtractKey<B>,
     request: Request<B>,
 ) -> Result<Option<String>, (u16, String)> {
-    let service = LockLayer::new(LockClient::memory(), key).layer(service_fn(|request: Request<B>| async move {
-        let key = request.extensions().get::<Held>().map(|held| held.key().as_str().to_owned());
-        let mut response = Response::new(Full::<Bytes>::default());
-        response.extensions_mut().insert(key);
-        Ok::<_, Infallible>(response)
-    }));
+    let service =
+        LockLayer::new(LockClient::memory(), key).layer(service_fn(|request: Request<B>| async move {
+            let key = request
+                .extensions()
+                .get::<Held>()
+                .map(|held| held.key().as_str().to_owned());
+            let mut response = Response::new(Full::<Bytes>::default());
+            response.extensions_mut().insert(key);
+            Ok::<_, Infallible>(response)
+        }));
     let response = service.oneshot(request).await.unwrap();
     match response.extensions().get::<Option<String>>() {
         Some(key) => Ok(key.clone()),
@@ -66,15 +70,35 @@ fn refused(outcome: Result<Option<String>, (u16, String)>, status: u16, says: &s
 
 #[tokio::test]
 async fn headers() {
-    assert_eq!(key_of(header("X-Account"), with(&[("x-account", "a b")])).await, some("a b"));
-    assert_eq!(key_of(header("x-account"), with(&[("x-account", "größe")])).await, some("größe"));
-    refused(key_of(header("x-account"), with(&[])).await, 400, "header x-account is missing");
+    assert_eq!(
+        key_of(header("X-Account"), with(&[("x-account", "a b")])).await,
+        some("a b")
+    );
+    assert_eq!(
+        key_of(header("x-account"), with(&[("x-account", "größe")])).await,
+        some("größe")
+    );
+    refused(
+        key_of(header("x-account"), with(&[])).await,
+        400,
+        "header x-account is missing",
+    );
     let twice = with(&[("x-account", "1"), ("x-account", "2")]);
     refused(key_of(header("x-account"), twice).await, 400, "more than once");
-    refused(key_of(header("x-account"), with(&[("x-account", "")])).await, 400, "empty");
-    refused(key_of(header("x-account"), with(&[("x-account", "{tag}")])).await, 400, "brace");
+    refused(
+        key_of(header("x-account"), with(&[("x-account", "")])).await,
+        400,
+        "empty",
+    );
+    refused(
+        key_of(header("x-account"), with(&[("x-account", "{tag}")])).await,
+        400,
+        "brace",
+    );
     let mut latin = with(&[]);
-    latin.headers_mut().insert("x-account", http::HeaderValue::from_bytes(b"\xff").unwrap());
+    latin
+        .headers_mut()
+        .insert("x-account", http::HeaderValue::from_bytes(b"\xff").unwrap());
     refused(key_of(header("x-account"), latin).await, 400, "not UTF-8");
 }
 
@@ -82,14 +106,30 @@ async fn headers() {
 async fn query_parameters() {
     assert_eq!(key_of(query("id"), get("/x?a=1&id=4+2%2F&b")).await, some("4 2/"));
     assert_eq!(key_of(query("a b"), get("/x?a%20b=1")).await, some("1"));
-    refused(key_of(query("id"), get("/x?xid=1")).await, 400, "query parameter id is missing");
+    refused(
+        key_of(query("id"), get("/x?xid=1")).await,
+        400,
+        "query parameter id is missing",
+    );
     refused(key_of(query("id"), get("/x")).await, 400, "missing");
-    refused(key_of(query("id"), get("/x?id=1&id=2")).await, 400, "more than once");
+    refused(
+        key_of(query("id"), get("/x?id=1&id=2")).await,
+        400,
+        "more than once",
+    );
     // The other spelling of the same name counts as well.
-    refused(key_of(query("id"), get("/x?id=1&%69d=2")).await, 400, "more than once");
+    refused(
+        key_of(query("id"), get("/x?id=1&%69d=2")).await,
+        400,
+        "more than once",
+    );
     refused(key_of(query("id"), get("/x?id=%ff")).await, 400, "not UTF-8");
     refused(key_of(query("id"), get("/x?id=")).await, 400, "empty");
-    refused(key_of(query("id"), get("/x?id=%00")).await, 400, "control character");
+    refused(
+        key_of(query("id"), get("/x?id=%00")).await,
+        400,
+        "control character",
+    );
     assert_eq!(key_of(query("id"), get("/x?%ff=1&id=1")).await, some("1"));
 }
 
@@ -104,18 +144,37 @@ async fn paths() {
 #[tokio::test]
 async fn json_fields() {
     let key = || json_field("account.id");
-    assert_eq!(key_of(key(), post(r#"{"account":{"id":"a1"}}"#)).await, some("a1"));
-    assert_eq!(key_of(key(), post(r#"{"account":{"id":18446744073709551615}}"#)).await, some("18446744073709551615"));
+    assert_eq!(
+        key_of(key(), post(r#"{"account":{"id":"a1"}}"#)).await,
+        some("a1")
+    );
+    assert_eq!(
+        key_of(key(), post(r#"{"account":{"id":18446744073709551615}}"#)).await,
+        some("18446744073709551615")
+    );
     assert_eq!(key_of(key(), post(r#"{"account":{"id":-1}}"#)).await, some("-1"));
-    assert_eq!(key_of(key(), post(r#"{"account":{"id":true}}"#)).await, some("true"));
-    assert_eq!(key_of(json_field("/items/0/id"), post(r#"{"items":[{"id":"x"}]}"#)).await, some("x"));
-    assert_eq!(key_of(json_field("a/b.c"), post(r#"{"a/b":{"c":"x"}}"#)).await, some("x"));
+    assert_eq!(
+        key_of(key(), post(r#"{"account":{"id":true}}"#)).await,
+        some("true")
+    );
+    assert_eq!(
+        key_of(json_field("/items/0/id"), post(r#"{"items":[{"id":"x"}]}"#)).await,
+        some("x")
+    );
+    assert_eq!(
+        key_of(json_field("a/b.c"), post(r#"{"a/b":{"c":"x"}}"#)).await,
+        some("x")
+    );
     for missing in ["{}", r#"{"account":{"id":null}}"#, "[]"] {
         refused(key_of(key(), post(missing)).await, 400, "is missing");
     }
     for odd in ["1.5", "1e3", "{}", "[]"] {
         let body = format!(r#"{{"account":{{"id":{odd}}}}}"#);
-        refused(key_of(key(), post(&body)).await, 400, "neither a string nor an integer");
+        refused(
+            key_of(key(), post(&body)).await,
+            400,
+            "neither a string nor an integer",
+        );
     }
     refused(key_of(key(), post("")).await, 400, "not JSON");
     refused(key_of(key(), post("{\"a")).await, 400, "not JSON");
@@ -123,18 +182,35 @@ async fn json_fields() {
 
 #[tokio::test]
 async fn a_json_body_is_bounded() {
-    let body = format!(r#"{{"id":"1","pad":"{}"}}"#, "x".repeat(dlock_tower::key::DEFAULT_JSON_LIMIT));
+    let body = format!(
+        r#"{{"id":"1","pad":"{}"}}"#,
+        "x".repeat(dlock_tower::key::DEFAULT_JSON_LIMIT)
+    );
     refused(key_of(json_field("id"), post(&body)).await, 413, "1048576 bytes");
     let key = json_field("id").limit(2 * dlock_tower::key::DEFAULT_JSON_LIMIT);
     assert_eq!(key_of(key, post(&body)).await, some("1"));
     let exact = r#"{"id":"1"}"#;
-    assert_eq!(key_of(json_field("id").limit(exact.len()), post(exact)).await, some("1"));
-    refused(key_of(json_field("id").limit(exact.len() - 1), post(exact)).await, 413, "9 bytes");
+    assert_eq!(
+        key_of(json_field("id").limit(exact.len()), post(exact)).await,
+        some("1")
+    );
+    refused(
+        key_of(json_field("id").limit(exact.len() - 1), post(exact)).await,
+        413,
+        "9 bytes",
+    );
 
     // One that does not say how long it is, and would never end.
-    let endless = futures_util::stream::repeat_with(|| Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"[[[["))));
-    let request = Request::post("/").body(StreamBody::new(endless).boxed_unsync()).unwrap();
-    refused(key_of(json_field("id").limit(1000), request).await, 413, "1000 bytes");
+    let endless =
+        futures_util::stream::repeat_with(|| Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"[[[["))));
+    let request = Request::post("/")
+        .body(StreamBody::new(endless).boxed_unsync())
+        .unwrap();
+    refused(
+        key_of(json_field("id").limit(1000), request).await,
+        413,
+        "1000 bytes",
+    );
 }
 
 #[tokio::test]
@@ -163,17 +239,31 @@ async fn a_body_that_was_read_reaches_the_handler_byte_for_byte_with_its_trailer
     ));
     let response = service.oneshot(Request::new(body)).await.unwrap();
     assert_eq!(response.headers(), &trailers);
-    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "{ \"id\" :\"7\",\n \"x\": 1.50}\n");
+    assert_eq!(
+        response.into_body().collect().await.unwrap().to_bytes(),
+        "{ \"id\" :\"7\",\n \"x\": 1.50}\n"
+    );
 }
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_refused() {
-    let frames = [Ok(Frame::data(Bytes::from("{"))), Err(std::io::Error::other("reset"))];
+    let frames = [
+        Ok(Frame::data(Bytes::from("{"))),
+        Err(std::io::Error::other("reset")),
+    ];
     let body = StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync();
-    refused(key_of(json_field("id"), Request::new(body)).await, 400, "could not be read");
+    refused(
+        key_of(json_field("id"), Request::new(body)).await,
+        400,
+        "could not be read",
+    );
     // A limit further out has the same name here as ours.
     let limited = http_body_util::Limited::new(Full::<Bytes>::from("{\"id\":\"1\"}"), 3);
-    refused(key_of(json_field("id"), Request::new(limited.boxed_unsync())).await, 413, "");
+    refused(
+        key_of(json_field("id"), Request::new(limited.boxed_unsync())).await,
+        413,
+        "",
+    );
 }
 
 #[tokio::test]
@@ -186,9 +276,22 @@ async fn fixed_keys() {
 #[tokio::test]
 async fn closures() {
     assert_eq!(key_of(|_: &http::request::Parts| "a", get("/")).await, some("a"));
-    assert_eq!(key_of(|_: &http::request::Parts| None::<String>, get("/")).await, Ok(None));
-    assert_eq!(key_of(from_fn(|parts| parts.uri.path().to_owned()).prefix("p:"), get("/x")).await, some("p:/x"));
-    assert_eq!(key_of(from_fn(|_| dlock::LockKey::raw("{a}:b")), get("/")).await, some("{a}:b"));
+    assert_eq!(
+        key_of(|_: &http::request::Parts| None::<String>, get("/")).await,
+        Ok(None)
+    );
+    assert_eq!(
+        key_of(
+            from_fn(|parts| parts.uri.path().to_owned()).prefix("p:"),
+            get("/x")
+        )
+        .await,
+        some("p:/x")
+    );
+    assert_eq!(
+        key_of(from_fn(|_| dlock::LockKey::raw("{a}:b")), get("/")).await,
+        some("{a}:b")
+    );
     let key = from_fn(|_| dlock::LockKey::new("{"));
     refused(key_of(key, get("/")).await, 400, "brace");
     let key = from_fn(|_| Err::<String, _>(Rejection::new(http::StatusCode::FORBIDDEN, "not you")));
@@ -205,13 +308,19 @@ async fn an_extractor_of_ones_own_may_wait() {
         }
     }
     assert_eq!(key_of(Lookup, get("/")).await, some("found"));
-    assert_eq!(key_of(Key::new(Lookup).prefix("p:"), get("/")).await, some("p:found"));
+    assert_eq!(
+        key_of(Key::new(Lookup).prefix("p:"), get("/")).await,
+        some("p:found")
+    );
 }
 
 #[tokio::test]
 async fn combinations() {
     let account = || header("x-account").prefix("account:");
-    assert_eq!(key_of(account(), with(&[("x-account", "7")])).await, some("account:7"));
+    assert_eq!(
+        key_of(account(), with(&[("x-account", "7")])).await,
+        some("account:7")
+    );
     // Nothing does not become something by its prefix.
     refused(key_of(account(), with(&[("x-account", "")])).await, 400, "empty");
 
@@ -220,14 +329,25 @@ async fn combinations() {
     let mut both = get("/?account=1");
     both.headers_mut().insert("x-account", "2".parse().unwrap());
     assert_eq!(key_of(either(), both).await, some("account:2"));
-    refused(key_of(either(), get("/")).await, 400, "header x-account is missing, query parameter account is missing");
+    refused(
+        key_of(either(), get("/")).await,
+        400,
+        "header x-account is missing, query parameter account is missing",
+    );
     // One that is wrong is not the same as none.
     let twice = with(&[("x-account", "1"), ("x-account", "2")]);
     refused(key_of(either(), twice).await, 400, "more than once");
 
     assert_eq!(key_of(either().optional(), get("/")).await, Ok(None));
-    refused(key_of(account().optional(), with(&[("x-account", "{")])).await, 400, "brace");
-    assert_eq!(key_of(account().optional().or(fixed("rest")), get("/")).await, some("rest"));
+    refused(
+        key_of(account().optional(), with(&[("x-account", "{")])).await,
+        400,
+        "brace",
+    );
+    assert_eq!(
+        key_of(account().optional().or(fixed("rest")), get("/")).await,
+        some("rest")
+    );
 }
 
 #[tokio::test]
@@ -239,9 +359,16 @@ async fn parts_join_into_one_key() {
         request
     };
     assert_eq!(key_of(key(), request("1", "2")).await, some("order:1:2:3"));
-    assert_eq!(key_of(key(), request("1:2", "50%")).await, some("order:1%3A2:50%25:3"));
+    assert_eq!(
+        key_of(key(), request("1:2", "50%")).await,
+        some("order:1%3A2:50%25:3")
+    );
     refused(key_of(key(), request("", "2")).await, 400, "empty");
-    refused(key_of(key(), with(&[("a", "1")])).await, 400, "header b is missing");
+    refused(
+        key_of(key(), with(&[("a", "1")])).await,
+        400,
+        "header b is missing",
+    );
     let passing = all_of((header("a"), header("b").optional()));
     assert_eq!(key_of(passing, with(&[("a", "1")])).await, Ok(None));
     // Read once, by both of them.

@@ -30,24 +30,37 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
 async fn bounded<T>(test: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(3600), test).await.expect("it never ended")
+    timeout(Duration::from_secs(3600), test)
+        .await
+        .expect("it never ended")
 }
 
 /// Two clients of one store, as two processes have them.
 async fn pair() -> (LockClient, LockClient) {
     let store = MemoryBackend::new();
-    let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
+    let a = LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap();
     let b = LockClient::builder().backend(store).build().await.unwrap();
     (a, b)
 }
 
 fn request(key: &str) -> Req {
-    Request::builder().method("POST").uri("/x").header("k", key).body(Full::default()).unwrap()
+    Request::builder()
+        .method("POST")
+        .uri("/x")
+        .header("k", key)
+        .body(Full::default())
+        .unwrap()
 }
 
 fn grpc(key: &str) -> Req {
     let mut request = request(key);
-    request.headers_mut().insert("content-type", "application/grpc+proto".parse().unwrap());
+    request
+        .headers_mut()
+        .insert("content-type", "application/grpc+proto".parse().unwrap());
     request
 }
 
@@ -69,7 +82,10 @@ fn not_started<B>(response: &Response<B>) -> bool {
 }
 
 fn value<'a, B>(response: &'a Response<B>, header: &str) -> &'a str {
-    response.headers().get(header).map_or("", |value| value.to_str().unwrap())
+    response
+        .headers()
+        .get(header)
+        .map_or("", |value| value.to_str().unwrap())
 }
 
 async fn json<B>(response: Response<B>) -> serde_json::Value
@@ -85,6 +101,8 @@ where
 struct Flaky {
     inner: MemoryBackend,
     down: Arc<AtomicBool>,
+    /// Releases are not answered either, not even by an error.
+    deaf: Arc<AtomicBool>,
 }
 
 impl Backend for Flaky {
@@ -97,7 +115,10 @@ impl Backend for Flaky {
         async move {
             match step {
                 Some(step) => step.await,
-                None => Err(BackendError::not_done(BackendReason::Unreachable, "10.0.0.7 does not answer")),
+                None => Err(BackendError::not_done(
+                    BackendReason::Unreachable,
+                    "10.0.0.7 does not answer",
+                )),
             }
         }
     }
@@ -106,7 +127,14 @@ impl Backend for Flaky {
         self: Arc<Self>,
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        Backend::release(Arc::new(self.inner.clone()), request)
+        let step = (!self.deaf.load(Ordering::Relaxed))
+            .then(|| Backend::release(Arc::new(self.inner.clone()), request));
+        async move {
+            match step {
+                Some(step) => step.await,
+                None => pending().await,
+            }
+        }
     }
 
     fn renew(
@@ -142,10 +170,16 @@ impl Backend for Flaky {
     }
 }
 
-async fn flaky() -> (LockClient, Arc<AtomicBool>) {
-    let down = Arc::new(AtomicBool::new(false));
-    let store = Flaky { inner: MemoryBackend::new(), down: down.clone() };
-    (LockClient::builder().backend(store).build().await.unwrap(), down)
+/// A client of such a store, with its switches: down, deaf.
+async fn flaky() -> (LockClient, Arc<AtomicBool>, Arc<AtomicBool>) {
+    let (inner, down, deaf) = (MemoryBackend::new(), Arc::default(), Arc::default());
+    let store = Flaky { inner, down, deaf };
+    let (down, deaf) = (store.down.clone(), store.deaf.clone());
+    (
+        LockClient::builder().backend(store).build().await.unwrap(),
+        down,
+        deaf,
+    )
 }
 
 mod who_gets_in {
@@ -160,7 +194,11 @@ mod who_gets_in {
                 move |request: Req| {
                     let probe = probe.clone();
                     async move {
-                        let held = request.extensions().get::<Held>().expect("a view of the lock").clone();
+                        let held = request
+                            .extensions()
+                            .get::<Held>()
+                            .expect("a view of the lock")
+                            .clone();
                         assert!(held.is_held() && held.fencing_token() > 0);
                         assert_eq!(held.key().as_str(), "account:7");
                         assert!(probe.lock("account:7").try_acquire().await.unwrap_err().is_busy());
@@ -170,10 +208,19 @@ mod who_gets_in {
                 },
             ));
             let response = service.oneshot(request("7")).await.unwrap();
-            assert_eq!((response.status(), value(&response, "x-own")), (StatusCode::CREATED, "1"));
+            assert_eq!(
+                (response.status(), value(&response, "x-own")),
+                (StatusCode::CREATED, "1")
+            );
             assert!(!not_started(&response));
             // The release has arrived before the answer: another process finds the lock free.
-            drop(other.lock("account:7").try_acquire().await.expect("the lock is free"));
+            drop(
+                other
+                    .lock("account:7")
+                    .try_acquire()
+                    .await
+                    .expect("the lock is free"),
+            );
             assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "made");
             assert_eq!(client.held(), 0);
         })
@@ -205,7 +252,12 @@ mod who_gets_in {
             let status = |layer: LockLayer<_>, method: Method| async move {
                 let mut request = request("7");
                 *request.method_mut() = method;
-                layer.layer(service_fn(ok)).oneshot(request).await.unwrap().status()
+                layer
+                    .layer(service_fn(ok))
+                    .oneshot(request)
+                    .await
+                    .unwrap()
+                    .status()
             };
             assert_eq!(status(layer.clone(), Method::OPTIONS).await, 200);
             assert_eq!(status(layer.clone(), Method::HEAD).await, 200);
@@ -228,8 +280,13 @@ mod who_gets_in {
                 }
             });
             let service = layer.layer(service_fn(|request: Req| async move {
-                let held = request.extensions().get::<Held>().map(|held| held.key().as_str().to_owned());
-                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(held.unwrap_or("nothing".into()))))
+                let held = request
+                    .extensions()
+                    .get::<Held>()
+                    .map(|held| held.key().as_str().to_owned());
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(
+                    held.unwrap_or("nothing".into()),
+                )))
             }));
             for (key, says) in [("free", "nothing"), ("1", "k:1")] {
                 let response = service.clone().oneshot(request(key)).await.unwrap();
@@ -242,7 +299,10 @@ mod who_gets_in {
             assert!(not_started(&response));
             let problem = json(response).await;
             assert_eq!(problem["type"], "about:blank");
-            assert_eq!((problem["title"].as_str(), problem["detail"].as_str()), (Some("Unauthorized"), Some("who are you?")));
+            assert_eq!(
+                (problem["title"].as_str(), problem["detail"].as_str()),
+                (Some("Unauthorized"), Some("who are you?"))
+            );
         })
         .await;
     }
@@ -351,10 +411,16 @@ mod what_the_others_are_told {
                 (layer().busy_status(StatusCode::FAILED_DEPENDENCY), 424),
             ] {
                 let response = layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
-                assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (status, "1"));
+                assert_eq!(
+                    (response.status().as_u16(), value(&response, "retry-after")),
+                    (status, "1")
+                );
                 assert!(not_started(&response));
                 let problem = json(response).await;
-                assert_eq!((&problem["status"], &problem["type"]), (&status.into(), &"urn:dlock:problem:busy".into()));
+                assert_eq!(
+                    (&problem["status"], &problem["type"]),
+                    (&status.into(), &"urn:dlock:problem:busy".into())
+                );
             }
         })
         .await;
@@ -364,12 +430,21 @@ mod what_the_others_are_told {
     async fn a_fixed_lease_tells_when_the_lock_ends() {
         bounded(async {
             let client = LockClient::memory();
-            let layer = LockLayer::new(client, header("k")).lease(Duration::from_millis(8500)).try_once();
-            let first = tokio::spawn(layer.layer(service_fn(|_: Req| pending::<Result<Res, Infallible>>())).oneshot(request("7")));
+            let layer = LockLayer::new(client, header("k"))
+                .lease(Duration::from_millis(8500))
+                .try_once();
+            let first = tokio::spawn(
+                layer
+                    .layer(service_fn(|_: Req| pending::<Result<Res, Infallible>>()))
+                    .oneshot(request("7")),
+            );
             sleep(SECOND).await;
             let response = layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
             // 7.5 s are left.
-            assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (423, "8"));
+            assert_eq!(
+                (response.status().as_u16(), value(&response, "retry-after")),
+                (423, "8")
+            );
             first.abort();
         })
         .await;
@@ -386,7 +461,10 @@ mod what_the_others_are_told {
             let started = Instant::now();
             let response = layer.layer(service_fn(ok)).oneshot(request("7")).await.unwrap();
             assert_eq!(started.elapsed(), Duration::ZERO);
-            assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (503, "1"));
+            assert_eq!(
+                (response.status().as_u16(), value(&response, "retry-after")),
+                (503, "1")
+            );
             assert!(not_started(&response));
             assert_eq!(json(response).await["type"], "urn:dlock:problem:too-many-waiters");
             assert_eq!(waiting.await.unwrap().unwrap().status(), 423);
@@ -397,29 +475,41 @@ mod what_the_others_are_told {
     #[tokio::test(start_paused = true)]
     async fn a_store_that_is_down_is_503_and_never_open_unless_asked() {
         bounded(async {
-            let (client, down) = flaky().await;
+            let (client, down, _) = flaky().await;
             down.store(true, Ordering::Relaxed);
             let seen = Arc::new(AtomicUsize::new(0));
             let counter = seen.clone();
             let handler = service_fn(move |request: Req| {
                 counter.fetch_add(1, Ordering::Relaxed);
-                assert!(request.extensions().get::<Held>().is_none(), "there is no lock to show");
+                assert!(
+                    request.extensions().get::<Held>().is_none(),
+                    "there is no lock to show"
+                );
                 ok(request)
             });
             let layer = LockLayer::new(client.clone(), header("k"));
             for layer in [layer.clone(), layer.clone().try_once()] {
                 let response = layer.layer(handler.clone()).oneshot(request("7")).await.unwrap();
-                assert_eq!((response.status().as_u16(), value(&response, "retry-after")), (503, "1"));
+                assert_eq!(
+                    (response.status().as_u16(), value(&response, "retry-after")),
+                    (503, "1")
+                );
                 assert!(not_started(&response));
                 let problem = json(response).await;
                 assert_eq!(problem["type"], "urn:dlock:problem:unavailable");
-                assert!(!problem["detail"].as_str().unwrap().contains("10.0.0.7"), "insides shown to strangers");
+                assert!(
+                    !problem["detail"].as_str().unwrap().contains("10.0.0.7"),
+                    "insides shown to strangers"
+                );
             }
             assert_eq!(seen.load(Ordering::Relaxed), 0);
 
             let open = layer.fail_open().layer(handler);
             let response = open.clone().oneshot(request("7")).await.unwrap();
-            assert_eq!((response.status().as_u16(), seen.load(Ordering::Relaxed)), (200, 1));
+            assert_eq!(
+                (response.status().as_u16(), seen.load(Ordering::Relaxed)),
+                (200, 1)
+            );
             // Open means open to an outage, not to a bad key or a service that ends.
             assert_eq!(open.clone().oneshot(request("{")).await.unwrap().status(), 400);
             client.shutdown(SECOND).await;
@@ -464,26 +554,47 @@ mod what_the_others_are_told {
         bounded(async {
             let (client, other) = pair().await;
             let _held = other.lock("größe 100%").acquire().await.unwrap();
-            let service = LockLayer::new(client.clone(), from_fn(|parts| {
-                parts.headers["k"].to_str().map(|k| k.replace("size", "größe")).unwrap_or_default()
-            }))
+            let service = LockLayer::new(
+                client.clone(),
+                from_fn(|parts| {
+                    parts.headers["k"]
+                        .to_str()
+                        .map(|k| k.replace("size", "größe"))
+                        .unwrap_or_default()
+                }),
+            )
             .try_once()
             .conflict()
             .layer(service_fn(ok));
             let response = service.clone().oneshot(grpc("size 100%")).await.unwrap();
-            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "10"));
+            assert_eq!(
+                (response.status().as_u16(), value(&response, "grpc-status")),
+                (200, "10")
+            );
             assert_eq!(value(&response, "content-type"), "application/grpc+proto");
             assert_eq!(value(&response, "retry-after"), "1");
             let message = value(&response, "grpc-message");
             assert!(message.contains("gr%C3%B6%C3%9Fe 100%25"), "{message}");
             assert!(not_started(&response));
-            assert!(http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes().is_empty());
+            assert!(
+                http_body_util::BodyExt::collect(response.into_body())
+                    .await
+                    .unwrap()
+                    .to_bytes()
+                    .is_empty()
+            );
 
             let response = service.clone().oneshot(grpc("{")).await.unwrap();
-            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "3"));
+            assert_eq!(
+                (response.status().as_u16(), value(&response, "grpc-status")),
+                (200, "3")
+            );
             client.shutdown(SECOND).await;
             let response = service.oneshot(grpc("7")).await.unwrap();
-            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "14"));
+            assert_eq!(
+                (response.status().as_u16(), value(&response, "grpc-status")),
+                (200, "14")
+            );
         })
         .await;
     }
@@ -496,16 +607,25 @@ mod what_the_others_are_told {
             let service = LockLayer::new(client, header("k"))
                 .try_once()
                 .render(|rejection: &Rejection| {
-                    assert_eq!((rejection.reason(), rejection.status().as_u16()), (Reason::Busy, 423));
+                    assert_eq!(
+                        (rejection.reason(), rejection.status().as_u16()),
+                        (Reason::Busy, 423)
+                    );
                     assert_eq!(rejection.retry_after_secs(), Some(1));
                     assert!(!rejection.has_started() && rejection.grpc().is_none());
-                    Response::builder().status(418).body(String::from("short and stout")).unwrap()
+                    Response::builder()
+                        .status(418)
+                        .body(String::from("short and stout"))
+                        .unwrap()
                 })
                 .layer(service_fn(ok));
             let response = service.oneshot(request("7")).await.unwrap();
             assert_eq!(response.status(), 418);
             assert!(not_started(&response));
-            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "short and stout");
+            assert_eq!(
+                response.into_body().collect().await.unwrap().to_bytes(),
+                "short and stout"
+            );
         })
         .await;
     }
@@ -527,12 +647,33 @@ mod ends {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn rule_20_a_release_that_fails_takes_nothing_away_from_the_answer() {
+        bounded(async {
+            let (client, _, deaf) = flaky().await;
+            deaf.store(true, Ordering::Relaxed);
+            let service = LockLayer::new(client, header("k")).layer(service_fn(ok));
+            let started = Instant::now();
+            let response = service.oneshot(request("7")).await.unwrap();
+            assert_eq!(response.status(), 200);
+            assert!(!not_started(&response));
+            assert_eq!(started.elapsed().as_secs(), dlock::DEFAULT_RETRY_FOR.as_secs());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_panic_gives_the_lock_back() {
         bounded(async {
             let client = LockClient::memory();
-            let service = LockLayer::new(client.clone(), header("k"))
-                .layer(service_fn(|_: Req| async { panic!("on purpose") as Result<Res, Infallible> }));
-            assert!(tokio::spawn(service.oneshot(request("7"))).await.unwrap_err().is_panic());
+            let service = LockLayer::new(client.clone(), header("k")).layer(service_fn(|_: Req| async {
+                panic!("on purpose") as Result<Res, Infallible>
+            }));
+            assert!(
+                tokio::spawn(service.oneshot(request("7")))
+                    .await
+                    .unwrap_err()
+                    .is_panic()
+            );
             drop(client.lock("7").try_acquire().await.expect("the lock is free"));
         })
         .await;
@@ -561,7 +702,10 @@ mod ends {
         struct OnDrop(LockClient, Arc<AtomicBool>);
         impl Drop for OnDrop {
             fn drop(&mut self) {
-                self.1.store(self.0.held() == 1 && dlock::current().is_some(), Ordering::Relaxed);
+                self.1.store(
+                    self.0.held() == 1 && dlock::current().is_some(),
+                    Ordering::Relaxed,
+                );
             }
         }
         bounded(async {
@@ -576,7 +720,10 @@ mod ends {
                 }
             }));
             assert!(timeout(SECOND, service.oneshot(request("7"))).await.is_err());
-            assert!(in_order.load(Ordering::Relaxed), "the handler was dropped outside of its lock");
+            assert!(
+                in_order.load(Ordering::Relaxed),
+                "the handler was dropped outside of its lock"
+            );
             drop(other.lock("7").acquire().await.unwrap());
         })
         .await;
@@ -587,7 +734,9 @@ mod loss {
     use super::*;
 
     /// A handler that tells when it is dropped, and what it saw.
-    fn endless(dropped: Arc<AtomicBool>) -> impl Service<Req, Response = Res, Error = Infallible, Future: Send> + Clone {
+    fn endless(
+        dropped: Arc<AtomicBool>,
+    ) -> impl Service<Req, Response = Res, Error = Infallible, Future: Send> + Clone {
         struct OnDrop(Arc<AtomicBool>);
         impl Drop for OnDrop {
             fn drop(&mut self) {
@@ -611,9 +760,16 @@ mod loss {
             for layer in [layer().lease(10 * SECOND), layer().max_hold(10 * SECOND)] {
                 let dropped = Arc::new(AtomicBool::new(false));
                 let started = Instant::now();
-                let response = layer.layer(endless(dropped.clone())).oneshot(request("7")).await.unwrap();
+                let response = layer
+                    .layer(endless(dropped.clone()))
+                    .oneshot(request("7"))
+                    .await
+                    .unwrap();
                 assert!(dropped.load(Ordering::Relaxed));
-                assert!(started.elapsed() < 10 * SECOND, "told before anybody else can have the lock");
+                assert!(
+                    started.elapsed() < 10 * SECOND,
+                    "told before anybody else can have the lock"
+                );
                 assert_eq!(response.status(), 503);
                 assert!(!not_started(&response), "the handler had begun");
                 assert_eq!(value(&response, "retry-after"), "", "it may have had effects");
@@ -641,7 +797,10 @@ mod loss {
             assert!(!not_started(&response) && dropped.load(Ordering::Relaxed));
             sleep(SECOND).await;
             assert!(successor.is_held());
-            successor.release().await.expect("a lost lock touches no successor");
+            successor
+                .release()
+                .await
+                .expect("a lost lock touches no successor");
         })
         .await;
     }
@@ -650,8 +809,15 @@ mod loss {
     async fn grpc_clients_do_not_retry_a_loss_by_themselves() {
         bounded(async {
             let layer = LockLayer::new(LockClient::memory(), header("k")).lease(SECOND);
-            let response = layer.layer(endless(Arc::default())).oneshot(grpc("7")).await.unwrap();
-            assert_eq!((response.status().as_u16(), value(&response, "grpc-status")), (200, "2"));
+            let response = layer
+                .layer(endless(Arc::default()))
+                .oneshot(grpc("7"))
+                .await
+                .unwrap();
+            assert_eq!(
+                (response.status().as_u16(), value(&response, "grpc-status")),
+                (200, "2")
+            );
             assert!(!not_started(&response));
         })
         .await;
@@ -715,13 +881,23 @@ mod readiness {
     impl Places {
         fn new(places: usize) -> Places {
             let places = Arc::new(Semaphore::new(places));
-            Places { places, polled: Arc::default(), taking: None, taken: None }
+            Places {
+                places,
+                polled: Arc::default(),
+                taking: None,
+                taken: None,
+            }
         }
     }
 
     impl Clone for Places {
         fn clone(&self) -> Places {
-            Places { places: self.places.clone(), polled: self.polled.clone(), taking: None, taken: None }
+            Places {
+                places: self.places.clone(),
+                polled: self.polled.clone(),
+                taking: None,
+                taken: None,
+            }
         }
     }
 
@@ -763,9 +939,19 @@ mod readiness {
             let waiting = tokio::spawn(service.ready().await.unwrap().call(request("busy")));
             sleep(Duration::from_millis(1)).await;
             let started = Instant::now();
-            let free = service.ready().await.unwrap().call(request("free")).await.unwrap();
+            let free = service
+                .ready()
+                .await
+                .unwrap()
+                .call(request("free"))
+                .await
+                .unwrap();
             assert_eq!(free.status(), 200);
-            assert_eq!(started.elapsed(), Duration::from_millis(25), "it waited behind another key");
+            assert_eq!(
+                started.elapsed(),
+                Duration::from_millis(25),
+                "it waited behind another key"
+            );
             drop(held);
             assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
         })

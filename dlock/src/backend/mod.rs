@@ -32,6 +32,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 
 use crate::error::Cause;
+use crate::record::Records;
 use crate::{Error, LockKey};
 
 /// What a key is locked as.
@@ -406,6 +407,12 @@ pub trait Backend: Send + Sync + 'static {
         Lane::default()
     }
 
+    /// The records that this store keeps beside its locks, over the same connections. `None` when it keeps
+    /// none.
+    fn records(self: Arc<Self>) -> Option<Records> {
+        None
+    }
+
     /// Tells of lanes whose grants are in doubt: a server came back after a broken connection, or another
     /// one took its place. The core has each grant there confirmed at once. `None` when that never happens.
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
@@ -425,6 +432,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool>;
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch;
     fn lane(&self, key: &LockKey) -> Lane;
+    fn records(self: Arc<Self>) -> Option<Records>;
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>>;
 }
 
@@ -452,6 +460,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn lane(&self, key: &LockKey) -> Lane {
         Backend::lane(self, key)
+    }
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Backend::records(self)
     }
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
         Backend::doubts(self)

@@ -65,7 +65,8 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     match run(args).await {
         Ok(tally) => {
-            println!("{tally}");
+            // Who closes the pipe early has seen enough.
+            let _ = writeln!(std::io::stdout(), "{tally}");
             if tally.oversold() > 0 {
                 ExitCode::FAILURE
             } else {

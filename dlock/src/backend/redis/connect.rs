@@ -195,7 +195,9 @@ impl Connector {
         let mut explained = classify(&error);
         // Nothing of ours was sent on a connection that did not come to stand.
         explained.outcome = crate::backend::Outcome::NotDone;
-        explained.message = format!("{}: {}", self.address, explained.message);
+        // What is no Redis makes the parser speak in several lines.
+        let message: Vec<_> = explained.message.split_whitespace().collect();
+        explained.message = format!("{}: {}", self.address, message.join(" "));
         if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH") {
             explained.reason = Reason::Refused;
         }

@@ -37,22 +37,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:3000")]
     pub(crate) listen: String,
 
-    /// Where the locks are: memory:// (of this process), redis://[user:password@]host[:port][/db], …
-    #[arg(
-        long,
-        value_name = "URL",
-        default_value = "memory://",
-        hide_default_value = true
-    )]
+    /// Where the locks are: memory:// (of this process), redis://user:password@host:6379/0, …
+    #[arg(long, value_name = "URL", default_value = "memory://")]
     pub(crate) locks: String,
 
     /// Where stock and accounts are: memory:// (of this process), redis://…; as a rule the same as --locks
-    #[arg(
-        long,
-        value_name = "URL",
-        default_value = "memory://",
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "URL", default_value = "memory://")]
     pub(crate) store: String,
 
     /// The lease of the locks, renewed while they are held: after a crash, sales go on within it

@@ -49,7 +49,9 @@ async fn main() -> ExitCode {
     match run(args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("checkout: {error}");
+            // One line, whatever a server that is no Redis has said.
+            let error: Vec<&str> = error.split_whitespace().collect();
+            eprintln!("checkout: {}", error.join(" "));
             ExitCode::FAILURE
         }
     }
@@ -93,7 +95,10 @@ async fn open_locks(args: &Args) -> Result<LockClient, String> {
             reason,
             ..
         } => {
-            format!("--lease cannot be {:?}: {reason}", args.lease)
+            format!(
+                "--lease cannot be {}: {reason}",
+                humantime::format_duration(args.lease)
+            )
         }
         error => format!("cannot open --locks: {error}"),
     })

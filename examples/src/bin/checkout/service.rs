@@ -91,12 +91,24 @@ impl Shop {
     // A sale is not dropped half way when its lock is lost (`on_lost = ignore`): its last step is a write
     // that the store checks, and the buyer is told what the store said. Dropped between the write and its
     // answer, a sale that was made would be told as one that was not.
-    #[distributed_lock(key = "item:{sku}", lock = self.locks, wait = self.wait, max_waiters = QUEUE, on_lost = ignore)]
+    #[distributed_lock(
+        key = "item:{sku}",
+        lock = self.locks,
+        wait = self.wait,
+        max_waiters = QUEUE,
+        on_lost = ignore
+    )]
     async fn buy_locked(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
         self.buy_now(sku, quantity, asked).await
     }
 
-    #[distributed_lock(key = "item:{sku}", lock = self.locks, wait = self.wait, max_waiters = QUEUE, on_lost = ignore)]
+    #[distributed_lock(
+        key = "item:{sku}",
+        lock = self.locks,
+        wait = self.wait,
+        max_waiters = QUEUE,
+        on_lost = ignore
+    )]
     async fn put_locked(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
         self.put_now(sku, stock).await
     }
@@ -124,17 +136,12 @@ impl Shop {
         };
         let sold = item.sold.saturating_add(quantity);
         let token_written = token.unwrap_or(item.token);
-        self.store
-            .write(
-                &key,
-                &Item {
-                    stock,
-                    sold,
-                    token: token_written,
-                },
-                token,
-            )
-            .await?;
+        let item = Item {
+            stock,
+            sold,
+            token: token_written,
+        };
+        self.store.write(&key, &item, token).await?;
 
         let order = Uuid::new_v4().to_string();
         tracing::info!(%sku, quantity, %order, token, waited = %Shown(waited), left = stock, "sold");
@@ -144,12 +151,15 @@ impl Shop {
     async fn put_now(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
         let key = item_key(sku);
         let token = fencing_token();
-        // Without locks the last token stays, so that copies with locks still find it.
-        let last = self.store.read::<Item>(&key).await?.map_or(0, |item| item.token);
+        let token_written = match token {
+            Some(token) => token,
+            // Without locks the last token stays, so that copies with locks still find it.
+            None => self.store.read::<Item>(&key).await?.map_or(0, |item| item.token),
+        };
         let item = Item {
             stock,
             sold: 0,
-            token: token.unwrap_or(last),
+            token: token_written,
         };
         self.store.write(&key, &item, token).await?;
         tracing::info!(%sku, stock, token, "stock set");
@@ -170,16 +180,11 @@ impl Shop {
         self.think().await;
         let charged = account.charged.saturating_add(amount);
         let token_written = token.unwrap_or(account.token);
-        self.store
-            .write(
-                &key,
-                &Account {
-                    charged,
-                    token: token_written,
-                },
-                token,
-            )
-            .await?;
+        let account = Account {
+            charged,
+            token: token_written,
+        };
+        self.store.write(&key, &account, token).await?;
         tracing::info!(account = %id, amount, token, charged, "charged");
         Ok(charged)
     }

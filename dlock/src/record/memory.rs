@@ -1,0 +1,1 @@
+//! Records in this process's memory.
