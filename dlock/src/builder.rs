@@ -32,6 +32,7 @@ pub struct LockClientBuilder {
     prefix: Option<String>,
     service_name: Option<String>,
     runtime: Option<runtime::Handle>,
+    tls: Tls,
 }
 
 impl LockClientBuilder {
@@ -78,6 +79,22 @@ impl LockClientBuilder {
     /// The name of this service, shown in the server's list of clients; the program's name by default.
     pub fn service_name(mut self, name: impl Into<String>) -> Self {
         self.service_name = Some(name.into());
+        self
+    }
+
+    /// The certificate (PEM) of the authority that the server's certificate must be signed by, instead of
+    /// those that the system trusts. For `rediss://`.
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.tls.root = Some(pem.into());
+        self
+    }
+
+    /// The certificate and the key (PEM) by which this client proves who it is; none by default. For
+    /// `rediss://`.
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.tls.client = Some((pem.into(), key.into()));
         self
     }
 
@@ -131,6 +148,7 @@ impl LockClientBuilder {
                     timeout,
                     prefix: self.prefix.or(in_url.prefix).unwrap_or_default(),
                     service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
+                    tls: self.tls,
                 };
                 open(url, common, &runtime).await?
             }
@@ -157,6 +175,25 @@ pub(crate) struct Common {
     pub(crate) timeout: Duration,
     pub(crate) prefix: String,
     pub(crate) service_name: String,
+    pub(crate) tls: Tls,
+}
+
+/// Certificates for encrypted connections, in PEM.
+#[derive(Clone, Default)]
+pub(crate) struct Tls {
+    /// The authority to trust, instead of the system's.
+    #[cfg(feature = "tls")]
+    pub(crate) root: Option<Vec<u8>>,
+    /// Our own certificate and its key.
+    #[cfg(feature = "tls")]
+    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A key is in it.
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
 }
 
 #[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]

@@ -122,13 +122,15 @@ fn give_back(
     last: Arc<Mutex<Option<BackendError>>>,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: this is the place in line.
+    let mut asked = clock::now();
+    let keep_until = asked + request.keep_for;
     let mut step = shared.backend.clone().release(request.clone());
     async move {
         let key = &request.key;
         let mut repeated = false;
         let mut pause = Duration::from_millis(50);
         loop {
-            let error = match step.await {
+            let mut error = match step.await {
                 Ok(ReleaseReply::Released) => {
                     crate::telemetry::released();
                     return Ok(());
@@ -149,6 +151,10 @@ fn give_back(
                 Err(error) => error,
             };
             repeated |= error.outcome == Outcome::Unknown;
+            if repeated {
+                // An earlier copy may have done it, whatever is known of this one.
+                error.outcome = Outcome::Unknown;
+            }
             if !error.is_passing() || clock::now() >= until {
                 tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
                 crate::telemetry::release_failed();
@@ -156,9 +162,16 @@ fn give_back(
             }
             tracing::debug!(%key, grant = %request.grant, %error, "a release failed and is repeated");
             *last.lock() = Some(error);
-            tokio::time::sleep(pause).await;
+            // Counted from the question: a step that was long in line goes back into it at once, so that it
+            // stands there, before every acquire, when the store can be reached again.
+            clock::sleep_until(asked + pause).await;
             pause = (pause * 2).min(Duration::from_secs(1));
-            step = shared.backend.clone().release(request.clone());
+            asked = clock::now();
+            let keep_for = keep_until.saturating_duration_since(asked);
+            step = shared.backend.clone().release(ReleaseRequest {
+                keep_for,
+                ..request.clone()
+            });
         }
     }
 }

@@ -49,7 +49,10 @@ impl Watched {
             hang_lane: AtomicUsize::new(usize::MAX),
             doubts: broadcast::channel(16).0,
         };
-        Watched { memory, seen: Arc::new(seen) }
+        Watched {
+            memory,
+            seen: Arc::new(seen),
+        }
     }
 
     /// The counters.
@@ -64,7 +67,11 @@ impl Watched {
 
 /// The lane of a key that begins with a digit is that digit.
 fn lane(key: &LockKey) -> u32 {
-    key.as_str().chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0)
+    key.as_str()
+        .chars()
+        .next()
+        .and_then(|c| c.to_digit(10))
+        .unwrap_or(0)
 }
 
 impl Backend for Watched {
@@ -90,9 +97,9 @@ impl Backend for Watched {
     ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
         self.seen.renew_calls.fetch_add(1, Ordering::SeqCst);
         self.seen.renewals.fetch_add(requests.len(), Ordering::SeqCst);
-        let slow = requests.iter().any(|request| {
-            lane(&request.key) as usize == self.seen.hang_lane.load(Ordering::SeqCst)
-        });
+        let slow = requests
+            .iter()
+            .any(|request| lane(&request.key) as usize == self.seen.hang_lane.load(Ordering::SeqCst));
         if slow || self.seen.hang_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }

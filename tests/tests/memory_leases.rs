@@ -18,16 +18,25 @@ const MS: Duration = Duration::from_millis(1);
 
 /// The paused clock, and a virtual limit.
 fn paused(test: impl Future<Output = ()>) {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
     runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(7200), test).await.expect("a dead-lock");
+        tokio::time::timeout(Duration::from_secs(7200), test)
+            .await
+            .expect("a dead-lock");
     });
 }
 
 async fn watched() -> (Watched, LockClient) {
     let backend = Watched::new(MemoryBackend::new());
-    let client = LockClient::builder().backend(backend.clone()).build().await.unwrap();
+    let client = LockClient::builder()
+        .backend(backend.clone())
+        .build()
+        .await
+        .unwrap();
     (backend, client)
 }
 
@@ -122,21 +131,32 @@ fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
     paused(async {
         let store = MemoryBackend::new();
         let backend = Watched::new(store.clone());
-        let a = LockClient::builder().backend(backend.clone()).build().await.unwrap();
+        let a = LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap();
         let b = LockClient::builder().backend(store).build().await.unwrap();
         for lease in [100 * MS, SEC, 30 * SEC, 3600 * SEC] {
             let key = format!("{lease:?}");
             let guard = a.lock(&*key).renewed_lease(lease).acquire().await.unwrap();
             let taken = Instant::now();
             backend.seen().hang_renewals.store(true, SeqCst);
-            let told = async { guard.lost().await; Instant::now() };
+            let told = async {
+                guard.lost().await;
+                Instant::now()
+            };
             let passed = async {
                 let guard = b.lock(&*key).acquire().await.unwrap();
                 (Instant::now(), guard)
             };
             let (told, (passed, next)) = tokio::join!(told, passed);
             let margin = (lease / 100).max(10 * MS);
-            assert!(told + margin <= passed + MS, "{lease:?}: told {:?} before", passed - told);
+            assert!(
+                told + margin <= passed + MS,
+                "{lease:?}: told {:?} before",
+                passed - told
+            );
             // And not much too early either.
             assert!(told - taken >= lease - margin - 2 * MS, "{lease:?}");
             assert!(!guard.is_held() && next.fencing_token() > guard.fencing_token());
@@ -148,7 +168,10 @@ fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
 #[test]
 fn rule_13_a_stalled_runtime_cannot_lie() {
     // Without a paused clock: the watchdog is kept from running, and the clock goes on.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let client = LockClient::memory();
         let guard = client.lock("k").renewed_lease(100 * MS).acquire().await.unwrap();
@@ -183,7 +206,11 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
     paused(async {
         let store = MemoryBackend::new();
         let backend = Watched::new(store.clone());
-        let client = LockClient::builder().backend(backend.clone()).build().await.unwrap();
+        let client = LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap();
         let stays = client.lock("1:stays").acquire().await.unwrap();
         let fixed = client.lock("1:fixed").lease(20 * SEC).acquire().await.unwrap();
         let elsewhere = client.lock("2:elsewhere").acquire().await.unwrap();
@@ -197,7 +224,10 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
         store.clear();
         backend.seen().doubts.send(Lane(1)).unwrap();
         sleep(MS).await;
-        assert_eq!((stays.state(), fixed.state()), (HoldState::Lost(Loss::Gone), HoldState::Lost(Loss::Gone)));
+        assert_eq!(
+            (stays.state(), fixed.state()),
+            (HoldState::Lost(Loss::Gone), HoldState::Lost(Loss::Gone))
+        );
         assert!(elsewhere.is_held());
     });
 }
@@ -213,7 +243,10 @@ fn rule_14_ensure_renews_only_when_less_is_left() {
         guard.ensure(25 * SEC).await.unwrap();
         assert_eq!(backend.seen().renewals.load(SeqCst), 1);
         assert!(guard.remaining() > 29 * SEC);
-        assert!(matches!(guard.ensure(40 * SEC).await, Err(Error::InvalidOption { option: "ensure", .. })));
+        assert!(matches!(
+            guard.ensure(40 * SEC).await,
+            Err(Error::InvalidOption { option: "ensure", .. })
+        ));
         let fixed = client.lock("f").lease(5 * SEC).acquire().await.unwrap();
         fixed.ensure(4 * SEC).await.unwrap();
         assert!(fixed.ensure(6 * SEC).await.is_err());
@@ -225,12 +258,20 @@ fn rule_14_ensure_renews_only_when_less_is_left() {
 fn rule_11_max_hold_ends_exactly_then() {
     paused(async {
         let store = MemoryBackend::new();
-        let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
+        let a = LockClient::builder()
+            .backend(store.clone())
+            .build()
+            .await
+            .unwrap();
         let b = LockClient::builder().backend(store).build().await.unwrap();
         let started = Instant::now();
         let guard = a.lock("k").max_hold(100 * SEC).acquire().await.unwrap();
         let next = b.lock("k").acquire().await.unwrap();
-        assert!(started.elapsed() <= 100 * SEC + 10 * MS, "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() <= 100 * SEC + 10 * MS,
+            "{:?}",
+            started.elapsed()
+        );
         assert_eq!(guard.state(), HoldState::Lost(Loss::MaxHold));
         drop((guard, next));
         // Shorter than the lease it caps the first one.
@@ -243,7 +284,11 @@ fn rule_11_max_hold_ends_exactly_then() {
 fn rule_11_min_hold_survives_renewals_and_a_crash() {
     paused(async {
         let store = MemoryBackend::new();
-        let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
+        let a = LockClient::builder()
+            .backend(store.clone())
+            .build()
+            .await
+            .unwrap();
         let b = LockClient::builder().backend(store).build().await.unwrap();
         let guard = a.lock("k").min_hold(100 * SEC).acquire().await.unwrap();
         sleep(45 * SEC).await;
@@ -259,8 +304,15 @@ fn rule_11_min_hold_survives_renewals_and_a_crash() {
 
 #[test]
 fn rule_18_the_end_of_the_runtime_ends_every_hold() {
-    let background = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let front = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let background = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let front = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     front.block_on(async {
         let client = LockClient::builder()
             .url("memory://")
@@ -275,7 +327,10 @@ fn rule_18_the_end_of_the_runtime_ends_every_hold() {
         assert_eq!(lost.await, Loss::RuntimeEnded);
         assert!(token.is_cancelled());
         assert_eq!(guard.state(), HoldState::Lost(Loss::RuntimeEnded));
-        assert!(matches!(client.lock("x").acquire().await, Err(Error::ClientClosed)));
+        assert!(matches!(
+            client.lock("x").acquire().await,
+            Err(Error::ClientClosed)
+        ));
         drop(guard);
     });
 }
@@ -309,7 +364,9 @@ fn rule_29_options_that_make_no_sense_are_refused() {
             LockClient::builder().url("memory://").lease(Duration::MAX),
             LockClient::builder().url("memory://").timeout(Duration::ZERO),
             LockClient::builder().url("memory://").retry_for(Duration::MAX),
-            LockClient::builder().url("memory://").backend(MemoryBackend::new()),
+            LockClient::builder()
+                .url("memory://")
+                .backend(MemoryBackend::new()),
             LockClient::builder(),
         ] {
             assert!(matches!(builder.build().await, Err(Error::InvalidOption { .. })));
@@ -348,14 +405,23 @@ fn a_store_that_stays_away_ends_an_acquire_with_its_own_error() {
         let client = store.client();
         store.set_down(true);
         let before = Instant::now();
-        assert!(matches!(client.lock("k").acquire().await, Err(Error::Unreachable { .. })));
+        assert!(matches!(
+            client.lock("k").acquire().await,
+            Err(Error::Unreachable { .. })
+        ));
         assert!(before.elapsed() <= 5 * SEC, "{:?}", before.elapsed());
         let before = Instant::now();
-        assert!(matches!(client.lock("k").wait(SEC).acquire().await, Err(Error::Unreachable { .. })));
+        assert!(matches!(
+            client.lock("k").wait(SEC).acquire().await,
+            Err(Error::Unreachable { .. })
+        ));
         assert!(before.elapsed() <= SEC + 10 * MS);
         store.set_down(false);
         store.fail_next(Step::Acquire, Fault::Refused);
-        assert!(matches!(client.lock("k").acquire().await, Err(Error::Refused { .. })));
+        assert!(matches!(
+            client.lock("k").acquire().await,
+            Err(Error::Refused { .. })
+        ));
         assert_eq!((client.held(), client.waited_for(), store.watched()), (0, 0, 0));
     });
 }
@@ -402,8 +468,16 @@ fn rule_23_a_waiter_looks_by_the_lease_of_the_holder_when_no_message_comes() {
     paused(async {
         let store = MemoryBackend::new();
         let backend = Watched::new(store.clone());
-        let holder = LockClient::builder().backend(store.clone()).build().await.unwrap();
-        let waiter = LockClient::builder().backend(backend.clone()).build().await.unwrap();
+        let holder = LockClient::builder()
+            .backend(store.clone())
+            .build()
+            .await
+            .unwrap();
+        let waiter = LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap();
         let guard = holder.lock("k").acquire().await.unwrap();
         let waiting = tokio::spawn(waiter.lock("k").acquire());
         sleep(300 * SEC).await;

@@ -17,8 +17,10 @@ use super::{
     RenewRequest, Renewal, Watch, only_plain,
 };
 use crate::LockKey;
+use crate::record::Records;
+use crate::record::memory::{MemoryRecords, Shelf};
 
-/// A store of locks in this process's memory.
+/// A store of locks, and of [records](crate::record), in this process's memory.
 ///
 /// Clients that are built on clones of one `MemoryBackend` exclude each other, as processes on one server
 /// do; so do clients of `memory://NAME` with the same name. `memory://` is a store of its own each time.
@@ -31,6 +33,7 @@ pub struct MemoryBackend {
 struct Store {
     held: Mutex<Held>,
     hub: Arc<Hub>,
+    shelf: Shelf,
 }
 
 #[derive(Debug, Default)]
@@ -129,14 +132,21 @@ impl MemoryBackend {
         self.len() == 0
     }
 
-    /// How many keys are listened for.
+    /// How many records are kept.
     #[must_use]
-    pub fn watched(&self) -> usize {
-        self.store.hub.len()
+    pub fn kept_records(&self) -> usize {
+        self.store.shelf.len()
     }
 
-    /// Forgets every lock and tells nobody, as a server does that lost its data.
+    /// How many keys are listened for, of locks and of records.
+    #[must_use]
+    pub fn watched(&self) -> usize {
+        self.store.hub.len() + self.store.shelf.watched()
+    }
+
+    /// Forgets every lock and every record and tells nobody, as a server does that lost its data.
     pub fn clear(&self) {
+        self.store.shelf.clear();
         self.with(|held, _| {
             held.entries.clear();
             held.ends.clear();
@@ -150,6 +160,16 @@ impl MemoryBackend {
             self.tell(key);
         }
         taken
+    }
+
+    /// The records of this store.
+    pub(crate) fn shelf(&self) -> &Shelf {
+        &self.store.shelf
+    }
+
+    /// The next fencing token, for a claim of a record.
+    pub(crate) fn token(&self) -> u64 {
+        self.with(|held, _| held.tokens(1).1)
     }
 
     fn with<T>(&self, step: impl FnOnce(&mut Held, Instant) -> T) -> T {
@@ -260,6 +280,10 @@ impl Backend for MemoryBackend {
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {
         self.store.hub.listen(key.as_str().into(), |_| true, |_| ())
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(MemoryRecords(MemoryBackend::clone(&self))))
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::node::classify;
 use super::script;
 use crate::backend::{BackendError, Reason};
+use crate::builder::Tls;
 use crate::clock;
 use crate::url::{Address, ServerUrl};
 
@@ -58,6 +59,7 @@ impl Connector {
         url: ServerUrl,
         client_name: String,
         timeout: Duration,
+        tls: Tls,
     ) -> Result<Connector, BackendError> {
         let invalid = |error: RedisError| BackendError::not_done(Reason::Unsupported, error.to_string());
         let address = match (&url.address, url.tls) {
@@ -82,10 +84,12 @@ impl Connector {
         let mut settings = RedisConnectionInfo::default()
             .set_db(url.database)
             .set_protocol(ProtocolVersion::RESP3);
+        // A user without a password is still to be that user, and not the default one.
+        let password = url.password.or_else(|| url.user.as_ref().map(|_| String::new()));
         if let Some(user) = url.user {
             settings = settings.set_username(user);
         }
-        if let Some(password) = url.password {
+        if let Some(password) = password {
             settings = settings.set_password(password);
         }
         let info = address
@@ -93,6 +97,11 @@ impl Connector {
             .map_err(invalid)?
             .set_tcp_settings(TcpSettings::default().set_nodelay(true))
             .set_redis_settings(settings);
+        let info = if url.tls {
+            tls_info(info, tls).map_err(invalid)?
+        } else {
+            info
+        };
         Ok(Connector {
             address: url.address,
             info,
@@ -102,10 +111,20 @@ impl Connector {
         })
     }
 
-    /// A client of the `redis` crate for this server.
-    pub(super) fn client(&self, protocol: ProtocolVersion) -> Result<redis::Client, RedisError> {
-        let settings = self.info.redis_settings().clone().set_protocol(protocol);
-        redis::Client::open(self.info.clone().set_redis_settings(settings))
+    /// A connection by our name, and what the server sends on it without being asked.
+    pub(super) async fn open(
+        &self,
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), RedisError> {
+        let (pushes, pushed) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(pushes);
+        let mut connection = redis::Client::open(self.info.clone())?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
+        self.set_name(&mut connection).await?;
+        Ok((connection, pushed))
     }
 
     /// Connects and looks at the server, within the timeout.
@@ -122,16 +141,7 @@ impl Connector {
     }
 
     async fn try_connect(&self) -> Result<Connected, RedisError> {
-        let (pushes, disconnected) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(pushes);
-        let client = self.client(ProtocolVersion::RESP3)?;
-        let mut connection = client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        self.set_name(&mut connection).await?;
+        let (mut connection, disconnected) = self.open().await?;
         let asked_at = clock::now();
         let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
         // Only to save the first call a round trip.
@@ -203,6 +213,31 @@ impl Connector {
         }
         explained
     }
+}
+
+/// With the certificates that were given.
+#[cfg(feature = "tls")]
+fn tls_info(info: ConnectionInfo, tls: Tls) -> Result<ConnectionInfo, RedisError> {
+    // The one of the program, if it chose one; otherwise this one for everybody.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client_tls = tls
+        .client
+        .map(|(client_cert, client_key)| redis::ClientTlsConfig {
+            client_cert,
+            client_key,
+        });
+    let certificates = redis::TlsCertificates {
+        client_tls,
+        root_cert: tls.root,
+    };
+    Ok(redis::Client::build_with_tls(info, certificates)?
+        .get_connection_info()
+        .clone())
+}
+
+#[cfg(not(feature = "tls"))]
+fn tls_info(info: ConnectionInfo, _tls: Tls) -> Result<ConnectionInfo, RedisError> {
+    Ok(info)
 }
 
 /// Asks for something that a managed server or a narrow user may refuse: then `None`.

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::builder::Common;
 use crate::url::ServerUrl;
-use crate::{Error, LockKey};
+use crate::{Error, LockKey, clock};
 
 /// One server.
 #[derive(Debug)]
@@ -43,10 +43,11 @@ impl RedisBackend {
             timeout,
             prefix,
             service_name,
+            tls,
         } = common;
         let name = client_name(&service_name);
         let connect = async move {
-            let connector = Connector::new(url, name, timeout)?;
+            let connector = Connector::new(url, name, timeout, tls)?;
             let connected = connector.connect().await?;
             Ok((connector, connected))
         };
@@ -159,7 +160,8 @@ impl Backend for RedisBackend {
         let ReleaseRequest {
             key, grant, keep_for, ..
         } = request;
-        let step = self.step(&key, Verb::Release { grant, keep_for });
+        let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
+        let step = self.step(&key, Verb::Release { grant, keep_until });
         async move {
             let Done { answer, repeated } = step.await?;
             match answer {
@@ -222,11 +224,13 @@ impl Backend for RedisBackend {
                 .arg(1000)
                 .arg("TYPE")
                 .arg("hash");
-            let (next, names): (u64, Vec<String>) = redis::from_redis_value(self.node.plain(cmd).await?)
+            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(self.node.plain(cmd).await?)
                 .map_err(|error| BackendError::unknown(error.to_string()))?;
             // Asked together: they travel in few calls.
             let steps: Vec<_> = names
                 .into_iter()
+                // What is not UTF-8 is no lock of ours or of Redisson's.
+                .filter_map(|name| String::from_utf8(name).ok())
                 .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
                 .map(|key| (self.step(&key, Verb::Inspect), key))
                 .collect();

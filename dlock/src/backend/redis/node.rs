@@ -46,7 +46,7 @@ struct Step {
     sent: u32,
     /// A call of its own, because in company it was refused.
     alone: bool,
-    /// Until when the server may carry out an acquire, by the server's clock in µs.
+    /// Until when the server may carry out an acquire or a forced release, by the server's clock in µs.
     refuse_after: u64,
     /// `None` once it was answered.
     reply: Option<Reply>,
@@ -373,7 +373,8 @@ impl Actor {
         flying.push(Box::pin(async move {
             let outcome = tokio::select! {
                 biased;
-                outcome = connection.send_packed_command(&cmd) => Some(outcome),
+                // An error of the server comes as a value here.
+                outcome = connection.send_packed_command(&cmd) => Some(outcome.and_then(Value::extract_error)),
                 () = clock::sleep_until(until) => None,
             };
             (number, outcome)
@@ -500,6 +501,8 @@ impl Actor {
             },
             Some(Err(error)) => {
                 if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && by == By::Hash {
+                    // Not carried out, so the copy that follows is the first.
+                    steps.iter_mut().for_each(|step| step.sent -= 1);
                     return After::Again(Load::Steps(steps));
                 }
                 if is_broken(&error) {
@@ -511,6 +514,7 @@ impl Actor {
                 if error.reason == Reason::Refused && steps.len() > 1 {
                     for mut step in steps.into_iter().rev() {
                         step.alone = true;
+                        step.sent -= 1;
                         self.queue.push_front(step);
                     }
                     return After::Fine;

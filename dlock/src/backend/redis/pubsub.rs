@@ -7,9 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use redis::aio::{PubSubSink, PubSubStream};
-use redis::{ProtocolVersion, RedisError};
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, RedisError, Value};
 use tokio::sync::mpsc;
 
 use super::connect::Connector;
@@ -79,6 +78,9 @@ struct Actor {
 /// Nobody wants subscriptions any more.
 struct Closed;
 
+/// What the server sends without being asked.
+type Pushes = mpsc::UnboundedReceiver<PushInfo>;
+
 impl Actor {
     async fn run(mut self) {
         // What was ordered before a connection stands is in the hub as well.
@@ -125,16 +127,12 @@ impl Actor {
         }
     }
 
-    async fn connect(&self) -> Result<(PubSubSink, PubSubStream), String> {
-        let connect = async {
-            let client = self.connector.client(ProtocolVersion::RESP2)?;
-            Ok::<_, RedisError>(client.get_async_pubsub().await?.split())
-        };
-        in_time(self.connector.timeout, connect).await
+    async fn connect(&self) -> Result<(MultiplexedConnection, Pushes), String> {
+        in_time(self.connector.timeout, self.connector.open()).await
     }
 
     /// Serves until the connection is of no use any more, and tells why.
-    async fn serve(&mut self, sink: PubSubSink, mut stream: PubSubStream) -> Result<String, Closed> {
+    async fn serve(&mut self, sink: MultiplexedConnection, mut pushes: Pushes) -> Result<String, Closed> {
         if let Err(trouble) = self.subscribe(&sink, self.hub.names()).await {
             return Ok(trouble);
         }
@@ -145,12 +143,18 @@ impl Actor {
         loop {
             tokio::select! {
                 biased;
-                message = stream.next() => match message {
-                    Some(message) => {
-                        self.hub.tell(message.get_channel_name());
+                push = pushes.recv() => match push {
+                    Some(PushInfo { kind: PushKind::Message, data }) => {
+                        if let Some(Value::BulkString(channel)) = data.first() {
+                            self.hub.tell(&String::from_utf8_lossy(channel));
+                        }
                         quiet = tokio::time::Instant::now();
                     }
-                    None => return Ok("the server closed the connection".to_owned()),
+                    Some(PushInfo { kind: PushKind::Disconnection, .. }) | None => {
+                        return Ok("the server closed the connection".to_owned());
+                    }
+                    // Its answers to our own orders.
+                    Some(_) => {}
                 },
                 order = self.orders.recv() => {
                     let Some(first) = order else { return Err(Closed) };
@@ -160,7 +164,7 @@ impl Actor {
                 }
                 () = tokio::time::sleep_until(quiet + PING), if self.hub.len() > 0 => {
                     let mut sink = sink.clone();
-                    let ping = async move { sink.ping::<redis::Value>().await };
+                    let ping = async move { redis::cmd("PING").query_async::<Value>(&mut sink).await };
                     if let Err(trouble) = in_time(self.connector.timeout, ping).await {
                         return Ok(trouble);
                     }
@@ -171,7 +175,7 @@ impl Actor {
     }
 
     /// Carries out an order, and with it those like it that wait behind it.
-    async fn carry_out(&mut self, first: Order, sink: &PubSubSink) -> Result<(), String> {
+    async fn carry_out(&mut self, first: Order, sink: &MultiplexedConnection) -> Result<(), String> {
         let mut next = Some(first);
         while let Some(order) = next.take() {
             let (mut channels, subscribe) = match order {
@@ -201,7 +205,7 @@ impl Actor {
         Ok(())
     }
 
-    async fn subscribe(&self, sink: &PubSubSink, channels: Vec<Arc<str>>) -> Result<(), String> {
+    async fn subscribe(&self, sink: &MultiplexedConnection, channels: Vec<Arc<str>>) -> Result<(), String> {
         for some in channels.chunks(MANY) {
             let (mut sink, wanted) = (sink.clone(), names(some));
             let command = async move { sink.subscribe(&wanted).await };

@@ -4,8 +4,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, Script, Value};
+use tokio::time::Instant;
 
 use crate::backend::{BackendError, GrantId, Reason};
+use crate::clock;
 
 /// The script that all steps are in.
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/steps.lua")));
@@ -30,7 +32,8 @@ pub(super) enum Verb {
     },
     Release {
         grant: GrantId,
-        keep_for: Duration,
+        /// Until when the key stays taken.
+        keep_until: Option<Instant>,
     },
     Renew {
         grant: GrantId,
@@ -80,11 +83,12 @@ impl Call {
                 cmd.arg("acquire").arg(4).arg(grant.as_str()).arg(millis(*lease));
                 cmd.arg(refuse_after).arg((*tokens).max(1));
             }
-            Verb::Release { grant, keep_for } => {
+            Verb::Release { grant, keep_until } => {
+                let keep = keep_until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()));
                 cmd.arg("release")
                     .arg(3)
                     .arg(grant.as_str())
-                    .arg(millis(*keep_for))
+                    .arg(millis(keep))
                     .arg(channel(&self.key));
             }
             Verb::Renew { grant, lease } => {
@@ -94,7 +98,7 @@ impl Call {
                 cmd.arg("inspect").arg(0);
             }
             Verb::Force => {
-                cmd.arg("force").arg(1).arg(channel(&self.key));
+                cmd.arg("force").arg(2).arg(channel(&self.key)).arg(refuse_after);
             }
         }
     }
@@ -122,7 +126,8 @@ pub(super) enum By {
     Text,
 }
 
-/// The call that carries these steps, each with the server time (µs) after which an acquire refuses itself.
+/// The call that carries these steps, each with the server time (µs) after which an acquire or a forced
+/// release refuses itself.
 pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Clone) -> Cmd {
     let mut cmd = match by {
         By::Hash => redis::cmd("EVALSHA"),

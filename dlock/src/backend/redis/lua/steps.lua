@@ -11,7 +11,7 @@
 --   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
 --
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
--- id of a grant and its count is always 1.
+-- id of a grant and its count is always 1; 0 for one that was released and keeps its key for a while yet.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -40,7 +40,11 @@ end
 -- read-write lock is, which has its mode besides.
 local function holder_of(key)
   local holder = run('HLEN', key) == 1 and run('HGETALL', key)
-  if not holder or not string.find(holder[1], '^.+:%d+$') then error({ taken = 'hash' }) end
+  if not holder
+    or not string.find(holder[1], '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
+    or not string.find(holder[2], '^%d+$') or #holder[2] > 15 then
+    error({ taken = 'hash' })
+  end
   return holder
 end
 
@@ -78,7 +82,9 @@ end
 function steps.release(key, grant, keep, channel)
   if not is_lock(key) or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
   if tonumber(keep) > 0 then
-    run('PEXPIRE', key, keep)
+    -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
+    if run('PTTL', key) > tonumber(keep) then run('PEXPIRE', key, keep) end
+    redis.pcall('HSET', key, grant, 0)
   else
     run('HDEL', key, grant)
   end
@@ -87,7 +93,7 @@ end
 
 -- grant, lease in ms
 function steps.renew(key, grant, lease)
-  if not is_lock(key) or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
+  if not is_lock(key) or run('HGET', key, grant) ~= '1' then return { 'gone' } end
   run('PEXPIRE', key, lease)
   return { 'renewed' }
 end
@@ -98,9 +104,11 @@ function steps.inspect(key)
   return { 'holder', holder[1], holder[2], run('PTTL', key) }
 end
 
--- channel
-function steps.force(key, channel)
+-- channel, refuse after this server time in µs
+function steps.force(key, channel, refuse_after)
+  if now > tonumber(refuse_after) then return { 'late' } end
   if not is_lock(key) then return { 'gone' } end
+  holder_of(key)
   run('DEL', key)
   return { 'released', tell(channel) }
 end

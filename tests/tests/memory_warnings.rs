@@ -1,0 +1,108 @@
+//! What the log says when nothing else can.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::LockClient;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+/// The log of this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn count(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&self.0.lock()).matches(text).count()
+    }
+
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || log.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_6_a_wait_for_oneself_is_warned_of_once_with_both_places() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = LockClient::memory();
+    let lock = client.lock("k");
+    let inner = lock.clone().wait(Duration::from_secs(60));
+    lock.run(|_| async move {
+        let bare = inner.acquire().await.unwrap();
+        let inside = line!() - 1;
+        let waiting = inner.acquire().await;
+        let waits = line!() - 1;
+        assert!(waiting.unwrap_err().is_busy());
+        drop(bare);
+        assert_eq!(log.count("from inside its own frame"), 1);
+        assert_eq!(log.count(&format!("memory_warnings.rs:{inside}:")), 1);
+        assert_eq!(log.count(&format!("memory_warnings.rs:{waits}:")), 1);
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_6_siblings_that_take_turns_quickly_are_not_warned_of() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = LockClient::memory();
+    let lock = client.lock("k");
+    let inner = lock.clone();
+    lock.run(|_| async move {
+        let visit = || inner.run(|_| sleep(Duration::from_millis(100)));
+        let (a, b, c) = tokio::join!(visit(), visit(), visit());
+        a.and(b).and(c).unwrap();
+    })
+    .await
+    .unwrap();
+    assert_eq!(log.count("WARN"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_cycles_and_an_hour_later_nothing_is_left() {
+    let store = dlock::backend::memory::MemoryBackend::new();
+    let client = LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap();
+    for i in 0..10_000_u32 {
+        let guard = client.lock(format!("key:{i}")).acquire().await.unwrap();
+        if i % 2 == 0 {
+            drop(guard)
+        } else {
+            guard.release().await.unwrap()
+        }
+    }
+    sleep(Duration::from_secs(3600)).await;
+    assert!(store.is_empty());
+    assert_eq!((store.watched(), client.held(), client.waited_for()), (0, 0, 0));
+    let metrics = tokio::runtime::Handle::current().metrics();
+    assert_eq!(
+        metrics.num_alive_tasks(),
+        2,
+        "the watchdog and the release worker"
+    );
+    drop(client);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(metrics.num_alive_tasks(), 0);
+}
