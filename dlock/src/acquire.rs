@@ -272,16 +272,17 @@ impl Wait<'_> {
             () = self.over() => return Err(self.not_acquired(None)),
         };
         let mut turn = turn;
-        let mut failing = None;
+        let mut failing: Option<(Instant, BackendError)> = None;
         let mut remaining = None;
+        let mut longest = Duration::ZERO;
         loop {
+            let asked = clock::now();
+            let patience_ends = failing.as_ref().map(|(since, _)| *since + shared.settings.retry_for);
             let look = tokio::select! {
                 biased;
                 look = self.attempt.look() => look,
-                () = self.over() => return Err(failing.map_or_else(
-                    || self.not_acquired(remaining),
-                    |(_, error)| self.attempt.failed(error),
-                )),
+                () = self.over() => return Err(self.gave_up(failing, remaining)),
+                () = sleep_until(patience_ends) => return Err(self.gave_up(failing, remaining)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
@@ -292,12 +293,12 @@ impl Wait<'_> {
                     turn.waits(options.max_waiters)?;
                     turn.watch
                         .get_or_insert_with(|| shared.backend.clone().watch(options.kind, key));
-                    // A lease that is about to end is over a moment after its whole milliseconds.
-                    left.map_or(LONGEST_SLEEP, |left| left + Duration::from_millis(1))
-                        .min(LONGEST_SLEEP)
+                    longest = longest.max(left.unwrap_or_default());
+                    left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest)).min(LONGEST_SLEEP)
                 }
                 Err(error) => {
-                    let (since, _) = *failing.get_or_insert_with(|| (clock::now(), error.clone()));
+                    // Counted from the question that was the first to fail.
+                    let (since, _) = *failing.get_or_insert_with(|| (asked, error.clone()));
                     let failing_for = clock::now().saturating_duration_since(since);
                     if !error.is_passing() || failing_for >= shared.settings.retry_for {
                         return Err(self.attempt.failed(error));
@@ -311,13 +312,27 @@ impl Wait<'_> {
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 () = changed(&mut turn.watch) => {}
                 () = tokio::time::sleep(sleep) => {}
-                () = self.over() => return Err(failing.map_or_else(
-                    || self.not_acquired(remaining),
-                    |(_, error)| self.attempt.failed(error),
-                )),
+                () = self.over() => return Err(self.gave_up(failing, remaining)),
             }
         }
     }
+
+    /// The wait, or the patience with the store, is over.
+    fn gave_up(&self, failing: Option<(Instant, BackendError)>, remaining: Option<Duration>) -> Error {
+        match failing {
+            Some((_, error)) => self.attempt.failed(error),
+            None => self.not_acquired(remaining),
+        }
+    }
+}
+
+/// How long a waiter sleeps if it hears nothing, with `left` of the holder's lease now and `longest` at
+/// the most so far. A message may have been lost, so not until the lease is over: a holder that renews its
+/// lease has two thirds of it left at any time, so half of that is never less than a third of the lease.
+fn until_next_look(left: Duration, longest: Duration) -> Duration {
+    // A lease that is about to end is over a moment after its whole milliseconds.
+    let end = left + Duration::from_millis(1);
+    (left / 2).max(longest / 3).min(end)
 }
 
 async fn changed(watch: &mut Option<crate::backend::Watch>) {

@@ -11,7 +11,7 @@ use crate::backend::{Backend, DynBackend};
 use crate::client::Settings;
 use crate::lock::{check_duration, check_lease};
 use crate::url::{StoreUrl, Topology};
-use crate::{Error, LockClient};
+use crate::{Error, LockClient, LockKey};
 
 /// The lease that the watchdog renews, unless said otherwise.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
@@ -140,13 +140,15 @@ impl LockClientBuilder {
         check_lease("lease", Some(settings.lease))?;
         check_duration("retry_for", Some(settings.retry_for))?;
         check_duration("timeout", Some(timeout))?;
+        let prefix = self.prefix.or(in_url.prefix).unwrap_or_default();
+        check_prefix(&prefix)?;
         let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
         let backend = match (self.backend, url) {
             (Some(backend), _) => backend,
             (None, Some(url)) => {
                 let common = Common {
                     timeout,
-                    prefix: self.prefix.or(in_url.prefix).unwrap_or_default(),
+                    prefix,
                     service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
                     tls: self.tls,
                 };
@@ -218,6 +220,16 @@ async fn open(
             what: what.to_owned(),
             reason: "it is not there yet, only single servers and memory are".to_owned(),
         }),
+    }
+}
+
+/// A prefix is the beginning of a name, so it keeps the rules of one; braces are the owner's business.
+fn check_prefix(prefix: &str) -> Result<(), Error> {
+    match LockKey::raw(prefix).check() {
+        Err(Error::InvalidKey { reason, .. }) if !prefix.is_empty() => {
+            Err(Error::InvalidOption { option: "prefix", reason })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -19,6 +19,9 @@ use crate::client::{Handle, Shared};
 use crate::grants::Grant;
 use crate::{Error, LockKey, Loss, clock};
 
+/// Between two attempts to release a lock, where the store answers at once that it cannot.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+
 /// What the worker runs.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
@@ -128,7 +131,7 @@ fn give_back(
     async move {
         let key = &request.key;
         let mut repeated = false;
-        let mut pause = Duration::from_millis(50);
+        let mut pause = SHORTEST_PAUSE;
         loop {
             let mut error = match step.await {
                 Ok(ReleaseReply::Released) => {
@@ -162,10 +165,12 @@ fn give_back(
             }
             tracing::debug!(%key, grant = %request.grant, %error, "a release failed and is repeated");
             *last.lock() = Some(error);
-            // Counted from the question: a step that was long in line goes back into it at once, so that it
-            // stands there, before every acquire, when the store can be reached again.
-            clock::sleep_until(asked + pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
+            // A step that was long in line goes back into it at once, so that it stands there, before every
+            // acquire, when the store can be reached again.
+            if clock::now().saturating_duration_since(asked) < SHORTEST_PAUSE {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
             asked = clock::now();
             let keep_for = keep_until.saturating_duration_since(asked);
             step = shared.backend.clone().release(ReleaseRequest {

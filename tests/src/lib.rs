@@ -12,9 +12,11 @@
 
 pub mod bins;
 pub mod child;
+pub mod faults;
 mod monitor;
 mod port;
 mod proxy;
+pub mod records;
 pub mod redisson;
 mod resp;
 mod server;

@@ -33,9 +33,21 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
         for second_in_line in [false, true] {
             for n in 0..12 {
                 let store = MemoryBackend::new();
-                let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
-                let b = LockClient::builder().backend(store.clone()).build().await.unwrap();
-                let guard = if busy { Some(a.lock("k").acquire().await.unwrap()) } else { None };
+                let a = LockClient::builder()
+                    .backend(store.clone())
+                    .build()
+                    .await
+                    .unwrap();
+                let b = LockClient::builder()
+                    .backend(store.clone())
+                    .build()
+                    .await
+                    .unwrap();
+                let guard = if busy {
+                    Some(a.lock("k").acquire().await.unwrap())
+                } else {
+                    None
+                };
                 let first = second_in_line.then(|| tokio::spawn(b.lock("k").acquire()));
                 tokio::task::yield_now().await;
                 polled(&b.lock("k"), n).await;
@@ -44,7 +56,10 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
                     drop(first.await.unwrap().unwrap());
                 }
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                assert!(store.is_empty(), "busy {busy}, second {second_in_line}, {n} polls: a lock is left");
+                assert!(
+                    store.is_empty(),
+                    "busy {busy}, second {second_in_line}, {n} polls: a lock is left"
+                );
                 assert_eq!(store.watched(), 0);
                 assert_eq!((b.held(), b.waited_for()), (0, 0));
             }
@@ -56,8 +71,16 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
 async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
     for n in 0..6 {
         let store = MemoryBackend::new();
-        let a = LockClient::builder().backend(store.clone()).build().await.unwrap();
-        let b = LockClient::builder().backend(store.clone()).build().await.unwrap();
+        let a = LockClient::builder()
+            .backend(store.clone())
+            .build()
+            .await
+            .unwrap();
+        let b = LockClient::builder()
+            .backend(store.clone())
+            .build()
+            .await
+            .unwrap();
         let guard = a.lock("k").acquire().await.unwrap();
         let lock = b.lock("k");
         let mut first = Box::pin(lock.acquire());
@@ -76,7 +99,11 @@ async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
         drop(first);
         let before = tokio::time::Instant::now();
         second.await.unwrap().unwrap().release().await.unwrap();
-        assert!(before.elapsed() < Duration::from_millis(50), "{n}: {:?}", before.elapsed());
+        assert!(
+            before.elapsed() < Duration::from_millis(50),
+            "{n}: {:?}",
+            before.elapsed()
+        );
         assert_eq!((store.watched(), b.waited_for()), (0, 0));
     }
 }

@@ -781,6 +781,43 @@ mod loss {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_is_left_of_the_handler_goes_before_the_lock() {
+        struct OnDrop(MemoryBackend, Arc<AtomicUsize>);
+        impl Drop for OnDrop {
+            fn drop(&mut self) {
+                self.1.store(self.0.len(), Ordering::Relaxed);
+            }
+        }
+        bounded(async {
+            let store = MemoryBackend::new();
+            let client = LockClient::builder()
+                .backend(store.clone())
+                .build()
+                .await
+                .unwrap();
+            let in_store = Arc::new(AtomicUsize::new(0));
+            let (probe, seen) = (store.clone(), in_store.clone());
+            let service = LockLayer::new(client, header("k"))
+                .lease(10 * SECOND)
+                .layer(service_fn(move |_: Req| {
+                    let cleanup = OnDrop(probe.clone(), seen.clone());
+                    async move {
+                        let _cleanup = cleanup;
+                        pending::<Result<Res, Infallible>>().await
+                    }
+                }));
+            assert_eq!(service.oneshot(request("7")).await.unwrap().status(), 503);
+            assert_eq!(
+                in_store.load(Ordering::Relaxed),
+                1,
+                "the lock was released while the handler was there"
+            );
+            assert!(store.is_empty());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_lock_that_is_forced_open_stops_the_handler_at_the_next_renewal() {
         bounded(async {
             let (client, other) = pair().await;

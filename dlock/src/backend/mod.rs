@@ -180,7 +180,8 @@ pub enum Renewal {
 pub struct Holder {
     /// The wire id, `<client uuid>:<number>` for dlock and Redisson alike.
     pub id: String,
-    /// How many holds the store counts; always 1 for dlock, whose re-entry is counted in the process.
+    /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a
+    /// lock that was released is kept by its `min_hold`.
     pub holds: u64,
     /// What is left of the lease; `None` when it has no end.
     pub remaining: Option<Duration>,

@@ -16,6 +16,8 @@
 //! token gets the same answer as before.
 
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 
 use std::fmt;
 use std::future::Future;
@@ -181,12 +183,17 @@ pub enum OwnerReply {
 /// format is newer, is an error with [`Reason::KeyTaken`](crate::backend::Reason::KeyTaken), never a miss.
 pub trait RecordStore: Send + Sync + 'static {
     /// Claims the record, or tells what is in the way: one step, one round trip.
+    ///
+    /// A token that claims again what it has claimed gets the same attempt and fence, and the lease from
+    /// now on: also when its lease has run out, as long as nobody took over.
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
     ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static;
 
-    /// Lets the claim last for `lease` from now on, and the record for `retention` at least.
+    /// Lets the claim last for `lease` from now on, and the record for `retention` at least; also when the
+    /// lease has run out, as long as nobody took over. Of a record that the same token completed nothing
+    /// changes, and the answer is [`OwnerReply::Done`]: the claim was not lost.
     fn extend(
         self: Arc<Self>,
         key: RecordKey,
@@ -195,7 +202,8 @@ pub trait RecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
 
-    /// Stores the result, keeps it for `retention`, and tells those who wait for it.
+    /// Stores the result, keeps it for `retention` from now on, and tells those who wait for it. The first
+    /// result stays: once more by the same token changes nothing.
     fn complete(
         self: Arc<Self>,
         key: RecordKey,
@@ -205,6 +213,13 @@ pub trait RecordStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
 
     /// Forgets the record, so that the work may be asked for anew, and tells those who wait.
+    ///
+    /// A claim that was taken over becomes an orphan at once instead, and the record stays: what the owner
+    /// before did is unknown, and the next attempt must not take itself for the first.
+    ///
+    /// Where there is no record the answer is [`OwnerReply::Done`], so that a release may be repeated. A
+    /// repeated one that finds somebody else's claim by now answers [`OwnerReply::NotOwner`]. A result is
+    /// never released.
     fn release(
         self: Arc<Self>,
         key: RecordKey,

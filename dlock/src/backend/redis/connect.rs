@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, Value,
+    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -210,6 +210,21 @@ impl Connector {
         explained.message = format!("{}: {}", self.address, message.join(" "));
         if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH") {
             explained.reason = Reason::Refused;
+        }
+        match error.kind() {
+            // No such database, say.
+            ErrorKind::Server(ServerErrorKind::ResponseError) => explained.reason = Reason::Refused,
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
+                explained
+                    .message
+                    .push_str(" (this does not answer like a Redis or Valkey server)");
+            }
+            _ if error.code() == Some("NOAUTH") => {
+                explained
+                    .message
+                    .push_str(" (give the password, as in redis://:password@host)");
+            }
+            _ => {}
         }
         explained
     }

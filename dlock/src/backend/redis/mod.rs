@@ -12,14 +12,18 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use self::connect::Connector;
-use self::node::{Done, Node};
+pub(crate) use self::node::Done;
+use self::node::Node;
 use self::pubsub::PubSub;
-use self::script::{Answer, Call, Verb};
+use self::script::Call;
+pub(crate) use self::script::{Answer, Response, Verb};
 use super::{
     AcquireReply, AcquireRequest, Backend, BackendError, Holder, Kind, Lane, Reason, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, Watch, only_plain,
 };
 use crate::builder::Common;
+use crate::record::redis::RedisRecords;
+use crate::record::{RecordKey, Records};
 use crate::url::ServerUrl;
 use crate::{Error, LockKey, clock};
 
@@ -76,6 +80,27 @@ impl RedisBackend {
         }
     }
 
+    /// A step on a record.
+    pub(crate) fn record_step(
+        &self,
+        key: &RecordKey,
+        verb: Verb,
+    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+        self.node.step(Call {
+            key: self.record_name(key).into(),
+            verb,
+        })
+    }
+
+    /// News of a record go to the channel that is called like its key.
+    pub(crate) fn watch_record(&self, key: &RecordKey) -> Watch {
+        self.pubsub.watch(self.record_name(key))
+    }
+
+    fn record_name(&self, key: &RecordKey) -> String {
+        format!("{}dlock:record:{}", self.prefix, key.as_str())
+    }
+
     fn step(
         &self,
         key: &LockKey,
@@ -124,7 +149,7 @@ fn client_name(service: &str) -> String {
     format!("dlock:{service}:{}", Uuid::new_v4())
 }
 
-fn strange(answer: &Answer) -> BackendError {
+pub(crate) fn strange(answer: &Answer) -> BackendError {
     BackendError::unknown(format!("the server gave the answer of another step: {answer:?}"))
 }
 
@@ -268,6 +293,10 @@ impl Backend for RedisBackend {
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {
         self.pubsub.watch(script::channel(&self.name(key)))
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(RedisRecords(self)))
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

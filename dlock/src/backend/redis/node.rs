@@ -19,11 +19,14 @@ use tokio::time::Instant;
 
 use super::connect::{Connected, Connector};
 use super::script::{self, Answer, By, Call, Verb};
-use crate::backend::{BackendError, GrantId, Lane, Outcome, Reason};
+use crate::backend::{BackendError, Lane, Outcome, Reason};
 use crate::clock;
 
 /// Steps in one call.
 const BATCH: usize = 256;
+/// Bytes that the steps of one call may bring along, unless one alone has more: so that a large result
+/// delays few others.
+const HEAVY: usize = 1024 * 1024;
 /// Calls under way at a time.
 const CALLS: usize = 2;
 /// Calls in a row without an answer after which the connection is given up.
@@ -31,10 +34,10 @@ const SILENT: u32 = 2;
 
 /// What a step brought.
 #[derive(Debug)]
-pub(super) struct Done {
-    pub(super) answer: Answer,
+pub(crate) struct Done {
+    pub(crate) answer: Answer,
     /// The step was sent more than once.
-    pub(super) repeated: bool,
+    pub(crate) repeated: bool,
 }
 
 type Reply = oneshot::Sender<Result<Done, BackendError>>;
@@ -50,6 +53,15 @@ struct Step {
     refuse_after: u64,
     /// `None` once it was answered.
     reply: Option<Reply>,
+}
+
+impl Step {
+    /// Of a step on a record that was sent before nobody can tell what became of the earlier copy.
+    fn admit(&self, error: &mut BackendError) {
+        if self.sent > 1 && self.call.is_on_record() {
+            error.outcome = Outcome::Unknown;
+        }
+    }
 }
 
 /// A command that is not a step.
@@ -187,8 +199,9 @@ struct Actor {
     later: BTreeMap<(Instant, u64), Step>,
     flights: HashMap<u64, Flight>,
     next: u64,
-    /// Acquires of unknown outcome, with the server time after which they cannot take effect any more.
-    unsettled: HashMap<GrantId, u64>,
+    /// Acquires and claims of which a copy may be on its way, with the server time after which it cannot take
+    /// effect any more.
+    unsettled: HashMap<Box<str>, u64>,
     /// The server's clock (µs) not after this moment of ours.
     anchor: (u64, Instant),
     /// What was wrong with the connection last.
@@ -329,14 +342,15 @@ impl Actor {
             return Some(Load::Plain(plain));
         }
         let first = self.queue.front()?;
+        let mut weight = 0;
         let count = if first.alone {
             1
         } else {
-            self.queue
-                .iter()
-                .take(BATCH)
-                .take_while(|step| !step.alone)
-                .count()
+            let company = self.queue.iter().take(BATCH).take_while(|step| {
+                weight += step.call.weight();
+                !step.alone && weight <= HEAVY
+            });
+            company.count().max(1)
         };
         Some(Load::Steps(self.queue.drain(..count).collect()))
     }
@@ -453,20 +467,55 @@ impl Actor {
         self.flights = flights;
     }
 
-    /// Answers a step with a failure, and remembers an acquire that may yet take effect.
-    fn fail(&mut self, step: &mut Step, error: BackendError) {
-        if let Verb::Acquire { grant, .. } = &step.call.verb
-            && error.outcome == Outcome::Unknown
+    /// Answers a step with a failure, and remembers what may yet take effect.
+    fn fail(&mut self, step: &mut Step, mut error: BackendError) {
+        step.admit(&mut error);
+        if error.outcome == Outcome::Unknown
+            && let Some(id) = step.call.takes()
         {
-            let (server, at) = self.anchor;
-            let server_now = server + micros(clock::now().saturating_duration_since(at));
-            // What nobody came to settle in all that time needs no settling.
-            self.unsettled.retain(|_, until| *until + 60_000_000 > server_now);
-            self.unsettled.insert(grant.clone(), step.refuse_after);
+            self.remember(id, step.refuse_after);
         }
-        if let Some(reply) = step.reply.take() {
-            let _ = reply.send(Err(error));
+        let Some(reply) = step.reply.take() else { return };
+        if let Verb::Forget { token } = &step.call.verb
+            && reply.is_closed()
+            && error.is_passing()
+            && self.unsettled.contains_key(token.as_str())
+        {
+            self.release_again(step.call.clone(), self.connector.timeout);
         }
+        let _ = reply.send(Err(error));
+    }
+
+    /// A copy of this acquire or claim may be on its way.
+    fn remember(&mut self, id: &str, refuse_after: u64) {
+        let (server, at) = self.anchor;
+        let server_now = server + micros(clock::now().saturating_duration_since(at));
+        // What nobody came to settle in all that time needs no settling.
+        self.unsettled.retain(|_, until| *until + 60_000_000 > server_now);
+        let until = self.unsettled.entry(id.into()).or_default();
+        *until = refuse_after.max(*until);
+    }
+
+    /// A claim goes out anew, and its release may have overtaken it.
+    fn remember_claim(&mut self, step: &Step) {
+        if let Some(id) = step.call.claims() {
+            self.remember(id, step.refuse_after);
+        }
+    }
+
+    /// Releases a claim after a while; nobody waits for the answer.
+    fn release_again(&mut self, call: Call, wait: Duration) {
+        let at = clock::now() + wait.min(self.connector.timeout * 2);
+        let step = Step {
+            call,
+            deadline: at + self.connector.timeout,
+            sent: 0,
+            alone: false,
+            refuse_after: 0,
+            reply: Some(oneshot::channel().0),
+        };
+        self.next += 1;
+        self.later.insert((at, self.next), step);
     }
 
     fn landed(&mut self, flight: Flight, outcome: Option<Result<Value, RedisError>>) -> After {
@@ -492,9 +541,17 @@ impl Actor {
             Some(Ok(value)) => match script::read(value, steps.len()) {
                 Some((server_time, answers)) => {
                     self.anchor = (server_time, sent_at);
-                    for (step, answer) in steps.into_iter().zip(answers) {
-                        self.answered(step, answer, server_time);
+                    let mut again = Vec::new();
+                    for (mut step, answer) in steps.into_iter().zip(answers) {
+                        if matches!(answer, Ok(Answer::Again)) {
+                            step.sent -= 1;
+                            self.remember_claim(&step);
+                            again.push(step);
+                        } else {
+                            self.answered(step, answer, server_time);
+                        }
                     }
+                    again.into_iter().rev().for_each(|step| self.queue.push_front(step));
                     return After::Fine;
                 }
                 None => BackendError::unknown("the server gave an answer that makes no sense"),
@@ -502,7 +559,10 @@ impl Actor {
             Some(Err(error)) => {
                 if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && by == By::Hash {
                     // Not carried out, so the copy that follows is the first.
-                    steps.iter_mut().for_each(|step| step.sent -= 1);
+                    for step in &mut steps {
+                        step.sent -= 1;
+                        self.remember_claim(step);
+                    }
                     return After::Again(Load::Steps(steps));
                 }
                 if is_broken(&error) {
@@ -515,6 +575,7 @@ impl Actor {
                     for mut step in steps.into_iter().rev() {
                         step.alone = true;
                         step.sent -= 1;
+                        self.remember_claim(&step);
                         self.queue.push_front(step);
                     }
                     return After::Fine;
@@ -532,7 +593,7 @@ impl Actor {
         if let Verb::Release { grant, .. } = &step.call.verb {
             // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
             // any more.
-            if let Some(refuse_after) = self.unsettled.get(grant).copied() {
+            if let Some(refuse_after) = self.unsettled.get(grant.as_str()).copied() {
                 if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
                     let at = clock::now() + wait.min(self.connector.timeout * 2);
@@ -541,17 +602,46 @@ impl Actor {
                     self.later.insert((at, self.next), step);
                     return;
                 }
-                self.unsettled.remove(grant);
+                self.unsettled.remove(grant.as_str());
             }
         }
+        self.settle_claim(&step, &answer, server_time);
         if let Ok(Answer::Released { told: false }) = answer {
             tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
         }
+        if let Ok(Answer::Done { told: false }) = answer {
+            tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids to tell: who waits for it finds out by looking");
+        }
         let Some(reply) = step.reply.take() else { return };
-        let _ = reply.send(answer.map(|answer| Done {
-            answer,
-            repeated: step.sent > 1,
-        }));
+        let repeated = step.sent > 1;
+        let _ = reply.send(match answer {
+            Ok(answer) => Ok(Done { answer, repeated }),
+            Err(mut error) => {
+                step.admit(&mut error);
+                Err(error)
+            }
+        });
+    }
+
+    /// What an answer says of the copies of a claim that may be on their way.
+    fn settle_claim(&mut self, step: &Step, answer: &Result<Answer, BackendError>, server_time: u64) {
+        if let Some(id) = step.call.claims()
+            && step.sent == 1
+        {
+            self.unsettled.remove(id);
+        }
+        let Some(id) = step.call.ends_claim() else { return };
+        let Some(refuse_after) = self.unsettled.get(id).copied() else { return };
+        match (&step.call.verb, answer) {
+            // Released, and a copy of the claim may yet arrive: once more when none can take effect any more.
+            (Verb::Forget { .. }, _) if server_time <= refuse_after => {
+                let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
+                self.release_again(step.call.clone(), wait);
+            }
+            // Whatever comes finds the result.
+            (Verb::Forget { .. }, _) | (_, Ok(Answer::Done { .. })) => drop(self.unsettled.remove(id)),
+            _ => {}
+        }
     }
 
     /// The connection broke under these: what may be repeated is sent again, the rest has failed.
@@ -563,6 +653,7 @@ impl Actor {
             Load::Steps(steps) => {
                 for mut step in steps.into_iter().rev() {
                     if step.call.is_repeatable() && step.reply.is_some() {
+                        self.remember_claim(&step);
                         self.queue.push_front(step);
                     } else {
                         self.fail(&mut step, BackendError::unknown(broke()));

@@ -17,6 +17,8 @@ use crate::backend::hub::Hub;
 
 /// How often the connection is tested while somebody waits.
 const PING: Duration = Duration::from_secs(5);
+/// Before the first attempt to connect again.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// How often waiters look where nobody tells them.
 const POLL: Duration = Duration::from_millis(250);
 /// Channels in one command.
@@ -96,16 +98,15 @@ impl Actor {
 
     /// Serves until nobody wants subscriptions, through broken connections.
     async fn keep_connected(&mut self) -> Result<(), Closed> {
-        let mut pause = Duration::from_millis(10);
+        let mut pause = SHORTEST_PAUSE;
         loop {
             let trouble = match self.connect().await {
-                Ok((sink, stream)) => {
-                    pause = Duration::from_millis(10);
-                    self.serve(sink, stream).await?
-                }
+                Ok((sink, stream)) => self.serve(sink, stream).await?,
                 Err(trouble) => trouble,
             };
             if !std::mem::replace(&mut self.told, true) {
+                // A subscription stood: a connection that does not come to that is no progress.
+                pause = SHORTEST_PAUSE;
                 tracing::warn!(
                     server = %self.connector.address, %trouble,
                     "no subscription to releases: waiters look now and then until there is one"

@@ -1,5 +1,6 @@
-//! The steps of `lua/steps.lua`: how they are asked and how their answers read.
+//! The steps of `lua/*.lua`: how they are asked and how their answers read.
 
+use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -8,9 +9,15 @@ use tokio::time::Instant;
 
 use crate::backend::{BackendError, GrantId, Reason};
 use crate::clock;
+use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
 
 /// The script that all steps are in.
-static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/steps.lua")));
+const TEXT: &str = concat!(
+    include_str!("lua/steps.lua"),
+    include_str!("lua/records.lua"),
+    include_str!("lua/run.lua")
+);
+static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
 /// The last fencing token of a server; the one key that stays.
 pub(super) const FENCE: &str = "dlock:fence";
@@ -24,7 +31,7 @@ pub(super) struct Call {
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Verb {
+pub(crate) enum Verb {
     Acquire {
         grant: GrantId,
         lease: Duration,
@@ -41,11 +48,36 @@ pub(super) enum Verb {
     },
     Inspect,
     Force,
+    Claim(ClaimRequest),
+    Extend {
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    },
+    Complete {
+        token: ClaimToken,
+        response: Response,
+        retention: Duration,
+    },
+    /// Releases a record.
+    Forget {
+        token: ClaimToken,
+    },
+}
+
+/// What a record keeps for its user: bytes that are nobody else's business.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Response(pub(crate) Vec<u8>);
+
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
 }
 
 /// What a step answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     Acquired {
         first: u64,
         last: u64,
@@ -65,6 +97,25 @@ pub(super) enum Answer {
         remaining: Option<Duration>,
     },
     Free,
+    Claimed {
+        attempt: u32,
+        fence: u64,
+    },
+    Completed(Response),
+    Running {
+        remaining: Duration,
+        attempt: u32,
+    },
+    Mismatch,
+    Orphan {
+        attempt: u32,
+    },
+    /// The call had answers enough: the same question again, please.
+    Again,
+    Done {
+        told: bool,
+    },
+    NotOwner,
 }
 
 impl Call {
@@ -75,6 +126,45 @@ impl Call {
 
     pub(super) fn is_release(&self) -> bool {
         matches!(self.verb, Verb::Release { .. })
+    }
+
+    /// The id under which this takes something: what may then have to be given back.
+    pub(super) fn takes(&self) -> Option<&str> {
+        match &self.verb {
+            Verb::Acquire { grant, .. } => Some(grant.as_str()),
+            _ => self.claims(),
+        }
+    }
+
+    /// The id of a claim: it may be sent again, and none of its copies takes effect after its time.
+    pub(super) fn claims(&self) -> Option<&str> {
+        match &self.verb {
+            Verb::Claim(request) => Some(request.token.as_str()),
+            _ => None,
+        }
+    }
+
+    /// The id of a claim that this ends.
+    pub(super) fn ends_claim(&self) -> Option<&str> {
+        match &self.verb {
+            Verb::Complete { token, .. } | Verb::Forget { token } => Some(token.as_str()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_on_record(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::Claim(_) | Verb::Extend { .. } | Verb::Complete { .. } | Verb::Forget { .. }
+        )
+    }
+
+    /// How many bytes it adds to a call, beside what every step has.
+    pub(super) fn weight(&self) -> usize {
+        match &self.verb {
+            Verb::Complete { response, .. } => response.0.len(),
+            _ => 0,
+        }
     }
 
     fn write(&self, refuse_after: u64, cmd: &mut Cmd) {
@@ -100,6 +190,34 @@ impl Call {
             Verb::Force => {
                 cmd.arg("force").arg(2).arg(channel(&self.key)).arg(refuse_after);
             }
+            Verb::Claim(request) => {
+                cmd.arg("claim").arg(6).arg(request.token.as_str());
+                cmd.arg(&request.fingerprint[..]).arg(micros(request.lease));
+                cmd.arg(millis(capped(request.retention.max(request.lease))));
+                cmd.arg(refuse_after).arg(match request.on_orphan {
+                    OnOrphan::TakeOver => "over",
+                    OnOrphan::Leave => "leave",
+                });
+            }
+            Verb::Extend {
+                token,
+                lease,
+                retention,
+            } => {
+                cmd.arg("extend").arg(3).arg(token.as_str()).arg(micros(*lease));
+                cmd.arg(millis(capped(*retention.max(lease))));
+            }
+            Verb::Complete {
+                token,
+                response,
+                retention,
+            } => {
+                cmd.arg("complete").arg(3).arg(token.as_str());
+                cmd.arg(millis(capped(*retention))).arg(&response.0);
+            }
+            Verb::Forget { token } => {
+                cmd.arg("forget").arg(1).arg(token.as_str());
+            }
         }
     }
 }
@@ -119,6 +237,16 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(capped(duration).as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A time that a server takes: not nothing, and no more than a century.
+fn capped(duration: Duration) -> Duration {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    duration.clamp(Duration::from_millis(1), CENTURY)
+}
+
 /// How the script is named to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
@@ -135,7 +263,7 @@ pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Cl
     };
     match by {
         By::Hash => cmd.arg(STEPS.get_hash()),
-        By::Text => cmd.arg(include_str!("lua/steps.lua")),
+        By::Text => cmd.arg(TEXT),
     };
     cmd.arg(1 + steps.clone().count()).arg(FENCE);
     for (step, _) in steps.clone() {
@@ -150,7 +278,7 @@ pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Cl
 /// Has the server keep the script, so that the first call is by hash.
 pub(super) fn load() -> Cmd {
     let mut cmd = redis::cmd("SCRIPT");
-    cmd.arg("LOAD").arg(include_str!("lua/steps.lua"));
+    cmd.arg("LOAD").arg(TEXT);
     cmd
 }
 
@@ -176,6 +304,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         Value::Int(ms) => Ok(u64::try_from(*ms).ok().map(Duration::from_millis)),
         _ => Err(strange()),
     };
+    let attempt = |at: usize| u32::try_from(num(at)?).map_err(|_| strange());
     match name.as_str() {
         "acquired" => Ok(Answer::Acquired {
             first: num(1)?,
@@ -197,6 +326,25 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             remaining: ttl(3)?,
         }),
         "free" => Ok(Answer::Free),
+        "claimed" => Ok(Answer::Claimed {
+            attempt: attempt(1)?,
+            fence: num(2)?,
+        }),
+        "completed" => match word(1)? {
+            Value::BulkString(response) => Ok(Answer::Completed(Response(response.clone()))),
+            _ => Err(strange()),
+        },
+        "running" => Ok(Answer::Running {
+            remaining: Duration::from_micros(num(1)?),
+            attempt: attempt(2)?,
+        }),
+        "mismatch" => Ok(Answer::Mismatch),
+        "orphan" => Ok(Answer::Orphan { attempt: attempt(1)? }),
+        "again" => Ok(Answer::Again),
+        "done" => Ok(Answer::Done {
+            told: string(1)? == "1",
+        }),
+        "not-owner" => Ok(Answer::NotOwner),
         "taken" => {
             let found = string(1)?;
             let article = if found == "hash" {

@@ -1,8 +1,9 @@
 -- Steps on locks, several in one call. Each step is atomic by itself and harms no other: whatever goes
--- wrong with it is its own answer.
+-- wrong with it is its own answer. records.lua has the steps on records, run.lua takes them all in turn: the
+-- three are one script.
 --
 -- KEYS[1]      the fence of this server: the last fencing token that was given
--- KEYS[1 + i]  the lock of step i
+-- KEYS[1 + i]  the lock or record of step i
 -- ARGV         for each step: its name, the number of its arguments, its arguments
 --
 -- Reply: { server time in µs, answer of step 1, answer of step 2, ... }; an answer is an array whose first
@@ -27,10 +28,14 @@ local function run(...)
   return reply
 end
 
+local function type_of(key)
+  local found = run('TYPE', key)
+  return type(found) == 'table' and found.ok or found
+end
+
 -- Ends the step unless the key is a lock or free; says which.
 local function is_lock(key)
-  local found = run('TYPE', key)
-  if type(found) == 'table' then found = found.ok end
+  local found = type_of(key)
   if found == 'none' then return false end
   if found ~= 'hash' then error({ taken = found }) end
   return true
@@ -54,6 +59,12 @@ local function tell(channel)
   return (type(reply) == 'table' and reply.err) and '0' or '1'
 end
 
+local function last_token()
+  local last = redis.pcall('GET', fence)
+  if type(last) == 'table' then error({ failed = fence .. ': ' .. tostring(last.err) }) end
+  return tonumber(last or 0) or error({ failed = fence .. ' does not hold a fencing token' })
+end
+
 local steps = {}
 
 -- grant, lease in ms, refuse after this server time in µs, number of fencing tokens
@@ -65,7 +76,7 @@ function steps.acquire(key, grant, lease, refuse_after, tokens)
   end
   -- Tokens reach back, so that they never outrun the clock: after a flush the clock alone must be ahead
   -- of every token ever given.
-  local least = tonumber(run('GET', fence) or 0) + 1
+  local least = last_token() + 1
   local last = math.max(now, least)
   local first = math.max(least, last - tonumber(tokens) + 1)
   run('SET', fence, digits(last))
@@ -80,7 +91,8 @@ end
 
 -- grant, ms to keep the key taken yet, channel
 function steps.release(key, grant, keep, channel)
-  if not is_lock(key) or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
+  -- Other data in its place is a loss like any other.
+  if type_of(key) ~= 'hash' or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
   if tonumber(keep) > 0 then
     -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
     if run('PTTL', key) > tonumber(keep) then run('PEXPIRE', key, keep) end
@@ -93,7 +105,7 @@ end
 
 -- grant, lease in ms
 function steps.renew(key, grant, lease)
-  if not is_lock(key) or run('HGET', key, grant) ~= '1' then return { 'gone' } end
+  if type_of(key) ~= 'hash' or run('HGET', key, grant) ~= '1' then return { 'gone' } end
   run('PEXPIRE', key, lease)
   return { 'renewed' }
 end
@@ -112,23 +124,3 @@ function steps.force(key, channel, refuse_after)
   run('DEL', key)
   return { 'released', tell(channel) }
 end
-
-local replies = { digits(now) }
-local at, step = 1, 1
-while ARGV[at] do
-  local count = tonumber(ARGV[at + 1])
-  local ok, reply = pcall(steps[ARGV[at]], KEYS[step + 1], unpack(ARGV, at + 2, at + 1 + count))
-  if not ok then
-    if type(reply) ~= 'table' then
-      reply = { 'failed', tostring(reply) }
-    elseif reply.taken then
-      reply = { 'taken', reply.taken }
-    else
-      reply = { 'failed', tostring(reply.failed or reply.err) }
-    end
-  end
-  step = step + 1
-  replies[step] = reply
-  at = at + 2 + count
-end
-return replies

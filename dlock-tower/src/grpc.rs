@@ -1,0 +1,69 @@
+//! Rejections as gRPC tells them: HTTP 200 without a body, and the status in the headers
+//! ("trailers-only").
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::{Reason, Rejection};
+
+/// What a `grpc-message` may not contain as it is; bytes above ASCII are always encoded.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// The content type of a gRPC request.
+pub(crate) fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
+    const GRPC: &[u8] = b"application/grpc";
+    let value = headers.get(CONTENT_TYPE)?;
+    let start = value.as_bytes().get(..GRPC.len())?;
+    start.eq_ignore_ascii_case(GRPC).then(|| value.clone())
+}
+
+/// A trailers-only response.
+pub(crate) fn response(rejection: &Rejection, content_type: HeaderValue) -> Response<Full<Bytes>> {
+    let message = utf8_percent_encode(rejection.detail(), ENCODED).to_string();
+    let mut response = Response::new(Full::default());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type);
+    headers.insert("grpc-status", HeaderValue::from(code(rejection)));
+    // Nothing but printable ASCII is left of it.
+    if let Ok(message) = HeaderValue::try_from(message) {
+        headers.insert("grpc-message", message);
+    }
+    response
+}
+
+fn code(rejection: &Rejection) -> u16 {
+    const UNKNOWN: u16 = 2;
+    const INVALID_ARGUMENT: u16 = 3;
+    const NOT_FOUND: u16 = 5;
+    const PERMISSION_DENIED: u16 = 7;
+    const RESOURCE_EXHAUSTED: u16 = 8;
+    const ABORTED: u16 = 10;
+    const INTERNAL: u16 = 13;
+    const UNAVAILABLE: u16 = 14;
+    const UNAUTHENTICATED: u16 = 16;
+    match rejection.reason() {
+        Reason::Busy => ABORTED,
+        Reason::TooManyWaiters | Reason::Unavailable => UNAVAILABLE,
+        // Not one of the codes that clients retry by themselves, once the handler has begun.
+        Reason::Lost if rejection.has_started() => UNKNOWN,
+        Reason::Lost => UNAVAILABLE,
+        Reason::InvalidKey => INVALID_ARGUMENT,
+        Reason::ContentTooLarge => RESOURCE_EXHAUSTED,
+        Reason::Internal => INTERNAL,
+        Reason::Idempotency(problem) => problem.grpc_code(),
+        Reason::Other => match rejection.status() {
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => INVALID_ARGUMENT,
+            StatusCode::UNAUTHORIZED => UNAUTHENTICATED,
+            StatusCode::FORBIDDEN => PERMISSION_DENIED,
+            StatusCode::NOT_FOUND => NOT_FOUND,
+            StatusCode::CONFLICT | StatusCode::LOCKED => ABORTED,
+            StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
+            StatusCode::SERVICE_UNAVAILABLE => UNAVAILABLE,
+            StatusCode::INTERNAL_SERVER_ERROR => INTERNAL,
+            _ => UNKNOWN,
+        },
+    }
+}

@@ -1,0 +1,252 @@
+//! From a request with a key to its claim, or to the answer in the handler's stead.
+
+use std::time::Duration;
+
+use dlock::backend::{BackendError, Outcome, Reason, Watch};
+use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
+use http::{HeaderValue, Request, Version};
+use http_body::Body;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep};
+
+use super::claim::{Claim, Grant, Owned, undo};
+use super::fingerprint::fingerprint;
+use super::settings::Core;
+use super::stored::{Kept, Stored};
+use super::{MAX_KEY_BYTES, Problem};
+use crate::Rejection;
+use crate::body::{BoxError, Buffered, FromBuffered};
+
+/// A request that is to be looked up.
+pub(super) struct Question<B> {
+    pub(super) core: Core,
+    /// As the client gave it.
+    pub(super) key: String,
+    pub(super) record: RecordKey,
+    pub(super) request: Request<B>,
+}
+
+/// A request that may run.
+pub(super) enum Admitted<B> {
+    Claimed(Request<B>, Owned),
+    /// Without a claim, since the store is away and the layer open.
+    Open(Request<B>),
+}
+
+/// How a request is answered that does not run.
+pub(super) enum Refused {
+    Rejected(Rejection),
+    Replay(Box<Kept>, Version),
+}
+
+impl From<Rejection> for Refused {
+    fn from(rejection: Rejection) -> Refused {
+        Refused::Rejected(rejection)
+    }
+}
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Refused {
+        Refused::Rejected(problem.rejection())
+    }
+}
+
+pub(super) async fn admit<B>(question: Question<B>) -> Result<Admitted<B>, Refused>
+where
+    B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    let Question {
+        core,
+        key,
+        record,
+        request,
+    } = question;
+    let (parts, body) = request.into_parts();
+    let body = Buffered::read(body, core.settings.body_limit).await?;
+    let mut claim = ClaimRequest::new(
+        record,
+        ClaimToken::new(),
+        fingerprint(&parts, body.data()),
+        core.settings.lease,
+        core.settings.retention,
+    );
+    claim.on_orphan = core.settings.on_orphan;
+    let mut asking = Asking::new(core.clone(), claim);
+    let (attempt, fence) = match asking.decide().await {
+        Ok(Decision::Claimed { attempt, fence }) => (attempt, fence),
+        Ok(Decision::Replay(kept)) => {
+            core.shared.counters.replayed();
+            return Err(Refused::Replay(kept, parts.version));
+        }
+        Ok(Decision::Refuse(problem)) => return Err(problem.into()),
+        Ok(Decision::Open) => {
+            return Ok(Admitted::Open(Request::from_parts(parts, B::from_buffered(body))));
+        }
+        Err(rejection) => return Err(rejection.into()),
+    };
+    debug_assert!(key.len() <= MAX_KEY_BYTES, "longer keys were refused");
+    let grant = Grant {
+        key,
+        record: asking.claim.key.clone(),
+        token: asking.claim.token.clone(),
+        attempt,
+        fence,
+        since: asking.sent,
+    };
+    let claim = Claim::take(core, grant);
+    Ok(Admitted::Claimed(
+        Request::from_parts(parts, B::from_buffered(body)),
+        claim,
+    ))
+}
+
+enum Decision {
+    Claimed { attempt: u32, fence: u64 },
+    Replay(Box<Kept>),
+    Refuse(Problem),
+    Open,
+}
+
+/// A claim that is asked for. Dropped while nobody knows whether it stands, it is taken back.
+struct Asking {
+    core: Core,
+    claim: ClaimRequest,
+    /// Before the claim was sent the last time.
+    sent: Instant,
+    in_doubt: bool,
+}
+
+impl Asking {
+    fn new(core: Core, claim: ClaimRequest) -> Asking {
+        Asking {
+            core,
+            claim,
+            sent: Instant::now(),
+            in_doubt: false,
+        }
+    }
+
+    /// Asks until there is an answer to give, which may take as long as the layer waits.
+    async fn decide(&mut self) -> Result<Decision, Rejection> {
+        let wait = self.core.settings.wait;
+        let deadline = Instant::now() + wait.unwrap_or_default();
+        let mut watch: Option<Watch> = None;
+        loop {
+            let remaining = match self.ask().await {
+                Ok(ClaimReply::InProgress { remaining, .. }) => remaining,
+                Ok(reply) => return self.decided(reply),
+                Err(error) => return self.failed(&error),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                self.core.shared.counters.in_progress();
+                return Ok(Decision::Refuse(Problem::InProgress));
+            }
+            let records = &self.core.shared.records;
+            let watch = watch.get_or_insert_with(|| records.watch(&self.claim.key));
+            // Its news may be lost, and an owner that crashed gives none.
+            let look = remaining
+                .min(self.core.settings.lease / 3)
+                .max(Duration::from_millis(10));
+            tokio::select! {
+                () = watch.changed() => {}
+                () = sleep(look.min(left)) => {}
+            }
+        }
+    }
+
+    fn decided(&self, reply: ClaimReply) -> Result<Decision, Rejection> {
+        let counters = &self.core.shared.counters;
+        Ok(match reply {
+            ClaimReply::Claimed { attempt, fence } => Decision::Claimed { attempt, fence },
+            ClaimReply::Completed { response } => match Stored::decode(response) {
+                Ok(Stored::Response(kept)) => Decision::Replay(Box::new(kept)),
+                Ok(Stored::Unavailable) => Decision::Refuse(Problem::ResultUnavailable),
+                Ok(Stored::Failed) => Decision::Refuse(Problem::Failed),
+                Err(why) => {
+                    counters.unreadable();
+                    return Err(self.unreadable(&why.to_string()));
+                }
+            },
+            ClaimReply::Mismatch => {
+                counters.mismatched();
+                Decision::Refuse(Problem::Mismatch)
+            }
+            ClaimReply::Orphan { .. } => Decision::Refuse(Problem::OutcomeUnknown),
+            _ => {
+                return Err(Rejection::internal(
+                    "the record store answered a claim by something this version does not know",
+                ));
+            }
+        })
+    }
+
+    fn failed(&self, error: &BackendError) -> Result<Decision, Rejection> {
+        let Core { shared, settings } = &self.core;
+        match &error.reason {
+            Reason::KeyTaken(found) => {
+                shared.counters.unreadable();
+                Err(self.unreadable(&format!("{error} ({found})")))
+            }
+            Reason::Unsupported => Err(Rejection::internal(format!("records cannot be kept: {error}"))),
+            reason => {
+                shared.counters.unavailable();
+                let record = self.claim.key.as_str();
+                if settings.fail_open && *reason != Reason::Closed {
+                    tracing::warn!(record, %error, "the record store is down: a request runs unprotected");
+                    return Ok(Decision::Open);
+                }
+                let log = format!("record {record} could not be claimed: {error}");
+                Err(Problem::Unavailable.rejection().with_log(log))
+            }
+        }
+    }
+
+    fn unreadable(&self, why: &str) -> Rejection {
+        let log = format!("record {} cannot be read: {why}", self.claim.key.as_str());
+        Problem::Unreadable.rejection().with_log(log)
+    }
+
+    /// Asks once, or again when the store was not reached: the same token gets the same answer.
+    async fn ask(&mut self) -> Result<ClaimReply, BackendError> {
+        let begun = Instant::now();
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let in_doubt = std::mem::replace(&mut self.in_doubt, true);
+            self.sent = Instant::now();
+            let answer = self.core.shared.records.claim(self.claim.clone()).await;
+            let error = match answer {
+                Ok(reply) => {
+                    self.in_doubt = false;
+                    return Ok(reply);
+                }
+                Err(error) => error,
+            };
+            self.in_doubt = in_doubt || error.outcome == Outcome::Unknown;
+            let passing = matches!(error.reason, Reason::Unreachable);
+            if !passing || begun.elapsed() + pause > self.core.settings.retry_for {
+                return Err(error);
+            }
+            sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            pause = (pause * 2).min(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if self.in_doubt
+            && let Ok(runtime) = Handle::try_current()
+        {
+            undo(
+                &self.core,
+                &runtime,
+                self.claim.key.clone(),
+                self.claim.token.clone(),
+            );
+        }
+    }
+}
+
+/// A gRPC request's content type, for the answer.
+pub(super) type Grpc = Option<HeaderValue>;

@@ -1,0 +1,244 @@
+//! Whose request it is. Keys are chosen by clients, so two of them may choose the same one: without the
+//! caller in the record's name, one would be shown what the other got.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use http::request::Parts;
+
+use super::Problem;
+use crate::Rejection;
+
+/// Who sent a request.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Caller(Option<Vec<u8>>);
+
+impl Caller {
+    /// A principal: a user, an account, a tenant. Not a token that rotates: with the next one a retry
+    /// would be another caller's.
+    pub fn new(id: impl AsRef<[u8]>) -> Caller {
+        Caller(Some(id.as_ref().to_owned()))
+    }
+
+    /// Anybody; see [`public`].
+    #[must_use]
+    pub fn anybody() -> Caller {
+        Caller(None)
+    }
+
+    /// The bytes that a principal is known by.
+    pub(super) fn id(&self) -> Option<&[u8]> {
+        self.0.as_deref()
+    }
+}
+
+/// Says that there is one, and not who.
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Caller(..)"
+        } else {
+            "Caller(anybody)"
+        })
+    }
+}
+
+/// Tells who sent a request.
+///
+/// Implemented by what [`extension`], [`from_fn`] and [`public`] make, and by closures over
+/// `&http::request::Parts`. It reads what the authentication further out has left in the request.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not tell who sent a request",
+    label = "not a caller",
+    note = "keys are chosen by clients, so the layer must know whose they are: `caller::extension(|user: &User| user.id.clone())` takes it from an extension that the authentication has left",
+    note = "`caller::from_fn(|parts| ...)` takes it from the head of the request; it returns a `String`, a `Caller`, an `Option` or a `Result` of those",
+    note = "where all callers are one, say so: `caller::public()`"
+)]
+pub trait FindCaller: Send + Sync + 'static {
+    /// Who sent it.
+    ///
+    /// # Errors
+    ///
+    /// The answer that refuses the request.
+    fn find(&self, parts: &Parts) -> Result<Caller, Rejection>;
+}
+
+/// All callers are one: whoever sends a key that was used before, with the same request, gets the answer
+/// that was stored for it. For endpoints whose answers anybody may see, or whose keys nobody can guess.
+#[must_use]
+pub fn public() -> Public {
+    Public
+}
+
+/// See [`public`].
+#[derive(Debug, Clone, Copy)]
+pub struct Public;
+
+impl FindCaller for Public {
+    fn find(&self, _: &Parts) -> Result<Caller, Rejection> {
+        Ok(Caller::anybody())
+    }
+}
+
+/// The caller is told by an extension of the request, where the authentication has left it. A request
+/// without that extension is answered with 401.
+///
+/// ```
+/// use dlock_tower::idempotency::caller;
+///
+/// #[derive(Clone)]
+/// struct User { id: u64 }
+///
+/// let caller = caller::extension(|user: &User| user.id.to_string());
+/// # let _ = caller;
+/// ```
+pub fn extension<T, F, R>(find: F) -> Extension<T, F>
+where
+    T: Send + Sync + 'static,
+    F: Fn(&T) -> R + Send + Sync + 'static,
+    R: IntoCaller,
+{
+    Extension {
+        find,
+        of: PhantomData,
+    }
+}
+
+/// See [`extension`].
+pub struct Extension<T, F> {
+    find: F,
+    of: PhantomData<fn(&T)>,
+}
+
+impl<T, F: Clone> Clone for Extension<T, F> {
+    fn clone(&self) -> Self {
+        Extension {
+            find: self.find.clone(),
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T, F> fmt::Debug for Extension<T, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Extension").finish_non_exhaustive()
+    }
+}
+
+impl<T, F, R> FindCaller for Extension<T, F>
+where
+    T: Send + Sync + 'static,
+    F: Fn(&T) -> R + Send + Sync + 'static,
+    R: IntoCaller,
+{
+    fn find(&self, parts: &Parts) -> Result<Caller, Rejection> {
+        match parts.extensions.get::<T>() {
+            Some(principal) => (self.find)(principal).into_caller(),
+            None => Err(Problem::NoCaller.rejection()),
+        }
+    }
+}
+
+/// The caller that a closure makes of the request's head. The same as the closure itself, without the need
+/// to name the type of its argument.
+pub fn from_fn<F, R>(find: F) -> FromFn<F>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoCaller,
+{
+    FromFn { find }
+}
+
+/// See [`from_fn`].
+#[derive(Clone)]
+pub struct FromFn<F> {
+    find: F,
+}
+
+impl<F> fmt::Debug for FromFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FromFn").finish_non_exhaustive()
+    }
+}
+
+impl<F, R> FindCaller for FromFn<F>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoCaller,
+{
+    fn find(&self, parts: &Parts) -> Result<Caller, Rejection> {
+        (self.find)(parts).into_caller()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<F, R> FindCaller for F
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoCaller,
+{
+    fn find(&self, parts: &Parts) -> Result<Caller, Rejection> {
+        self(parts).into_caller()
+    }
+}
+
+/// What a closure that tells the caller may return: a [`Caller`], a text, a number; `None` where there is
+/// none, which is answered with 401; an error that refuses the request.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name a caller",
+    label = "not a caller",
+    note = "return a `String`, a `&'static str`, a `u64` or a `dlock_tower::idempotency::Caller`",
+    note = "or an `Option` of those, where `None` is answered with 401",
+    note = "or a `Result` of either, whose error is a `dlock_tower::Rejection`"
+)]
+pub trait IntoCaller {
+    /// Who it is.
+    ///
+    /// # Errors
+    ///
+    /// The answer that refuses the request.
+    fn into_caller(self) -> Result<Caller, Rejection>;
+}
+
+impl IntoCaller for Caller {
+    fn into_caller(self) -> Result<Caller, Rejection> {
+        Ok(self)
+    }
+}
+
+macro_rules! texts {
+    ($($name:ty),+) => {$(
+        impl IntoCaller for $name {
+            fn into_caller(self) -> Result<Caller, Rejection> {
+                Ok(Caller::new(self.as_bytes()))
+            }
+        }
+    )+};
+}
+
+texts!(String, &'static str, Cow<'static, str>);
+
+macro_rules! numbers {
+    ($($name:ty),+) => {$(
+        impl IntoCaller for $name {
+            fn into_caller(self) -> Result<Caller, Rejection> {
+                self.to_string().into_caller()
+            }
+        }
+    )+};
+}
+
+numbers!(u32, u64, u128, i32, i64, i128);
+
+impl<T: IntoCaller> IntoCaller for Option<T> {
+    fn into_caller(self) -> Result<Caller, Rejection> {
+        self.map_or_else(|| Err(Problem::NoCaller.rejection()), T::into_caller)
+    }
+}
+
+impl<T: IntoCaller, E: Into<Rejection>> IntoCaller for Result<T, E> {
+    fn into_caller(self) -> Result<Caller, Rejection> {
+        self.map_err(E::into)?.into_caller()
+    }
+}

@@ -1,0 +1,301 @@
+//! A claim, from its being granted until its outcome is in the store.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+use dlock::backend::{BackendError, Reason};
+use dlock::record::{ClaimToken, OwnerReply, RecordKey};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::policy::{Ending, Verdict, Word};
+use super::settings::Core;
+use super::stored::Stored;
+
+/// How long a response waits for the store to take it, before it goes out all the same and the store is
+/// asked again behind its back.
+const SETTLE_WAIT: Duration = Duration::from_secs(3);
+
+/// How far the work under a claim has got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The inner service is not ready yet: nothing has begun.
+    Waiting,
+    /// The handler runs.
+    Working,
+    /// The handler has answered.
+    Answered,
+}
+
+/// A claim that was granted.
+pub(super) struct Claim {
+    pub(super) core: Core,
+    pub(super) runtime: Handle,
+    /// A number of its own in this process.
+    pub(super) id: u64,
+    /// As the client gave it.
+    pub(super) key: String,
+    pub(super) record: RecordKey,
+    pub(super) token: ClaimToken,
+    pub(super) attempt: u32,
+    pub(super) fence: u64,
+    /// Before the claim was sent.
+    pub(super) since: Instant,
+    pub(super) word: Word,
+    phase: AtomicU8,
+    lost: AtomicBool,
+    settled: AtomicBool,
+}
+
+/// What is to be done with a claim at its end.
+#[derive(Debug, Clone)]
+pub(super) enum Settlement {
+    Keep(Arc<Stored>),
+    Release,
+}
+
+impl From<Stored> for Settlement {
+    fn from(stored: Stored) -> Settlement {
+        Settlement::Keep(Arc::new(stored))
+    }
+}
+
+/// A granted claim, as the store told of it.
+pub(super) struct Grant {
+    pub(super) key: String,
+    pub(super) record: RecordKey,
+    pub(super) token: ClaimToken,
+    pub(super) attempt: u32,
+    pub(super) fence: u64,
+    pub(super) since: Instant,
+}
+
+impl Claim {
+    /// Takes charge of a claim that was granted: from now on it is renewed.
+    pub(super) fn take(core: Core, grant: Grant) -> Owned {
+        core.shared.counters.claimed();
+        if grant.attempt > 1 {
+            core.shared.counters.taken_over();
+        }
+        let id = core.shared.claims.fetch_add(1, Ordering::Relaxed);
+        let claim = Arc::new(Claim {
+            core,
+            runtime: Handle::current(),
+            id,
+            key: grant.key,
+            record: grant.record,
+            token: grant.token,
+            attempt: grant.attempt,
+            fence: grant.fence,
+            since: grant.since,
+            word: Word::default(),
+            phase: AtomicU8::new(Phase::Waiting as u8),
+            lost: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+        });
+        claim.core.shared.renewals.register(&claim);
+        Owned(claim)
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Waiting,
+            1 => Phase::Working,
+            _ => Phase::Answered,
+        }
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// The store says that the claim is not ours, or not any more.
+    pub(super) fn lose(&self) {
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            self.core.shared.counters.lost();
+            tracing::warn!(
+                record = self.record.as_str(),
+                attempt = self.attempt,
+                "the claim of a request was lost: it may have run twice, and its result is not kept"
+            );
+        }
+    }
+
+    /// What becomes of the key of a request that ended so, unless its handler said something else.
+    pub(super) fn judge(&self, ending: &Ending<'_>) -> Verdict {
+        match self.word.said() {
+            Some(outcome) => outcome.into(),
+            None => self.core.settings.policy.judge(ending),
+        }
+    }
+
+    /// What is to be done after an end without a response.
+    pub(super) fn verdict_on_failure(&self, ending: &Ending<'_>) -> Settlement {
+        match self.judge(ending) {
+            Verdict::Keep => Stored::Failed.into(),
+            Verdict::Release => Settlement::Release,
+        }
+    }
+
+    /// Has work done that nobody awaits.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.core.shared.tasks.spawn_on(work, &self.runtime);
+    }
+
+    async fn send(&self, settlement: &Settlement) -> Result<OwnerReply, BackendError> {
+        let records = &self.core.shared.records;
+        let step = async {
+            match settlement {
+                Settlement::Keep(stored) => {
+                    let retention = self.core.settings.retention;
+                    records
+                        .complete(&self.record, &self.token, stored.encode(), retention)
+                        .await
+                }
+                Settlement::Release => records.release(&self.record, &self.token).await,
+            }
+        };
+        timeout(SETTLE_WAIT, step)
+            .await
+            .unwrap_or_else(|_| Err(BackendError::unknown("the store does not answer")))
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("record", &self.record)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A claim in the hands of whoever has to settle it. Dropped unsettled (the runtime ends), it is left to
+/// its lease; it is not renewed any more.
+#[derive(Debug)]
+pub(super) struct Owned(Arc<Claim>);
+
+impl Deref for Owned {
+    type Target = Arc<Claim>;
+
+    fn deref(&self) -> &Arc<Claim> {
+        &self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.core.shared.renewals.stop(&self.0);
+    }
+}
+
+impl Owned {
+    /// Takes the claim into one's hands, if its outcome is not decided yet.
+    pub(super) fn unsettled(claim: &Arc<Claim>) -> Option<Owned> {
+        (!claim.is_settled()).then(|| Owned(claim.clone()))
+    }
+
+    /// Stores or releases. Answers when the store has it, or after a failure, in which case the claim is
+    /// kept and the store asked again until it has it.
+    pub(super) async fn settle(self, settlement: impl Into<Settlement>) {
+        let settlement = settlement.into();
+        if self.settled.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.core.shared.renewals.stop(&self.0);
+        if self.is_lost() {
+            return;
+        }
+        match self.send(&settlement).await {
+            Ok(OwnerReply::NotOwner) => self.lose(),
+            Ok(_) => {}
+            Err(error) => {
+                self.core.shared.counters.settle_failures();
+                tracing::warn!(
+                    record = self.record.as_str(),
+                    %error,
+                    "the outcome of a request did not reach the store, it is sent again until it does"
+                );
+                let claim = self.0.clone();
+                claim.spawn(self.repeat(settlement));
+            }
+        }
+    }
+
+    /// Keeps the claim and asks again, until the store has it or this process ends.
+    async fn repeat(self, settlement: Settlement) {
+        const LONGEST: Duration = Duration::from_secs(5);
+        let shared = &self.core.shared;
+        shared.renewals.start(&self.0);
+        let mut pause = Duration::from_millis(50);
+        loop {
+            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 2).min(LONGEST);
+            // One at the end of whose wait the store is back must not find all others at it at once.
+            let turn = shared.repeats.acquire().await;
+            let answer = self.send(&settlement).await;
+            drop(turn);
+            match answer {
+                Ok(OwnerReply::NotOwner) => return self.lose(),
+                Ok(_) => {
+                    tracing::info!(
+                        record = self.record.as_str(),
+                        "the outcome of a request is in the store now"
+                    );
+                    return;
+                }
+                Err(error) => {
+                    shared.counters.settle_failures();
+                    if matches!(
+                        error.reason,
+                        Reason::KeyTaken(_) | Reason::Closed | Reason::Unsupported
+                    ) {
+                        shared.counters.abandoned();
+                        tracing::error!(
+                            record = self.record.as_str(),
+                            %error,
+                            "the outcome of a request cannot be stored"
+                        );
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Takes back a claim of which nobody knows whether it stands, in the background; whatever cannot be taken
+/// back is left to its lease.
+pub(super) fn undo(core: &Core, runtime: &Handle, record: RecordKey, token: ClaimToken) {
+    let Ok(place) = core.shared.undos.clone().try_acquire_owned() else {
+        core.shared.counters.abandoned();
+        return;
+    };
+    let (records, lease) = (core.shared.records.clone(), core.settings.lease);
+    // Takes its place in line behind the claim now.
+    let first = records.release(&record, &token);
+    let work = async move {
+        let _place = place;
+        let until = Instant::now() + lease;
+        let mut answer = first.await;
+        let mut pause = Duration::from_millis(50);
+        while answer.is_err() && Instant::now() < until {
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+            answer = records.release(&record, &token).await;
+        }
+    };
+    core.shared.tasks.spawn_on(work, runtime);
+}

@@ -1,0 +1,92 @@
+//! What a request is recognized by: the name of its record, and the digest of what it asks.
+
+use bytes::Bytes;
+use dlock::record::{Fingerprint, RecordKey};
+use http::HeaderValue;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use sha2::{Digest, Sha256};
+
+use super::Caller;
+use crate::Rejection;
+use crate::key::original_uri;
+
+/// A hash over parts, of which each is told from the next by its length.
+struct Parted(Sha256);
+
+impl Parted {
+    /// `what` keeps hashes of different things apart.
+    fn new(what: &str) -> Parted {
+        Parted(Sha256::new()).with(what)
+    }
+
+    fn with(mut self, part: impl AsRef<[u8]>) -> Parted {
+        let part = part.as_ref();
+        self.0.update((part.len() as u64).to_be_bytes());
+        self.0.update(part);
+        self
+    }
+
+    fn with_optional(self, part: Option<impl AsRef<[u8]>>) -> Parted {
+        match part {
+            Some(part) => self.with([1]).with(part),
+            None => self.with([0]),
+        }
+    }
+
+    fn digest(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+/// The name of the record: of the caller, the method, the route and the key.
+pub(super) fn record_key(
+    namespace: &str,
+    caller: &Caller,
+    parts: &Parts,
+    route: Option<&str>,
+    key: &str,
+) -> Result<RecordKey, Rejection> {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let name = Parted::new("dlock idempotency key 1")
+        .with(namespace)
+        .with_optional(caller.id())
+        .with(parts.method.as_str());
+    let name = match route {
+        Some(route) => name.with("given").with(route),
+        None => with_route(name, parts),
+    };
+    let digest = name.with(key).digest();
+    let hex: String = digest
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|digit| char::from(HEX[usize::from(digit)]))
+        .collect();
+    RecordKey::new(hex).map_err(|error| Rejection::internal(error.to_string()))
+}
+
+/// The route that the router has matched, or the path where no router has left one.
+fn with_route(name: Parted, parts: &Parts) -> Parted {
+    #[cfg(feature = "axum")]
+    if let Some(route) = parts.extensions.get::<axum::extract::MatchedPath>() {
+        // Inside of `nest_service` a route is the inner one only.
+        let nested = parts.extensions.get::<axum::extract::NestedPath>();
+        return name
+            .with("route")
+            .with_optional(nested.map(axum::extract::NestedPath::as_str))
+            .with(route.as_str());
+    }
+    name.with("path").with(original_uri(parts).path())
+}
+
+/// The digest of method, path, query, content type and the body's bytes.
+pub(super) fn fingerprint(parts: &Parts, body: &Bytes) -> Fingerprint {
+    let uri = original_uri(parts);
+    Parted::new("dlock idempotency fingerprint 1")
+        .with(parts.method.as_str())
+        .with(uri.path())
+        .with_optional(uri.query())
+        .with_optional(parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes))
+        .with(body)
+        .digest()
+}

@@ -1,0 +1,61 @@
+//! The end of a layer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::IdempotencyStats;
+use super::settings::Shared;
+
+/// What is left of a layer when its server has ended: handlers whose clients went away, and results that the
+/// store has not taken yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).
+#[derive(Clone)]
+pub struct IdempotencyHandle {
+    shared: Arc<Shared>,
+}
+
+impl IdempotencyHandle {
+    pub(super) fn new(shared: Arc<Shared>) -> IdempotencyHandle {
+        IdempotencyHandle { shared }
+    }
+
+    /// Waits until all of that is done, at most this long, and answers how many pieces of work are left;
+    /// those go on for as long as the runtime does. Call it after the server has ended and before the lock
+    /// client is shut down.
+    ///
+    /// Cancel safe.
+    pub async fn shutdown(&self, deadline: Duration) -> usize {
+        let tasks = &self.shared.tasks;
+        tasks.close();
+        let _ = tokio::time::timeout(deadline, tasks.wait()).await;
+        tasks.reopen();
+        tasks.len()
+    }
+
+    /// How many pieces of work go on that no client waits for.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.shared.tasks.len()
+    }
+
+    /// How many claims are kept at present.
+    #[must_use]
+    pub fn claims(&self) -> usize {
+        self.shared.renewals.len()
+    }
+
+    /// How often what has happened.
+    #[must_use]
+    pub fn stats(&self) -> IdempotencyStats {
+        self.shared.counters.snapshot()
+    }
+}
+
+impl fmt::Debug for IdempotencyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyHandle")
+            .field("tasks", &self.tasks())
+            .field("claims", &self.claims())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,272 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::record::{OnOrphan, Records};
+use http::header::HeaderName;
+use http::request::Parts;
+use http::{Method, Response};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tower_layer::Layer;
+
+use super::caller::FindCaller;
+use super::handle::IdempotencyHandle;
+use super::policy::{Policy, RetryAmbiguous};
+use super::settings::{Core, Settings, Shared};
+use super::{IdempotencyService, IdempotencyStats};
+use crate::Rejection;
+use crate::body::BoxError;
+use crate::lock::InvalidOptions;
+
+/// How long a claim lasts unless it is renewed, unless said otherwise: 10 s.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
+
+/// How long results are kept, unless said otherwise: 24 h.
+pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// How large the body of a request and that of a response may be, unless said otherwise: 1 MiB.
+pub const DEFAULT_LIMIT: usize = 1024 * 1024;
+
+/// How long the store is asked again when it cannot be reached, unless said otherwise: 1 s.
+pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
+
+/// Runs a request that is sent more than once, once, and gives all of its senders the same answer.
+///
+/// See the [module](super) for what happens when, and [`caller`](super::caller) for whose keys they are. The
+/// layer applies to requests of its [`methods`](Self::methods) that have a key; all others pass untouched.
+///
+/// A layer keeps count of its work, and has some that outlives a request: keep a
+/// [`handle`](Self::handle), and [shut it down](IdempotencyHandle::shutdown) before the program ends. Clones
+/// of the layer share all that.
+#[must_use = "a layer does nothing until it is put around a service"]
+pub struct IdempotencyLayer<C> {
+    shared: Arc<Shared>,
+    settings: Arc<Settings>,
+    caller: Arc<C>,
+}
+
+impl<C: FindCaller> IdempotencyLayer<C> {
+    /// A layer that keeps its records in `records`
+    /// ([`LockClient::records`](dlock::LockClient::records)), for the callers that `caller` tells: one of the
+    /// functions of [`caller`](super::caller), or a closure over `&http::request::Parts`.
+    ///
+    /// There is no default: two callers may choose the same key, and one must not be shown what the other
+    /// got. Where all are one, say so by [`caller::public`](super::caller::public).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock_tower::{IdempotencyLayer, idempotency::caller};
+    ///
+    /// #[derive(Clone)]
+    /// struct User { id: u64 } // left in the request's extensions by the authentication
+    ///
+    /// # let client = dlock::LockClient::memory();
+    /// let layer = IdempotencyLayer::new(client.records()?, caller::extension(|user: &User| user.id));
+    /// # let _ = layer; Ok(()) }
+    /// ```
+    ///
+    /// ```compile_fail
+    /// # fn layer(records: dlock::record::Records) {
+    /// let layer = dlock_tower::IdempotencyLayer::new(records); // whose keys?
+    /// # }
+    /// ```
+    pub fn new(records: Records, caller: C) -> IdempotencyLayer<C> {
+        IdempotencyLayer {
+            shared: Arc::new(Shared::new(records)),
+            settings: Arc::default(),
+            caller: Arc::new(caller),
+        }
+    }
+}
+
+impl<C> IdempotencyLayer<C> {
+    fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    /// Refuses requests without a key by 400. By default they pass, and run each time they are sent.
+    pub fn required(self) -> Self {
+        self.set(|settings| settings.required = true)
+    }
+
+    /// The methods that the layer applies to; `POST` and `PATCH` by default, which these replace.
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.set(|settings| settings.methods = methods.into_iter().collect())
+    }
+
+    /// The header that has the key; `Idempotency-Key` by default.
+    pub fn header(self, name: HeaderName) -> Self {
+        self.set(|settings| settings.header = name)
+    }
+
+    /// Keeps the keys of this service apart from those of others on the same store; empty by default.
+    pub fn namespace(self, namespace: impl Into<String>) -> Self {
+        self.set(|settings| settings.namespace = namespace.into())
+    }
+
+    /// What the route of a request is: equal keys on different routes are different keys. By default the
+    /// route that axum has matched (feature `axum`), otherwise the path.
+    pub fn route<F>(self, route: F) -> Self
+    where
+        F: Fn(&Parts) -> String + Send + Sync + 'static,
+    {
+        self.set(|settings| settings.route = Some(Arc::new(route)))
+    }
+
+    /// How long a claim lasts; 10 s by default. It is renewed while the handler runs. After a crash of this
+    /// process a retry has to wait until it has run out.
+    pub fn lease(self, lease: Duration) -> Self {
+        self.set(|settings| settings.lease = lease)
+    }
+
+    /// How long the result is kept, and the record of a request that was begun; 24 h by default. A retry
+    /// that comes later runs again.
+    pub fn retention(self, retention: Duration) -> Self {
+        self.set(|settings| settings.retention = retention)
+    }
+
+    /// How many bytes the body of a request may have; 1 MiB by default. It is read before anything else;
+    /// what is longer is answered with 413.
+    pub fn body_limit(self, bytes: usize) -> Self {
+        self.set(|settings| settings.body_limit = bytes)
+    }
+
+    /// How many bytes the body of a response may have to be kept; 1 MiB by default. Of what is longer is
+    /// kept only that there was one.
+    pub fn response_limit(self, bytes: usize) -> Self {
+        self.set(|settings| settings.response_limit = bytes)
+    }
+
+    /// Has a request wait for an equal one that is in progress, up to this long, and answers it with the
+    /// result. By default it is answered by 409 at once. The wait also ends when the client goes away.
+    pub fn wait(self, wait: Duration) -> Self {
+        self.set(|settings| settings.wait = Some(wait))
+    }
+
+    /// How long the store is asked again for a claim when it cannot be reached; 1 s by default.
+    pub fn retry_for(self, retry_for: Duration) -> Self {
+        self.set(|settings| settings.retry_for = retry_for)
+    }
+
+    /// What becomes of a request that was begun and whose end nobody knows, because its process crashed or
+    /// was cut off. By default ([`OnOrphan::TakeOver`]) the next retry runs, and is told by
+    /// [`Idempotency::attempt`](super::Idempotency::attempt); with [`OnOrphan::Leave`] it is answered by 409
+    /// (outcome unknown) until the retention is over.
+    pub fn on_orphan(self, on_orphan: OnOrphan) -> Self {
+        self.set(|settings| settings.on_orphan = on_orphan)
+    }
+
+    /// Decides what becomes of the key when the handler is done;
+    /// [`AtMostOnce`](super::AtMostOnce) by default.
+    pub fn policy(self, policy: impl Policy) -> Self {
+        self.set(|settings| settings.policy = Arc::new(policy))
+    }
+
+    /// Releases the key after an ambiguous end (a 5xx, a panic), so that a retry runs again; by default what
+    /// is ambiguous is kept. Short for the policy [`RetryAmbiguous`].
+    pub fn retry_ambiguous(self) -> Self {
+        self.policy(RetryAmbiguous)
+    }
+
+    /// Keeps one more header of the response and sends it again, beside
+    /// [`KEPT_HEADERS`](super::KEPT_HEADERS). Those that belong to one exchange cannot be kept:
+    /// `Set-Cookie`, `Date`, `Content-Length`, hop-by-hop, CORS and request-id headers.
+    pub fn keep_header(self, name: HeaderName) -> Self {
+        self.set(|settings| settings.kept_headers.push(name))
+    }
+
+    /// Drops the handler when the client goes away; by default it runs on, since its result is what the
+    /// client will ask for again. How far a dropped handler got is unknown: what becomes of the key is up to
+    /// the [`policy`](Self::policy), which by default keeps it.
+    pub fn cancel_on_disconnect(self) -> Self {
+        self.set(|settings| settings.cancel_on_disconnect = true)
+    }
+
+    /// Runs requests **without protection** when the store cannot be asked, with a warning in the log each
+    /// time; by default they are answered with 503. Only where running twice does little harm.
+    pub fn fail_open(self) -> Self {
+        self.set(|settings| settings.fail_open = true)
+    }
+
+    /// Applies to gRPC requests too (those with a content type `application/grpc…`), which otherwise pass
+    /// untouched. For unary calls only: request and response are read to their ends. The trailers are kept,
+    /// and what became of the call is told by its `grpc-status`.
+    pub fn grpc_unary(self) -> Self {
+        self.set(|settings| settings.grpc_unary = true)
+    }
+
+    /// Renders the layer's own answers, instead of [`Rejection::response`].
+    pub fn render<F, B>(self, render: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        self.set(|settings| {
+            settings.render = Some(Arc::new(move |rejection: &Rejection| {
+                render(rejection).map(|body| body.map_err(Into::into).boxed_unsync())
+            }));
+        })
+    }
+
+    /// Whether the options make sense. Call it when the service starts: otherwise a mistake is told to the
+    /// log when the layer is put around a service, and every request with a key is answered with 500.
+    ///
+    /// # Errors
+    ///
+    /// The first option that does not.
+    pub fn check(&self) -> Result<(), InvalidOptions> {
+        self.settings.check().map_err(InvalidOptions::new)
+    }
+
+    /// What is left to do when the server has ended.
+    #[must_use]
+    pub fn handle(&self) -> IdempotencyHandle {
+        IdempotencyHandle::new(self.shared.clone())
+    }
+
+    /// How often what has happened.
+    #[must_use]
+    pub fn stats(&self) -> IdempotencyStats {
+        self.shared.counters.snapshot()
+    }
+}
+
+impl<S, C> Layer<S> for IdempotencyLayer<C> {
+    type Service = IdempotencyService<S, C>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let invalid = self.settings.check().err().map(|error| {
+            tracing::error!(
+                error,
+                "an idempotency layer is set up wrongly, no request will pass it"
+            );
+            error.into()
+        });
+        let core = Core {
+            shared: self.shared.clone(),
+            settings: self.settings.clone(),
+        };
+        IdempotencyService::new(inner, core, self.caller.clone(), invalid)
+    }
+}
+
+impl<C> Clone for IdempotencyLayer<C> {
+    fn clone(&self) -> Self {
+        IdempotencyLayer {
+            shared: self.shared.clone(),
+            settings: self.settings.clone(),
+            caller: self.caller.clone(),
+        }
+    }
+}
+
+impl<C> fmt::Debug for IdempotencyLayer<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyLayer")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,176 @@
+//! What the layer answers in the handler's stead, one by one.
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::{Reason, Rejection};
+
+/// Why a request was not answered by its handler, nor by a stored response.
+///
+/// Each has its stable [`kind`](Self::kind), the `type` of the problem document, by which clients tell them
+/// apart. The [module's documentation](super#what-clients-are-told) says what a client should do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The endpoint takes requests with an idempotency key only.
+    KeyMissing,
+    /// The key is empty, too long, malformed, or given more than once.
+    KeyInvalid,
+    /// The request has no caller whose key it could be.
+    NoCaller,
+    /// The key was used for another request.
+    Mismatch,
+    /// A request with this key is being worked on.
+    InProgress,
+    /// A request with this key was begun, and nobody knows how far it got.
+    OutcomeUnknown,
+    /// The request was done, but its response was not of a kind that is kept.
+    ResultUnavailable,
+    /// The request failed without a response; it may have had effects.
+    Failed,
+    /// The store that remembers requests does not answer.
+    Unavailable,
+    /// What is stored under this key cannot be read by this version of the service.
+    Unreadable,
+}
+
+impl Problem {
+    /// The stable type of the problem, a URN.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Problem::KeyMissing => "urn:dlock:problem:idempotency-key-missing",
+            Problem::KeyInvalid => "urn:dlock:problem:idempotency-key-invalid",
+            Problem::NoCaller => "urn:dlock:problem:idempotency-no-caller",
+            Problem::Mismatch => "urn:dlock:problem:idempotency-mismatch",
+            Problem::InProgress => "urn:dlock:problem:idempotency-in-progress",
+            Problem::OutcomeUnknown => "urn:dlock:problem:idempotency-outcome-unknown",
+            Problem::ResultUnavailable => "urn:dlock:problem:idempotency-result-unavailable",
+            Problem::Failed => "urn:dlock:problem:idempotency-failed",
+            Problem::Unavailable => "urn:dlock:problem:idempotency-unavailable",
+            Problem::Unreadable => "urn:dlock:problem:idempotency-unreadable",
+        }
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(self) -> StatusCode {
+        match self {
+            Problem::KeyMissing | Problem::KeyInvalid => StatusCode::BAD_REQUEST,
+            Problem::NoCaller => StatusCode::UNAUTHORIZED,
+            Problem::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            Problem::InProgress | Problem::OutcomeUnknown | Problem::ResultUnavailable => {
+                StatusCode::CONFLICT
+            }
+            Problem::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Problem::Unavailable | Problem::Unreadable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Whether the same request with the same key may succeed later. Such answers have a `Retry-After`.
+    #[must_use]
+    pub fn is_retryable(self) -> bool {
+        self.retry_after().is_some()
+    }
+
+    fn retry_after(self) -> Option<Duration> {
+        match self {
+            Problem::InProgress | Problem::Unavailable => Some(Duration::from_secs(1)),
+            // As long as an update of the service may take to get round.
+            Problem::Unreadable => Some(Duration::from_secs(10)),
+            _ => None,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Problem::KeyMissing => "The request has no idempotency key",
+            Problem::KeyInvalid => "The idempotency key is not valid",
+            Problem::NoCaller => "It is not known who sends the request",
+            Problem::Mismatch => "The idempotency key was used for another request",
+            Problem::InProgress => "A request with this idempotency key is in progress",
+            Problem::OutcomeUnknown => "The outcome of the request is unknown",
+            Problem::ResultUnavailable => "The result of the request is not available any more",
+            Problem::Failed => "The request failed",
+            Problem::Unavailable => "Idempotency keys cannot be checked at present",
+            Problem::Unreadable => "The record of the idempotency key cannot be read",
+        }
+    }
+
+    fn detail(self) -> &'static str {
+        match self {
+            Problem::KeyMissing => "send a key that is new for each operation, and the same for its retries",
+            Problem::KeyInvalid => "the key must be one string of 1 to 255 bytes",
+            Problem::NoCaller => "idempotency keys belong to a caller: authenticate",
+            Problem::Mismatch => {
+                "use a new key for a new request, and send a retry exactly as the first time"
+            }
+            Problem::InProgress => "try again with the same key; the result will be sent then",
+            Problem::OutcomeUnknown => {
+                "a request with this key was begun and did not come to an end that is known; find out what \
+                 happened before sending it under another key"
+            }
+            Problem::ResultUnavailable => {
+                "the request was carried out, and its response was too large or a stream; it is not kept, and \
+                 the request is not carried out again"
+            }
+            Problem::Failed => {
+                "the request was begun and failed without a response; it may have had effects, and is not \
+                 carried out again under this key"
+            }
+            Problem::Unavailable => "nothing was done for this request; try again with the same key",
+            Problem::Unreadable => "nothing was done for this request; try again later with the same key",
+        }
+    }
+
+    /// Whether the work that the request asks for may have been begun, by it or by another one.
+    fn may_have_begun(self) -> bool {
+        matches!(
+            self,
+            Problem::InProgress | Problem::OutcomeUnknown | Problem::ResultUnavailable | Problem::Failed
+        )
+    }
+
+    /// The code that gRPC clients get.
+    pub(crate) fn grpc_code(self) -> u16 {
+        const UNKNOWN: u16 = 2;
+        const INVALID_ARGUMENT: u16 = 3;
+        const FAILED_PRECONDITION: u16 = 9;
+        const ABORTED: u16 = 10;
+        const UNAVAILABLE: u16 = 14;
+        const UNAUTHENTICATED: u16 = 16;
+        match self {
+            Problem::KeyMissing | Problem::KeyInvalid | Problem::Mismatch => INVALID_ARGUMENT,
+            Problem::NoCaller => UNAUTHENTICATED,
+            Problem::InProgress => ABORTED,
+            Problem::OutcomeUnknown | Problem::ResultUnavailable => FAILED_PRECONDITION,
+            Problem::Failed => UNKNOWN,
+            Problem::Unavailable | Problem::Unreadable => UNAVAILABLE,
+        }
+    }
+
+    /// The answer that tells it.
+    #[must_use]
+    pub fn rejection(self) -> Rejection {
+        self.with_detail(self.detail())
+    }
+
+    /// The same with words of the occurrence.
+    pub(super) fn with_detail(self, detail: impl Into<String>) -> Rejection {
+        let mut rejection = Rejection::with(
+            Reason::Idempotency(self),
+            self.status(),
+            self.kind(),
+            self.title(),
+            detail,
+        );
+        if let Some(retry_after) = self.retry_after() {
+            rejection = rejection.with_retry_after(retry_after);
+        }
+        if self.may_have_begun() {
+            rejection = rejection.with_started();
+        }
+        rejection
+    }
+}

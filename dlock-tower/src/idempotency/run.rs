@@ -1,0 +1,97 @@
+//! The work under a claim: the handler, and what becomes of its answer.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use bytes::Bytes;
+use futures_util::poll;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tower_service::Service;
+
+use super::Idempotency;
+use super::body::ResponseBody;
+use super::capture::{Capture, is_endless};
+use super::claim::{Owned, Phase, Settlement};
+use super::policy::Ending;
+use super::stored::Stored;
+use super::stream::{Last, Stream};
+use crate::body::BoxError;
+
+/// Has the handler answer. When this is done the outcome is in the store, or on its way there, or the body
+/// that was given back sees to it.
+pub(super) async fn run<S, B, R>(
+    mut inner: S,
+    mut request: Request<B>,
+    claim: Owned,
+) -> Result<Response<ResponseBody<R>>, S::Error>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    if let Err(error) = poll_fn(|cx| inner.poll_ready(cx)).await {
+        claim.settle(Settlement::Release).await;
+        return Err(error);
+    }
+    let idempotency = Idempotency {
+        claim: (*claim).clone(),
+    };
+    request.extensions_mut().insert(idempotency);
+    claim.enter(Phase::Working);
+    let answer = inner.call(request).await;
+    claim.enter(Phase::Answered);
+    match answer {
+        Ok(response) => Ok(keep(claim, response).await),
+        Err(error) => {
+            let settlement = claim.verdict_on_failure(&Ending::ServiceError);
+            claim.settle(settlement).await;
+            Err(error)
+        }
+    }
+}
+
+/// Stores what is to be kept of a response, and gives the response back as it was.
+async fn keep<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>>
+where
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let (parts, body) = response.into_parts();
+    let mut capture = Capture::new(&parts, &claim);
+    if capture.is_released() {
+        claim.settle(Settlement::Release).await;
+        return Response::from_parts(parts, ResponseBody::bare(body));
+    }
+    if is_endless(&parts) || capture.exceeds(body.size_hint().lower()) {
+        claim.core.shared.counters.tombstones();
+        claim.settle(Stored::Unavailable).await;
+        return Response::from_parts(parts, ResponseBody::bare(body));
+    }
+    // Most bodies are there at once; they are stored before the first byte goes out.
+    let mut body = Box::pin(body);
+    let body = loop {
+        let next = poll!(body.frame()).map(|next| next.map(|frame| frame.map_err(Into::<BoxError>::into)));
+        match next {
+            Poll::Ready(Some(Ok(frame))) if capture.take(&frame) => {}
+            Poll::Ready(Some(Ok(frame))) => {
+                claim.core.shared.counters.tombstones();
+                claim.settle(Stored::Unavailable).await;
+                let (pieces, trailers) = capture.pieces();
+                break ResponseBody::stream(Stream::passing(pieces, trailers, frame, body));
+            }
+            Poll::Ready(Some(Err(error))) => {
+                claim.settle(Stored::Unavailable).await;
+                let (pieces, _) = capture.pieces();
+                break ResponseBody::stream(Stream::ended(pieces, Last::Error(error)));
+            }
+            Poll::Ready(None) => {
+                let (pieces, trailers) = capture.pieces();
+                let settlement = capture.conclude(&claim);
+                claim.settle(settlement).await;
+                break ResponseBody::whole(pieces, trailers);
+            }
+            Poll::Pending => break ResponseBody::stream(Stream::taking_down(capture, claim, body)),
+        }
+    };
+    Response::from_parts(parts, body)
+}

@@ -1,0 +1,137 @@
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::admission::{Question, admit};
+use super::body::ResponseBody;
+use super::caller::FindCaller;
+use super::fingerprint::record_key;
+use super::settings::Core;
+use super::{Problem, ResponseFuture, key};
+use crate::body::{BoxError, FromBuffered};
+use crate::{Rejection, grpc};
+
+/// A service that runs each request with an idempotency key once; made by
+/// [`IdempotencyLayer`](super::IdempotencyLayer).
+///
+/// It is always ready, whatever the inner service is: a replay must not wait for it. Once a request has
+/// claimed its key, a clone of the inner service is driven ready and called.
+pub struct IdempotencyService<S, C> {
+    inner: S,
+    core: Core,
+    caller: Arc<C>,
+    /// What is wrong with the options.
+    invalid: Option<Arc<str>>,
+}
+
+impl<S, C> IdempotencyService<S, C> {
+    pub(super) fn new(inner: S, core: Core, caller: Arc<C>, invalid: Option<Arc<str>>) -> Self {
+        IdempotencyService {
+            inner,
+            core,
+            caller,
+            invalid,
+        }
+    }
+
+    /// The inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner service.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, C, B, R> Service<Request<B>> for IdempotencyService<S, C>
+where
+    S: Service<Request<B>, Response = Response<R>, Future: Send> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    C: FindCaller,
+    B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B, R>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // Never driven ready here, so the clone owes nothing to anybody.
+        let inner = self.inner.clone();
+        let settings = &self.core.settings;
+        if !settings.methods.contains(request.method()) {
+            return ResponseFuture::bare(inner, request);
+        }
+        let grpc = grpc::content_type(request.headers());
+        if grpc.is_some() && !settings.grpc_unary {
+            return ResponseFuture::bare(inner, request);
+        }
+        let refuse = |rejection, grpc| ResponseFuture::refused(rejection, self.core.clone(), grpc);
+        let key = match key::find(request.headers(), &settings.header) {
+            Ok(Some(key)) => key,
+            Ok(None) if settings.required => {
+                let name = &settings.header;
+                let detail = format!("header {name} is missing: send one that is new for each operation");
+                return refuse(Problem::KeyMissing.with_detail(detail), grpc);
+            }
+            Ok(None) => return ResponseFuture::bare(inner, request),
+            Err(reason) => return refuse(Problem::KeyInvalid.with_detail(reason), grpc),
+        };
+        if let Some(invalid) = &self.invalid {
+            return refuse(Rejection::internal(invalid.to_string()), grpc);
+        }
+        let (parts, body) = request.into_parts();
+        let route = settings.route.as_ref().map(|route| route(&parts));
+        let record = self.caller.find(&parts).and_then(|caller| {
+            let (namespace, route) = (&settings.namespace, route.as_deref());
+            record_key(namespace, &caller, &parts, route, &key)
+        });
+        let record = match record {
+            Ok(record) => record,
+            Err(rejection) => return refuse(rejection, grpc),
+        };
+        let question = Question {
+            core: self.core.clone(),
+            key,
+            record,
+            request: Request::from_parts(parts, body),
+        };
+        ResponseFuture::admitting(inner, Box::pin(admit(question)), self.core.clone(), grpc)
+    }
+}
+
+impl<S: Clone, C> Clone for IdempotencyService<S, C> {
+    fn clone(&self) -> Self {
+        IdempotencyService {
+            inner: self.inner.clone(),
+            core: self.core.clone(),
+            caller: self.caller.clone(),
+            invalid: self.invalid.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, C> fmt::Debug for IdempotencyService<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyService")
+            .field("inner", &self.inner)
+            .field("settings", &self.core.settings)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,195 @@
+//! The options of a layer, and what its requests share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::record::{OnOrphan, Records};
+use http::header::HeaderName;
+use http::request::Parts;
+use http::{HeaderValue, Method, Response};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use super::body::ResponseBody;
+use super::policy::{AtMostOnce, Policy};
+use super::renewal::Renewals;
+use super::replay::is_of_one_exchange;
+use super::stats::Counters;
+use super::{DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_RETENTION, DEFAULT_RETRY_FOR};
+use crate::body::BoxError;
+use crate::{NotStarted, Rejection};
+
+/// How many results at most are sent again at the same time when the store was away.
+const CONCURRENT_REPEATS: usize = 16;
+/// How many claims of which nobody knows whether they stand are taken back at the same time at most.
+const CONCURRENT_UNDOS: usize = 1024;
+
+pub(super) type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + Send + Sync;
+pub(super) type Route = dyn Fn(&Parts) -> String + Send + Sync;
+
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) header: HeaderName,
+    pub(super) required: bool,
+    pub(super) methods: Vec<Method>,
+    pub(super) namespace: String,
+    pub(super) route: Option<Arc<Route>>,
+    pub(super) lease: Duration,
+    pub(super) retention: Duration,
+    pub(super) body_limit: usize,
+    pub(super) response_limit: usize,
+    pub(super) wait: Option<Duration>,
+    pub(super) retry_for: Duration,
+    pub(super) on_orphan: OnOrphan,
+    pub(super) policy: Arc<dyn Policy>,
+    pub(super) kept_headers: Vec<HeaderName>,
+    pub(super) cancel_on_disconnect: bool,
+    pub(super) fail_open: bool,
+    pub(super) grpc_unary: bool,
+    pub(super) render: Option<Arc<Render>>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            header: HeaderName::from_static("idempotency-key"),
+            required: false,
+            methods: vec![Method::POST, Method::PATCH],
+            namespace: String::new(),
+            route: None,
+            lease: DEFAULT_LEASE,
+            retention: DEFAULT_RETENTION,
+            body_limit: DEFAULT_LIMIT,
+            response_limit: DEFAULT_LIMIT,
+            wait: None,
+            retry_for: DEFAULT_RETRY_FOR,
+            on_orphan: OnOrphan::TakeOver,
+            policy: Arc::new(AtMostOnce),
+            kept_headers: Vec::new(),
+            cancel_on_disconnect: false,
+            fail_open: false,
+            grpc_unary: false,
+            render: None,
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn check(&self) -> Result<(), String> {
+        const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
+        const SHORTEST: Duration = Duration::from_millis(100);
+        if self.lease < SHORTEST {
+            return Err(format!(
+                "invalid option lease: {:?} is shorter than {SHORTEST:?}",
+                self.lease
+            ));
+        }
+        if self.retention < self.lease || self.retention > YEAR {
+            return Err(format!(
+                "invalid option retention: {:?} is not between the lease ({:?}) and a year",
+                self.retention, self.lease
+            ));
+        }
+        for (option, time) in [("wait", self.wait), ("retry_for", Some(self.retry_for))] {
+            if time.is_some_and(|time| time > YEAR) {
+                return Err(format!("invalid option {option}: it is longer than a year"));
+            }
+        }
+        for (option, limit) in [
+            ("body_limit", self.body_limit),
+            ("response_limit", self.response_limit),
+        ] {
+            if u32::try_from(limit).is_err() {
+                return Err(format!("invalid option {option}: {limit} bytes are too many"));
+            }
+        }
+        match self.kept_headers.iter().find(|name| is_of_one_exchange(name)) {
+            Some(name) => Err(format!(
+                "invalid option keep_header: {name} belongs to one response only"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The layer's own response.
+    pub(super) fn respond<R>(
+        &self,
+        rejection: Rejection,
+        grpc: Option<HeaderValue>,
+    ) -> Response<ResponseBody<R>> {
+        rejection.log();
+        let rejection = rejection.with_grpc(grpc);
+        let mut response = match &self.render {
+            Some(render) => render(&rejection),
+            None => rejection
+                .response()
+                .map(|body| body.map_err(Into::into).boxed_unsync()),
+        };
+        if rejection.has_started() {
+            response.extensions_mut().remove::<NotStarted>();
+        } else {
+            response.extensions_mut().insert(NotStarted);
+        }
+        response.map(ResponseBody::answer)
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("header", &self.header)
+            .field("required", &self.required)
+            .field("methods", &self.methods)
+            .field("namespace", &self.namespace)
+            .field("lease", &self.lease)
+            .field("retention", &self.retention)
+            .field("body_limit", &self.body_limit)
+            .field("response_limit", &self.response_limit)
+            .field("wait", &self.wait)
+            .field("on_orphan", &self.on_orphan)
+            .field("kept_headers", &self.kept_headers)
+            .field("cancel_on_disconnect", &self.cancel_on_disconnect)
+            .field("fail_open", &self.fail_open)
+            .field("grpc_unary", &self.grpc_unary)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What all requests of a layer share, whatever route they take.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) records: Records,
+    /// Work that nobody awaits.
+    pub(super) tasks: TaskTracker,
+    pub(super) renewals: Renewals,
+    pub(super) counters: Counters,
+    pub(super) repeats: Semaphore,
+    pub(super) undos: Arc<Semaphore>,
+    pub(super) claims: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(records: Records) -> Shared {
+        Shared {
+            records,
+            tasks: TaskTracker::new(),
+            renewals: Renewals::default(),
+            counters: Counters::default(),
+            repeats: Semaphore::new(CONCURRENT_REPEATS),
+            undos: Arc::new(Semaphore::new(CONCURRENT_UNDOS)),
+            claims: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A layer, as its requests know it.
+#[derive(Debug, Clone)]
+pub(super) struct Core {
+    pub(super) shared: Arc<Shared>,
+    pub(super) settings: Arc<Settings>,
+}

@@ -1,0 +1,65 @@
+//! What is counted: for everybody by [`IdempotencyStats`], and through the `metrics` facade with the
+//! feature of that name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $metric:literal $(, $label:literal = $value:literal)?;)+) => {
+        #[derive(Debug, Default)]
+        pub(super) struct Counters {
+            $($name: AtomicU64,)+
+        }
+
+        impl Counters {
+            $(pub(super) fn $name(&self) {
+                self.$name.fetch_add(1, Ordering::Relaxed);
+                #[cfg(feature = "metrics")]
+                metrics::counter!($metric $(, $label => $value)?).increment(1);
+            })+
+
+            pub(super) fn snapshot(&self) -> IdempotencyStats {
+                IdempotencyStats { $($name: self.$name.load(Ordering::Relaxed),)+ }
+            }
+        }
+
+        /// How often what has happened since the layer was made; all its clones count together.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct IdempotencyStats {
+            $(
+                $(#[$doc])*
+                #[doc = concat!("\n\n`", $metric, "`" $(, "`{", $label, "=\"", $value, "\"}`")?, " in metrics.")]
+                pub $name: u64,
+            )+
+        }
+    };
+}
+
+counters! {
+    /// Requests that claimed their key and ran.
+    claimed: "dlock_idempotency_requests_total", "outcome" = "claimed";
+    /// Of those, requests that took over what an earlier attempt had begun.
+    taken_over: "dlock_idempotency_taken_over_total";
+    /// Requests that were answered by a stored response.
+    replayed: "dlock_idempotency_requests_total", "outcome" = "replayed";
+    /// Requests that were answered by 409 because an equal one was in progress.
+    in_progress: "dlock_idempotency_requests_total", "outcome" = "in_progress";
+    /// Requests that used the key of another one.
+    mismatched: "dlock_idempotency_requests_total", "outcome" = "mismatch";
+    /// Requests that the store could not be asked about, refused or let run open.
+    unavailable: "dlock_idempotency_requests_total", "outcome" = "unavailable";
+    /// Requests whose record could not be read.
+    unreadable: "dlock_idempotency_requests_total", "outcome" = "unreadable";
+    /// Handlers whose client went away, and that ran on.
+    detached: "dlock_idempotency_detached_total";
+    /// Owners that found their claim lost: somebody else may have run as well, and nothing was stored.
+    lost: "dlock_idempotency_claim_lost_total";
+    /// Renewals that failed; each is repeated.
+    renewal_failures: "dlock_idempotency_store_failed_total", "step" = "extend";
+    /// Results and releases that did not reach the store at once; each is repeated until it does.
+    settle_failures: "dlock_idempotency_store_failed_total", "step" = "settle";
+    /// Results and releases that were given up, because what is stored there cannot be read.
+    abandoned: "dlock_idempotency_abandoned_total";
+    /// Results of which only that there was one is kept: too large, or streams.
+    tombstones: "dlock_idempotency_tombstones_total";
+}

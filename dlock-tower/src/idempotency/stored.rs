@@ -1,0 +1,226 @@
+//! What is stored of a request that is done, as bytes.
+//!
+//! The first byte is the version of the format, the second says which of three it is, and for a response
+//! there follow status, headers, body and trailers, each with its length before it, big-endian. What does
+//! not decode to the last byte is an error: a record that cannot be read is never taken for none.
+
+use std::fmt;
+
+use bytes::{Buf, BufMut, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+const VERSION: u8 = 1;
+const RESPONSE: u8 = 1;
+const UNAVAILABLE: u8 = 2;
+const FAILED: u8 = 3;
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Stored {
+    /// A response, to be sent again.
+    Response(Kept),
+    /// There was a response, too large to be kept or a stream.
+    Unavailable,
+    /// There was none: the handler panicked, or the service failed.
+    Failed,
+}
+
+/// A response as it is kept: the headers are those that are sent again.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Kept {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    /// In the pieces in which it came.
+    pub(super) body: Vec<Bytes>,
+    pub(super) trailers: Option<HeaderMap>,
+}
+
+/// Why stored bytes were not read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    Newer(u8),
+    Broken,
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unreadable::Newer(version) => {
+                write!(f, "its format is of version {version}, this one reads {VERSION}")
+            }
+            Unreadable::Broken => f.write_str("its bytes make no sense"),
+        }
+    }
+}
+
+impl Stored {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        match self {
+            Stored::Unavailable => vec![VERSION, UNAVAILABLE],
+            Stored::Failed => vec![VERSION, FAILED],
+            Stored::Response(kept) => {
+                let body: usize = kept.body.iter().map(Bytes::len).sum();
+                let mut out = Vec::with_capacity(body + 256);
+                out.put_slice(&[VERSION, RESPONSE]);
+                out.put_u16(kept.status.as_u16());
+                put_headers(&mut out, &kept.headers);
+                out.put_u32(length(body));
+                for piece in &kept.body {
+                    out.put_slice(piece);
+                }
+                match &kept.trailers {
+                    Some(trailers) => {
+                        out.put_u8(1);
+                        put_headers(&mut out, trailers);
+                    }
+                    None => out.put_u8(0),
+                }
+                out
+            }
+        }
+    }
+
+    pub(super) fn decode(bytes: Vec<u8>) -> Result<Stored, Unreadable> {
+        let mut rest = Bytes::from(bytes);
+        match take_u8(&mut rest)? {
+            VERSION => {}
+            0 => return Err(Unreadable::Broken),
+            newer => return Err(Unreadable::Newer(newer)),
+        }
+        let stored = match take_u8(&mut rest)? {
+            UNAVAILABLE => Stored::Unavailable,
+            FAILED => Stored::Failed,
+            RESPONSE => Stored::Response(take_response(&mut rest)?),
+            _ => return Err(Unreadable::Broken),
+        };
+        if rest.is_empty() {
+            Ok(stored)
+        } else {
+            Err(Unreadable::Broken)
+        }
+    }
+}
+
+/// Bodies and headers are bounded long before this: it never saturates.
+fn length(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
+    out.put_u32(length(headers.len()));
+    for (name, value) in headers {
+        for text in [name.as_str().as_bytes(), value.as_bytes()] {
+            out.put_u32(length(text.len()));
+            out.put_slice(text);
+        }
+    }
+}
+
+fn take_response(rest: &mut Bytes) -> Result<Kept, Unreadable> {
+    let status = rest.try_get_u16().map_err(|_| Unreadable::Broken)?;
+    let status = StatusCode::from_u16(status).map_err(|_| Unreadable::Broken)?;
+    let headers = take_headers(rest)?;
+    let body = take_bytes(rest)?;
+    let trailers = match take_u8(rest)? {
+        0 => None,
+        1 => Some(take_headers(rest)?),
+        _ => return Err(Unreadable::Broken),
+    };
+    let body = if body.is_empty() { Vec::new() } else { vec![body] };
+    Ok(Kept {
+        status,
+        headers,
+        body,
+        trailers,
+    })
+}
+
+fn take_u8(rest: &mut Bytes) -> Result<u8, Unreadable> {
+    rest.try_get_u8().map_err(|_| Unreadable::Broken)
+}
+
+fn take_u32(rest: &mut Bytes) -> Result<usize, Unreadable> {
+    let value = rest.try_get_u32().map_err(|_| Unreadable::Broken)?;
+    usize::try_from(value).map_err(|_| Unreadable::Broken)
+}
+
+fn take_bytes(rest: &mut Bytes) -> Result<Bytes, Unreadable> {
+    let len = take_u32(rest)?;
+    if len > rest.len() {
+        return Err(Unreadable::Broken);
+    }
+    Ok(rest.split_to(len))
+}
+
+fn take_headers(rest: &mut Bytes) -> Result<HeaderMap, Unreadable> {
+    let mut headers = HeaderMap::new();
+    for _ in 0..take_u32(rest)? {
+        let name = HeaderName::from_bytes(&take_bytes(rest)?).map_err(|_| Unreadable::Broken)?;
+        let value = HeaderValue::from_maybe_shared(take_bytes(rest)?).map_err(|_| Unreadable::Broken)?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept() -> Stored {
+        let mut headers = HeaderMap::new();
+        headers.append("link", HeaderValue::from_static("</a>"));
+        headers.append("link", HeaderValue::from_static("</b>"));
+        headers.append("location", HeaderValue::from_bytes(b"/\xe9").unwrap());
+        let trailers = HeaderMap::from_iter([(
+            HeaderName::from_static("grpc-status"),
+            HeaderValue::from_static("0"),
+        )]);
+        Stored::Response(Kept {
+            status: StatusCode::CREATED,
+            headers,
+            body: vec![Bytes::from_static(b"one"), Bytes::from_static(b"\0two")],
+            trailers: Some(trailers),
+        })
+    }
+
+    #[test]
+    fn what_is_stored_comes_back() {
+        for stored in [Stored::Unavailable, Stored::Failed] {
+            assert_eq!(Stored::decode(stored.encode()), Ok(stored));
+        }
+        let Stored::Response(before) = kept() else {
+            unreachable!()
+        };
+        let Ok(Stored::Response(after)) = Stored::decode(kept().encode()) else {
+            panic!("not a response")
+        };
+        assert_eq!(after.body.concat(), before.body.concat());
+        assert_eq!(
+            (after.status, after.headers, after.trailers),
+            (before.status, before.headers, before.trailers)
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_cut_or_too_many_are_an_error() {
+        let whole = kept().encode();
+        for cut in 0..whole.len() {
+            assert_eq!(
+                Stored::decode(whole[..cut].to_vec()),
+                Err(Unreadable::Broken),
+                "{cut}"
+            );
+        }
+        let mut longer = whole.clone();
+        longer.push(0);
+        assert_eq!(Stored::decode(longer), Err(Unreadable::Broken));
+        assert_eq!(Stored::decode(vec![VERSION, 9]), Err(Unreadable::Broken));
+    }
+
+    #[test]
+    fn a_newer_format_is_told_apart() {
+        let mut newer = kept().encode();
+        newer[0] = 2;
+        assert_eq!(Stored::decode(newer), Err(Unreadable::Newer(2)));
+    }
+}

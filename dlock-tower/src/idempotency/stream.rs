@@ -1,0 +1,319 @@
+//! Responses that take time: they go out while they are taken down.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+
+use super::capture::Capture;
+use super::claim::{Owned, Settlement};
+use super::stored::Stored;
+use super::task::{BoxFuture, Place};
+use crate::body::BoxError;
+
+/// A body on its way to the first caller.
+///
+/// Dropped before its end while it is still taken down, it is read on by a task: what the client did not
+/// wait for is the very result that it will ask for again.
+pub(super) struct Stream<R: Body<Data = Bytes> + Send + 'static>
+where
+    R::Error: Into<BoxError>,
+{
+    /// What came before the head went out, and was taken down.
+    before: VecDeque<Frame<Bytes>>,
+    state: State<R>,
+    polling: bool,
+}
+
+enum State<R> {
+    /// What comes is taken down.
+    Taking {
+        body: Pin<Box<R>>,
+        capture: Box<Capture>,
+        claim: Owned,
+        place: Place,
+    },
+    /// The store is told, and only then the next goes out.
+    Settling {
+        settling: BoxFuture<()>,
+        next: Option<Frame<Bytes>>,
+        after: After<R>,
+        place: Place,
+        claim: std::sync::Arc<super::claim::Claim>,
+    },
+    /// It is settled; what comes goes out.
+    Passing(Pin<Box<R>>),
+    /// Nothing comes any more, but this.
+    Ended(Last),
+}
+
+/// What is left of a body when the store was told.
+enum After<R> {
+    Body(Pin<Box<R>>),
+    Nothing(Last),
+}
+
+/// How a body ends.
+pub(super) enum Last {
+    End,
+    Error(BoxError),
+}
+
+fn frames(pieces: Vec<Bytes>, trailers: Option<HeaderMap>) -> VecDeque<Frame<Bytes>> {
+    let data = pieces.into_iter().map(Frame::data);
+    data.chain(trailers.map(Frame::trailers)).collect()
+}
+
+impl<R> Stream<R>
+where
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    /// A body that is not taken down any more, after `pieces` and `next`.
+    pub(super) fn passing(
+        pieces: Vec<Bytes>,
+        trailers: Option<HeaderMap>,
+        next: Frame<Bytes>,
+        body: Pin<Box<R>>,
+    ) -> Self {
+        let mut before = frames(pieces, trailers);
+        before.push_back(next);
+        Stream {
+            before,
+            state: State::Passing(body),
+            polling: false,
+        }
+    }
+
+    /// A body that has ended.
+    pub(super) fn ended(pieces: Vec<Bytes>, last: Last) -> Self {
+        Stream {
+            before: frames(pieces, None),
+            state: State::Ended(last),
+            polling: false,
+        }
+    }
+
+    /// A body that is still to be taken down.
+    pub(super) fn taking_down(capture: Capture, claim: Owned, body: Pin<Box<R>>) -> Self {
+        let (pieces, trailers) = capture.pieces();
+        Stream {
+            before: frames(pieces, trailers),
+            state: State::Taking {
+                body,
+                capture: Box::new(capture),
+                claim,
+                place: Place::here(),
+            },
+            polling: false,
+        }
+    }
+
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(frame) = self.before.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        // Still set when it is dropped: it panicked.
+        self.polling = true;
+        let polled = self.poll_rest(cx);
+        self.polling = false;
+        polled
+    }
+
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            match &mut self.state {
+                State::Taking { body, capture, .. } => {
+                    let frame = ready!(body.as_mut().poll_frame(cx)).transpose();
+                    let step = match frame {
+                        Ok(Some(frame)) if !capture.take(&frame) => Step::TooMuch(frame),
+                        Ok(Some(frame)) if body.is_end_stream() || capture.has_all_announced() => {
+                            Step::End(Some(frame))
+                        }
+                        Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
+                        Ok(None) => Step::End(None),
+                        Err(error) => Step::Broken(error.into()),
+                    };
+                    self.settle(step);
+                }
+                State::Settling { settling, .. } => {
+                    ready!(settling.as_mut().poll(cx));
+                    let State::Settling { next, after, .. } =
+                        mem::replace(&mut self.state, State::Ended(Last::End))
+                    else {
+                        continue;
+                    };
+                    self.state = match after {
+                        After::Body(body) => State::Passing(body),
+                        After::Nothing(last) => State::Ended(last),
+                    };
+                    if let Some(next) = next {
+                        return Poll::Ready(Some(Ok(next)));
+                    }
+                }
+                State::Passing(body) => return body.as_mut().poll_frame(cx).map_err(Into::into),
+                State::Ended(last) => {
+                    return Poll::Ready(match mem::replace(last, Last::End) {
+                        Last::End => None,
+                        Last::Error(error) => Some(Err(error)),
+                    });
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, step: Step) {
+        let State::Taking {
+            body,
+            capture,
+            claim,
+            place,
+        } = mem::replace(&mut self.state, State::Ended(Last::End))
+        else {
+            return;
+        };
+        let (settlement, next, after): (Settlement, _, _) = match step {
+            Step::TooMuch(frame) => {
+                claim.core.shared.counters.tombstones();
+                (Stored::Unavailable.into(), Some(frame), After::Body(body))
+            }
+            Step::End(frame) => {
+                // What has been announced has come; trailers may still follow.
+                let after = if body.is_end_stream() || frame.is_none() {
+                    After::Nothing(Last::End)
+                } else {
+                    After::Body(body)
+                };
+                (capture.conclude(&claim), frame, after)
+            }
+            Step::Broken(error) => (
+                Stored::Unavailable.into(),
+                None,
+                After::Nothing(Last::Error(error)),
+            ),
+        };
+        let kept = (*claim).clone();
+        self.state = State::Settling {
+            settling: Box::pin(claim.settle(settlement)),
+            next,
+            after,
+            place,
+            claim: kept,
+        };
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.before.is_empty()
+            && match &self.state {
+                State::Passing(body) => body.is_end_stream(),
+                State::Ended(Last::End) => true,
+                _ => false,
+            }
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        let mut hint = match &self.state {
+            State::Taking { body, .. } | State::Passing(body) => body.size_hint(),
+            State::Settling { next, after, .. } => {
+                let mut hint = match after {
+                    After::Body(body) => body.size_hint(),
+                    After::Nothing(_) => SizeHint::with_exact(0),
+                };
+                add(&mut hint, next.iter());
+                hint
+            }
+            State::Ended(Last::End) => SizeHint::with_exact(0),
+            State::Ended(Last::Error(_)) => SizeHint::default(),
+        };
+        add(&mut hint, self.before.iter());
+        hint
+    }
+}
+
+fn add<'a>(hint: &mut SizeHint, frames: impl Iterator<Item = &'a Frame<Bytes>>) {
+    let more: usize = frames.filter_map(Frame::data_ref).map(Bytes::len).sum();
+    let more = more as u64;
+    if let Some(upper) = hint.upper() {
+        hint.set_upper(upper + more);
+    }
+    hint.set_lower(hint.lower() + more);
+}
+
+/// What ends the taking down.
+enum Step {
+    TooMuch(Frame<Bytes>),
+    End(Option<Frame<Bytes>>),
+    Broken(BoxError),
+}
+
+impl<R: Body<Data = Bytes> + Send + 'static> Drop for Stream<R>
+where
+    R::Error: Into<BoxError>,
+{
+    fn drop(&mut self) {
+        match mem::replace(&mut self.state, State::Ended(Last::End)) {
+            State::Taking {
+                body,
+                capture,
+                claim,
+                place,
+            } => {
+                let kept = (*claim).clone();
+                // A body that panicked is never polled again.
+                if self.polling || kept.core.settings.cancel_on_disconnect {
+                    drop(body);
+                    kept.spawn(claim.settle(Stored::Unavailable));
+                } else {
+                    kept.core.shared.counters.detached();
+                    place.go_on(&kept, read_on(body, *capture, claim));
+                }
+            }
+            State::Settling {
+                settling,
+                place,
+                claim,
+                ..
+            } if !self.polling => place.go_on(&claim, settling),
+            _ => {}
+        }
+    }
+}
+
+/// Reads a body to its end for nobody but the store.
+async fn read_on<R>(mut body: Pin<Box<R>>, mut capture: Capture, claim: Owned)
+where
+    R: Body<Data = Bytes>,
+{
+    let whole = loop {
+        match body.frame().await {
+            Some(Ok(frame)) if capture.take(&frame) => {}
+            Some(_) => break false,
+            None => break true,
+        }
+    };
+    drop(body);
+    let settlement = if whole {
+        capture.conclude(&claim)
+    } else {
+        claim.core.shared.counters.tombstones();
+        Stored::Unavailable.into()
+    };
+    claim.settle(settlement).await;
+}
+
+impl<R> fmt::Debug for Stream<R>
+where
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").finish_non_exhaustive()
+    }
+}

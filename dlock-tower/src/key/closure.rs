@@ -1,0 +1,110 @@
+//! Keys that a closure makes of the request's head.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::future::{Future, ready};
+
+use dlock::LockKey;
+use http::request::{Parts, Request};
+
+use super::{ExtractKey, Found, Key, in_parts};
+use crate::Rejection;
+
+#[diagnostic::do_not_recommend]
+impl<B, F, R> ExtractKey<B> for F
+where
+    B: Send,
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoFound,
+{
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        ready(in_parts(request, |parts| self(parts).into_found()))
+    }
+}
+
+/// The key that a closure makes of the request's head. The same as the closure itself, with the methods of
+/// [`Key`], and without the need to name the type of its argument.
+pub fn from_fn<F, R>(find: F) -> Key<FromFn<F>>
+where
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoFound,
+{
+    Key::new(FromFn { find })
+}
+
+/// See [`from_fn`].
+#[derive(Clone)]
+pub struct FromFn<F> {
+    find: F,
+}
+
+impl<F> fmt::Debug for FromFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FromFn").finish_non_exhaustive()
+    }
+}
+
+impl<B, F, R> ExtractKey<B> for FromFn<F>
+where
+    B: Send,
+    F: Fn(&Parts) -> R + Send + Sync + 'static,
+    R: IntoFound,
+{
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        self.find.extract(request)
+    }
+}
+
+/// What a key closure may return: a key (`LockKey`, `String`, `&'static str`), `None` to let the request
+/// pass without a lock, an error to refuse it.
+#[diagnostic::on_unimplemented(
+    message = "a key closure cannot return `{Self}`",
+    label = "does not say what to lock",
+    note = "return a `String`, a `&'static str` or a `LockKey`",
+    note = "or an `Option` of those, where `None` lets the request pass without a lock",
+    note = "or a `Result` of either, whose error is a `dlock_tower::Rejection` or a `dlock::Error`"
+)]
+pub trait IntoFound {
+    /// What was found.
+    ///
+    /// # Errors
+    ///
+    /// The answer that refuses the request.
+    fn into_found(self) -> Result<Found, Rejection>;
+}
+
+impl IntoFound for Found {
+    fn into_found(self) -> Result<Found, Rejection> {
+        Ok(self)
+    }
+}
+
+macro_rules! names {
+    ($($name:ty),+) => {$(
+        impl IntoFound for $name {
+            fn into_found(self) -> Result<Found, Rejection> {
+                Ok(Found::Key(self.into()))
+            }
+        }
+    )+};
+}
+
+names!(LockKey, String, &'static str, Cow<'static, str>);
+
+impl<T: IntoFound> IntoFound for Option<T> {
+    fn into_found(self) -> Result<Found, Rejection> {
+        self.map_or(Ok(Found::PassThrough), T::into_found)
+    }
+}
+
+impl<T: IntoFound, E: Into<Rejection>> IntoFound for Result<T, E> {
+    fn into_found(self) -> Result<Found, Rejection> {
+        self.map_err(E::into)?.into_found()
+    }
+}

@@ -1,0 +1,33 @@
+//! One key for all requests.
+
+use std::future::{Future, ready};
+
+use dlock::LockKey;
+use http::Request;
+
+use super::{ExtractKey, Found, Key};
+use crate::Rejection;
+
+/// The same key for every request. A name that no lock can have is answered with 500 and an error in the
+/// log.
+pub fn fixed(key: impl Into<LockKey>) -> Key<Fixed> {
+    Key::new(Fixed { key: key.into() })
+}
+
+/// See [`fixed`].
+#[derive(Debug, Clone)]
+pub struct Fixed {
+    key: LockKey,
+}
+
+impl<B: Send> ExtractKey<B> for Fixed {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        ready(match self.key.check() {
+            Ok(()) => Ok((request, Found::Key(self.key.clone()))),
+            Err(error) => Err(Rejection::internal(error.to_string())),
+        })
+    }
+}

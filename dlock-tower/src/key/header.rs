@@ -1,0 +1,45 @@
+//! Keys from headers.
+
+use std::future::{Future, ready};
+
+use http::request::{Parts, Request};
+
+use super::{ExtractKey, Found, Key, in_parts, missing, twice};
+use crate::Rejection;
+
+/// The value of a header. One that is missing, given twice or not UTF-8 is answered with 400.
+pub fn header(name: impl Into<String>) -> Key<Header> {
+    Key::new(Header { name: name.into() })
+}
+
+/// See [`header`].
+#[derive(Debug, Clone)]
+pub struct Header {
+    name: String,
+}
+
+impl Header {
+    fn find(&self, parts: &Parts) -> Result<Found, Rejection> {
+        let what = || format!("header {}", self.name);
+        let mut values = parts.headers.get_all(&self.name).iter();
+        let Some(value) = values.next() else {
+            return Ok(missing(what()));
+        };
+        if values.next().is_some() {
+            return Err(twice(what()));
+        }
+        match std::str::from_utf8(value.as_bytes()) {
+            Ok(value) => Ok(Found::Key(value.into())),
+            Err(_) => Err(Rejection::invalid_key(format!("{} is not UTF-8", what()))),
+        }
+    }
+}
+
+impl<B: Send> ExtractKey<B> for Header {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        ready(in_parts(request, |parts| self.find(parts)))
+    }
+}

@@ -1,0 +1,82 @@
+//! Keys from JSON bodies.
+
+use http::Request;
+use http_body::Body;
+use serde_json::Value;
+
+use super::{ExtractKey, Found, Key, missing};
+use crate::Rejection;
+use crate::body::{BoxError, Buffered, FromBuffered};
+
+/// How many bytes of a body are read in search of a key, unless said otherwise: 1 MiB.
+pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;
+
+/// A field of the JSON body: `json_field("account.id")`, or a JSON pointer, `json_field("/account/id")`.
+/// It must be a string, an integer or a boolean.
+///
+/// The body is read before the lock is taken, and the handler gets it again byte for byte, with its
+/// trailers. More than [`DEFAULT_JSON_LIMIT`] bytes ([`limit`](Key::limit)) are answered with 413, and
+/// what is not JSON, or has no such field, with 400.
+///
+/// Nothing bounds the time a client takes to send its body: put a timeout around.
+pub fn json_field(field: impl AsRef<str>) -> Key<JsonField> {
+    let field = field.as_ref();
+    let pointer = match field {
+        pointer if pointer.is_empty() || pointer.starts_with('/') => pointer.to_owned(),
+        dotted => dotted.split('.').fold(String::new(), |pointer, name| {
+            pointer + "/" + &name.replace('~', "~0").replace('/', "~1")
+        }),
+    };
+    Key::new(JsonField {
+        pointer,
+        limit: DEFAULT_JSON_LIMIT,
+    })
+}
+
+/// See [`json_field`].
+#[derive(Debug, Clone)]
+pub struct JsonField {
+    pointer: String,
+    limit: usize,
+}
+
+impl Key<JsonField> {
+    /// How many bytes a body may have; 1 MiB by default. What is longer is answered with 413.
+    pub fn limit(mut self, bytes: usize) -> Key<JsonField> {
+        self.extractor.limit = bytes;
+        self
+    }
+}
+
+impl JsonField {
+    fn find(&self, body: &[u8]) -> Result<Found, Rejection> {
+        let what = || format!("JSON field {}", self.pointer);
+        let body: Value = serde_json::from_slice(body)
+            .map_err(|error| Rejection::invalid_key(format!("the body is not JSON: {error}")))?;
+        Ok(Found::Key(match body.pointer(&self.pointer) {
+            None | Some(Value::Null) => return Ok(missing(what())),
+            Some(Value::String(text)) => text.into(),
+            Some(Value::Bool(value)) => value.to_string().into(),
+            Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),
+            // 1.0 and 1 may be one to the handler.
+            Some(_) => {
+                return Err(Rejection::invalid_key(format!(
+                    "{} is neither a string nor an integer nor a boolean",
+                    what()
+                )));
+            }
+        }))
+    }
+}
+
+impl<B> ExtractKey<B> for JsonField
+where
+    B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (parts, body) = request.into_parts();
+        let body = Buffered::read(body, self.limit).await?;
+        let found = self.find(body.data())?;
+        Ok((Request::from_parts(parts, B::from_buffered(body)), found))
+    }
+}

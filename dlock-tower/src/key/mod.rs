@@ -1,0 +1,315 @@
+//! What a request locks: keys, taken from the request.
+//!
+//! A key is made by one of the functions here, or by a closure over the request's
+//! [`Parts`]:
+//!
+//! | function | the key is |
+//! |---|---|
+#![cfg_attr(feature = "axum", doc = "| [`path_param`] | a parameter of axum's route |")]
+#![cfg_attr(
+    not(feature = "axum"),
+    doc = "| `path_param` | a parameter of axum's route (feature `axum`) |"
+)]
+//! | [`header`] | the value of a header |
+//! | [`query`] | the value of a query parameter |
+//! | [`json_field`] | a field of the JSON body, which is read ahead and given back |
+//! | [`method_and_path`], [`path`] | which resource is asked for |
+//! | [`fixed`] | always the same |
+//! | [`from_fn`], any closure | what the closure says |
+//! | [`all_of`] | several of them together |
+//!
+//! [`Key`] has what changes a key: [`prefix`](Key::prefix), [`map`](Key::map), [`or`](Key::or),
+//! [`optional`](Key::optional). **Prefix what comes from the request** with what it names: other services
+//! use the same store, and `42` is an account here and an order there.
+//!
+//! Keys are made of user input, so what a lock cannot be called (nothing at all, more than 512 bytes,
+//! control characters, braces) is the client's mistake: 400. The same goes for a header or parameter that
+//! is given twice, where the handler might read the other one.
+//!
+//! ```
+//! use dlock_tower::key;
+//! use http::request::Parts;
+//!
+//! let account = key::header("x-account").prefix("account:");
+//! let both = key::all_of((key::header("x-tenant"), key::query("order"))).prefix("order:");
+//! let own = key::from_fn(|parts: &Parts| {
+//!     // No key: the request passes without a lock.
+//!     (parts.uri.path() != "/health").then(|| "service".to_owned())
+//! });
+//! # let _ = (account, both, own);
+//! ```
+
+mod all_of;
+mod closure;
+mod fixed;
+mod header;
+mod json;
+mod path;
+#[cfg(feature = "axum")]
+mod path_param;
+mod query;
+
+use std::fmt;
+use std::future::Future;
+
+use dlock::LockKey;
+use http::request::{Parts, Request};
+
+use crate::{Reason, Rejection};
+
+pub use all_of::{AllOf, all_of};
+pub use closure::{FromFn, IntoFound, from_fn};
+pub use fixed::{Fixed, fixed};
+pub use header::{Header, header};
+pub use json::{DEFAULT_JSON_LIMIT, JsonField, json_field};
+pub use path::{Path, method_and_path, path};
+#[cfg(feature = "axum")]
+pub use path_param::{PathParam, path_param};
+pub use query::{Query, query};
+
+/// What was found in a request.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Found {
+    /// The key to lock.
+    Key(LockKey),
+    /// The request should name a key and does not. Answered with this, unless [`Key::or`] finds another key
+    /// or [`Key::optional`] lets the request pass.
+    Missing(Rejection),
+    /// The request needs no lock: the handler runs without one.
+    PassThrough,
+}
+
+/// Takes the key of a lock from a request.
+///
+/// Implemented by what the functions of [this module](self) make, and by closures over
+/// `&http::request::Parts`. Implement it yourself for what has to wait for something, or has to see the
+/// body. The request goes through: it is given, and given back.
+///
+/// ```
+/// use dlock_tower::{Rejection, key::{ExtractKey, Found}};
+/// use http::Request;
+///
+/// struct Tenant;
+///
+/// impl<B: Send> ExtractKey<B> for Tenant {
+///     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+///         // ... look it up ...
+///         Ok((request, Found::Key("tenant:1".into())))
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not take the key of a lock from a `Request<{B}>`",
+    label = "not a key for these requests",
+    note = "a key is made by the functions of `dlock_tower::key`, such as `key::header(\"x-account\")`, or is a closure `|parts: &http::request::Parts| ...` that returns a `String`, a `LockKey`, an `Option` or a `Result` of those",
+    note = "for one name for all requests, write `key::fixed(\"name\")`",
+    note = "a key from the body, such as `key::json_field`, needs a body that is `FromBuffered`: `axum::body::Body` (feature `axum` of dlock-tower), `Full<Bytes>`, `BoxBody` or `UnsyncBoxBody`"
+)]
+pub trait ExtractKey<B>: Send + Sync + 'static {
+    /// Looks for the key and gives the request back.
+    ///
+    /// Dropped when the client goes away.
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send;
+}
+
+/// A key, to be changed by the methods here.
+#[derive(Clone, Copy)]
+#[must_use = "a key does nothing until it is given to a layer"]
+pub struct Key<E> {
+    extractor: E,
+}
+
+impl<E> Key<E> {
+    /// An extractor of your own, with the methods of this type.
+    pub fn new(extractor: E) -> Key<E> {
+        Key { extractor }
+    }
+
+    /// Puts a text before the key, so that `42` becomes `account:42`.
+    pub fn prefix(self, prefix: impl Into<String>) -> Key<Prefix<E>> {
+        Key::new(Prefix {
+            of: self.extractor,
+            prefix: prefix.into(),
+        })
+    }
+
+    /// Makes another key of the key, such as its lower case.
+    pub fn map<F, R>(self, change: F) -> Key<Map<E, F>>
+    where
+        F: Fn(&str) -> R + Send + Sync + 'static,
+        R: Into<LockKey>,
+    {
+        Key::new(Map {
+            of: self.extractor,
+            change,
+        })
+    }
+
+    /// Looks for another key where this one is missing or lets the request pass. One that is there and
+    /// wrong is refused all the same.
+    pub fn or<O>(self, other: O) -> Key<Or<E, O>> {
+        Key::new(Or {
+            first: self.extractor,
+            other,
+        })
+    }
+
+    /// Lets a request pass without a lock where the key is missing, which otherwise is refused. One that is
+    /// there and wrong is refused all the same.
+    pub fn optional(self) -> Key<Optional<E>> {
+        Key::new(Optional { of: self.extractor })
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for Key<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.extractor.fmt(f)
+    }
+}
+
+impl<B, E: ExtractKey<B>> ExtractKey<B> for Key<E> {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        self.extractor.extract(request)
+    }
+}
+
+/// See [`Key::prefix`].
+#[derive(Debug, Clone)]
+pub struct Prefix<E> {
+    of: E,
+    prefix: String,
+}
+
+impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Prefix<E> {
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, found) = self.of.extract(request).await?;
+        let found = match found {
+            // A prefix would make a name of nothing.
+            Found::Key(key) if key.as_str().is_empty() => return Err(empty()),
+            Found::Key(key) => Found::Key(format!("{}{}", self.prefix, key.as_str()).into()),
+            nothing => nothing,
+        };
+        Ok((request, found))
+    }
+}
+
+/// See [`Key::map`].
+#[derive(Clone)]
+pub struct Map<E, F> {
+    of: E,
+    change: F,
+}
+
+impl<B, E, F, R> ExtractKey<B> for Map<E, F>
+where
+    B: Send,
+    E: ExtractKey<B>,
+    F: Fn(&str) -> R + Send + Sync + 'static,
+    R: Into<LockKey>,
+{
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, found) = self.of.extract(request).await?;
+        let found = match found {
+            Found::Key(key) => Found::Key((self.change)(key.as_str()).into()),
+            nothing => nothing,
+        };
+        Ok((request, found))
+    }
+}
+
+impl<E: fmt::Debug, F> fmt::Debug for Map<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Map")
+            .field("of", &self.of)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See [`Key::or`].
+#[derive(Debug, Clone)]
+pub struct Or<E, O> {
+    first: E,
+    other: O,
+}
+
+impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, first) = self.first.extract(request).await?;
+        if let Found::Key(_) = first {
+            return Ok((request, first));
+        }
+        let (request, other) = self.other.extract(request).await?;
+        let found = match (first, other) {
+            (Found::Missing(first), Found::Missing(other))
+                if [first.reason(), other.reason()] == [Reason::InvalidKey; 2] =>
+            {
+                let detail = format!("{}, {}", first.detail(), other.detail());
+                Found::Missing(Rejection::invalid_key(detail))
+            }
+            (_, other) => other,
+        };
+        Ok((request, found))
+    }
+}
+
+/// See [`Key::optional`].
+#[derive(Debug, Clone)]
+pub struct Optional<E> {
+    of: E,
+}
+
+impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Optional<E> {
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, found) = self.of.extract(request).await?;
+        let found = match found {
+            Found::Missing(_) => Found::PassThrough,
+            found => found,
+        };
+        Ok((request, found))
+    }
+}
+
+/// Looks for a key in everything but the body.
+fn in_parts<B>(
+    request: Request<B>,
+    find: impl FnOnce(&mut Parts) -> Result<Found, Rejection>,
+) -> Result<(Request<B>, Found), Rejection> {
+    let (mut parts, body) = request.into_parts();
+    let found = find(&mut parts)?;
+    Ok((Request::from_parts(parts, body), found))
+}
+
+/// The URI as the client sent it: axum strips what a router is nested at.
+pub(crate) fn original_uri(parts: &Parts) -> &http::Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
+}
+
+fn decoded(text: &str, what: impl FnOnce() -> String) -> Result<String, Rejection> {
+    percent_encoding::percent_decode_str(text)
+        .decode_utf8()
+        .map(std::borrow::Cow::into_owned)
+        .map_err(|_| Rejection::invalid_key(format!("{} is not UTF-8", what())))
+}
+
+fn missing(what: String) -> Found {
+    Found::Missing(Rejection::invalid_key(what + " is missing"))
+}
+
+fn twice(what: String) -> Rejection {
+    Rejection::invalid_key(what + " is given more than once")
+}
+
+fn empty() -> Rejection {
+    Rejection::invalid_key("what names the lock is empty")
+}

@@ -1,0 +1,48 @@
+//! Keys from the path.
+
+use std::future::{Future, ready};
+
+use http::request::{Parts, Request};
+
+use super::{ExtractKey, Found, Key, decoded, in_parts, original_uri};
+use crate::Rejection;
+
+/// The path of the URI, as in `/accounts/42`: one lock for whatever is done to a resource.
+///
+/// It is the whole path that the client sent, also inside a nested axum router (with the feature `axum`;
+/// without it, only what the router has left of it is seen, and equal sub-paths share a key). Its percent
+/// encoding is decoded, so that two spellings of a path are one key.
+pub fn path() -> Key<Path> {
+    Key::new(Path { method: false })
+}
+
+/// The method and the path, as in `POST /accounts/42`; see [`path`].
+pub fn method_and_path() -> Key<Path> {
+    Key::new(Path { method: true })
+}
+
+/// See [`path`] and [`method_and_path`].
+#[derive(Debug, Clone)]
+pub struct Path {
+    method: bool,
+}
+
+impl Path {
+    fn find(&self, parts: &Parts) -> Result<Found, Rejection> {
+        let path = decoded(original_uri(parts).path(), || "the path".to_owned())?;
+        Ok(Found::Key(if self.method {
+            format!("{} {path}", parts.method).into()
+        } else {
+            path.into()
+        }))
+    }
+}
+
+impl<B: Send> ExtractKey<B> for Path {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        ready(in_parts(request, |parts| self.find(parts)))
+    }
+}

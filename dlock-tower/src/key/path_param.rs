@@ -1,0 +1,70 @@
+//! Keys from the parameters of axum's routes.
+
+use std::future::{Future, ready};
+
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams};
+use futures_util::FutureExt;
+use http::request::{Parts, Request};
+
+use super::{ExtractKey, Found, Key, in_parts};
+use crate::Rejection;
+
+/// A parameter of the route that axum has matched, decoded: `path_param("id")` of `/accounts/{id}`.
+///
+/// It is known to layers that are put on a `Router` (`layer`, `route_layer`) or on a method router,
+/// also inside `nest`, where the outer parameters are known too. It is not known to a layer around the
+/// whole router, which runs before any route is matched.
+///
+/// - No route matched (the fallback answers): the request passes.
+/// - The route has no such parameter: 500 and an error in the log, because the handler would run unlocked;
+///   unless [`optional`](Key::optional) or [`or`](Key::or) say what to do.
+/// - The layer stands around the router: the same, without exception. A layer around a router that is itself put into another
+///   one by `nest_service` or `fallback_service` cannot be told from a fallback: it lets everything pass.
+/// - Not UTF-8: 400.
+pub fn path_param(name: impl Into<String>) -> Key<PathParam> {
+    Key::new(PathParam { name: name.into() })
+}
+
+/// See [`path_param`].
+#[derive(Debug, Clone)]
+pub struct PathParam {
+    name: String,
+}
+
+impl PathParam {
+    fn find(&self, parts: &mut Parts) -> Result<Found, Rejection> {
+        let name = &self.name;
+        // Never waits: it only reads what the router left in the extensions.
+        let params = RawPathParams::from_request_parts(parts, &()).now_or_never();
+        if let Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) = &params {
+            return Err(Rejection::invalid_key("a path parameter is not UTF-8"));
+        }
+        if let Some(Ok(params)) = &params {
+            // The innermost of several by that name.
+            if let Some((_, value)) = params.iter().filter(|(found, _)| found == name).last() {
+                return Ok(Found::Key(value.into()));
+            }
+        }
+        match parts.extensions.get::<MatchedPath>() {
+            Some(route) => Ok(Found::Missing(Rejection::internal(format!(
+                "the route {} has no parameter \"{name}\" to take a lock's key from",
+                route.as_str()
+            )))),
+            None if parts.extensions.get::<OriginalUri>().is_some() => Ok(Found::PassThrough),
+            None => Err(Rejection::internal(format!(
+                "path parameter \"{name}\" is not known here: put the lock layer on the axum router by \
+                 `Router::layer` or `route_layer`, not around it"
+            ))),
+        }
+    }
+}
+
+impl<B: Send> ExtractKey<B> for PathParam {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        ready(in_parts(request, |parts| self.find(parts)))
+    }
+}

@@ -1,0 +1,50 @@
+//! Keys from the query.
+
+use std::future::{Future, ready};
+
+use http::request::{Parts, Request};
+
+use super::{ExtractKey, Found, Key, decoded, in_parts, missing, original_uri, twice};
+use crate::Rejection;
+
+/// The value of a query parameter, decoded as forms are. One that is missing, given twice or not UTF-8 is
+/// answered with 400.
+pub fn query(name: impl Into<String>) -> Key<Query> {
+    Key::new(Query { name: name.into() })
+}
+
+/// See [`query`].
+#[derive(Debug, Clone)]
+pub struct Query {
+    name: String,
+}
+
+impl Query {
+    fn find(&self, parts: &Parts) -> Result<Found, Rejection> {
+        let what = || format!("query parameter {}", self.name);
+        let mut found = None;
+        for pair in original_uri(parts).query().unwrap_or_default().split('&') {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            // What cannot be decoded is some other parameter, and somebody else's business.
+            if form(name, String::new).is_ok_and(|name| name == self.name)
+                && found.replace(form(value, what)?).is_some()
+            {
+                return Err(twice(what()));
+            }
+        }
+        Ok(found.map_or_else(|| missing(what()), |value| Found::Key(value.into())))
+    }
+}
+
+fn form(text: &str, what: impl FnOnce() -> String) -> Result<String, Rejection> {
+    decoded(&text.replace('+', " "), what)
+}
+
+impl<B: Send> ExtractKey<B> for Query {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        ready(in_parts(request, |parts| self.find(parts)))
+    }
+}

@@ -1,0 +1,130 @@
+//! Tower layers of [dlock](dlock): **a lock per request**, for axum, tonic, hyper and any other Tower
+//! service over [`http::Request`].
+//!
+//! With a [`LockLayer`] around it a handler runs once at a time *per key* across all processes of a
+//! service: two withdrawals from one account wait for each other, those from two accounts do not. The
+//! lock is given back when the handler has answered, failed or panicked, and when the client goes away; it
+//! passes on soon after a crash.
+//!
+#![cfg_attr(feature = "axum", doc = "```")]
+#![cfg_attr(not(feature = "axum"), doc = "```ignore")]
+//! use axum::{Router, routing::post};
+//! use dlock_tower::{HeldLock, LockLayer, key::path_param};
+//!
+//! async fn withdraw(HeldLock(held): HeldLock) -> String {
+//!     format!("done under fencing token {}", held.fencing_token())
+//! }
+//!
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn ctrl_c() {}
+//! let client = dlock::LockClient::connect("memory://").await?; // or redis://localhost
+//! let app = Router::new()
+//!     .route("/accounts/{id}/withdraw", post(withdraw))
+//!     .layer(LockLayer::new(client.clone(), path_param("id").prefix("account:")));
+//! # use tower::ServiceExt;
+//! # let request = http::Request::post("/accounts/7/withdraw").body(axum::body::Body::empty())?;
+//! # assert_eq!(app.clone().oneshot(request).await?.status(), 200);
+//!
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+//! axum::serve(listener, app).with_graceful_shutdown(ctrl_c()).await?;
+//! client.shutdown(std::time::Duration::from_secs(5)).await;
+//! # Ok(()) }
+//! ```
+//!
+//! # Which key
+//!
+//! [`key`] has the ways to name what a request locks: a path parameter, a header, a query parameter, a
+//! field of the JSON body, method and path, several together, or a closure over the request's head. Prefix
+//! the key with what it names. A request without a key is answered with 400, or passes without a lock,
+//! as you say; one whose key no lock can have is answered with 400.
+//!
+//! # What happens when
+//!
+//! 1. Methods that are [skipped](LockLayer::skip_methods) (`OPTIONS` and `HEAD`) pass without a lock.
+//! 2. The key is taken from the request. For [`json_field`](key::json_field) this reads the body, before
+//!    anything is locked.
+//! 3. The lock is acquired. The request waits for it up to 5 s ([`wait`](LockLayer::wait)), or not at all
+//!    ([`try_once`](LockLayer::try_once)); when the client goes away, the wait ends. A waiting request keeps
+//!    no place in the services inside: the layer is always ready, and those are asked only once the lock is
+//!    held.
+//! 4. The handler runs. It finds a [`Held`](dlock::Held) in the request's extensions (in axum: `HeldLock`),
+//!    with the fencing token to send along with its writes. It runs in the frame of the lock, so
+//!    `#[distributed_lock]` and other layers of the same key further in re-enter instead of waiting.
+//! 5. **The handler has answered**: the lock is released, then the answer goes out. That costs a round trip
+//!    to the store, and whoever got the answer finds the lock free, in every process. When the store does
+//!    not answer, the response waits for it for the client's `retry_for` (3 s) and goes out all the same;
+//!    the lease ends the lock. With [`until_body`](LockLayer::until_body) the lock is released when the
+//!    body has been sent.
+//! 6. **The handler fails or panics, or the client goes away**: what is left of the handler is dropped
+//!    first, and then the lock is released.
+//! 7. **The lock is lost while the handler runs**, because the store was cut off for the length of the
+//!    lease, or because a fixed lease or `max_hold` is over: the handler is dropped and the answer is 503,
+//!    *without* [`NotStarted`]. With [`OnLost::RunOn`] it runs to its end, and sees the loss.
+//!
+//! # What clients are told
+//!
+//! The layer's own answers are `application/problem+json` (RFC 9457) with a stable `type`.
+//!
+//! | `type` | status | gRPC | it means | a client should |
+//! |---|---|---|---|---|
+//! | `urn:dlock:problem:busy` | 423, or [as chosen](LockLayer::busy_status) | `ABORTED` | somebody else is at it, longer than the wait | try again after `Retry-After`: 1 s, or what is left of a fixed lease |
+//! | `urn:dlock:problem:too-many-waiters` | 503 | `UNAVAILABLE` | [`max_waiters`](LockLayer::max_waiters) others wait for it already | try again after `Retry-After`, with growing pauses |
+//! | `urn:dlock:problem:unavailable` | 503 | `UNAVAILABLE` | the lock store does not answer, or the service shuts down | the same |
+//! | `urn:dlock:problem:lost` | 503 | `UNKNOWN` | the lock was lost half way; the request may have had effects | find out what happened before trying again, or use an idempotency key |
+//! | `urn:dlock:problem:invalid-key` | 400 | `INVALID_ARGUMENT` | the request names nothing that can be locked | correct the request |
+//! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read in search of the key | send less |
+//! | `urn:dlock:problem:internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
+//!
+//! (A lock of the same key further out that was lost before this layer's handler began is a
+//! `…:lost` as well, but with `Retry-After` and [`NotStarted`], and `UNAVAILABLE` for gRPC.)
+//!
+//! Every answer that was made before the handler ran carries the extension [`NotStarted`], for layers
+//! further out. Requests whose content type is `application/grpc…` get HTTP 200 and a trailers-only
+//! response. All of it can be [rendered](LockLayer::render) differently. `Service::Error` is the inner
+//! service's own: a service that cannot fail stays so.
+//!
+//! # Where the layer stands
+//!
+//! From outside to inside: trace → CORS → rate limit → compression → authentication → idempotency →
+//! **lock** → handler. Strangers should not get so far as to lock anything, and a stored answer that is
+//! replayed needs no lock. In axum, put it on the `Router` (`layer`, `route_layer`) or a route, not around
+//! the router: path parameters are known only inside.
+//!
+//! Mind the outer timeouts: a request may take the wait and the handler's time together.
+//!
+//! # When not
+//!
+//! - **To run a request once** when clients send it again: that takes an idempotency key. A lock keeps two
+//!   from running *at a time*, and lets the second one run after the first.
+//! - **Where the database can do it**: a unique constraint or `SELECT … FOR UPDATE` needs no second store.
+//! - **For many readers**: all requests of a key wait for each other, `GET` too, unless you
+//!   [skip](LockLayer::skip_methods) it.
+//! - **As the only protection of what must never happen twice**: a lock can be lost while the handler is
+//!   about to write. Send the [fencing token](dlock::Held::fencing_token) along and have the resource
+//!   check it.
+//! - **Around long streams and web sockets**: by default the lock ends with the answer's head; held
+//!   [until the body's end](LockLayer::until_body) it is at the mercy of a client that reads slowly, up to
+//!   `max_hold`.
+//!
+//! # Features
+//!
+//! `axum`: path parameters ([`key::path_param`](key)), `HeldLock`, and the original URI under
+//! nested routers. Without it, keys that are made of the path see only what axum's `nest` left of it.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod body;
+mod grpc;
+#[cfg(feature = "axum")]
+mod held;
+pub mod idempotency;
+pub mod key;
+pub mod lock;
+mod problem;
+mod rejection;
+
+#[cfg(feature = "axum")]
+pub use held::HeldLock;
+pub use idempotency::{Idempotency, IdempotencyLayer, IdempotencyService};
+pub use lock::{LockLayer, LockService, OnLost};
+pub use rejection::{NotStarted, Reason, Rejection};

@@ -1,0 +1,236 @@
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::Bytes;
+use dlock::scope::{self, Scope};
+use dlock::{LockGuard, LockKey, Loss};
+use futures_util::FutureExt;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
+use pin_project_lite::pin_project;
+
+use super::future::{BoxFuture, give_back};
+use crate::body::BoxError;
+
+/// The lock that a response's body was sent under was lost, so the body is not complete; see
+/// [`LockLayer::until_body`](crate::LockLayer::until_body).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockLost {
+    /// The lock.
+    pub key: LockKey,
+    /// What ended it.
+    pub loss: Loss,
+}
+
+impl fmt::Display for LockLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "lock \"{}\" was lost while the response was sent under it: {}",
+            self.key, self.loss
+        )
+    }
+}
+
+impl std::error::Error for LockLost {}
+
+pin_project! {
+    /// The body of a response behind a [`LockLayer`](crate::LockLayer): the handler's, or that of an
+    /// answer of the layer's own.
+    ///
+    /// Its error is a boxed one, whatever the handler's body has, because a body that is sent under a lock
+    /// ends in [`LockLost`] when that is lost. An end without an error would pass for a complete response.
+    pub struct ResponseBody<B> {
+        #[pin]
+        inner: Inner<B>,
+    }
+}
+
+pin_project! {
+    #[project = InnerProj]
+    enum Inner<B> {
+        Bare { #[pin] body: B },
+        Held { #[pin] held: HeldBody<B> },
+        Answer { #[pin] body: UnsyncBoxBody<Bytes, BoxError> },
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn bare(body: B) -> Self {
+        ResponseBody {
+            inner: Inner::Bare { body },
+        }
+    }
+
+    pub(super) fn held(body: B, guard: LockGuard, lost: Option<BoxFuture<Loss>>) -> Self {
+        // The frame, to be entered at every poll of the body.
+        let scope = guard
+            .scope(async { scope::current() })
+            .now_or_never()
+            .unwrap_or_default();
+        let held = HeldBody {
+            body: Some(body),
+            scope,
+            lock: Lock::Held { guard, lost },
+        };
+        ResponseBody {
+            inner: Inner::Held { held },
+        }
+    }
+
+    pub(super) fn answer(body: UnsyncBoxBody<Bytes, BoxError>) -> Self {
+        ResponseBody {
+            inner: Inner::Answer { body },
+        }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.project().inner.project() {
+            InnerProj::Bare { body } => body.poll_frame(cx).map_err(Into::into),
+            InnerProj::Held { held } => held.poll_frame(cx),
+            InnerProj::Answer { body } => body.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Bare { body } => body.is_end_stream(),
+            Inner::Held { held } => matches!(held.lock, Lock::Gone),
+            Inner::Answer { body } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Bare { body } => body.size_hint(),
+            Inner::Held { held } => held
+                .body
+                .as_ref()
+                .map_or_else(|| SizeHint::with_exact(0), Body::size_hint),
+            Inner::Answer { body } => body.size_hint(),
+        }
+    }
+}
+
+pin_project! {
+    /// A body that is sent under a lock.
+    struct HeldBody<B> {
+        #[pin]
+        body: Option<B>,
+        scope: Scope,
+        lock: Lock,
+    }
+
+    impl<B> PinnedDrop for HeldBody<B> {
+        // What a body does when it is dropped, it does in the frame and under the lock.
+        fn drop(this: Pin<&mut Self>) {
+            let this = this.project();
+            drop_in(this.scope, this.body);
+        }
+    }
+}
+
+enum Lock {
+    Held {
+        guard: LockGuard,
+        lost: Option<BoxFuture<Loss>>,
+    },
+    Releasing {
+        release: BoxFuture<()>,
+    },
+    Gone,
+}
+
+fn drop_in<B>(scope: &Scope, mut body: Pin<&mut Option<B>>) {
+    if body.is_some() {
+        let dropped = pin!(scope.wrap(poll_fn(|_| {
+            body.set(None);
+            Poll::Ready(())
+        })));
+        let _ = dropped.poll(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+impl<B> HeldBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut this = self.project();
+        loop {
+            match this.lock {
+                Lock::Held { guard, lost } => {
+                    if let Some(Poll::Ready(loss)) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                        let error = LockLost {
+                            key: guard.key().clone(),
+                            loss,
+                        };
+                        tracing::warn!(%error, "a response is cut short");
+                        drop_in(this.scope, this.body);
+                        *this.lock = Lock::Gone;
+                        return Poll::Ready(Some(Err(error.into())));
+                    }
+                }
+                Lock::Releasing { release } => {
+                    ready!(release.as_mut().poll(cx));
+                    *this.lock = Lock::Gone;
+                }
+                Lock::Gone => return Poll::Ready(None),
+            }
+            let frame = match this.body.as_mut().as_pin_mut() {
+                Some(mut body) => {
+                    let next = pin!(this.scope.wrap(poll_fn(|cx| body.as_mut().poll_frame(cx))));
+                    ready!(next.poll(cx))
+                }
+                None => None,
+            };
+            match frame {
+                Some(Ok(frame)) => return Poll::Ready(Some(Ok(frame))),
+                Some(Err(error)) => {
+                    drop_in(this.scope, this.body);
+                    *this.lock = Lock::Gone;
+                    return Poll::Ready(Some(Err(error.into())));
+                }
+                // The lock is back before the end is told.
+                None => {
+                    drop_in(this.scope, this.body.as_mut());
+                    if let Lock::Held { guard, .. } = std::mem::replace(this.lock, Lock::Gone) {
+                        *this.lock = Lock::Releasing {
+                            release: Box::pin(give_back(Some(guard))),
+                        };
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<B> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match &self.inner {
+            Inner::Bare { .. } => "Bare",
+            Inner::Held { .. } => "Held",
+            Inner::Answer { .. } => "Answer",
+        };
+        f.debug_struct("ResponseBody")
+            .field("inner", &what)
+            .finish_non_exhaustive()
+    }
+}

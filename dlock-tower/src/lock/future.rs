@@ -1,0 +1,258 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use dlock::scope::InScope;
+use dlock::{LockGuard, Loss};
+use http::{HeaderValue, Request, Response};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tower::util::Oneshot;
+use tower_service::Service;
+
+use super::ResponseBody;
+use super::layer::{OnLost, Settings};
+use super::service::Admitted;
+use crate::Rejection;
+
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+type Admission<B> = BoxFuture<Result<Admitted<B>, Rejection>>;
+
+pin_project! {
+    /// The course of one request: take the lock, run the handler inside, give the lock back.
+    ///
+    /// Dropped at any point, as when the client goes away, it leaves nothing behind: no waiter, no lock.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        /// The key is looked for and the lock waited for.
+        Admitting {
+            admission: Admission<B>,
+            inner: Option<S>,
+            answers: Answers,
+        },
+        /// The handler runs without a lock.
+        Bare {
+            #[pin]
+            call: Oneshot<S, Request<B>>,
+        },
+        /// The handler runs in the lock's frame. It comes first: what it does when it is dropped, it does
+        /// under the lock.
+        Locked {
+            #[pin]
+            call: InScope<Oneshot<S, Request<B>>>,
+            lost: Option<BoxFuture<Loss>>,
+            guard: Option<LockGuard>,
+            answers: Answers,
+        },
+        /// The handler has answered, the lock is on its way back.
+        Releasing {
+            release: BoxFuture<()>,
+            outcome: Option<Result<S::Response, S::Error>>,
+        },
+        Done,
+    }
+}
+
+/// How to answer in the handler's stead.
+struct Answers {
+    settings: Arc<Settings>,
+    grpc: Option<HeaderValue>,
+}
+
+impl Answers {
+    fn respond<R>(&mut self, rejection: Rejection) -> Response<ResponseBody<R>> {
+        self.settings.respond(rejection, self.grpc.take())
+    }
+}
+
+impl<S, B> ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    pub(super) fn bare(inner: S, request: Request<B>) -> Self {
+        ResponseFuture {
+            state: State::Bare {
+                call: Oneshot::new(inner, request),
+            },
+        }
+    }
+
+    pub(super) fn locked(
+        inner: S,
+        admission: Admission<B>,
+        settings: Arc<Settings>,
+        grpc: Option<HeaderValue>,
+    ) -> Self {
+        let answers = Answers { settings, grpc };
+        ResponseFuture {
+            state: State::Admitting {
+                admission,
+                inner: Some(inner),
+                answers,
+            },
+        }
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: Body,
+{
+    type Output = Result<Response<ResponseBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProj::Admitting {
+                    admission,
+                    inner,
+                    answers,
+                } => {
+                    let admitted = ready!(admission.as_mut().poll(cx));
+                    match (admitted, inner.take()) {
+                        (Ok(Admitted { request, guard }), Some(inner)) => {
+                            let call = Oneshot::new(inner, request);
+                            let answers = Answers {
+                                settings: answers.settings.clone(),
+                                grpc: answers.grpc.take(),
+                            };
+                            enter(call, guard, answers)
+                        }
+                        (Err(rejection), _) => {
+                            let response = answers.respond(rejection);
+                            state.set(State::Done);
+                            return Poll::Ready(Ok(response));
+                        }
+                        (Ok(_), None) => State::Done,
+                    }
+                }
+                StateProj::Bare { call } => {
+                    let outcome = ready!(call.poll(cx));
+                    state.set(State::Done);
+                    return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
+                }
+                StateProj::Locked {
+                    call,
+                    lost,
+                    guard,
+                    answers,
+                } => {
+                    if let Some(Poll::Ready(loss)) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                        let guard = guard.take();
+                        let rejection = guard.as_ref().map(|guard| Rejection::lost(guard.key(), loss));
+                        let response = rejection.map(|rejection| answers.respond(rejection));
+                        // First the handler goes, then the lock.
+                        state.set(State::Done);
+                        drop(guard);
+                        match response {
+                            Some(response) => return Poll::Ready(Ok(response)),
+                            None => continue,
+                        }
+                    }
+                    let outcome = ready!(call.poll(cx));
+                    match (outcome, guard.take()) {
+                        (Ok(response), Some(guard))
+                            if answers.settings.until_body && !response.body().is_end_stream() =>
+                        {
+                            let lost = lost.take();
+                            state.set(State::Done);
+                            return Poll::Ready(Ok(
+                                response.map(|body| ResponseBody::held(body, guard, lost))
+                            ));
+                        }
+                        (outcome, guard) => State::Releasing {
+                            release: Box::pin(give_back(guard)),
+                            outcome: Some(outcome),
+                        },
+                    }
+                }
+                StateProj::Releasing { release, outcome } => {
+                    ready!(release.as_mut().poll(cx));
+                    let outcome = outcome.take();
+                    state.set(State::Done);
+                    match outcome {
+                        Some(outcome) => {
+                            return Poll::Ready(outcome.map(|response| response.map(ResponseBody::bare)));
+                        }
+                        None => continue,
+                    }
+                }
+                StateProj::Done => panic!("`ResponseFuture` polled after it was done"),
+            };
+            state.set(next);
+        }
+    }
+}
+
+/// Lets the handler in, with its lock if it has one.
+fn enter<S, B>(call: Oneshot<S, Request<B>>, guard: Option<LockGuard>, answers: Answers) -> State<S, B>
+where
+    S: Service<Request<B>>,
+{
+    match guard {
+        None => State::Bare { call },
+        Some(guard) => {
+            let lost =
+                (answers.settings.on_lost == OnLost::Stop).then(|| Box::pin(guard.lost()) as BoxFuture<Loss>);
+            State::Locked {
+                call: guard.scope(call),
+                lost,
+                guard: Some(guard),
+                answers,
+            }
+        }
+    }
+}
+
+/// Gives the lock back and waits for it, so that whoever got the answer finds the lock free. The answer
+/// stands, whatever becomes of the release.
+pub(super) async fn give_back(guard: Option<LockGuard>) {
+    let Some(guard) = guard else { return };
+    let key = guard.key().clone();
+    match guard.release().await {
+        Ok(()) => {}
+        Err(error) if error.is_lost() => {
+            tracing::debug!(%key, %error, "the lock of a request was lost before its release");
+        }
+        Err(error) => {
+            tracing::warn!(%key, %error, "the lock of a request was not released, its lease ends it")
+        }
+    }
+}
+
+impl<S, B> fmt::Debug for ResponseFuture<S, B>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Admitting { .. } => "Admitting",
+            State::Bare { .. } => "Bare",
+            State::Locked { .. } => "Locked",
+            State::Releasing { .. } => "Releasing",
+            State::Done => "Done",
+        };
+        f.debug_struct("ResponseFuture")
+            .field("state", &state)
+            .finish_non_exhaustive()
+    }
+}

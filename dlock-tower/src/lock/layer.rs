@@ -1,0 +1,383 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::{Lock, LockClient, LockKey};
+use http::{HeaderValue, Method, Response, StatusCode};
+use http_body::Body;
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use tower_layer::Layer;
+
+use super::{LockService, ResponseBody};
+use crate::body::BoxError;
+use crate::{NotStarted, Reason, Rejection};
+
+/// How long a request waits for its lock, unless said otherwise: 5 s.
+pub const DEFAULT_WAIT: Duration = Duration::from_secs(5);
+
+/// What becomes of a handler whose lock is lost while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// It is dropped, and the answer is 503. Nobody knows what effects it had, so the answer does not
+    /// carry [`NotStarted`]. The default.
+    #[default]
+    Stop,
+    /// It runs on, and its answer goes out. It sees the loss by the [`Held`](dlock::Held) in the request's
+    /// extensions, and the resource it writes to sees it by the fencing token.
+    RunOn,
+}
+
+/// An option that makes no sense; see [`LockLayer::check`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidOptions(String);
+
+impl InvalidOptions {
+    pub(crate) fn new(reason: String) -> InvalidOptions {
+        InvalidOptions(reason)
+    }
+}
+
+impl fmt::Display for InvalidOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InvalidOptions {}
+
+/// Runs each request while it holds a lock, whose key is taken from the request.
+///
+/// See the [crate's documentation](crate) for what happens when, and [`key`](crate::key) for keys. The
+/// options belong to this layer. Time options are checked by [`check`](Self::check).
+#[must_use = "a layer does nothing until it is put around a service"]
+pub struct LockLayer<K> {
+    client: LockClient,
+    key: Arc<K>,
+    settings: Settings,
+}
+
+type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + Send + Sync;
+
+#[derive(Clone)]
+pub(super) struct Settings {
+    lease: Option<Duration>,
+    renewed_lease: Option<Duration>,
+    /// `None` asks once.
+    wait: Option<Duration>,
+    max_waiters: Option<usize>,
+    max_hold: Option<Duration>,
+    min_hold: Option<Duration>,
+    skipped: Arc<[Method]>,
+    busy: StatusCode,
+    render: Option<Arc<Render>>,
+    pub(super) fail_open: bool,
+    pub(super) on_lost: OnLost,
+    pub(super) until_body: bool,
+}
+
+impl<K> LockLayer<K> {
+    /// A layer that takes the keys of its requests by `key`: one of the functions of
+    /// [`key`](crate::key), or a closure over `&http::request::Parts`.
+    pub fn new(client: LockClient, key: K) -> LockLayer<K> {
+        let settings = Settings {
+            lease: None,
+            renewed_lease: None,
+            wait: Some(DEFAULT_WAIT),
+            max_waiters: None,
+            max_hold: None,
+            min_hold: None,
+            skipped: [Method::OPTIONS, Method::HEAD].into(),
+            busy: StatusCode::LOCKED,
+            render: None,
+            fail_open: false,
+            on_lost: OnLost::Stop,
+            until_body: false,
+        };
+        LockLayer {
+            client,
+            key: Arc::new(key),
+            settings,
+        }
+    }
+
+    /// Fixes the lease: the lock is not renewed, and ends by itself after this long. By default it is
+    /// renewed for as long as the request takes.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = Some(lease);
+        self
+    }
+
+    /// The lease that is kept up by renewal; the client's by default (30 s). After a crash of this process
+    /// the lock comes free when it has run out.
+    pub fn renewed_lease(mut self, lease: Duration) -> Self {
+        self.settings.renewed_lease = Some(lease);
+        self.settings.lease = None;
+        self
+    }
+
+    /// How long a request waits for its lock before it is answered as busy; [`DEFAULT_WAIT`] by default.
+    /// The wait also ends when the client goes away. There is no wait without bound: it takes a service
+    /// down.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.settings.wait = Some(wait);
+        self
+    }
+
+    /// Does not wait: a request whose lock is held by somebody else is answered as busy at once.
+    pub fn try_once(mut self) -> Self {
+        self.settings.wait = None;
+        self
+    }
+
+    /// How many requests may wait for one key in this process; one more is answered with 503 at once. No
+    /// limit by default, so set one where a single key may be asked for by many.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.settings.max_waiters = Some(max_waiters);
+        self
+    }
+
+    /// The longest time that the lock is held; then it is lost, however alive the handler looks. No limit
+    /// by default.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.settings.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Keeps the lock taken for at least this long, also when the handler answers sooner. No minimum by
+    /// default.
+    pub fn min_hold(mut self, min_hold: Duration) -> Self {
+        self.settings.min_hold = Some(min_hold);
+        self
+    }
+
+    /// Holds the lock until the response's body has been sent, ended in an error, or been dropped; by
+    /// default until the handler has answered. The body, too, runs in the frame of the lock.
+    ///
+    /// A client that reads slowly, or not at all, makes the lock last, therefore `max_hold` must be given.
+    /// When the lock is lost (by that, too) the body is cut short with the error [`LockLost`](super::LockLost), which the
+    /// server shows to the client as a broken response; with [`OnLost::RunOn`] it is sent to its end.
+    pub fn until_body(mut self, max_hold: Duration) -> Self {
+        self.settings.until_body = true;
+        self.max_hold(max_hold)
+    }
+
+    /// What becomes of a handler whose lock is lost; [`OnLost::Stop`] by default.
+    pub fn on_lost(mut self, on_lost: OnLost) -> Self {
+        self.settings.on_lost = on_lost;
+        self
+    }
+
+    /// The methods whose requests pass without a lock; `OPTIONS` and `HEAD` by default, which these
+    /// replace.
+    pub fn skip_methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.settings.skipped = methods.into_iter().collect();
+        self
+    }
+
+    /// The status of the answer when somebody else has the lock; 423 Locked by default.
+    pub fn busy_status(mut self, status: StatusCode) -> Self {
+        self.settings.busy = status;
+        self
+    }
+
+    /// Answers 409 Conflict when somebody else has the lock.
+    pub fn conflict(self) -> Self {
+        self.busy_status(StatusCode::CONFLICT)
+    }
+
+    /// Answers 429 Too Many Requests when somebody else has the lock.
+    pub fn too_many_requests(self) -> Self {
+        self.busy_status(StatusCode::TOO_MANY_REQUESTS)
+    }
+
+    /// Answers 503 Service Unavailable when somebody else has the lock.
+    pub fn service_unavailable(self) -> Self {
+        self.busy_status(StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    /// Runs requests **without a lock** when the store cannot be asked, with a warning in the log each
+    /// time; by default they are answered with 503. Only where running twice at once does little harm.
+    ///
+    /// Such a request has no [`Held`](dlock::Held) in its extensions.
+    pub fn fail_open(mut self) -> Self {
+        self.settings.fail_open = true;
+        self
+    }
+
+    /// Renders the layer's own answers, instead of [`Rejection::response`]. The layer still marks them
+    /// with [`NotStarted`] where that is so; everything else is up to the closure, `Retry-After` and gRPC
+    /// included.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let client = dlock::LockClient::memory();
+    /// use dlock_tower::{LockLayer, Reason, key};
+    ///
+    /// let layer = LockLayer::new(client, key::header("x-account")).render(|rejection| {
+    ///     let mut response = rejection.response();
+    ///     if rejection.reason() == Reason::Busy {
+    ///         response.headers_mut().insert("x-busy", http::HeaderValue::from_static("yes"));
+    ///     }
+    ///     response
+    /// });
+    /// # let _ = layer; }
+    /// ```
+    pub fn render<F, B>(mut self, render: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        self.settings.render = Some(Arc::new(move |rejection: &Rejection| {
+            render(rejection).map(|body| body.map_err(Into::into).boxed_unsync())
+        }));
+        self
+    }
+
+    /// Whether the options make sense. Call it when the service starts: otherwise a mistake is told to the
+    /// log when the layer is put around a service, and every request is answered with 500.
+    ///
+    /// # Errors
+    ///
+    /// The first option that does not.
+    pub fn check(&self) -> Result<(), InvalidOptions> {
+        let lock = self.settings.lock(&self.client, "check".into());
+        lock.check().map_err(|error| InvalidOptions(error.to_string()))?;
+        let busy = self.settings.busy;
+        if !(busy.is_client_error() || busy.is_server_error()) {
+            return Err(InvalidOptions(format!(
+                "invalid option busy_status: {busy} does not tell a failure"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Settings {
+    pub(super) fn skips(&self, method: &Method) -> bool {
+        self.skipped.contains(method)
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.wait.is_some()
+    }
+
+    /// The lock of a request.
+    pub(super) fn lock(&self, client: &LockClient, key: LockKey) -> Lock {
+        let mut lock = client.lock(key);
+        if let Some(lease) = self.renewed_lease {
+            lock = lock.renewed_lease(lease);
+        }
+        if let Some(lease) = self.lease {
+            lock = lock.lease(lease);
+        }
+        if let Some(wait) = self.wait {
+            lock = lock.wait(wait);
+        }
+        if let Some(max_waiters) = self.max_waiters {
+            lock = lock.max_waiters(max_waiters);
+        }
+        if let Some(max_hold) = self.max_hold {
+            lock = lock.max_hold(max_hold);
+        }
+        if let Some(min_hold) = self.min_hold {
+            lock = lock.min_hold(min_hold);
+        }
+        lock
+    }
+
+    /// The answer to a request whose lock was not had.
+    pub(super) fn refusal(&self, error: dlock::Error) -> Rejection {
+        let remaining = match &error {
+            dlock::Error::NotAcquired { remaining, .. } => *remaining,
+            _ => None,
+        };
+        let rejection = Rejection::from(error);
+        match remaining {
+            // A renewed lock may come free at any time, a fixed one (and the holder's is like ours) only
+            // runs out.
+            Some(left) if self.lease.is_some() => rejection.with_retry_after(left),
+            _ => rejection,
+        }
+    }
+
+    /// The layer's own response.
+    pub(super) fn respond<B>(
+        &self,
+        rejection: Rejection,
+        grpc: Option<HeaderValue>,
+    ) -> Response<ResponseBody<B>> {
+        rejection.log();
+        let mut rejection = rejection.with_grpc(grpc);
+        if rejection.reason() == Reason::Busy {
+            rejection = rejection.with_status(self.busy);
+        }
+        let mut response = match &self.render {
+            Some(render) => render(&rejection),
+            None => rejection
+                .response()
+                .map(|body| body.map_err(Into::into).boxed_unsync()),
+        };
+        if rejection.has_started() {
+            response.extensions_mut().remove::<NotStarted>();
+        } else {
+            response.extensions_mut().insert(NotStarted);
+        }
+        response.map(ResponseBody::answer)
+    }
+}
+
+impl<S, K> Layer<S> for LockLayer<K> {
+    type Service = LockService<S, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        if let Err(error) = self.check() {
+            tracing::error!(%error, "a lock layer is set up wrongly, no request will pass it");
+        }
+        LockService::new(
+            inner,
+            self.client.clone(),
+            self.key.clone(),
+            Arc::new(self.settings.clone()),
+        )
+    }
+}
+
+impl<K> Clone for LockLayer<K> {
+    fn clone(&self) -> Self {
+        LockLayer {
+            client: self.client.clone(),
+            key: self.key.clone(),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+impl<K> fmt::Debug for LockLayer<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockLayer")
+            .field("client", &self.client)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("lease", &self.lease)
+            .field("renewed_lease", &self.renewed_lease)
+            .field("wait", &self.wait)
+            .field("max_waiters", &self.max_waiters)
+            .field("max_hold", &self.max_hold)
+            .field("min_hold", &self.min_hold)
+            .field("skipped", &self.skipped)
+            .field("busy", &self.busy)
+            .field("fail_open", &self.fail_open)
+            .field("on_lost", &self.on_lost)
+            .field("until_body", &self.until_body)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,148 @@
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use dlock::{LockClient, LockGuard};
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::ResponseFuture;
+use super::layer::Settings;
+use crate::body::BoxError;
+use crate::key::{ExtractKey, Found};
+use crate::{Rejection, grpc};
+
+/// A service that runs each request while it holds a lock; made by [`LockLayer`](super::LockLayer).
+///
+/// It is always ready, whatever the inner service is: a request that waits for its lock must not keep a
+/// place in the inner service's buffer or concurrency limit. Once it has the lock, a clone of the inner
+/// service is driven ready and called.
+pub struct LockService<S, K> {
+    inner: S,
+    client: LockClient,
+    key: Arc<K>,
+    settings: Arc<Settings>,
+}
+
+impl<S, K> LockService<S, K> {
+    pub(super) fn new(inner: S, client: LockClient, key: Arc<K>, settings: Arc<Settings>) -> Self {
+        LockService {
+            inner,
+            client,
+            key,
+            settings,
+        }
+    }
+
+    /// The inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner service.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+/// A request that may be handed on.
+pub(super) struct Admitted<B> {
+    pub(super) request: Request<B>,
+    /// Its lock, unless it needs none or goes without.
+    pub(super) guard: Option<LockGuard>,
+}
+
+async fn admit<B, K: ExtractKey<B>>(
+    client: LockClient,
+    key: Arc<K>,
+    settings: Arc<Settings>,
+    request: Request<B>,
+) -> Result<Admitted<B>, Rejection> {
+    let (mut request, found) = key.extract(request).await?;
+    let key = match found {
+        Found::Key(key) => key,
+        Found::Missing(rejection) => return Err(rejection),
+        Found::PassThrough => return Ok(Admitted { request, guard: None }),
+    };
+    let lock = settings.lock(&client, key);
+    let acquired = if settings.waits() {
+        lock.acquire().await
+    } else {
+        lock.try_acquire().await
+    };
+    match acquired {
+        Ok(guard) => {
+            request.extensions_mut().insert(guard.held());
+            Ok(Admitted {
+                request,
+                guard: Some(guard),
+            })
+        }
+        // A client that is shut down is no trouble of the store's: the service is about to end.
+        Err(error)
+            if settings.fail_open
+                && error.is_unavailable()
+                && !matches!(error, dlock::Error::ClientClosed) =>
+        {
+            tracing::warn!(key = %lock.key(), %error, "the lock store is down: a request runs without its lock");
+            Ok(Admitted { request, guard: None })
+        }
+        Err(error) => Err(settings.refusal(error)),
+    }
+}
+
+impl<S, K, B, R> Service<Request<B>> for LockService<S, K>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone,
+    K: ExtractKey<B>,
+    B: Send + 'static,
+    R: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    type Response = Response<super::ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // Never driven ready here, so the clone owes nothing to anybody.
+        let inner = self.inner.clone();
+        let settings = self.settings.clone();
+        if settings.skips(request.method()) {
+            return ResponseFuture::bare(inner, request);
+        }
+        let grpc = grpc::content_type(request.headers());
+        let admission = admit(self.client.clone(), self.key.clone(), settings.clone(), request);
+        ResponseFuture::locked(inner, Box::pin(admission), settings, grpc)
+    }
+}
+
+impl<S: Clone, K> Clone for LockService<S, K> {
+    fn clone(&self) -> Self {
+        LockService {
+            inner: self.inner.clone(),
+            client: self.client.clone(),
+            key: self.key.clone(),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockService")
+            .field("inner", &self.inner)
+            .field("client", &self.client)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}

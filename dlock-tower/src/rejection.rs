@@ -1,0 +1,276 @@
+//! Why a layer answered by itself, and how that is told.
+
+use std::time::Duration;
+
+use dlock::{LockKey, Loss, Problem};
+use http::{HeaderValue, StatusCode};
+
+use crate::idempotency;
+
+/// Marks a response that a layer made before the handler ran: whatever the request asks for has not
+/// begun. It stands in the response's extensions.
+///
+/// Layers further out read it to tell "nothing happened, try again" from "nobody knows how far it got".
+/// A 503 without it may have had effects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotStarted;
+
+/// What kind of trouble a [`Rejection`] tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Somebody else holds the lock.
+    Busy,
+    /// As many requests wait for the lock as `max_waiters` allows.
+    TooManyWaiters,
+    /// The store could not be asked, or the client is shutting down.
+    Unavailable,
+    /// The lock was lost while the handler ran.
+    Lost,
+    /// The request gives no valid key.
+    InvalidKey,
+    /// The body is larger than what is read in search of the key.
+    ContentTooLarge,
+    /// The layer is not set up properly.
+    Internal,
+    /// A question of idempotency keys: which one, this says.
+    Idempotency(idempotency::Problem),
+    /// What a key closure said by [`Rejection::new`].
+    Other,
+}
+
+/// An answer that a layer gives instead of the handler's.
+///
+/// By default it is rendered by [`response`](Self::response); a renderer of your own
+/// ([`LockLayer::render`](crate::LockLayer::render)) finds here what there is to tell. Key closures return
+/// one to refuse a request.
+#[derive(Debug, Clone)]
+pub struct Rejection {
+    // Boxed because it travels in `Result`s.
+    inner: Box<Inner>,
+}
+
+#[derive(Debug, Clone)]
+struct Inner {
+    reason: Reason,
+    status: StatusCode,
+    kind: &'static str,
+    title: &'static str,
+    detail: String,
+    retry_after: Option<Duration>,
+    /// What only the log is told.
+    log: Option<String>,
+    started: bool,
+    grpc: Option<HeaderValue>,
+}
+
+impl Rejection {
+    pub(crate) fn with(
+        reason: Reason,
+        status: StatusCode,
+        kind: &'static str,
+        title: &'static str,
+        detail: impl Into<String>,
+    ) -> Rejection {
+        let (detail, retry_after, log, started, grpc) = (detail.into(), None, None, false, None);
+        let inner = Inner {
+            reason,
+            status,
+            kind,
+            title,
+            detail,
+            retry_after,
+            log,
+            started,
+            grpc,
+        };
+        Rejection {
+            inner: Box::new(inner),
+        }
+    }
+
+    /// A refusal with a status of your own, such as 401 from a key closure. `detail` is shown to the
+    /// client.
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Rejection {
+        let title = status.canonical_reason().unwrap_or("Refused");
+        Rejection::with(Reason::Other, status, "about:blank", title, detail)
+    }
+
+    /// 400: the request gives no valid key. `detail` is shown to the client.
+    pub fn invalid_key(detail: impl Into<String>) -> Rejection {
+        Rejection::with(
+            Reason::InvalidKey,
+            StatusCode::BAD_REQUEST,
+            "urn:dlock:problem:invalid-key",
+            "The request gives no valid name for a lock",
+            detail,
+        )
+    }
+
+    /// 500: the service is set up wrongly. `log` goes to the log only.
+    pub fn internal(log: impl Into<String>) -> Rejection {
+        let mut rejection = Rejection::with(
+            Reason::Internal,
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "urn:dlock:problem:internal",
+            "The lock is not set up properly",
+            "the service made a mistake in setting up its lock",
+        );
+        rejection.inner.log = Some(log.into());
+        rejection
+    }
+
+    /// 413: the body has more than `limit` bytes.
+    pub(crate) fn too_large(limit: usize) -> Rejection {
+        Rejection::with(
+            Reason::ContentTooLarge,
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "urn:dlock:problem:content-too-large",
+            "The request's body is too large",
+            format!("at most {limit} bytes are read"),
+        )
+    }
+
+    /// 503: the lock was lost while the handler ran, which was stopped. No `Retry-After`: how far the
+    /// handler got is unknown.
+    pub(crate) fn lost(key: &LockKey, loss: Loss) -> Rejection {
+        let mut rejection = Rejection::with(
+            Reason::Lost,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "urn:dlock:problem:lost",
+            "The lock was lost during the work",
+            "the request was stopped half way; it may have had effects",
+        );
+        rejection.inner.started = true;
+        rejection.inner.log = Some(format!("lock \"{key}\" was lost while the handler ran: {loss}"));
+        rejection
+    }
+
+    /// When to try again; nothing by default.
+    #[must_use]
+    pub fn with_retry_after(mut self, retry_after: Duration) -> Rejection {
+        self.inner.retry_after = Some(retry_after);
+        self
+    }
+
+    /// What the log is told instead of the detail.
+    pub(crate) fn with_log(mut self, log: impl Into<String>) -> Rejection {
+        self.inner.log = Some(log.into());
+        self
+    }
+
+    /// The work that the request asks for may have been begun.
+    pub(crate) fn with_started(mut self) -> Rejection {
+        self.inner.started = true;
+        self
+    }
+
+    pub(crate) fn with_status(mut self, status: StatusCode) -> Rejection {
+        self.inner.status = status;
+        self
+    }
+
+    pub(crate) fn with_grpc(mut self, content_type: Option<HeaderValue>) -> Rejection {
+        self.inner.grpc = content_type;
+        self
+    }
+
+    /// What kind of trouble it is.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        self.inner.reason
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.inner.status
+    }
+
+    /// The stable type of the problem, a URN (or `about:blank`).
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        self.inner.kind
+    }
+
+    /// The type in words.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        self.inner.title
+    }
+
+    /// This occurrence in words, fit for clients to see.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.inner.detail
+    }
+
+    /// The whole seconds for `Retry-After`: rounded up, at least 1; `None` where trying again makes no
+    /// sense or may do harm.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        let up = |d: Duration| d.as_secs() + u64::from(d.subsec_nanos() > 0);
+        self.inner.retry_after.map(|d| up(d).max(1))
+    }
+
+    /// Whether the handler has run, at least in part. Then nobody knows what effects it had.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.inner.started
+    }
+
+    /// The content type of the request, if that was gRPC: gRPC clients understand nothing but a
+    /// `grpc-status`.
+    #[must_use]
+    pub fn grpc(&self) -> Option<&HeaderValue> {
+        self.inner.grpc.as_ref()
+    }
+
+    pub(crate) fn log(&self) {
+        let Inner {
+            reason,
+            status,
+            detail,
+            log,
+            ..
+        } = &*self.inner;
+        let (status, detail) = (status.as_u16(), log.as_ref().unwrap_or(detail));
+        match reason {
+            Reason::Internal => tracing::error!(status, detail, "a request could not be locked"),
+            Reason::Idempotency(idempotency::Problem::Unreadable) => {
+                tracing::error!(status, detail, "a request was refused");
+            }
+            Reason::Unavailable | Reason::Lost | Reason::Idempotency(idempotency::Problem::Unavailable) => {
+                tracing::warn!(status, detail, "a request was refused");
+            }
+            _ => tracing::debug!(status, detail, "a request was refused"),
+        }
+    }
+}
+
+impl From<dlock::Error> for Rejection {
+    fn from(error: dlock::Error) -> Rejection {
+        let reason = match &error {
+            dlock::Error::NotAcquired { .. } => Reason::Busy,
+            dlock::Error::TooManyWaiters { .. } => Reason::TooManyWaiters,
+            dlock::Error::InvalidKey { .. } => Reason::InvalidKey,
+            dlock::Error::Lost { .. } => Reason::Lost,
+            error if error.is_unavailable() => Reason::Unavailable,
+            _ => Reason::Internal,
+        };
+        let Problem {
+            status,
+            kind,
+            title,
+            detail,
+            retry_after,
+            ..
+        } = error.problem();
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut rejection = Rejection::with(reason, status, kind, title, detail);
+        rejection.inner.retry_after = retry_after;
+        rejection.inner.log = Some(error.to_string());
+        rejection
+    }
+}

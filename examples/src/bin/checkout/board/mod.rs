@@ -1,0 +1,246 @@
+//! What is going on here, for the page: who waits, who holds, what was sold and what was replayed.
+//!
+//! These are the notes of this process about its own calls, not a look into the lock store: the functions of
+//! the shop say when they begin to wait, when they are let in, and when they are done. Nothing depends on
+//! them. All of it is bounded, however many articles, keys and sales there are.
+
+mod state;
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::response::sse::Event;
+use futures_util::Stream;
+use serde_json::json;
+use tokio::sync::broadcast;
+
+use self::state::{ReplayRow, SaleRow, State, now_ms, remember};
+use crate::store::Item;
+
+/// How many events a page may fall behind before it is given a new snapshot instead.
+const BACKLOG: usize = 512;
+/// How many pages may watch at the same time.
+const MOST_WATCHERS: usize = 64;
+/// After how much quiet the highest numbers of a key begin anew.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long a page that fell behind is left alone, so that it does not get snapshots only.
+const BEHIND: Duration = Duration::from_millis(100);
+
+/// The board on which everybody writes what they are at.
+pub(crate) struct Board {
+    copy: String,
+    locked: bool,
+    state: Mutex<State>,
+}
+
+impl Board {
+    /// An empty board of the copy that is known by this name.
+    pub(crate) fn new(copy: String, locked: bool) -> Arc<Board> {
+        let state = Mutex::new(State::new(broadcast::channel(BACKLOG).0));
+        Arc::new(Board { copy, locked, state })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // These are notes for people: a wrong number is better than no page.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Somebody begins to wait for a key.
+    pub(crate) fn turn(self: &Arc<Self>, key: impl Into<String>, locked: bool) -> Turn {
+        let (key, now) = (key.into(), Instant::now());
+        self.state().change_key(&key, |row| {
+            if row.is_idle() && row.since.elapsed() > QUIET {
+                (row.most_waiting, row.most_inside) = (0, 0);
+            }
+            row.locked = locked;
+            row.waiting += 1;
+            row.most_waiting = row.most_waiting.max(row.waiting);
+        });
+        Turn {
+            board: self.clone(),
+            key,
+            asked: now,
+            inside: AtomicBool::new(false),
+        }
+    }
+
+    /// The stock of an article was set, and counting begins anew.
+    pub(crate) fn stock_set(&self, sku: &str, item: &Item) {
+        self.state().change_item(sku, |row| {
+            row.put(item);
+            row.promised = 0;
+        });
+    }
+
+    /// The article was looked at.
+    pub(crate) fn looked(&self, sku: &str, item: &Item) {
+        self.state().change_item(sku, |row| {
+            if item.token < row.token {
+                return; // news came in since
+            }
+            let anew = row.stock + row.sold != item.stock + item.sold;
+            // With locks every piece that was promised stands in the store as sold.
+            let anew = anew || (item.token > row.token && item.sold < row.promised);
+            row.put(item);
+            if anew {
+                row.promised = 0; // another copy has set the stock
+            }
+        });
+    }
+
+    /// A buyer is told that the pieces are theirs; `item` is what the store was told.
+    pub(crate) fn sold(&self, sale: &Sold<'_>, item: &Item) {
+        let mut state = self.state();
+        state.change_item(sale.sku, |row| {
+            row.put(item);
+            row.promised += sale.quantity;
+        });
+        let row = SaleRow {
+            at: now_ms(),
+            sku: sale.sku.to_owned(),
+            quantity: sale.quantity,
+            order: sale.order.to_owned(),
+            token: sale.token,
+            copy: self.copy.clone(),
+            replays: 0,
+            key: sale.key.map(str::to_owned),
+        };
+        state.send("sale", &row);
+        remember(&mut state.sales, row);
+    }
+
+    /// A stored answer was given once more.
+    pub(crate) fn replayed(&self, path: &str, key: &str) {
+        let mut state = self.state();
+        let sale = state
+            .sales
+            .iter_mut()
+            .find(|sale| sale.key.as_deref() == Some(key) && path.starts_with(&format!("/items/{}/", sale.sku)));
+        let order = sale.map(|sale| {
+            sale.replays += 1;
+            sale.order.clone()
+        });
+        state.replayed += 1;
+        let row = ReplayRow {
+            at: now_ms(),
+            path: path.to_owned(),
+            order,
+        };
+        state.send("replay", &row);
+        remember(&mut state.replays, row);
+    }
+
+    /// The articles that somebody may be looking at; none while nobody looks.
+    pub(crate) fn watched(&self) -> Vec<String> {
+        let state = self.state();
+        match &state.events {
+            Some(events) if events.receiver_count() > 0 => state.items.keys().cloned().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Everything as it is now, and then what changes, as server-sent events. Nothing when too many watch
+    /// already, or the service is about to end.
+    pub(crate) fn watch(self: &Arc<Self>) -> Option<impl Stream<Item = Result<Event, Infallible>> + use<>> {
+        let (snapshot, changes) = self.snapshot()?;
+        let begin = (self.clone(), Some(snapshot), changes);
+        Some(futures_util::stream::unfold(
+            begin,
+            |(board, first, mut changes)| async move {
+                if let Some(snapshot) = first {
+                    return Some((Ok(snapshot), (board, None, changes)));
+                }
+                match changes.recv().await {
+                    Ok(event) => Some((Ok(event), (board, None, changes))),
+                    Err(broadcast::error::RecvError::Closed) => None,
+                    Err(broadcast::error::RecvError::Lagged(_)) => {
+                        drop(changes);
+                        tokio::time::sleep(BEHIND).await;
+                        let (snapshot, changes) = board.snapshot()?;
+                        Some((Ok(snapshot), (board, None, changes)))
+                    }
+                }
+            },
+        ))
+    }
+
+    /// Both in one step, so that no change falls in between.
+    fn snapshot(&self) -> Option<(Event, broadcast::Receiver<Event>)> {
+        let mut state = self.state();
+        for row in state.keys.values_mut() {
+            row.look();
+        }
+        let events = state.events.as_ref()?;
+        if events.receiver_count() >= MOST_WATCHERS {
+            return None;
+        }
+        let snapshot = json!({
+            "copy": self.copy,
+            "locked": self.locked,
+            "items": state.items.values().collect::<Vec<_>>(),
+            "keys": state.keys.values().collect::<Vec<_>>(),
+            "sales": state.sales,
+            "replays": state.replays,
+            "replayed": state.replayed,
+        });
+        let event = Event::default()
+            .event("snapshot")
+            .retry(Duration::from_secs(1))
+            .data(snapshot.to_string());
+        Some((event, events.subscribe()))
+    }
+
+    /// Lets all pages go, so that they do not keep the service from ending.
+    pub(crate) fn close(&self) {
+        self.state().events = None;
+    }
+}
+
+/// A sale, as it is told to the board.
+pub(crate) struct Sold<'a> {
+    pub(crate) sku: &'a str,
+    pub(crate) quantity: u64,
+    pub(crate) order: &'a str,
+    pub(crate) token: Option<u64>,
+    pub(crate) key: Option<&'a str>,
+}
+
+/// One who waits for a key, then is let in, and then is done: when this is dropped.
+pub(crate) struct Turn {
+    board: Arc<Board>,
+    key: String,
+    asked: Instant,
+    inside: AtomicBool,
+}
+
+impl Turn {
+    /// The wait is over. Gives how long it was.
+    pub(crate) fn enter(&self, token: Option<u64>) -> Duration {
+        let waited = self.asked.elapsed();
+        if !self.inside.swap(true, Ordering::Relaxed) {
+            self.board.state().change_key(&self.key, |row| {
+                row.waiting = row.waiting.saturating_sub(1);
+                row.inside += 1;
+                row.most_inside = row.most_inside.max(row.inside);
+                (row.token, row.since) = (token, Instant::now());
+            });
+        }
+        waited
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let inside = *self.inside.get_mut();
+        self.board.state().change_key(&self.key, |row| {
+            if inside {
+                row.look();
+                row.inside = row.inside.saturating_sub(1);
+            } else {
+                row.waiting = row.waiting.saturating_sub(1);
+            }
+        });
+    }
+}

@@ -1,0 +1,79 @@
+//! How long claims and records last.
+
+use super::*;
+
+/// From the claim on the record is kept for the retention, after a crash too, and no longer.
+pub async fn the_retention_counts_from_the_claim(a: &Records, b: &Records) {
+    let key = fresh_key();
+    claimed(a, ask_for(&key, MS, 2 * LATER), 1).await;
+    sleep(SHORT).await;
+    assert_eq!(reply(b, ask_other(&key)).await, ClaimReply::Mismatch);
+    sleep(2 * LATER).await;
+    claimed(b, ask_other(&key), 1).await;
+}
+
+/// From the completion on it counts anew.
+pub async fn the_retention_counts_anew_from_the_completion(a: &Records, b: &Records) {
+    let (long, short) = (fresh_key(), fresh_key());
+    let (token, _) = claimed(a, ask_for(&long, SHORT, SHORT), 1).await;
+    a.complete(&long, &token, b"x".to_vec(), DAY).await.unwrap();
+    let (token, _) = claimed(a, ask(&short), 1).await;
+    a.complete(&short, &token, b"x".to_vec(), SHORT).await.unwrap();
+    sleep(LATER).await;
+    is_completed(b, &long, b"x").await;
+    claimed(b, ask(&short), 1).await;
+}
+
+/// The lease is never longer than the record.
+pub async fn a_record_outlives_its_lease(a: &Records, b: &Records) {
+    let (at_claim, at_extend) = (fresh_key(), fresh_key());
+    claimed(a, ask_for(&at_claim, HOUR, MS), 1).await;
+    let (token, _) = claimed(a, ask_for(&at_extend, SHORT, MS), 1).await;
+    a.extend(&at_extend, &token, HOUR, MS).await.unwrap();
+    sleep(LATER).await;
+    is_running(b, &at_claim, 1).await;
+    is_running(b, &at_extend, 1).await;
+}
+
+/// An extension sets the lease anew, and keeps the record as long as it was to be kept before.
+pub async fn an_extension_keeps_both_times(a: &Records, b: &Records) {
+    let (lease, retention, less) = (fresh_key(), fresh_key(), fresh_key());
+    let (token, _) = claimed(a, ask_for(&lease, SHORT, SHORT), 1).await;
+    a.extend(&lease, &token, HOUR, SHORT).await.unwrap();
+    let (token, _) = claimed(a, ask_for(&retention, SHORT, SHORT), 1).await;
+    a.extend(&retention, &token, SHORT, DAY).await.unwrap();
+    let (token, _) = claimed(a, ask(&less), 1).await;
+    a.extend(&less, &token, SHORT, MS).await.unwrap();
+    sleep(LATER).await;
+    is_running(b, &lease, 1).await;
+    assert_eq!(reply(b, ask_other(&retention)).await, ClaimReply::Mismatch);
+    claimed(b, ask(&retention), 2).await;
+    assert_eq!(reply(b, ask_other(&less)).await, ClaimReply::Mismatch);
+    claimed(b, ask(&less), 2).await;
+    // A takeover with less retention shortens nothing either.
+    let key = fresh_key();
+    orphan(a, &key).await;
+    claimed(b, ask_for(&key, MS, MS), 2).await;
+    sleep(SHORT).await;
+    assert_eq!(reply(a, ask_other(&key)).await, ClaimReply::Mismatch);
+}
+
+/// Times that nobody lives to see are times like others.
+pub async fn times_may_be_as_long_as_they_like(a: &Records, b: &Records) {
+    let key = fresh_key();
+    let (token, _) = claimed(a, ask_for(&key, Duration::MAX, Duration::MAX), 1).await;
+    assert!(matches!(reply(b, ask(&key)).await, ClaimReply::InProgress { .. }));
+    assert_eq!(
+        a.extend(&key, &token, Duration::MAX, Duration::MAX)
+            .await
+            .unwrap(),
+        Done
+    );
+    assert_eq!(
+        a.complete(&key, &token, b"x".to_vec(), Duration::MAX)
+            .await
+            .unwrap(),
+        Done
+    );
+    is_completed(b, &key, b"x").await;
+}

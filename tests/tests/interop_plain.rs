@@ -1,0 +1,508 @@
+//! dlock and Redisson 4.7.0 share the plain lock: they exclude each other, wake each other, and see each
+//! other's holds and losses as their own.
+//!
+//! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use dlock::{Error, HoldState, LockClient, LockKey, Loss};
+use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::{Server, Store, eventually, settle};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Names as most services use them, and with the tag that places them in a Cluster.
+const NAMES: [&str; 2] = ["order:42", "{shop}:order:42"];
+
+async fn java(store: &Store) -> Redisson {
+    java_with(store, &Options::new()).await
+}
+
+async fn java_with(store: &Store, options: &Options) -> Redisson {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    let started = Redisson::start_with(&store.as_server().url(), options).await;
+    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
+}
+
+fn channel(name: &str) -> String {
+    match name.contains('{') {
+        true => format!("redisson_lock__channel:{name}"),
+        false => format!("redisson_lock__channel:{{{name}}}"),
+    }
+}
+
+/// Waits until so many processes wait for the lock, and a little longer: for their look after subscribing.
+async fn waited_for(server: &Server, name: &str, by: u64) {
+    let channel = channel(name);
+    eventually("the waiters are subscribed", || async {
+        let (_, count): (String, u64) = server.query(&["PUBSUB", "NUMSUB", &channel]).await;
+        count == by
+    })
+    .await;
+    settle().await;
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn raw(name: &str) -> LockKey {
+    LockKey::raw(name)
+}
+
+/// Adds one to a number on the server, `times` times, in two steps with time between them.
+async fn count(store: &Store, client: LockClient, name: &'static str, key: String, times: u32) {
+    let mut conn = store.as_server().conn().await;
+    for _ in 0..times {
+        let guard = client.lock(raw(name)).wait(40 * SECOND).acquire().await.unwrap();
+        let before: Option<u64> = redis::cmd("GET").arg(&key).query_async(&mut conn).await.unwrap();
+        tokio::time::sleep(MS / 2).await;
+        let after = before.unwrap_or(0) + 1;
+        let () = redis::cmd("SET")
+            .arg(&key)
+            .arg(after)
+            .query_async(&mut conn)
+            .await
+            .unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_exclude_each_other_under_contention() {
+    let store = Store::server().await;
+    let (a, b) = tokio::join!(java(&store), java(&store));
+    let (c, d) = (store.client().await, store.client().await);
+    for name in NAMES {
+        const TIMES: u32 = 12;
+        let key = format!("sum of {name}");
+        let java = |java, thread| Redisson::counter(java, thread, Kind::Plain, name, &key, TIMES, MS / 2);
+        let rust = |client: &LockClient| count(&store, client.clone(), name, key.clone(), TIMES);
+        let all = Instant::now();
+        let (threads, tasks) = tokio::join!(
+            futures_util::future::join_all(
+                [(&a, 1), (&a, 2), (&a, 3), (&b, 1), (&b, 2), (&b, 3)].map(|(j, t)| java(j, t))
+            ),
+            futures_util::future::join_all([&c, &c, &c, &d, &d, &d].map(rust)),
+        );
+        println!("{name}: 12 times {TIMES} rounds in {:?}", all.elapsed());
+        for failures in threads {
+            assert_eq!(failures.unwrap(), 0, "rounds of Java that threw");
+        }
+        assert_eq!(tasks.len(), 6);
+        let sum: u32 = store.as_server().query(&["GET", &key]).await;
+        assert_eq!(sum, 12 * TIMES, "an addition was lost: two were inside at a time");
+        store.as_server().command(&["DEL", &key]).await;
+    }
+    store.assert_clean(&[&c, &d]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_wake_each_other_in_milliseconds() {
+    const ROUNDS: usize = 15;
+    let store = Store::server().await;
+    let server = store.as_server();
+    let (java, client) = (java(&store).await, store.client().await);
+    for name in NAMES {
+        let (mut to_rust, mut to_java) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            // Java lets go, Rust waits.
+            java.lock(1, Kind::Plain, name, None).await.unwrap();
+            let lock = client.lock(raw(name));
+            let waiter = tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                (SystemTime::now(), guard)
+            });
+            waited_for(server, name, 1).await;
+            let unlocked = java.unlock(1, Kind::Plain, name).await.unwrap();
+            let (woken, guard) = waiter.await.unwrap();
+            to_rust.push(
+                woken
+                    .duration_since(unlocked.done_at - unlocked.took)
+                    .unwrap_or_default(),
+            );
+
+            // Rust lets go, Java waits.
+            eventually("the waiter has left its channel", || async {
+                server.pubsub_channels().await.is_empty()
+            })
+            .await;
+            let waiting = java.lock(2, Kind::Plain, name, None);
+            let releasing = async {
+                waited_for(server, name, 1).await;
+                let before = SystemTime::now();
+                guard.release().await.unwrap();
+                before
+            };
+            let (woken, released) = tokio::join!(waiting, releasing);
+            to_java.push(woken.unwrap().since(released));
+            java.unlock(2, Kind::Plain, name).await.unwrap();
+            eventually("nobody waits", || async {
+                server.pubsub_channels().await.is_empty()
+            })
+            .await;
+        }
+        let slowest = to_rust.iter().chain(&to_java).max().copied().unwrap();
+        let (to_rust, to_java) = (median(to_rust), median(to_java));
+        println!(
+            "wake-up of {name}, median of {ROUNDS}: Java to Rust {to_rust:?}, Rust to Java {to_java:?}; slowest {slowest:?}"
+        );
+        // By the message: leases are 30 s on both sides.
+        assert!(
+            to_rust < 100 * MS && to_java < 100 * MS,
+            "{to_rust:?}, {to_java:?}"
+        );
+        assert!(slowest < 3 * SECOND, "{slowest:?}");
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_waiters_on_both_sides_are_all_served() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+    let name = NAMES[0];
+    let guard = client.lock(name).acquire().await.unwrap();
+    let threads = futures_util::future::join_all((1..4).map(|thread| {
+        let java = &java;
+        async move {
+            let locked = java.lock(thread, Kind::Plain, name, None).await.unwrap();
+            java.unlock(thread, Kind::Plain, name).await.unwrap();
+            locked.took
+        }
+    }));
+    let tasks = futures_util::future::join_all((0..3).map(|_| async {
+        client
+            .lock(name)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }));
+    let release = async {
+        waited_for(store.as_server(), name, 2).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        released
+    };
+    let (_, _, released) = tokio::join!(threads, tasks, release);
+    assert!(released.elapsed() < 5 * SECOND, "{:?}", released.elapsed());
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
+    let store = Store::server().await;
+    let java = java_with(&store, &Options::new().watchdog(900 * MS)).await;
+    let client = store.client_with(|builder| builder.lease(900 * MS)).await;
+    let name = NAMES[0];
+
+    java.lock(1, Kind::Plain, name, None).await.unwrap();
+    let held = Instant::now();
+    while held.elapsed() < 2500 * MS {
+        let Err(Error::NotAcquired { remaining, .. }) = client.lock(name).try_acquire().await else {
+            panic!("Java holds the lock, since {:?}", held.elapsed());
+        };
+        assert!(remaining.unwrap() <= 900 * MS, "{remaining:?}");
+        tokio::time::sleep(20 * MS).await;
+    }
+    // A waiter respects it too, which has learnt only of the lease.
+    assert!(
+        client
+            .lock(name)
+            .wait(1500 * MS)
+            .acquire()
+            .await
+            .unwrap_err()
+            .is_busy()
+    );
+    java.unlock(1, Kind::Plain, name).await.unwrap();
+
+    let guard = client.lock(name).try_acquire().await.unwrap();
+    let refused = java
+        .try_lock(1, Kind::Plain, name, 2500 * MS, None)
+        .await
+        .unwrap();
+    assert!(!refused.acquired() && refused.took >= 2500 * MS, "{refused:?}");
+    assert_eq!(guard.state(), HoldState::Held);
+    assert!(java.remaining(Kind::Plain, name).await.unwrap() <= 900);
+    guard.release().await.unwrap();
+    assert!(
+        java.try_lock(1, Kind::Plain, name, Duration::ZERO, None)
+            .await
+            .unwrap()
+            .acquired()
+    );
+    java.unlock(1, Kind::Plain, name).await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_java_process_that_is_killed_leaves_the_lock_to_its_lease() {
+    let store = Store::server().await;
+    let java = java_with(&store, &Options::new().watchdog(2 * SECOND)).await;
+    let client = store.client().await;
+    java.lock(1, Kind::Plain, "k", None).await.unwrap();
+    let lock = client.lock("k");
+    let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (Instant::now(), guard)) });
+    waited_for(store.as_server(), "k", 1).await;
+
+    java.kill();
+    let killed = Instant::now();
+    let left = store
+        .as_server()
+        .ttl("k")
+        .await
+        .expect("the lock outlives its holder");
+    let (acquired, guard) = waiter.await.unwrap().unwrap();
+    let waited = acquired - killed;
+    println!("the lock of a killed Java process came free {waited:?} later, its lease had {left:?} left");
+    assert!(waited + 20 * MS >= left, "before the lease ended");
+    assert!(waited < left + 500 * MS, "long after the lease ended");
+    guard.release().await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rust_process_that_is_gone_leaves_the_lock_to_its_lease() {
+    let store = Store::server().await;
+    let java = java(&store).await;
+    let url = store.as_server().url();
+    // What is left of a process that was killed: nothing runs any more, nothing is sent any more.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let guard = runtime.block_on(async {
+            let client = LockClient::builder()
+                .url(url)
+                .lease(2 * SECOND)
+                .build()
+                .await
+                .unwrap();
+            client.lock("k").acquire().await.unwrap()
+        });
+        std::mem::forget(guard);
+        runtime.shutdown_background();
+    })
+    .join()
+    .unwrap();
+
+    let gone = SystemTime::now();
+    let left = store
+        .as_server()
+        .ttl("k")
+        .await
+        .expect("the lock outlives its holder");
+    let locked = java.lock(1, Kind::Plain, "k", None).await.unwrap();
+    let waited = locked.since(gone);
+    println!(
+        "the lock of a Rust process that is gone came free {waited:?} later, its lease had {left:?} left"
+    );
+    assert!(waited + 20 * MS >= left, "before the lease ended");
+    assert!(waited < left + 500 * MS, "long after the lease ended");
+    java.unlock(1, Kind::Plain, "k").await.unwrap();
+    store.assert_clean(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_side_can_force_the_other_out() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+    for name in NAMES {
+        // Java forces dlock out, and has the lock next.
+        let guard = client.lock(raw(name)).acquire().await.unwrap();
+        assert!(java.force_unlock(Kind::Plain, name).await.unwrap());
+        let next = java.lock(1, Kind::Plain, name, None).await.unwrap();
+        let told = guard.ensure(30 * SECOND).await;
+        assert!(
+            matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })),
+            "{told:?}"
+        );
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Gone));
+        let released = guard.release().await;
+        assert!(
+            matches!(released, Err(Error::Lost { loss: Loss::Gone, .. })),
+            "{released:?}"
+        );
+        // Java's hold is as it was.
+        assert_eq!(client.inspect(raw(name)).await.unwrap().unwrap().id, next.holder);
+        assert!(java.is_held(1, Kind::Plain, name).await.unwrap());
+
+        // dlock forces Java out, and has the lock next.
+        assert!(client.force_release(raw(name)).await.unwrap());
+        assert!(!client.force_release(raw(name)).await.unwrap());
+        let guard = client.lock(raw(name)).try_acquire().await.unwrap();
+        let error = java.unlock(1, Kind::Plain, name).await.unwrap_err();
+        assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
+        guard.ensure(30 * SECOND - 400 * MS).await.unwrap();
+        guard.release().await.unwrap();
+        // Neither may be opened by who does not hold it.
+        let guard = client.lock(raw(name)).acquire().await.unwrap();
+        let error = java.unlock(1, Kind::Plain, name).await.unwrap_err();
+        assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
+        guard.release().await.unwrap();
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_wakes_the_other_sides_waiters() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+    // A Java waiter behind dlock, forced out by dlock.
+    let guard = client.lock("k").acquire().await.unwrap();
+    let force = async {
+        waited_for(store.as_server(), "k", 1).await;
+        let before = SystemTime::now();
+        client.force_release("k").await.unwrap();
+        before
+    };
+    let (locked, forced) = tokio::join!(java.lock(1, Kind::Plain, "k", None), force);
+    assert!(locked.unwrap().since(forced) < 2 * SECOND);
+    drop(guard);
+    // A dlock waiter behind Java, forced out by Java.
+    let lock = client.lock("k");
+    let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (Instant::now(), guard)) });
+    waited_for(store.as_server(), "k", 1).await;
+    let forced = Instant::now();
+    assert!(java.force_unlock(Kind::Plain, "k").await.unwrap());
+    let (woken, guard) = waiter.await.unwrap().unwrap();
+    assert!(woken - forced < 2 * SECOND, "{:?}", woken - forced);
+    guard.release().await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_side_sees_the_others_holds() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+    for name in NAMES {
+        // Java's hold as dlock sees it: twice entered, once left, still held.
+        let lease = Some(20 * SECOND);
+        let first = java.lock(1, Kind::Plain, name, lease).await.unwrap();
+        assert_eq!(client.inspect(raw(name)).await.unwrap().unwrap().holds, 1);
+        java.lock(1, Kind::Plain, name, lease).await.unwrap();
+        let holder = client.inspect(raw(name)).await.unwrap().unwrap();
+        assert_eq!((holder.id.as_str(), holder.holds), (first.holder.as_str(), 2));
+        assert!(holder.id.starts_with(java.uuid()), "{holder:?}");
+        let left = holder.remaining.unwrap();
+        assert!(left > 15 * SECOND && left <= 20 * SECOND, "{left:?}");
+        let listed = client.list(&name[..3]).await.unwrap();
+        let [(key, listed)] = &listed[..] else {
+            panic!("{listed:?}")
+        };
+        assert_eq!((key.as_str(), &listed.id, listed.holds), (name, &holder.id, 2));
+
+        assert!(client.lock(raw(name)).try_acquire().await.unwrap_err().is_busy());
+        java.unlock(1, Kind::Plain, name).await.unwrap();
+        assert_eq!(client.inspect(raw(name)).await.unwrap().unwrap().holds, 1);
+        assert!(client.lock(raw(name)).try_acquire().await.unwrap_err().is_busy());
+        java.unlock(1, Kind::Plain, name).await.unwrap();
+        assert_eq!(client.inspect(raw(name)).await.unwrap(), None);
+
+        // dlock's hold as Java sees it.
+        let guard = client.lock(raw(name)).lease(20 * SECOND).acquire().await.unwrap();
+        let again = guard.reenter().unwrap();
+        assert!(java.is_locked(Kind::Plain, name).await.unwrap());
+        assert!(!java.is_held(1, Kind::Plain, name).await.unwrap());
+        assert_eq!(java.hold_count(1, Kind::Plain, name).await.unwrap(), 0);
+        let left = java.remaining(Kind::Plain, name).await.unwrap();
+        assert!(left > 15_000 && left <= 20_000, "{left}");
+        drop(guard);
+        settle().await;
+        assert!(java.is_locked(Kind::Plain, name).await.unwrap());
+        again.release().await.unwrap();
+        assert!(!java.is_locked(Kind::Plain, name).await.unwrap());
+        assert_eq!(java.remaining(Kind::Plain, name).await.unwrap(), -2);
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_end_when_they_are_over_and_not_before_the_lock_comes_free() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+
+    let guard = client.lock("k").acquire().await.unwrap();
+    let at_once = java
+        .try_lock(1, Kind::Plain, "k", Duration::ZERO, None)
+        .await
+        .unwrap();
+    assert!(!at_once.acquired() && at_once.took < SECOND, "{at_once:?}");
+    let in_vain = java.try_lock(1, Kind::Plain, "k", 300 * MS, None).await.unwrap();
+    assert!(
+        !in_vain.acquired() && in_vain.took >= 300 * MS && in_vain.took < 2 * SECOND,
+        "{in_vain:?}"
+    );
+    let release = async {
+        waited_for(store.as_server(), "k", 1).await;
+        guard.release().await.unwrap();
+    };
+    let (locked, ()) = tokio::join!(
+        java.try_lock(1, Kind::Plain, "k", 10 * SECOND, Some(10 * SECOND)),
+        release
+    );
+    assert!(locked.as_ref().unwrap().acquired() && locked.unwrap().took < 5 * SECOND);
+
+    let before = Instant::now();
+    let error = client.lock("k").wait(300 * MS).acquire().await.unwrap_err();
+    assert!(
+        error.is_busy() && before.elapsed() >= 300 * MS && before.elapsed() < 2 * SECOND,
+        "{error}"
+    );
+    // A fixed lease of Java that ends by itself, without a message.
+    let locked = java.lock(1, Kind::Plain, "short", Some(700 * MS)).await.unwrap();
+    let guard = client.lock("short").wait(10 * SECOND).acquire().await.unwrap();
+    let waited = SystemTime::now()
+        .duration_since(locked.done_at - locked.took)
+        .unwrap();
+    assert!(waited >= 690 * MS && waited < 1500 * MS, "{waited:?}");
+    guard.release().await.unwrap();
+    java.unlock(1, Kind::Plain, "k").await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_java_waiter_sits_out_the_min_hold_of_a_released_lock() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+    let acquired = SystemTime::now();
+    let guard = client.lock("k").min_hold(1500 * MS).acquire().await.unwrap();
+    let release = async {
+        waited_for(store.as_server(), "k", 1).await;
+        guard.release().await.unwrap();
+    };
+    let (locked, ()) = tokio::join!(java.lock(1, Kind::Plain, "k", None), release);
+    let waited = locked.unwrap().since(acquired);
+    println!("min_hold of 1.5 s, Java had the lock after {waited:?}");
+    assert!(waited >= 1499 * MS, "{waited:?}");
+    // It learnt the time from the release: its lease had been 30 s.
+    assert!(waited < 3 * SECOND, "{waited:?}");
+    java.unlock(1, Kind::Plain, "k").await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn java_holds_take_no_fencing_token_and_do_not_disturb_ours() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, store.client().await);
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        let guard = client.lock("k").acquire().await.unwrap();
+        tokens.push(guard.fencing_token());
+        guard.release().await.unwrap();
+        java.lock(1, Kind::Plain, "k", None).await.unwrap();
+        java.lock(1, Kind::Plain, "k", None).await.unwrap();
+        let fence: u64 = store.as_server().query(&["GET", "dlock:fence"]).await;
+        assert_eq!(Some(&fence), tokens.last());
+        java.unlock(1, Kind::Plain, "k").await.unwrap();
+        java.unlock(1, Kind::Plain, "k").await.unwrap();
+    }
+    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    store.assert_clean(&[&client]).await;
+}

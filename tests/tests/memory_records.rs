@@ -1,0 +1,337 @@
+//! Records in memory by a paused clock: leases and retention to the millisecond, nothing that stays, and
+//! what a million of them cost.
+
+use std::time::Duration;
+
+use dlock::LockClient;
+use dlock::backend::memory::MemoryBackend;
+use dlock::record::{ClaimReply, OnOrphan, OwnerReply, Records};
+use dlock_tests::records::{ask, ask_for, ask_other, by, claimed, fresh_key, leaving};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The paused clock, and a virtual limit.
+fn paused(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        timeout(10 * DAY, test).await.expect("a dead-lock");
+    });
+}
+
+async fn on(store: &MemoryBackend) -> Records {
+    let client = LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap();
+    client.records().unwrap()
+}
+
+#[test]
+fn a_claim_lasts_for_its_lease_to_the_millisecond() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (on(&store).await, on(&store).await);
+        for lease in [MS, 100 * MS, SEC, 15 * SEC, HOUR] {
+            let key = fresh_key();
+            claimed(&a, ask_for(&key, lease, DAY), 1).await;
+            sleep(lease - MS).await;
+            let reply = b.claim(ask(&key)).await.unwrap();
+            assert_eq!(
+                reply,
+                ClaimReply::InProgress {
+                    remaining: MS,
+                    attempt: 1
+                }
+            );
+            sleep(MS).await;
+            let reply = b.claim(leaving(ask(&key))).await.unwrap();
+            assert_eq!(reply, ClaimReply::Orphan { attempt: 1 });
+            claimed(&b, ask(&key), 2).await;
+        }
+    });
+}
+
+#[test]
+fn a_claim_that_is_extended_lasts_for_hours_and_one_that_is_not_for_its_lease() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (on(&store).await, on(&store).await);
+        let key = fresh_key();
+        let (token, fence) = claimed(&a, ask_for(&key, 15 * SEC, DAY), 1).await;
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * HOUR {
+            sleep(5 * SEC).await;
+            assert_eq!(
+                a.extend(&key, &token, 15 * SEC, DAY).await.unwrap(),
+                OwnerReply::Done
+            );
+            let reply = b.claim(ask(&key)).await.unwrap();
+            assert_eq!(
+                reply,
+                ClaimReply::InProgress {
+                    remaining: 15 * SEC,
+                    attempt: 1
+                }
+            );
+        }
+        sleep(15 * SEC).await;
+        let (_, next) = claimed(&b, ask(&key), 2).await;
+        assert!(next > fence);
+        assert_eq!(
+            a.extend(&key, &token, DAY, DAY).await.unwrap(),
+            OwnerReply::NotOwner
+        );
+    });
+}
+
+#[test]
+fn a_crash_forgets_neither_what_was_asked_nor_how_often() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        let key = fresh_key();
+        claimed(&records, ask_for(&key, 15 * SEC, DAY), 1).await;
+        sleep(DAY - MS).await;
+        assert_eq!(
+            records.claim(ask_other(&key)).await.unwrap(),
+            ClaimReply::Mismatch
+        );
+        // The takeover has its own day.
+        claimed(&records, ask_for(&key, 15 * SEC, DAY), 2).await;
+        sleep(DAY - MS).await;
+        claimed(&records, ask_for(&key, 15 * SEC, DAY), 3).await;
+        sleep(DAY).await;
+        claimed(&records, ask_other(&key), 1).await;
+    });
+}
+
+#[test]
+fn a_result_is_kept_for_its_retention_from_the_completion_on() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        let key = fresh_key();
+        let (token, _) = claimed(&records, ask_for(&key, 15 * SEC, DAY), 1).await;
+        sleep(10 * SEC).await;
+        records.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+        sleep(DAY - MS).await;
+        let completed = ClaimReply::Completed {
+            response: b"x".to_vec(),
+        };
+        // Asking for it prolongs nothing.
+        assert_eq!(records.claim(ask(&key)).await.unwrap(), completed);
+        sleep(MS).await;
+        claimed(&records, ask(&key), 1).await;
+    });
+}
+
+#[test]
+fn who_waits_wakes_on_completion_or_looks_at_the_end_of_the_lease() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (on(&store).await, on(&store).await);
+        let key = fresh_key();
+        let (token, _) = claimed(&a, ask_for(&key, 15 * SEC, DAY), 1).await;
+        let mut watch = b.watch(&key);
+        watch.changed().await;
+        let begun = Instant::now();
+        let work = async {
+            sleep(3 * SEC).await;
+            a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+        };
+        tokio::join!(work, watch.changed());
+        assert_eq!(begun.elapsed(), 3 * SEC);
+        // Of the end of a lease nobody tells, and nobody is woken for an extension or another key.
+        let (other, next) = (fresh_key(), fresh_key());
+        let (token, _) = claimed(&a, ask_for(&next, 15 * SEC, DAY), 1).await;
+        let mut watch = b.watch(&next);
+        watch.changed().await;
+        a.extend(&next, &token, 15 * SEC, DAY).await.unwrap();
+        let (token, _) = claimed(&a, ask(&other), 1).await;
+        a.complete(&other, &token, Vec::new(), DAY).await.unwrap();
+        assert!(timeout(HOUR, watch.changed()).await.is_err());
+        drop(watch);
+        assert_eq!(store.watched(), 0);
+    });
+}
+
+#[test]
+fn nothing_is_left_when_the_retention_is_over() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        for i in 0..20_000 {
+            let key = fresh_key();
+            let (token, _) = claimed(&records, ask_for(&key, SEC, HOUR), 1).await;
+            match i % 4 {
+                0 => drop(records.complete(&key, &token, vec![0; 100], HOUR).await.unwrap()),
+                1 => drop(records.extend(&key, &token, 2 * SEC, HOUR).await.unwrap()),
+                2 => drop(records.release(&key, &token).await.unwrap()),
+                _ => {}
+            }
+        }
+        assert_eq!(store.kept_records(), 15_000);
+        sleep(HOUR).await;
+        assert_eq!(store.kept_records(), 0);
+        assert_eq!(store.watched(), 0);
+    });
+}
+
+#[test]
+fn an_hour_of_work_keeps_no_more_than_the_retention_asks_for() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        let mut most = 0;
+        for second in 0..3600 {
+            for _ in 0..10 {
+                let key = fresh_key();
+                let (token, _) = claimed(&records, ask_for(&key, SEC, 10 * SEC), 1).await;
+                records
+                    .complete(&key, &token, vec![1; 10], 10 * SEC)
+                    .await
+                    .unwrap();
+            }
+            most = most.max(store.kept_records());
+            if second % 7 == 0 {
+                // Of a key that is used for ever there is one record.
+                let key = dlock::record::RecordKey::new("again").unwrap();
+                let request = ask_for(&key, SEC, 5 * SEC);
+                let token = request.token.clone();
+                claimed(&records, request, 1).await;
+                records.complete(&key, &token, Vec::new(), 5 * SEC).await.unwrap();
+            }
+            sleep(SEC).await;
+        }
+        assert!(most <= 101, "{most} records of 10 s at 10 a second");
+    });
+}
+
+#[test]
+fn an_old_record_is_gone_for_all_also_while_many_wait_to_be_removed() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        let mut keys = Vec::new();
+        for _ in 0..5000 {
+            let key = fresh_key();
+            let (token, _) = claimed(&records, ask_for(&key, SEC, HOUR), 1).await;
+            keys.push((key, token));
+        }
+        sleep(HOUR).await;
+        for (key, token) in keys.iter().rev() {
+            assert_eq!(
+                records.extend(key, token, HOUR, HOUR).await.unwrap(),
+                OwnerReply::NotOwner
+            );
+            claimed(&records, ask_other(key), 1).await;
+            assert_eq!(
+                records.complete(key, token, Vec::new(), HOUR).await.unwrap(),
+                OwnerReply::NotOwner
+            );
+        }
+        assert_eq!(store.kept_records(), 5000);
+    });
+}
+
+#[test]
+fn clones_and_stores_of_one_name_share_their_records() {
+    paused(async {
+        let client =
+            |url: &'static str| async move { LockClient::connect(url).await.unwrap().records().unwrap() };
+        let key = fresh_key();
+        let a = client("memory://records-of-one-name").await;
+        let (token, fence) = claimed(&a, ask(&key), 1).await;
+        let b = client("memory://records-of-one-name").await;
+        assert!(matches!(
+            b.claim(ask(&key)).await.unwrap(),
+            ClaimReply::InProgress { .. }
+        ));
+        // The records keep the store alive when its clients are gone.
+        drop(a);
+        let c = client("memory://records-of-one-name").await;
+        assert_eq!(claimed(&c, by(&token, ask(&key)), 1).await.1, fence);
+        claimed(&client("memory://").await, ask(&key), 1).await;
+        claimed(&client("memory://another-name").await, ask(&key), 1).await;
+    });
+}
+
+#[test]
+fn a_policy_counts_when_it_is_asked_for() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        let key = fresh_key();
+        let mut left = ask_for(&key, SEC, DAY);
+        left.on_orphan = OnOrphan::Leave;
+        claimed(&records, left, 1).await;
+        sleep(SEC).await;
+        // Who took the claim said nothing of what becomes of it; who asks next does.
+        assert_eq!(
+            records.claim(leaving(ask(&key))).await.unwrap(),
+            ClaimReply::Orphan { attempt: 1 }
+        );
+        claimed(&records, ask(&key), 2).await;
+    });
+}
+
+/// `cargo test --test memory_records -- --ignored --nocapture` prints what a million records cost.
+#[test]
+#[ignore = "measures the memory of the whole process"]
+fn a_million_records_are_affordable() {
+    const MANY: usize = 1_000_000;
+    let resident = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = MemoryBackend::new();
+        let records = on(&store).await;
+        let before = resident();
+        let begun = std::time::Instant::now();
+        let (mut slowest, mut tokens) = (Duration::ZERO, Vec::with_capacity(1000));
+        for i in 0..MANY {
+            let key = dlock::record::RecordKey::new(format!("{i:064x}")).unwrap();
+            let request = ask_for(&key, 30 * SEC, DAY);
+            if i % 1000 == 0 {
+                tokens.push((key, request.token.clone()));
+            }
+            let step = std::time::Instant::now();
+            records.claim(request).await.unwrap();
+            slowest = slowest.max(step.elapsed());
+        }
+        let each = (resident() - before) / MANY;
+        println!(
+            "{each} bytes per claimed record, {MANY} in {:?}, the slowest in {slowest:?}",
+            begun.elapsed()
+        );
+        assert!(each < 600, "{each} bytes");
+        for (key, token) in tokens {
+            assert_eq!(
+                records.complete(&key, &token, vec![0; 500], DAY).await.unwrap(),
+                OwnerReply::Done
+            );
+        }
+        assert_eq!(store.kept_records(), MANY);
+        let begun = std::time::Instant::now();
+        store.clear();
+        println!(
+            "forgotten in {:?}, {} bytes each are left to the allocator",
+            begun.elapsed(),
+            (resident().saturating_sub(before)) / MANY
+        );
+    });
+}

@@ -1,0 +1,213 @@
+//! A user with exactly the permissions that locks need can do everything, and with one less something
+//! fails: with a clear error, and nothing left behind.
+
+use std::time::{Duration, Instant};
+
+use dlock::{Error, HoldState, LockClient};
+use dlock_tests::faults::{SLACK, TIMEOUT, hasty_builder};
+use dlock_tests::{Flavor, Server, Store, eventually, settle};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// What acquire, renew, release, wait, inspect and forced releases need, the scripts' own commands included.
+const NEEDED: &[&str] = &[
+    "+evalsha",
+    "+eval",
+    "+time",
+    "+type",
+    "+hlen",
+    "+hgetall",
+    "+hget",
+    "+hexists",
+    "+hset",
+    "+hdel",
+    "+get",
+    "+set",
+    "+pexpire",
+    "+pttl",
+    "+del",
+    "+publish",
+    "+subscribe",
+    "+unsubscribe",
+];
+/// For `list` alone.
+const FOR_LIST: &str = "+scan";
+/// What makes a connection better and is done without where it is forbidden: the test of an idle connection,
+/// the name in the list of clients, the script before its first call, and a look at the settings.
+const WISHED: &[&str] = &[
+    "+ping",
+    "+client|setname",
+    "+client|setinfo",
+    "+script|load",
+    "+info",
+];
+const KEYS: &str = "~dlock:fence ~shop:* &redisson_lock__channel:{shop:*";
+
+async fn server() -> Store {
+    let builder = Server::builder(Flavor::from_env()).acl("svc on >pw");
+    Store::Server(Box::new(builder.start().await))
+}
+
+/// Gives the user these permissions and no other.
+async fn allow<'a>(store: &Store, commands: impl Iterator<Item = &'a &'static str>) {
+    let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "on", ">pw"];
+    acl.extend(KEYS.split(' '));
+    acl.extend(commands);
+    store.as_server().command(&acl).await;
+}
+
+async fn client(store: &Store) -> Result<LockClient, Error> {
+    hasty_builder(&store.as_server().url_as("svc", "pw"))
+        .build()
+        .await
+}
+
+/// Everything that locks can do; where something is wrong, what.
+async fn everything(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (a, b) = (
+        client(store).await.map_err(text)?,
+        client(store).await.map_err(text)?,
+    );
+    store.as_server().script_flush().await;
+    let guard = a
+        .lock("shop:k")
+        .renewed_lease(600 * MS)
+        .acquire()
+        .await
+        .map_err(text)?;
+    let waiter = tokio::spawn(b.lock("shop:k").wait(Duration::from_secs(3)).acquire());
+    tokio::time::sleep(700 * MS).await;
+    if guard.state() != HoldState::Held {
+        return Err("the renewal failed".to_owned());
+    }
+    a.inspect("shop:k").await.map_err(text)?.ok_or("it is held")?;
+    let subscribed = store.as_server().pubsub_channels().await.len();
+    let released = Instant::now();
+    guard.release().await.map_err(text)?;
+    let next = waiter.await.unwrap().map_err(text)?;
+    if subscribed != 1 || released.elapsed() > SLACK {
+        return Err("nobody told the waiter".to_owned());
+    }
+    b.force_release("shop:k").await.map_err(text)?;
+    drop(next);
+    let kept = a.lock("shop:k").min_hold(50 * MS).acquire().await.map_err(text)?;
+    kept.release().await.map_err(text)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_what_the_documentation_lists_can_do_everything() {
+    for wished in [WISHED, &[]] {
+        let store = server().await;
+        allow(&store, NEEDED.iter().chain([&FOR_LIST]).chain(wished)).await;
+        everything(&store).await.unwrap();
+        store.assert_clean(&[]).await;
+        let a = client(&store).await.unwrap();
+        let guard = a.lock("shop:k").acquire().await.unwrap();
+        assert_eq!(a.list("shop:").await.unwrap().len(), 1);
+        guard.release().await.unwrap();
+        // The one other thing that a client does by itself, after five seconds of silence.
+        store.assert_clean(&[&a]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_one_permission_less_cannot() {
+    join_all(NEEDED.iter().map(|missing| async move {
+        let store = server().await;
+        allow(&store, NEEDED.iter().filter(|command| command != &missing)).await;
+        let outcome = everything(&store).await;
+        // Ending a subscription can wait until the connection ends.
+        assert!(
+            outcome.is_err() || *missing == "+unsubscribe",
+            "{missing} is not needed"
+        );
+        // What was had ends with its lease at the latest, never later.
+        eventually("every hold has an end", || async {
+            let server = store.as_server();
+            server.try_query::<bool>(&["EXISTS", "shop:k"]).await == Ok(false)
+                || server.ttl("shop:k").await.is_some()
+        })
+        .await;
+    }))
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_out_of_bounds_harms_no_other_in_the_same_call() {
+    let store = server().await;
+    allow(&store, NEEDED.iter().chain([&FOR_LIST])).await;
+    let a = client(&store).await.unwrap();
+    let server = store.as_server();
+    server.command(&["SET", "shop:string", "text"]).await;
+    server.command(&["RPUSH", "shop:list", "a"]).await;
+    server.command(&["HSET", "shop:hash", "field", "value"]).await;
+    for _ in 0..5 {
+        let names = [
+            "shop:1",
+            "private:1",
+            "shop:string",
+            "shop:2",
+            "shop:list",
+            "private:2",
+            "shop:hash",
+            "shop:3",
+        ];
+        let outcomes = join_all(names.map(|name| a.lock(name).try_acquire())).await;
+        for (name, outcome) in names.iter().zip(&outcomes) {
+            match (name.split_once(':').unwrap(), outcome) {
+                (("private", _), Err(Error::Refused { .. })) | (("shop", "1" | "2" | "3"), Ok(_)) => {}
+                (("shop", "string" | "list" | "hash"), Err(Error::KeyTaken { .. })) => {}
+                (_, outcome) => panic!("{name}: {outcome:?}"),
+            }
+        }
+        // The refused ones between the releases, too.
+        let again = join_all(outcomes.into_iter().zip(names).map(|(outcome, name)| {
+            drop(outcome);
+            a.lock(name).try_acquire()
+        }))
+        .await;
+        assert_eq!(
+            again.iter().filter(|outcome| outcome.is_ok()).count(),
+            3,
+            "{again:?}"
+        );
+    }
+    settle().await;
+    assert_eq!(server.query::<String>(&["GET", "shop:string"]).await, "text");
+    assert_eq!(
+        server.query::<String>(&["HGET", "shop:hash", "field"]).await,
+        "value"
+    );
+    server
+        .command(&["DEL", "shop:string", "shop:list", "shop:hash"])
+        .await;
+    store.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_that_is_out_of_bounds_delays_only_those_who_wait_for_it() {
+    let store = server().await;
+    let server = store.as_server();
+    allow(&store, NEEDED.iter()).await;
+    server.command(&["ACL", "SETUSER", "svc", "~other:*"]).await;
+    let (a, b) = (client(&store).await.unwrap(), client(&store).await.unwrap());
+    let guards = [
+        b.lock("shop:k").acquire().await.unwrap(),
+        b.lock("other:k").acquire().await.unwrap(),
+    ];
+    let waiters = ["shop:k", "other:k"].map(|name| {
+        let lock = a.lock(name);
+        tokio::spawn(async move { drop(lock.acquire().await.unwrap()) })
+    });
+    tokio::time::sleep(TIMEOUT).await;
+    let released = Instant::now();
+    drop(guards);
+    for waiter in waiters {
+        waiter.await.unwrap();
+    }
+    assert!(released.elapsed() < 500 * MS + SLACK, "{:?}", released.elapsed());
+    store.assert_clean(&[&a, &b]).await;
+}

@@ -1,0 +1,603 @@
+//! What is wrong gives one clear error, in bounded time and without a password in it: names, options, data
+//! that is no lock, URLs, and servers that are not there, not Redis, or not willing.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use dlock::{Error, LockClient, LockClientBuilder, LockKey, MAX_KEY_BYTES};
+use dlock_tests::{Flavor, Server, Store, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// The time that a failing call may take: the timeout of a step is 1 s.
+const BOUND: Duration = Duration::from_secs(3);
+
+fn server() -> dlock_tests::ServerBuilder {
+    Server::builder(Flavor::from_env())
+}
+
+/// The error of a call that must fail within the bound.
+async fn fails<T: fmt::Debug>(what: &str, call: impl Future<Output = Result<T, Error>>) -> Error {
+    let before = Instant::now();
+    let error = tokio::time::timeout(10 * BOUND, call)
+        .await
+        .expect(what)
+        .expect_err(what);
+    let took = before.elapsed();
+    println!("{what}: {error} ({took:.0?})");
+    assert!(took < BOUND, "{what} took {took:?}: {error}");
+    let shown = format!("{error} {error:?}");
+    assert!(!shown.contains("hunter2"), "{what} tells the password: {shown}");
+    assert!(
+        error.to_string().len() < 400 && !error.to_string().contains('\n'),
+        "{error}"
+    );
+    error
+}
+
+async fn connect_fails(what: &str, url: &str) -> Error {
+    fails(what, LockClient::connect(url)).await
+}
+
+fn assert_says(error: &Error, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "no \"{word}\" in: {text}");
+    }
+}
+
+fn assert_unreachable(error: &Error, words: &[&str]) {
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_says(error, words);
+}
+
+fn assert_refused(error: &Error, words: &[&str]) {
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert_says(error, words);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_break_a_rule_are_refused_before_anything_is_sent() {
+    let store = Store::server().await;
+    let client = store.client().await;
+    let monitor = store.as_server().monitor().await;
+    let huge = "k".repeat(10_000);
+    let cases: [(LockKey, &str); 8] = [
+        ("".into(), "empty"),
+        (LockKey::raw(""), "empty"),
+        (huge.into(), "10000 bytes"),
+        ("k".repeat(MAX_KEY_BYTES + 1).into(), "513 bytes"),
+        ("a\r\nDEL b".into(), "control character at byte 1"),
+        ("nul\0".into(), "control character"),
+        ("order:{42}".into(), "brace at byte 6"),
+        (LockKey::raw("{a}\u{7f}"), "control character"),
+    ];
+    for (key, says) in cases {
+        let lock = client.lock(key.clone());
+        let errors = [
+            fails("acquire", lock.acquire()).await,
+            fails("try_acquire", lock.try_acquire()).await,
+            fails("run", lock.run(|_| async {})).await,
+            fails("inspect", client.inspect(key.clone())).await,
+            fails("force_release", client.force_release(key)).await,
+            lock.check().unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error, Error::InvalidKey { .. }), "{error:?}");
+            assert_says(&error, &[says]);
+        }
+    }
+    assert!(monitor.commands().await.is_empty());
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn options_that_make_no_sense_are_refused_before_anything_is_sent() {
+    let store = Store::server().await;
+    let client = store.client().await;
+    let monitor = store.as_server().monitor().await;
+    let lock = || client.lock("k");
+    let years = Duration::from_secs(400 * 24 * 3600);
+    let cases = [
+        (lock().lease(Duration::ZERO), "lease: it is zero"),
+        (lock().renewed_lease(Duration::ZERO), "lease: it is zero"),
+        (lock().lease(5 * MS), "margin"),
+        (lock().lease(years), "more than a year"),
+        (lock().renewed_lease(Duration::MAX), "more than a year"),
+        (lock().wait(Duration::ZERO), "try_acquire"),
+        (lock().wait(Duration::MAX), "more than a year"),
+        (lock().max_hold(Duration::ZERO), "max_hold: it is zero"),
+        (lock().min_hold(Duration::ZERO), "min_hold: it is zero"),
+        (
+            lock().min_hold(2 * SECOND).max_hold(SECOND),
+            "longer than max_hold",
+        ),
+        (lock().min_hold(2 * SECOND).lease(SECOND), "longer than lease"),
+    ];
+    for (lock, says) in cases {
+        for error in [
+            fails("acquire", lock.acquire()).await,
+            fails("try_acquire", lock.try_acquire()).await,
+        ] {
+            assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+            assert_says(&error, &[says]);
+        }
+    }
+    assert!(monitor.commands().await.is_empty());
+
+    let url = store.as_server().url();
+    let with = |options: fn(LockClientBuilder) -> LockClientBuilder| {
+        options(LockClient::builder().url(&url)).build()
+    };
+    let errors = [
+        (
+            fails("a lease of zero", with(|b| b.lease(Duration::ZERO))).await,
+            "lease: it is zero",
+        ),
+        (
+            fails("a timeout of zero", with(|b| b.timeout(Duration::ZERO))).await,
+            "timeout: it is zero",
+        ),
+        (
+            fails("no retries", with(|b| b.retry_for(Duration::ZERO))).await,
+            "retry_for: it is zero",
+        ),
+        (
+            fails("for ever", with(|b| b.lease(Duration::MAX))).await,
+            "more than a year",
+        ),
+        (
+            fails(
+                "two stores",
+                with(|b| b.backend(dlock::backend::memory::MemoryBackend::new())),
+            )
+            .await,
+            "choose one of the two",
+        ),
+        (fails("no store", LockClient::builder().build()).await, "neither"),
+        (
+            connect_fails("in the URL", &format!("{url}?lease=0s")).await,
+            "lease: it is zero",
+        ),
+    ];
+    for (error, says) in errors {
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+        assert_says(&error, &[says]);
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
+    let store = Store::server().await;
+    let (server, client) = (store.as_server(), store.client().await);
+    let id = "11111111-2222-3333-4444-555555555555";
+    let writer = format!("{id}:1:write");
+    let reader = format!("{id}:1");
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("string", "a string", &["SET", "string", "x"]),
+        ("list", "a list", &["RPUSH", "list", "x"]),
+        ("set", "a set", &["SADD", "set", "x"]),
+        ("zset", "a zset", &["ZADD", "zset", "1", "x"]),
+        ("stream", "a stream", &["XADD", "stream", "*", "a", "b"]),
+        (
+            "user",
+            "other data (a hash)",
+            &["HSET", "user", "name", "Bob", "age", "7"],
+        ),
+        ("one", "other data (a hash)", &["HSET", "one", "field", "x"]),
+        ("like", "other data (a hash)", &["HSET", "like", "user:42", "Bob"]),
+        ("count", "other data (a hash)", &["HSET", "count", "user:42", "7"]),
+        ("text", "other data (a hash)", &["HSET", "text", &reader, "Bob"]),
+        // A lock of Redisson's of another kind.
+        (
+            "rw",
+            "other data (a hash)",
+            &["HSET", "rw", "mode", "read", &reader, "1"],
+        ),
+        (
+            "w",
+            "other data (a hash)",
+            &["HSET", "w", "mode", "write", &writer, "1"],
+        ),
+    ];
+    for (name, says, make) in cases {
+        server.command(make).await;
+        let before: Vec<u8> = server.query(&["DUMP", name]).await;
+        let lock = client.lock(*name).wait(10 * SECOND);
+        let errors = [
+            fails("acquire", lock.acquire()).await,
+            fails("try_acquire", lock.try_acquire()).await,
+            fails("inspect", client.inspect(*name)).await,
+            fails("force_release", client.force_release(*name)).await,
+        ];
+        for error in errors {
+            assert!(matches!(error, Error::KeyTaken { .. }), "{error:?}");
+            assert_says(&error, &[name, says, "not a lock"]);
+        }
+        let after: Vec<u8> = server.query(&["DUMP", name]).await;
+        assert!(before == after, "{name} was changed");
+        assert_eq!(server.ttl(name).await, None);
+    }
+    // In one call with others it harms none of them.
+    let names = ["a", "string", "b", "user", "c", "like"];
+    let all = futures_util::future::join_all(names.map(|name| client.lock(name).try_acquire())).await;
+    let had: Vec<bool> = all.iter().map(Result::is_ok).collect();
+    assert_eq!(had, [true, false, true, false, true, false]);
+    // A key that is overwritten under a holder is a loss, and stays what it is now.
+    server.command(&["SET", "a", "x"]).await;
+    server.command(&["SET", "b", "x"]).await;
+    let mut guards = all.into_iter().filter_map(Result::ok);
+    let (a, b) = (guards.next().unwrap(), guards.next().unwrap());
+    let error = fails("a release", a.release()).await;
+    assert!(error.is_lost(), "{error:?}");
+    let error = fails("a renewal", b.ensure(30 * SECOND)).await;
+    assert!(error.is_lost() && !b.is_held(), "{error:?}");
+    let text: String = server.query(&["GET", "a"]).await;
+    assert_eq!(text, "x");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_that_somebody_spoilt_is_told() {
+    let store = Store::server().await;
+    let (server, client) = (store.as_server(), store.client().await);
+    for spoil in [&["SET", "dlock:fence", "x"][..], &["RPUSH", "dlock:fence", "x"]] {
+        server.command(&["DEL", "dlock:fence"]).await;
+        server.command(spoil).await;
+        let error = fails("acquire", client.lock("k").wait(10 * SECOND).acquire()).await;
+        assert_refused(&error, &["\"k\"", "dlock:fence"]);
+        assert_eq!(server.keys().await, ["dlock:fence"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passwords_that_are_wrong_or_missing_are_told() {
+    let server = server()
+        .password("hunter2")
+        .acl("off off >hunter2 ~* &* +@all")
+        .acl("svc on >other ~* &* +@all")
+        .start()
+        .await;
+    let addr = server.addr();
+    let error = connect_fails("a wrong password", &format!("redis://:hunter2x@{addr}")).await;
+    assert_refused(&error, &[&addr.to_string(), "password"]);
+    let error = connect_fails("a wrong user", &format!("redis://nobody:hunter2@{addr}")).await;
+    assert_refused(&error, &[&addr.to_string(), "password"]);
+    let error = connect_fails(
+        "a user who is switched off",
+        &format!("redis://off:hunter2@{addr}"),
+    )
+    .await;
+    assert_refused(&error, &[&addr.to_string(), "disabled"]);
+    let error = connect_fails("no password", &format!("redis://{addr}")).await;
+    assert_refused(&error, &[&addr.to_string(), "give the password"]);
+    let error = connect_fails(
+        "a password in place of the user",
+        &format!("redis://hunter2@{addr}"),
+    )
+    .await;
+    assert_refused(&error, &[&addr.to_string(), "password"]);
+    let error = connect_fails("no such database", &format!("redis://:hunter2@{addr}/99")).await;
+    assert_refused(&error, &[&addr.to_string(), "index"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_without_password_is_that_user() {
+    let server = server().acl("guest on nopass ~guest:* &* +@all").start().await;
+    let url = format!("redis://guest@{}", server.addr());
+    let _client = LockClient::connect(&url).await.unwrap();
+    let users: Vec<_> = server.client_list().await;
+    assert!(users.iter().any(|client| client["user"] == "guest"), "{users:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn urls_with_a_mistake_are_explained() {
+    for (url, says) in [
+        ("reids://:hunter2@localhost", "did you mean \"redis\""),
+        ("redis:/:hunter2@localhost", "no scheme"),
+        ("redis//localhost", "no scheme"),
+        ("http://:hunter2@localhost", "not known"),
+        ("redis://:hunter2@localhost:6379x", "port"),
+        ("redis://:hunter2@localhost:637999", "port"),
+        ("redis://:hunter2@:6379", "no host"),
+        ("redis://:hunter2/@localhost", "%2F"),
+        ("redis://localhost/one", "database number"),
+        ("redis://localhost?prefx=a", "did you mean \"prefix\""),
+        ("redis://localhost?lease=10", "unit"),
+        ("redis+unix://run/redis.sock", "whole path"),
+        (" redis://localhost", "spaces"),
+        ("", "no scheme"),
+    ] {
+        let error = connect_fails(url, url).await;
+        assert!(matches!(error, Error::InvalidUrl { .. }), "{error:?}");
+        assert_says(&error, &["lock store URL", says]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_not_there_is_named() {
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let error = connect_fails("a closed port", &format!("redis://:hunter2@{closed}")).await;
+    assert_unreachable(&error, &[&closed.to_string(), "refused"]);
+    let error = connect_fails("no such host", "redis://:hunter2@no-such-host.invalid").await;
+    assert_unreachable(&error, &["no-such-host.invalid:6379"]);
+    let error = connect_fails("no such socket", "redis+unix:///no/such/socket?password=hunter2").await;
+    assert_unreachable(&error, &["/no/such/socket", "No such file"]);
+    // A timeout of one's own is kept to.
+    let silent = impostor(b"", true).await;
+    let before = Instant::now();
+    let error = connect_fails("a short timeout", &format!("redis://{silent}?timeout=200ms")).await;
+    assert_unreachable(&error, &[&silent.to_string(), "200ms"]);
+    assert!(before.elapsed() < SECOND, "{:?}", before.elapsed());
+}
+
+/// A server that is not Redis: says this to whoever connects and to whatever it is asked, and then stays or
+/// goes.
+async fn impostor(says: &'static [u8], stays: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut buffer = [0; 1024];
+                while stays && matches!(stream.read(&mut buffer).await, Ok(1..)) {
+                    if stream.write_all(says).await.is_err() {
+                        return;
+                    }
+                }
+                let _ = stream.write_all(says).await;
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_not_redis_is_told_in_bounded_time() {
+    let http = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+    let strange = "does not answer like a Redis";
+    let cases: [(&str, &'static [u8], bool, &str); 9] = [
+        ("HTTP", http, true, strange),
+        ("HTTP that closes", http, false, strange),
+        ("SSH", b"SSH-2.0-OpenSSH_9.2p1\r\n", true, strange),
+        ("garbage", b"\x00\xff\xfe\x80 \r\n\r\n$$$", true, strange),
+        (
+            "an endless reply",
+            b"*2147483647\r\n",
+            true,
+            "did not answer within 1s",
+        ),
+        (
+            "a long text that never comes",
+            b"$536870912\r\n",
+            true,
+            "did not answer within 1s",
+        ),
+        (
+            "yes to everything",
+            b"+OK\r\n+OK\r\n+OK\r\n+OK\r\n",
+            true,
+            strange,
+        ),
+        ("silence", b"", true, "did not answer within 1s"),
+        ("a closed door", b"", false, ""),
+    ];
+    for (what, answers, stays, says) in cases {
+        let addr = impostor(answers, stays).await;
+        let error = connect_fails(what, &format!("redis://:hunter2@{addr}")).await;
+        assert_unreachable(&error, &[&addr.to_string(), says]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_only_replica_is_told() {
+    let master = server().start().await;
+    let replica = server().replica_of(master.addr()).start().await;
+    linked(&replica).await;
+    let client = LockClient::connect(&replica.url()).await.unwrap();
+    for lock in [client.lock("k"), client.lock("k").wait(10 * SECOND)] {
+        let error = fails("acquire on a replica", lock.acquire()).await;
+        assert_refused(&error, &["\"k\"", "read-only replica", "master"]);
+    }
+    // What only reads works there.
+    let on_master = LockClient::connect(&master.url()).await.unwrap();
+    let guard = on_master.lock("k").acquire().await.unwrap();
+    eventually("the replica has the lock", || async {
+        replica.keys().await.contains(&"k".to_owned())
+    })
+    .await;
+    assert!(client.inspect("k").await.unwrap().is_some());
+    assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+    let error = fails("force_release on a replica", client.force_release("k")).await;
+    assert_refused(&error, &["read-only replica"]);
+    guard.release().await.unwrap();
+
+    // Its master is gone, and it is told to answer all the same, and then not to.
+    master.kill();
+    eventually("the link is down", || async { !is_linked(&replica).await }).await;
+    let error = fails("acquire with the master gone", client.lock("j").acquire()).await;
+    assert_refused(&error, &["read-only replica"]);
+    replica
+        .command(&["CONFIG", "SET", "replica-serve-stale-data", "no"])
+        .await;
+    let url = format!("{}?retry_for=500ms", replica.url());
+    let client = LockClient::connect(&url).await.unwrap();
+    let error = fails("acquire on a stale replica", client.lock("j").acquire()).await;
+    assert_unreachable(&error, &["\"j\"", "MASTER is down"]);
+}
+
+async fn is_linked(replica: &Server) -> bool {
+    let info: String = replica.query(&["INFO", "replication"]).await;
+    info.contains("master_link_status:up")
+}
+
+async fn linked(replica: &Server) {
+    eventually("the replica is linked", || is_linked(replica)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_lacks_replicas_is_told() {
+    let server = server().config("min-replicas-to-write", "1").start().await;
+    let client = LockClient::connect(&server.url()).await.unwrap();
+    let error = fails("acquire without replicas", client.lock("k").acquire()).await;
+    assert_refused(&error, &["\"k\"", "replicas"]);
+    assert!(server.keys().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_refuses_locks_and_takes_them_back() {
+    let server = server().maxmemory_policy("noeviction").start().await;
+    let client = LockClient::builder()
+        .url(server.url())
+        .lease(900 * MS)
+        .build()
+        .await
+        .unwrap();
+    let guard = client.lock("held").acquire().await.unwrap();
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let error = fails("acquire on a full server", client.lock("k").acquire()).await;
+    assert_refused(&error, &["\"k\"", "OOM", "memory"]);
+    assert_eq!(server.keys().await, ["dlock:fence", "held"]);
+    // What is held is renewed, seen and given back.
+    tokio::time::sleep(1500 * MS).await;
+    guard.ensure(500 * MS).await.unwrap();
+    assert!(client.inspect("held").await.unwrap().is_some());
+    assert!(client.lock("held").try_acquire().await.unwrap_err().is_busy());
+    guard.release().await.unwrap();
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    client.lock("k").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_still_loads_is_told_and_waited_for() {
+    let server = server()
+        .config("key-load-delay", "10000")
+        .config("loading-process-events-interval-bytes", "1024")
+        .config("rdbcompression", "no")
+        .start()
+        .await;
+    let fill = "for i = 1, 300 do redis.call('SET', 'k' .. i, string.rep('x', 2000)) end";
+    server.command(&["EVAL", fill, "0"]).await;
+    server.command(&["SAVE"]).await;
+    let probe = redis::Client::open(server.url()).unwrap();
+    let probing = async {
+        eventually("the server loads", || async {
+            let Ok(mut conn) = probe.get_multiplexed_async_connection().await else {
+                return false;
+            };
+            let pong: redis::RedisResult<String> = redis::cmd("PING").query_async(&mut conn).await;
+            pong.is_err_and(|error| {
+                error.to_string().contains("LOADING") || error.to_string().contains("loading")
+            })
+        })
+        .await;
+        let url = format!("{}?retry_for=300ms", server.url());
+        let (client, error) = match LockClient::connect(&url).await {
+            Ok(client) => {
+                let error = fails("acquire while it loads", client.lock("lock").acquire()).await;
+                (Some(client), error)
+            }
+            Err(error) => (None, error),
+        };
+        assert!(error.is_unavailable(), "{error:?}");
+        assert_says(&error, &["loading"]);
+        // With more patience the same client gets its lock once the data are there.
+        let patient = LockClient::connect(&format!("{}?retry_for=20s", server.url()))
+            .await
+            .unwrap();
+        patient
+            .lock("lock")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        drop(client);
+    };
+    tokio::join!(server.restart(), probing);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_user_may_not_do_is_told() {
+    let server = server()
+        .acl("noscript on >hunter2 ~* &* +@all -eval -evalsha")
+        .acl("nowrite on >hunter2 ~* &* +@all -hset")
+        .acl("narrow on >hunter2 ~app:* ~dlock:fence &* +@all")
+        .acl("nofence on >hunter2 ~app:* &* +@all")
+        .acl("nochannel on >hunter2 ~* resetchannels +@all")
+        .acl("notime on >hunter2 ~* &* +@all -time")
+        .start()
+        .await;
+    let cases = [
+        ("noscript", "k", "no permissions to run the 'evalsha' command"),
+        // Redis does not say which.
+        ("nowrite", "k", "command"),
+        ("narrow", "k", "permission"),
+        ("nofence", "app:k", "permission"),
+    ];
+    for (user, key, says) in cases {
+        let client = LockClient::connect(&server.url_as(user, "hunter2"))
+            .await
+            .unwrap();
+        let error = fails(user, client.lock(key).wait(10 * SECOND).acquire()).await;
+        assert_refused(&error, &[key, says]);
+        assert!(
+            !server.keys().await.iter().any(|left| left == key),
+            "{user} left something behind"
+        );
+    }
+    let client = LockClient::connect(&server.url_as("narrow", "hunter2"))
+        .await
+        .unwrap();
+    let names = ["app:a", "other", "app:b"];
+    let all = futures_util::future::join_all(names.map(|name| client.lock(name).try_acquire())).await;
+    assert_eq!(
+        all.iter().map(Result::is_ok).collect::<Vec<_>>(),
+        [true, false, true]
+    );
+    drop(all);
+
+    // Without channels a release is still a release, and waiters look now and then.
+    let client = LockClient::connect(&server.url_as("nochannel", "hunter2"))
+        .await
+        .unwrap();
+    let guard = client.lock("k").acquire().await.unwrap();
+    let other = LockClient::connect(&server.url_as("nochannel", "hunter2"))
+        .await
+        .unwrap();
+    let lock = other.lock("k").wait(10 * SECOND);
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(300 * MS).await;
+    let released = Instant::now();
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+    assert!(released.elapsed() < 3 * SECOND, "{:?}", released.elapsed());
+
+    let error = connect_fails(
+        "a user who may not ask for the time",
+        &server.url_as("notime", "hunter2"),
+    )
+    .await;
+    assert_refused(&error, &["permission", "time"]);
+}
+
+#[tokio::test]
+async fn the_default_client_is_set_once() {
+    let error = dlock::default_client().unwrap_err();
+    assert!(matches!(error, Error::NoDefaultClient), "{error:?}");
+    assert_says(&error, &["set_default"]);
+    dlock::set_default(LockClient::memory()).unwrap();
+    let error = dlock::set_default(LockClient::memory()).unwrap_err();
+    assert!(matches!(error, Error::DefaultClientSet), "{error:?}");
+    assert_says(&error, &["already set", "once per process"]);
+    assert!(dlock::default_client().is_ok());
+}

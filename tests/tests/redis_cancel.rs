@@ -1,0 +1,201 @@
+//! Rule 19 on a real server behind a slow network: an acquire that is dropped at any poll leaves no lock, no
+//! place in line and no subscription, and takes nobody's wake-up.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use dlock::{Lock, LockClient};
+use dlock_tests::faults::{RETRY_FOR, SLACK, TIMEOUT, hasty_builder, is_free, setting, step};
+use dlock_tests::{Direction, Proxy, Store, Swallow, eventually, settle};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+/// One way through the network.
+const DELAY: Duration = Duration::from_millis(5);
+
+/// Polls an acquire up to `n` times, each time when it is woken or after a while, then drops it. Whether it
+/// was done before.
+async fn polled(lock: &Lock, n: usize) -> bool {
+    let mut acquire = pin!(lock.acquire());
+    for _ in 0..n {
+        let mut first = true;
+        let poll = std::future::poll_fn(|cx| {
+            if std::mem::take(&mut first) {
+                Poll::Ready(acquire.as_mut().poll(cx).is_ready())
+            } else {
+                Poll::Pending
+            }
+        });
+        if poll.await {
+            return true;
+        }
+        // Long enough for the next answer to arrive, and not a multiple of the way.
+        tokio::time::sleep(DELAY + 3 * MS).await;
+    }
+    false
+}
+
+async fn patient(proxy: &Proxy) -> LockClient {
+    let builder = hasty_builder(&proxy.url()).timeout(Duration::from_secs(5));
+    builder.retry_for(Duration::from_secs(10)).build().await.unwrap()
+}
+
+/// One acquire dropped after `n` polls; whether it was done by then.
+async fn case(store: &Store, n: usize, busy: bool, second_in_line: bool) -> bool {
+    let key = format!("k:{n}:{busy}:{second_in_line}");
+    let proxy = Proxy::start(store.as_server().addr());
+    let (a, b) = (patient(&proxy).await, patient(&proxy).await);
+    proxy.delay(Direction::Both, DELAY, 2 * MS);
+    let guard = if busy {
+        Some(a.lock(&*key).acquire().await.unwrap())
+    } else {
+        None
+    };
+    let first = second_in_line.then(|| tokio::spawn(b.lock(&*key).acquire()));
+    if second_in_line {
+        eventually("the first stands in line", || async {
+            b.waited_for() + b.held() == 1
+        })
+        .await;
+    }
+    let done = polled(&b.lock(&*key), n).await;
+    if busy {
+        assert!(!done, "{key}: two holders");
+    }
+    drop(guard);
+    if let Some(first) = first {
+        let guard = first.await.unwrap().unwrap();
+        guard.release().await.unwrap();
+    }
+    // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
+    let next = a.lock(&*key).wait(Duration::from_secs(5)).acquire().await;
+    next.unwrap_or_else(|error| panic!("{key}: {error}"))
+        .release()
+        .await
+        .unwrap();
+    eventually("no hold and no waiter is left", || async {
+        [&a, &b]
+            .iter()
+            .all(|client| client.held() == 0 && client.waited_for() == 0)
+    })
+    .await;
+    done
+}
+
+async fn dropped_at_any_poll(busy: bool, second_in_line: bool) {
+    const MOST: usize = 16;
+    let store = Store::server().await;
+    let done = join_all((0..MOST).map(|n| case(&store, n, busy, second_in_line))).await;
+    assert!(!done[0] && !done[1]);
+    assert_eq!(done[MOST - 1], !busy, "{done:?}");
+    store.assert_clean(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_dropped_at_any_poll_of_a_free_lock() {
+    dropped_at_any_poll(false, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_dropped_at_any_poll_of_a_busy_lock() {
+    dropped_at_any_poll(true, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_dropped_at_any_poll_second_in_line() {
+    dropped_at_any_poll(true, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
+    let (store, proxy, _a, b) = setting().await;
+    let a = patient(&proxy).await;
+    proxy.delay(Direction::Both, DELAY, Duration::ZERO);
+    for pause in [0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 35, 40] {
+        let guard = b.lock("k").acquire().await.unwrap();
+        let first = tokio::spawn(a.lock("k").acquire());
+        eventually("the first waits at the store", || async {
+            store.as_server().pubsub_channels().await.len() == 1
+        })
+        .await;
+        let second = tokio::spawn(a.lock("k").acquire());
+        settle().await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        // The message is on its way, or has arrived, or the look after it is on its way, or the lock is had.
+        tokio::time::sleep(pause * MS).await;
+        first.abort();
+        drop(first.await);
+        let next = second.await.unwrap().unwrap();
+        assert!(
+            released.elapsed() < SLACK + 100 * MS,
+            "{pause} ms: {:?}",
+            released.elapsed()
+        );
+        next.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
+    let (store, proxy, a, b) = setting().await;
+    for then in [Swallow::Hang, Swallow::Cut] {
+        let fault = proxy.swallow(1, then, step("acquire"));
+        let dropped = tokio::spawn(a.lock("k").acquire());
+        fault.swallowed().await;
+        dropped.abort();
+        drop(dropped.await);
+        let asked = Instant::now();
+        let guard = b.lock("k").wait(Duration::from_secs(5)).acquire().await.unwrap();
+        assert!(
+            asked.elapsed() < 4 * TIMEOUT + SLACK,
+            "{then:?}: {:?}",
+            asked.elapsed()
+        );
+        guard.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
+    let (store, proxy, a, b) = setting().await;
+    for in_line in [TIMEOUT / 3, TIMEOUT * 2] {
+        proxy.refuse();
+        proxy.cut();
+        let dropped = tokio::spawn(a.lock("k").acquire());
+        tokio::time::sleep(in_line).await;
+        dropped.abort();
+        drop(dropped.await);
+        proxy.accept();
+        b.lock("k")
+            .wait(RETRY_FOR)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        is_free(&b, "k").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_gives_up_takes_its_subscription_along() {
+    let (store, proxy, a, b) = setting().await;
+    proxy.delay(Direction::Both, DELAY, Duration::ZERO);
+    let guard = b.lock("k").acquire().await.unwrap();
+    for wait in [1, 10, 20, 30, 40, 60, 100] {
+        assert!(a.lock("k").wait(wait * MS).acquire().await.unwrap_err().is_busy());
+        assert_eq!(a.waited_for(), 0);
+        eventually("nobody listens any more", || async {
+            store.as_server().pubsub_channels().await.is_empty()
+        })
+        .await;
+    }
+    guard.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}

@@ -1,0 +1,274 @@
+//! Faults that strike one command at a time: its reply is swallowed, or the connection is cut before it. Each
+//! time the outcome is that without the fault or one clear error, and nothing is left behind.
+
+use std::time::{Duration, Instant};
+
+use dlock::{Error, HoldState};
+use dlock_tests::faults::{
+    RETRY_FOR, SLACK, TIMEOUT, hasty, hasty_builder, is_back, is_free, setting, step, within,
+};
+use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
+    matches!(outcome, Err(Error::OutcomeUnknown { .. }))
+}
+
+const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_id() {
+    let (store, proxy, a, b) = setting().await;
+    for then in SWALLOWS {
+        let fault = proxy.swallow(1, then, step("acquire"));
+        let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+        assert!(fault.fired() && is_unknown(&once), "{then:?}: {once:?}");
+        // What the server did is undone in the background, long before the lease ends.
+        let waited = b.lock("k").wait(Duration::from_secs(5)).acquire().await;
+        waited.unwrap().release().await.unwrap();
+
+        proxy.swallow(1, then, step("acquire"));
+        let guard = within(RETRY_FOR, "acquire", a.lock("k").acquire()).await.unwrap();
+        assert_eq!(guard.state(), HoldState::Held);
+        guard.release().await.unwrap();
+        is_free(&b, "k").await;
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
+    let (store, proxy, a, b) = setting().await;
+    let guard = b.lock("k").acquire().await.unwrap();
+    for then in SWALLOWS {
+        let fault = proxy.swallow(1, then, step("acquire"));
+        let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+        assert!(fault.fired() && is_unknown(&once), "{then:?}: {once:?}");
+        proxy.swallow(1, then, step("acquire"));
+        let waited = a.lock("k").wait(RETRY_FOR).acquire().await.unwrap_err();
+        assert!(waited.is_busy(), "{then:?}: {waited}");
+        guard.ensure(Duration::from_secs(19)).await.unwrap();
+    }
+    guard.release().await.unwrap();
+    is_free(&a, "k").await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost() {
+    let (store, proxy, a, b) = setting().await;
+    for then in SWALLOWS {
+        let guard = a.lock("k").acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step("release"));
+        within(RETRY_FOR, "release", guard.release()).await.unwrap();
+        assert!(fault.fired());
+        is_free(&b, "k").await;
+
+        let started = Instant::now();
+        let guard = a.lock("k").min_hold(1000 * MS).acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step("release"));
+        within(RETRY_FOR, "release", guard.release()).await.unwrap();
+        assert!(fault.fired());
+        eventually("the minimum is over", || async {
+            b.lock("k").try_acquire().await.is_ok()
+        })
+        .await;
+        let took = started.elapsed();
+        assert!(
+            took >= 1000 * MS && took < 1000 * MS + SLACK,
+            "{then:?}: kept for {took:?}"
+        );
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_15_a_release_that_was_sent_stays_unknown_when_the_server_is_gone_afterwards() {
+    let (store, proxy, a, b) = setting().await;
+    let guard = a.lock("k").acquire().await.unwrap();
+    let fault = proxy.swallow(1, Swallow::Hang, step("release"));
+    let outcome = tokio::spawn(guard.release());
+    fault.swallowed().await;
+    proxy.refuse();
+    let outcome = within(RETRY_FOR, "release", outcome).await.unwrap();
+    assert!(is_unknown(&outcome), "{outcome:?}");
+    is_free(&b, "k").await;
+    proxy.accept();
+    is_back(&a).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_12_a_renewal_whose_reply_is_lost_is_a_doubt_and_no_loss() {
+    let (store, proxy, a, b) = setting().await;
+    for then in SWALLOWS {
+        let guard = a.lock("k").renewed_lease(3000 * MS).acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step("renew"));
+        fault.swallowed().await;
+        if then == Swallow::Hang {
+            eventually("it is in doubt", || async { guard.state() == HoldState::Suspect }).await;
+        }
+        eventually("it is held again", || async {
+            assert!(guard.is_held(), "{then:?}: lost");
+            guard.state() == HoldState::Held && guard.remaining() > 2500 * MS
+        })
+        .await;
+        guard.release().await.unwrap();
+        is_free(&b, "k").await;
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looks_and_forced_releases_whose_reply_is_lost_end_in_time() {
+    let (store, proxy, a, b) = setting().await;
+    for then in SWALLOWS {
+        let guard = b.lock("k").acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step("inspect"));
+        let seen = within(TIMEOUT, "inspect", a.inspect("k")).await;
+        assert!(fault.fired());
+        match (then, seen) {
+            (Swallow::Cut, seen) => assert!(seen.unwrap().is_some()),
+            (Swallow::Hang, seen) => assert!(seen.unwrap_err().is_unavailable()),
+        }
+        is_back(&a).await;
+
+        proxy.swallow(1, then, step("force"));
+        let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
+        assert!(is_unknown(&forced), "{then:?}: {forced:?}");
+        is_free(&b, "k").await;
+        assert!(guard.release().await.unwrap_err().is_lost());
+        is_back(&a).await;
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Deed {
+    Swallow(Swallow),
+    Lose,
+    Hold,
+}
+
+/// "Acquire, renew, release with a waiter", with a fault at the k-th command of all. Whether it struck.
+async fn scenario(store: &Store, k: u64, deed: Deed) -> bool {
+    let (key, case) = (format!("k:{deed:?}:{k}"), format!("{deed:?} {k}"));
+    let proxy = Proxy::start(store.as_server().addr());
+    let (a, b) = (hasty(&proxy.url()).await, hasty(&proxy.url()).await);
+    let any = |_: &Command| true;
+    let (fault, held) = match deed {
+        Deed::Swallow(then) => (Some(proxy.swallow(k, then, any)), None),
+        Deed::Lose => (Some(proxy.lose(k, any)), None),
+        Deed::Hold => (None, Some(proxy.hold(k, any))),
+    };
+    let guard = a
+        .lock(&*key)
+        .renewed_lease(3000 * MS)
+        .acquire()
+        .await
+        .expect(&case);
+    let waiter = tokio::spawn(b.lock(&*key).acquire());
+    let renewed = Instant::now();
+    eventually("it was renewed", || async {
+        assert!(guard.is_held(), "{case}: lost");
+        renewed.elapsed() > 1200 * MS && guard.state() == HoldState::Held
+    })
+    .await;
+    assert!(!waiter.is_finished(), "{case}: two holders");
+    let token = guard.fencing_token();
+    let released = Instant::now();
+    guard.release().await.expect(&case);
+    let next = waiter.await.unwrap().expect(&case);
+    // A reply that hangs costs two timeouts until the connection is replaced; no lease is waited for.
+    assert!(
+        released.elapsed() < 4 * TIMEOUT + SLACK,
+        "{case}: woken after {:?}",
+        released.elapsed()
+    );
+    assert!(next.fencing_token() > token, "{case}");
+    next.release().await.expect(&case);
+    let struck = match (&fault, held) {
+        (Some(fault), _) => fault.fired(),
+        (None, Some(held)) if held.fired() => {
+            held.release();
+            held.answered().await;
+            true
+        }
+        _ => false,
+    };
+    eventually("no hold and no waiter is left", || async {
+        [&a, &b]
+            .iter()
+            .all(|client| client.held() == 0 && client.waited_for() == 0)
+    })
+    .await;
+    struck
+}
+
+async fn every_command_of_a_scenario(deed: Deed) {
+    const MOST: u64 = 40;
+    let store = Store::server().await;
+    let struck = join_all((1..=MOST).map(|k| scenario(&store, k, deed))).await;
+    let commands = struck.iter().filter(|struck| **struck).count();
+    assert!(
+        commands >= 9 && !struck[MOST as usize - 1],
+        "{deed:?}: {struck:?}"
+    );
+    store.assert_clean(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reply_of_each_command_hangs() {
+    every_command_of_a_scenario(Deed::Swallow(Swallow::Hang)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_is_cut_before_the_reply_of_each_command() {
+    every_command_of_a_scenario(Deed::Swallow(Swallow::Cut)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_is_cut_before_each_command() {
+    every_command_of_a_scenario(Deed::Lose).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_command_is_held_back_and_let_go_later() {
+    every_command_of_a_scenario(Deed::Hold).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connecting_fails_in_time_at_each_command_and_says_why() {
+    let store = Store::server().await;
+    for deed in [
+        Deed::Swallow(Swallow::Hang),
+        Deed::Swallow(Swallow::Cut),
+        Deed::Lose,
+    ] {
+        for k in 1.. {
+            let proxy = Proxy::start(store.as_server().addr());
+            let any = |_: &Command| true;
+            let fault = match deed {
+                Deed::Swallow(then) => proxy.swallow(k, then, any),
+                _ => proxy.lose(k, any),
+            };
+            let builder = hasty_builder(&proxy.url());
+            let connected = within(TIMEOUT, "connecting", builder.build()).await;
+            if !fault.fired() {
+                proxy.heal();
+                is_free(&connected.unwrap(), "k").await;
+                assert!(k > 3, "connecting takes more commands than {k}");
+                break;
+            }
+            let error = connected.unwrap_err();
+            assert!(
+                matches!(error, Error::Unreachable { .. }),
+                "{deed:?} {k}: {error}"
+            );
+        }
+    }
+    settle().await;
+    store.assert_clean(&[]).await;
+}

@@ -1,0 +1,181 @@
+//! A command that is held back past its client's timeout and let go later finds a world that has moved on:
+//! it leaves no ghost hold, touches no successor and prolongs nothing.
+
+use std::time::{Duration, Instant};
+
+use dlock::Error;
+use dlock_tests::faults::{RETRY_FOR, SLACK, TIMEOUT, is_back, is_free, setting, step, within};
+use dlock_tests::{Held, eventually};
+
+const MS: Duration = Duration::from_millis(1);
+
+fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
+    matches!(outcome, Err(Error::OutcomeUnknown { .. }))
+}
+
+/// Lets the command go on and waits until the server has dealt with it.
+async fn let_go(held: Held) {
+    held.release();
+    held.answered().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_arrives_late_leaves_no_ghost_hold() {
+    for new_connection in [false, true] {
+        let (store, proxy, a, b) = setting().await;
+        let held = proxy.hold(1, step("acquire"));
+        let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+        assert!(held.fired() && is_unknown(&once), "{once:?}");
+        is_free(&b, "k").await;
+        if new_connection {
+            is_back(&a).await;
+            assert_eq!(proxy.connections_seen(), 2, "the silent connection is replaced");
+        }
+        let_go(held).await;
+        assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
+        is_free(&b, "k").await;
+        is_back(&a).await;
+        is_free(&a, "k").await;
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_the_server_takes_for_timely_is_still_undone() {
+    let (store, proxy, a, b) = setting().await;
+    // The one answer that the client has of the server's clock was long under way, so it believes that the
+    // server is ahead, and allows the acquire more time than it has itself.
+    let slow = proxy.hold(1, step("inspect"));
+    let look = tokio::spawn({
+        let a = a.clone();
+        async move { a.inspect("another").await }
+    });
+    slow.caught().await;
+    tokio::time::sleep(TIMEOUT - 60 * MS).await;
+    slow.release();
+    look.await.unwrap().unwrap();
+
+    let held = proxy.hold(1, step("acquire"));
+    let once = a.lock("k").try_acquire().await;
+    assert!(is_unknown(&once), "{once:?}");
+    tokio::time::sleep(100 * MS).await;
+    let_go(held).await;
+    let guard = b.lock("k").wait(Duration::from_secs(5)).acquire().await.unwrap();
+    guard.release().await.unwrap();
+    is_back(&a).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_of_a_busy_lock_that_arrives_late_takes_nothing() {
+    let (store, proxy, a, b) = setting().await;
+    let guard = b.lock("k").acquire().await.unwrap();
+    let held = proxy.hold(1, step("acquire"));
+    assert!(is_unknown(&a.lock("k").try_acquire().await));
+    is_back(&a).await;
+    guard.release().await.unwrap();
+    let_go(held).await;
+    assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_arrives_late_touches_no_successor() {
+    let (store, proxy, a, b) = setting().await;
+    let guard = a.lock("k").acquire().await.unwrap();
+    let held = proxy.hold(1, step("release"));
+    within(RETRY_FOR, "release", guard.release()).await.unwrap();
+    let next = b.lock("k").try_acquire().await.unwrap();
+    let_go(held).await;
+    next.ensure(Duration::from_secs(29)).await.unwrap();
+    next.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_11_a_release_that_arrives_late_does_not_keep_the_key_any_longer() {
+    let (store, proxy, a, b) = setting().await;
+    let started = Instant::now();
+    let guard = a.lock("k").min_hold(1500 * MS).acquire().await.unwrap();
+    let held = proxy.hold(1, step("release"));
+    within(RETRY_FOR, "release", guard.release()).await.unwrap();
+    tokio::time::sleep((1400 * MS).saturating_sub(started.elapsed())).await;
+    let_go(held).await;
+    eventually("the minimum is over", || async {
+        b.lock("k").try_acquire().await.is_ok()
+    })
+    .await;
+    let took = started.elapsed();
+    assert!(took >= 1500 * MS && took < 1500 * MS + SLACK, "kept for {took:?}");
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_arrives_late_prolongs_nothing() {
+    let (store, proxy, a, b) = setting().await;
+    let server = store.as_server();
+    // After the release the key is another's, or kept until its minimum: neither is the old grant's any more.
+    for min_hold in [None, Some(2500 * MS)] {
+        let started = Instant::now();
+        let mut lock = a.lock("k").renewed_lease(3000 * MS);
+        if let Some(min) = min_hold {
+            lock = lock.min_hold(min);
+        }
+        let guard = lock.acquire().await.unwrap();
+        let held = proxy.hold(1, step("renew"));
+        held.caught().await;
+        within(RETRY_FOR, "release", guard.release()).await.unwrap();
+        match min_hold {
+            None => {
+                let next = b.lock("k").lease(2000 * MS).try_acquire().await.unwrap();
+                let_go(held).await;
+                assert!(server.ttl("k").await.unwrap() <= 2000 * MS, "prolonged");
+                next.release().await.unwrap();
+            }
+            Some(min) => {
+                let_go(held).await;
+                eventually("the minimum is over", || async {
+                    b.lock("k").try_acquire().await.is_ok()
+                })
+                .await;
+                let took = started.elapsed();
+                assert!(took >= min && took < min + SLACK, "kept for {took:?}");
+            }
+        }
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_that_arrives_late_hits_nobody_who_came_after() {
+    let (store, proxy, a, b) = setting().await;
+    let first = b.lock("k").acquire().await.unwrap();
+    let held = proxy.hold(1, step("force"));
+    let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
+    assert!(is_unknown(&forced), "{forced:?}");
+    first.release().await.unwrap();
+    let next = b.lock("k").try_acquire().await.unwrap();
+    let_go(held).await;
+    next.ensure(Duration::from_secs(29)).await.unwrap();
+    next.release().await.unwrap();
+    is_back(&a).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inspection_that_arrives_late_is_nobodys_answer() {
+    let (store, proxy, a, b) = setting().await;
+    let guard = b.lock("k").acquire().await.unwrap();
+    let held = proxy.hold(1, step("inspect"));
+    assert!(
+        within(TIMEOUT, "inspect", a.inspect("k"))
+            .await
+            .unwrap_err()
+            .is_unavailable()
+    );
+    let_go(held).await;
+    assert!(a.inspect("k").await.unwrap().is_some());
+    guard.release().await.unwrap();
+    assert!(a.inspect("k").await.unwrap().is_none());
+    store.assert_clean(&[&a, &b]).await;
+}

@@ -1,0 +1,263 @@
+//! The way to the server is slow, half open or dead, or the server closes it: nothing takes longer than it
+//! may, and everything works again by itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock::{Error, HoldState, Loss};
+use dlock_tests::faults::{LEASE, RETRY_FOR, TIMEOUT, hasty_builder, is_back, is_free, setting, within};
+use dlock_tests::{Direction, Proxy, Server, eventually, settle};
+
+const MS: Duration = Duration::from_millis(1);
+
+type Act = fn(&Proxy, &Server);
+
+/// Faults of the way as a whole: how each begins, and how it ends.
+const FAULTS: [(&str, Act, Act); 6] = [
+    ("deaf", |p, _| p.block(Direction::ToServer), |p, _| p.heal()),
+    ("mute", |p, _| p.block(Direction::ToClient), |p, _| p.heal()),
+    ("dead", |p, _| p.block(Direction::Both), |p, _| p.heal()),
+    (
+        "refused",
+        |p, _| {
+            p.refuse();
+            p.cut();
+        },
+        |p, _| p.heal(),
+    ),
+    (
+        "silent",
+        |p, _| {
+            p.mute_new();
+            p.reset();
+        },
+        |p, _| {
+            p.heal();
+            p.cut();
+        },
+    ),
+    ("frozen", |_, s| s.stop(), |_, s| s.cont()),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_takes_longer_than_it_may_whatever_the_network_does() {
+    let cases = FAULTS.map(|(fault, begin, end)| tokio::spawn(keeps_its_time(fault, begin, end)));
+    for case in cases {
+        case.await.unwrap();
+    }
+}
+
+async fn keeps_its_time(fault: &'static str, begin: Act, end: Act) {
+    let (store, proxy, a, b) = setting().await;
+    let kept = a.lock("kept").acquire().await.unwrap();
+    let given = a.lock("given").acquire().await.unwrap();
+    begin(&proxy, store.as_server());
+    for round in 0..2 {
+        let case = |what| format!("{what} ({fault}, round {round})");
+        let (once, waited, held, free, all, sure, second) = tokio::join!(
+            within(TIMEOUT, case("try_acquire"), a.lock("k").try_acquire()),
+            within(RETRY_FOR, case("acquire"), a.lock("l").acquire()),
+            within(TIMEOUT, case("inspect"), a.inspect("k")),
+            within(TIMEOUT, case("force_release"), a.force_release("k")),
+            within(TIMEOUT, case("list"), a.list("k")),
+            within(TIMEOUT, case("ensure"), kept.ensure(LEASE)),
+            within(TIMEOUT, case("connecting"), hasty_builder(&proxy.url()).build()),
+        );
+        let errors = [
+            once.err(),
+            waited.err(),
+            held.err(),
+            free.err(),
+            all.err(),
+            sure.err(),
+            second.err(),
+        ];
+        for error in errors {
+            let error = error.unwrap_or_else(|| panic!("{}", case("it passed")));
+            assert!(error.is_unavailable(), "{}: {error}", case("an operation"));
+        }
+        assert_eq!(kept.state(), HoldState::Suspect, "{fault}");
+    }
+    let waited = within(250 * MS, "wait", a.lock("k").wait(250 * MS).acquire())
+        .await
+        .unwrap_err();
+    assert!(waited.is_busy() || waited.is_unavailable(), "{fault}: {waited}");
+    let released = within(RETRY_FOR, "release", given.release()).await.unwrap_err();
+    assert!(released.is_unavailable(), "{fault}: {released}");
+    end(&proxy, store.as_server());
+    let back = Instant::now();
+    eventually("the holder is confirmed", || async {
+        kept.state() == HoldState::Held
+    })
+    .await;
+    kept.release().await.unwrap();
+    for key in ["k", "l", "given", "kept"] {
+        let guard = b.lock(key).wait(Duration::from_secs(5)).acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    assert!(
+        back.elapsed() < Duration::from_secs(4),
+        "{fault}: back after {:?}",
+        back.elapsed()
+    );
+    is_back(&a).await;
+    is_free(&a, "k").await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_timeouts_in_a_row_replace_the_connection() {
+    let (store, proxy, a, _b) = setting().await;
+    let [first] = &proxy.connections()[..] else {
+        panic!("one connection")
+    };
+    let before = store.as_server().client_list().await;
+    // Half open: this connection is dead, and nobody says so. New ones are fine.
+    for direction in [Direction::ToClient, Direction::ToServer] {
+        let id = proxy.connections()[0].id;
+        proxy.block_connection(id, direction);
+        within(RETRY_FOR, "acquire", a.lock("k").acquire())
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        assert!(
+            proxy.connections().iter().any(|connection| connection.id > id),
+            "{direction:?}"
+        );
+        eventually("the old one is closed", || async {
+            proxy.connections_open() == 1
+        })
+        .await;
+        proxy.unblock_connection(id, direction);
+    }
+    assert_eq!(proxy.connections()[0].id, first.id + 2);
+    let ids = |list: &[std::collections::BTreeMap<String, String>]| -> Vec<String> {
+        list.iter().map(|client| client["id"].clone()).collect()
+    };
+    let before = ids(&before);
+    eventually("one connection took the place of the other", || async {
+        let after = ids(&store.as_server().client_list().await);
+        after.len() == before.len() && after.iter().filter(|id| !before.contains(id)).count() == 1
+    })
+    .await;
+    store.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_timeout_of_a_slow_server_keeps_the_connection() {
+    let (store, proxy, a, _b) = setting().await;
+    let slow = proxy.hold(1, |command| command.is_script());
+    assert!(a.lock("k").try_acquire().await.is_err());
+    slow.release();
+    eventually("it answers", || async { a.inspect("k").await.is_ok() }).await;
+    settle().await;
+    assert_eq!(proxy.connections_seen(), 1);
+    store.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
+    let (store, proxy, _a, b) = setting().await;
+    let patient = hasty_builder(&proxy.url())
+        .timeout(Duration::from_secs(5))
+        .build()
+        .await
+        .unwrap();
+    for small in [false, true] {
+        if small {
+            proxy.trickle(Direction::Both, Some(Duration::ZERO));
+        } else {
+            proxy.delay(Direction::Both, 10 * MS, 15 * MS);
+        }
+        let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let visits = (0..12).map(|i| {
+            let lock = [&patient, &b][i % 2].lock("k").wait(Duration::from_secs(20));
+            let (inside, most) = (inside.clone(), most.clone());
+            tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(5 * MS).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            })
+        });
+        for visit in visits.collect::<Vec<_>>() {
+            visit.await.unwrap();
+        }
+        assert_eq!(most.load(Ordering::SeqCst), 1);
+        proxy.heal();
+    }
+    assert_eq!(proxy.malformed(), Vec::<String>::new());
+    store.assert_clean(&[&patient, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_18_what_was_dropped_is_free_for_the_next_line_also_over_a_slow_network() {
+    let (store, proxy, a, _b) = setting().await;
+    proxy.delay(Direction::Both, 20 * MS, 20 * MS);
+    for _ in 0..15 {
+        drop(a.lock("k").try_acquire().await.unwrap());
+    }
+    store.as_server().script_flush().await;
+    for _ in 0..3 {
+        drop(a.lock("k").try_acquire().await.unwrap());
+    }
+    store.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
+    let (store, _proxy, a, b) = setting().await;
+    let server = store.as_server();
+    let guard = a.lock("k").renewed_lease(3000 * MS).acquire().await.unwrap();
+    let mut waiter = tokio::spawn(b.lock("k").acquire());
+    for round in 0..3 {
+        settle().await;
+        if round > 0 {
+            server.script_flush().await;
+        }
+        if round < 2 {
+            for kind in ["normal", "pubsub"] {
+                server
+                    .command(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"])
+                    .await;
+            }
+        }
+        guard.ensure(2900 * MS).await.unwrap();
+        eventually("the holder is confirmed", || async {
+            guard.state() == HoldState::Held
+        })
+        .await;
+        assert!(!waiter.is_finished(), "two holders");
+    }
+    settle().await;
+    server.script_flush().await;
+    let released = Instant::now();
+    guard.release().await.unwrap();
+    let next = (&mut waiter).await.unwrap().unwrap();
+    assert!(
+        released.elapsed() < 1000 * MS,
+        "woken after {:?}",
+        released.elapsed()
+    );
+    next.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_15_a_release_that_the_server_was_asked_for_only_once_tells_the_loss() {
+    let (store, _proxy, a, _b) = setting().await;
+    let guard = a.lock("k").acquire().await.unwrap();
+    store.flush().await;
+    // The script is not there either: that question was not carried out, so it counts for nothing.
+    store.as_server().script_flush().await;
+    let outcome = guard.release().await;
+    assert!(
+        matches!(outcome, Err(Error::Lost { loss: Loss::Gone, .. })),
+        "{outcome:?}"
+    );
+    store.assert_clean(&[&a]).await;
+}

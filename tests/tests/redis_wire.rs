@@ -1,0 +1,326 @@
+//! What is on the server and on the wire: the data of Redisson's lock and nothing else, whatever the locks
+//! are called and whatever else is there.
+
+use std::time::{Duration, Instant};
+
+use dlock::{LockClient, LockKey};
+use dlock_tests::{Flavor, Server, Store, eventually, settle};
+use futures_util::StreamExt;
+use redis::Value;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn server() -> Server {
+    Server::start(Flavor::from_env()).await
+}
+
+async fn client(server: &Server) -> LockClient {
+    LockClient::connect(&server.url()).await.unwrap()
+}
+
+/// The one field of the lock's hash, its value and the time it has left.
+async fn hash(server: &Server, name: &str) -> (String, String, Duration) {
+    let fields: Vec<String> = server.query(&["HGETALL", name]).await;
+    let [holder, holds] = &fields[..] else {
+        panic!("{name}: {fields:?}")
+    };
+    (
+        holder.clone(),
+        holds.clone(),
+        server.ttl(name).await.expect("a lock ends by itself"),
+    )
+}
+
+fn assert_is_holder(text: &str) {
+    let (uuid, number) = text.split_once(':').expect(text);
+    assert_eq!(uuid.len(), 36, "{text}");
+    let groups: Vec<usize> = uuid.split('-').map(str::len).collect();
+    assert_eq!(groups, [8, 4, 4, 4, 12], "{text}");
+    assert!(uuid.chars().all(|c| c == '-' || c.is_ascii_hexdigit()), "{text}");
+    assert!(number.parse::<u64>().is_ok(), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_a_hash_with_one_field_and_a_lease() {
+    let server = server().await;
+    let client = client(&server).await;
+    let guard = client.lock("k").lease(20 * SECOND).acquire().await.unwrap();
+    let (holder, holds, left) = hash(&server, "k").await;
+    assert_is_holder(&holder);
+    assert_eq!(holds, "1");
+    assert!(left > 18 * SECOND && left <= 20 * SECOND, "{left:?}");
+    assert_eq!(server.keys().await, ["dlock:fence", "k"]);
+    let fence: String = server.query(&["GET", "dlock:fence"]).await;
+    assert_eq!(fence, guard.fencing_token().to_string());
+    assert_eq!(server.ttl("dlock:fence").await, None);
+    // Re-entry is counted here and not there.
+    let again = guard.reenter().unwrap();
+    assert_eq!(hash(&server, "k").await.1, "1");
+    drop(guard);
+    again.release().await.unwrap();
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+    // The next acquisition has another id of the same client.
+    let guard = client.lock("k").acquire().await.unwrap();
+    let (next, _, left) = hash(&server, "k").await;
+    assert!(next != holder && next[..36] == holder[..36], "{next}, {holder}");
+    assert!(left > 28 * SECOND && left <= 30 * SECOND, "{left:?}");
+    guard.release().await.unwrap();
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_sets_the_lease_anew_and_nothing_else() {
+    let server = server().await;
+    let client = client(&server).await;
+    let guard = client.lock("k").renewed_lease(900 * MS).acquire().await.unwrap();
+    let before = hash(&server, "k").await;
+    let monitor = server.monitor().await;
+    tokio::time::sleep(1500 * MS).await;
+    let after = hash(&server, "k").await;
+    assert_eq!((before.0, before.1), (after.0, after.1));
+    assert!(after.2 > 400 * MS && after.2 <= 900 * MS, "{:?}", after.2);
+    let reads = ["HEXISTS", "HGET", "HGETALL", "HLEN", "PTTL", "TIME", "TYPE"];
+    let mut writes: Vec<String> = monitor
+        .all()
+        .await
+        .into_iter()
+        .filter(|seen| seen.by_script())
+        .map(|seen| seen.command.arg(0).to_uppercase())
+        .filter(|command| !reads.contains(&command.as_str()))
+        .collect();
+    writes.dedup();
+    assert_eq!(writes, ["PEXPIRE"]);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_release_is_told_by_a_0_on_the_channel_of_the_lock() {
+    let server = server().await;
+    let client = client(&server).await;
+    let prefixed = LockClient::builder()
+        .url(server.url())
+        .prefix("shop:")
+        .build()
+        .await
+        .unwrap();
+    let mut pubsub = server.client().unwrap().get_async_pubsub().await.unwrap();
+    pubsub.psubscribe("*").await.unwrap();
+    let mut messages = pubsub.on_message();
+    let steps = [
+        (&client, "order:42", "redisson_lock__channel:{order:42}"),
+        (&client, "order:{42}", "redisson_lock__channel:order:{42}"),
+        (&client, "{", "redisson_lock__channel:{"),
+        (&client, "a}", "redisson_lock__channel:{a}}"),
+        (&prefixed, "order:42", "redisson_lock__channel:{shop:order:42}"),
+        (&prefixed, "{a}:b", "redisson_lock__channel:shop:{a}:b"),
+    ];
+    for (client, name, channel) in steps {
+        for forced in [false, true] {
+            let guard = client.lock(LockKey::raw(name)).acquire().await.unwrap();
+            match forced {
+                true => assert!(client.force_release(LockKey::raw(name)).await.unwrap()),
+                false => guard.release().await.unwrap(),
+            }
+            let message = tokio::time::timeout(5 * SECOND, messages.next())
+                .await
+                .unwrap()
+                .unwrap();
+            let payload: String = message.get_payload().unwrap();
+            assert_eq!(
+                (message.get_channel_name(), payload.as_str()),
+                (channel, "0"),
+                "{name}"
+            );
+        }
+    }
+    // A release that leaves the lock taken tells too, for then the time is another one.
+    client
+        .lock("k")
+        .min_hold(SECOND)
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let message = tokio::time::timeout(5 * SECOND, messages.next())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(message.get_channel_name(), "redisson_lock__channel:{k}");
+    let left = hash(&server, "k").await.2;
+    assert!(left > 500 * MS && left <= SECOND, "{left:?}");
+    // And nothing else was told.
+    assert!(tokio::time::timeout(100 * MS, messages.next()).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefix_stands_before_every_name_and_shows_nowhere_else() {
+    let server = server().await;
+    let url = format!("{}?prefix=shop%5B1%5D*%3A", server.url());
+    let (shop, all) = (LockClient::connect(&url).await.unwrap(), client(&server).await);
+    let guard = shop.lock("k").acquire().await.unwrap();
+    let other = all.lock("k").try_acquire().await.expect("it is another lock");
+    assert_eq!(server.keys().await, ["dlock:fence", "k", "shop[1]*:k"]);
+    assert_eq!(guard.key().as_str(), "k");
+    let names = |found: Vec<(LockKey, _)>| -> Vec<String> {
+        found
+            .into_iter()
+            .map(|(key, _): (LockKey, dlock::backend::Holder)| key.as_str().to_owned())
+            .collect()
+    };
+    assert_eq!(names(shop.list("").await.unwrap()), ["k"]);
+    assert_eq!(names(all.list("").await.unwrap()), ["k", "shop[1]*:k"]);
+    assert_eq!(names(all.list("shop").await.unwrap()), ["shop[1]*:k"]);
+    let (short, long) = (
+        shop.inspect("k").await.unwrap(),
+        all.inspect("shop[1]*:k").await.unwrap(),
+    );
+    assert_eq!(short.unwrap().id, long.unwrap().id);
+    assert!(all.force_release("shop[1]*:k").await.unwrap());
+    assert!(guard.release().await.unwrap_err().is_lost());
+    other.release().await.unwrap();
+}
+
+/// Fills the server with what is not ours, and puts locks of Redisson's form among it.
+const FOREIGN: &str = r"
+for i = 1, 3000 do
+  redis.call('SET', 'text:' .. i, 'x')
+  redis.call('HSET', 'user:' .. i, 'name', 'x', 'age', '7')
+  redis.call('HSET', 'one:' .. i, 'field', 'x')
+end
+redis.call('HSET', 'like:name', 'user:42', 'Bob')
+redis.call('HSET', 'like:count', 'user:42', '7')
+redis.call('HSET', 'like:number', ':42', '1')
+redis.call('HSET', 'like:empty', '', '')
+redis.call('HSET', 'like:big', '11111111-2222-3333-4444-555555555555:1', '99999999999999999999999999')
+redis.call('HSET', 'bytes:\255\254', '11111111-2222-3333-4444-555555555555:\255', '1')
+redis.call('HSET', '\255\254', '11111111-2222-3333-4444-555555555555:1', '1')
+redis.call('HSET', 'line\nbreak', '11111111-2222-3333-4444-555555555555:2', '1')
+redis.call('RPUSH', 'list', 'x')
+redis.call('ZADD', 'zset', 1, 'x')
+redis.call('XADD', 'stream', '*', 'a', 'b')
+redis.call('HSET', 'never ends', '11111111-2222-3333-4444-555555555555:3', '2')
+return 1";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_finds_the_locks_among_thousands_of_other_keys() {
+    let server = server().await;
+    let client = client(&server).await;
+    let _: Value = server.command(&["EVAL", FOREIGN, "0"]).await;
+    let names = [
+        "a*b",
+        "a[1]",
+        "a?c",
+        "a\\d",
+        "a^e",
+        "größe:🔒",
+        "a*",
+        "aXb",
+        "x y",
+        "a-z",
+    ];
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(client.lock(name).acquire().await.unwrap());
+    }
+    let long = format!("long:{}", "ü".repeat(253));
+    guards.push(client.lock(&long).acquire().await.unwrap());
+
+    let before = Instant::now();
+    let found = client.list("").await.unwrap();
+    println!("a list among 9,000 other keys took {:?}", before.elapsed());
+    assert!(before.elapsed() < 5 * SECOND, "{:?}", before.elapsed());
+    let mut expected: Vec<&str> = names
+        .into_iter()
+        .chain([&*long, "line\nbreak", "never ends"])
+        .collect();
+    expected.sort_unstable();
+    let found_names: Vec<&str> = found.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(found_names, expected);
+    let (_, endless) = found
+        .iter()
+        .find(|(key, _)| key.as_str() == "never ends")
+        .unwrap();
+    assert_eq!((endless.holds, endless.remaining), (2, None));
+
+    let starting = async |prefix: &str| -> Vec<String> {
+        let found = client.list(prefix).await.unwrap();
+        found
+            .into_iter()
+            .map(|(key, _)| key.as_str().to_owned())
+            .collect()
+    };
+    assert_eq!(starting("a*").await, ["a*", "a*b"]);
+    assert_eq!(starting("a[").await, ["a[1]"]);
+    assert_eq!(starting("a?").await, ["a?c"]);
+    assert_eq!(starting("a\\").await, ["a\\d"]);
+    assert_eq!(starting("a^").await, ["a^e"]);
+    assert_eq!(starting("grö").await, ["größe:🔒"]);
+    assert!(starting("[").await.is_empty() && starting("user:").await.is_empty());
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_every_allowed_kind_lock_wait_and_leave_nothing() {
+    let store = Store::server().await;
+    let (a, b) = (store.client().await, store.client().await);
+    let long = "k".repeat(512);
+    let names = [
+        &*long,
+        "größe:🔒:日本",
+        "*",
+        "?[a-z]\\",
+        " ",
+        "a b",
+        "\"quoted\" 'it'",
+        "%2F%00",
+        "dlock",
+        "\u{202e}x",
+    ];
+    for name in names {
+        let guard = a.lock(name).acquire().await.unwrap();
+        assert_eq!(server_names(&store).await, [name]);
+        assert_eq!(b.inspect(name).await.unwrap().unwrap().holds, 1, "{name}");
+        let lock = b.lock(name).wait(10 * SECOND);
+        let waiter = tokio::spawn(async move { lock.acquire().await });
+        eventually("it waits", || async {
+            !store.as_server().pubsub_channels().await.is_empty()
+        })
+        .await;
+        settle().await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+        assert!(
+            released.elapsed() < 2 * SECOND,
+            "{name}: {:?}",
+            released.elapsed()
+        );
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
+async fn server_names(store: &Store) -> Vec<String> {
+    let keys = store.as_server().keys().await;
+    keys.into_iter().filter(|key| key != "dlock:fence").collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fence_is_no_lock() {
+    let server = server().await;
+    let client = client(&server).await;
+    let token = client
+        .lock("k")
+        .run(|held| async move { held.fencing_token() })
+        .await
+        .unwrap();
+    let error = client.lock("dlock:fence").try_acquire().await.unwrap_err();
+    assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error}");
+    assert!(client.force_release("dlock:fence").await.is_err());
+    let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
+    assert_eq!(fence, token);
+}
