@@ -273,7 +273,7 @@ impl Wait<'_> {
         };
         let mut turn = turn;
         let mut failing: Option<(Instant, BackendError)> = None;
-        let mut remaining = None;
+        let mut holder_until: Option<Instant> = None;
         let mut longest = Duration::ZERO;
         loop {
             let asked = clock::now();
@@ -281,15 +281,15 @@ impl Wait<'_> {
             let look = tokio::select! {
                 biased;
                 look = self.attempt.look() => look,
-                () = self.over() => return Err(self.gave_up(failing, remaining)),
-                () = sleep_until(patience_ends) => return Err(self.gave_up(failing, remaining)),
+                () = self.over() => return Err(self.gave_up(failing, holder_until)),
+                () = sleep_until(patience_ends) => return Err(self.gave_up(failing, holder_until)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
                 Ok(Look::Acquired(guard)) => return Ok(guard),
                 Ok(Look::Busy(left)) => {
                     failing = None;
-                    remaining = left;
+                    holder_until = left.map(|left| clock::now() + left);
                     turn.waits(options.max_waiters)?;
                     turn.watch
                         .get_or_insert_with(|| shared.backend.clone().watch(options.kind, key));
@@ -312,16 +312,19 @@ impl Wait<'_> {
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 () = changed(&mut turn.watch) => {}
                 () = tokio::time::sleep(sleep) => {}
-                () = self.over() => return Err(self.gave_up(failing, remaining)),
+                () = self.over() => return Err(self.gave_up(failing, holder_until)),
             }
         }
     }
 
     /// The wait, or the patience with the store, is over.
-    fn gave_up(&self, failing: Option<(Instant, BackendError)>, remaining: Option<Duration>) -> Error {
+    fn gave_up(&self, failing: Option<(Instant, BackendError)>, holder_until: Option<Instant>) -> Error {
         match failing {
             Some((_, error)) => self.attempt.failed(error),
-            None => self.not_acquired(remaining),
+            None => {
+                let now = clock::now();
+                self.not_acquired(holder_until.map(|until| until.saturating_duration_since(now)))
+            }
         }
     }
 }

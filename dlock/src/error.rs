@@ -196,8 +196,8 @@ impl Error {
         )
     }
 
-    /// When to try again, where trying again makes sense: after what is left of the holder's lease if that
-    /// is short, otherwise after a second.
+    /// When to try again, where trying again makes sense: after a second. Not after a loss: the work may
+    /// have had effects.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         const SOON: Duration = Duration::from_secs(1);
@@ -207,7 +207,6 @@ impl Error {
             | Error::Unreachable { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. }
-            | Error::Lost { .. }
             | Error::ClientClosed => Some(SOON),
             _ => None,
         }

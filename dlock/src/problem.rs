@@ -63,6 +63,8 @@ impl From<&Error> for Problem {
         // What a stranger may read of a fault inside is that there is one; the rest is for the log.
         let detail = match status {
             500 => "the service made a mistake in setting up its lock".to_owned(),
+            // Without the advice to the programmer.
+            400 => error.to_string().split(" (").next().unwrap_or_default().to_owned(),
             503 if error.is_unavailable() => "the lock store does not answer; try again".to_owned(),
             _ => error.to_string(),
         };
