@@ -277,7 +277,9 @@ impl Wait<'_> {
         let mut longest = Duration::ZERO;
         loop {
             let asked = clock::now();
-            let patience_ends = failing.as_ref().map(|(since, _)| *since + shared.settings.retry_for);
+            let patience_ends = failing
+                .as_ref()
+                .map(|(since, _)| *since + shared.settings.retry_for);
             let look = tokio::select! {
                 biased;
                 look = self.attempt.look() => look,
@@ -294,7 +296,8 @@ impl Wait<'_> {
                     turn.watch
                         .get_or_insert_with(|| shared.backend.clone().watch(options.kind, key));
                     longest = longest.max(left.unwrap_or_default());
-                    left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest)).min(LONGEST_SLEEP)
+                    left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
+                        .min(LONGEST_SLEEP)
                 }
                 Err(error) => {
                     // Counted from the question that was the first to fail.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime;
+use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
 use crate::backend::{Backend, DynBackend};
@@ -142,6 +143,7 @@ impl LockClientBuilder {
         check_duration("timeout", Some(timeout))?;
         let prefix = self.prefix.or(in_url.prefix).unwrap_or_default();
         check_prefix(&prefix)?;
+        let uuid = Uuid::new_v4();
         let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
         let backend = match (self.backend, url) {
             (Some(backend), _) => backend,
@@ -151,12 +153,13 @@ impl LockClientBuilder {
                     prefix,
                     service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
                     tls: self.tls,
+                    uuid,
                 };
                 open(url, common, &runtime).await?
             }
             (None, None) => return Err(Error::NoDefaultClient),
         };
-        Ok(LockClient::start(backend, settings, &runtime))
+        Ok(LockClient::start(backend, settings, uuid, &runtime))
     }
 }
 
@@ -178,6 +181,8 @@ pub(crate) struct Common {
     pub(crate) prefix: String,
     pub(crate) service_name: String,
     pub(crate) tls: Tls,
+    /// By which the holders of this client's locks are known.
+    pub(crate) uuid: Uuid,
 }
 
 /// Certificates for encrypted connections, in PEM.
@@ -226,9 +231,10 @@ async fn open(
 /// A prefix is the beginning of a name, so it keeps the rules of one; braces are the owner's business.
 fn check_prefix(prefix: &str) -> Result<(), Error> {
     match LockKey::raw(prefix).check() {
-        Err(Error::InvalidKey { reason, .. }) if !prefix.is_empty() => {
-            Err(Error::InvalidOption { option: "prefix", reason })
-        }
+        Err(Error::InvalidKey { reason, .. }) if !prefix.is_empty() => Err(Error::InvalidOption {
+            option: "prefix",
+            reason,
+        }),
         _ => Ok(()),
     }
 }

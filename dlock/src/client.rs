@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
-use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder};
+use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Outcome};
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::grants::next_id;
 use crate::record::Records;
@@ -154,7 +154,12 @@ impl LockClient {
             lease: DEFAULT_LEASE,
             retry_for: DEFAULT_RETRY_FOR,
         };
-        LockClient::start(Arc::new(backend), settings, &runtime::Handle::current())
+        LockClient::start(
+            Arc::new(backend),
+            settings,
+            Uuid::new_v4(),
+            &runtime::Handle::current(),
+        )
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -169,11 +174,12 @@ impl LockClient {
     pub(crate) fn start(
         backend: Arc<dyn DynBackend>,
         settings: Settings,
+        uuid: Uuid,
         runtime: &runtime::Handle,
     ) -> LockClient {
         let shared = Arc::new(Shared {
             id: next_id(),
-            uuid: Uuid::new_v4(),
+            uuid,
             grants: AtomicU64::new(1),
             backend,
             settings,
@@ -228,7 +234,7 @@ impl LockClient {
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<Option<Holder>, Error> {
         let key = LockKey::new(key)?;
         self.ask("the inspection of lock", &key, |backend| {
-            backend.inspect(key.clone())
+            read(backend.inspect(key.clone()))
         })
         .await
     }
@@ -243,7 +249,7 @@ impl LockClient {
         let key = LockKey::raw(format!("{prefix}*"));
         let mut found = self
             .ask("the list of locks", &key, |backend| {
-                backend.list(prefix.to_owned())
+                read(backend.list(prefix.to_owned()))
             })
             .await?;
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -322,6 +328,14 @@ impl LockClient {
             unconfirmed: shared.pending.len(),
         }
     }
+}
+
+/// A step that only looks has no outcome to be in doubt about.
+async fn read<T>(step: impl Future<Output = Result<T, BackendError>>) -> Result<T, BackendError> {
+    step.await.map_err(|error| BackendError {
+        outcome: Outcome::NotDone,
+        ..error
+    })
 }
 
 impl fmt::Debug for LockClient {

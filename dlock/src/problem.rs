@@ -64,7 +64,12 @@ impl From<&Error> for Problem {
         let detail = match status {
             500 => "the service made a mistake in setting up its lock".to_owned(),
             // Without the advice to the programmer.
-            400 => error.to_string().split(" (").next().unwrap_or_default().to_owned(),
+            400 => error
+                .to_string()
+                .split(" (")
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
             503 if error.is_unavailable() => "the lock store does not answer; try again".to_owned(),
             _ => error.to_string(),
         };

@@ -198,9 +198,17 @@ impl Checkout {
     /// # Panics
     /// When it does not.
     pub fn start(args: &[&str]) -> Checkout {
+        Checkout::start_at("127.0.0.1:0", args)
+    }
+
+    /// The same at an address, such as that of a copy that has ended.
+    ///
+    /// # Panics
+    /// When it does not listen there.
+    pub fn start_at(address: &str, args: &[&str]) -> Checkout {
         let mut command = child::command(example("checkout"));
         command
-            .args(["--listen", "127.0.0.1:0"])
+            .args(["--listen", address])
             .args(args)
             .env_remove("RUST_LOG");
         command

@@ -5,6 +5,7 @@
 //! | [`Server`] | a real Redis or Valkey of the test's own, which can be frozen, killed and started again |
 //! | [`Proxy`] | the network before it: slow, cut, deaf, or losing exactly one reply |
 //! | [`Monitor`] | what the server was asked |
+//! | [`postgres`] | the same of PostgreSQL |
 //! | [`child`] | other processes that must die with the tests |
 //! | [`eventually`] | waiting for what another process does |
 //!
@@ -15,6 +16,7 @@ pub mod child;
 pub mod faults;
 mod monitor;
 mod port;
+pub mod postgres;
 mod proxy;
 pub mod records;
 pub mod redisson;

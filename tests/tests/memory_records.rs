@@ -150,6 +150,7 @@ fn who_waits_wakes_on_completion_or_looks_at_the_end_of_the_lease() {
         };
         tokio::join!(work, watch.changed());
         assert_eq!(begun.elapsed(), 3 * SEC);
+        drop(watch);
         // Of the end of a lease nobody tells, and nobody is woken for an extension or another key.
         let (other, next) = (fresh_key(), fresh_key());
         let (token, _) = claimed(&a, ask_for(&next, 15 * SEC, DAY), 1).await;

@@ -160,7 +160,7 @@ impl Asking {
         Ok(match reply {
             ClaimReply::Claimed { attempt, fence } => Decision::Claimed { attempt, fence },
             ClaimReply::Completed { response } => match Stored::decode(response) {
-                Ok(Stored::Response(kept)) => Decision::Replay(Box::new(kept)),
+                Ok(Stored::Response(kept)) => Decision::Replay(kept),
                 Ok(Stored::Unavailable) => Decision::Refuse(Problem::ResultUnavailable),
                 Ok(Stored::Failed) => Decision::Refuse(Problem::Failed),
                 Err(why) => {

@@ -91,12 +91,12 @@ impl Capture {
         });
         match verdict {
             Verdict::Release => Settlement::Release,
-            Verdict::Keep => Stored::Response(Kept {
+            Verdict::Keep => Stored::Response(Box::new(Kept {
                 status: self.status,
                 headers: self.headers,
                 body: self.body,
                 trailers: self.trailers.map(replay::kept_trailers),
-            })
+            }))
             .into(),
         }
     }

@@ -18,7 +18,7 @@ const FAILED: u8 = 3;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Stored {
     /// A response, to be sent again.
-    Response(Kept),
+    Response(Box<Kept>),
     /// There was a response, too large to be kept or a stream.
     Unavailable,
     /// There was none: the handler panicked, or the service failed.
@@ -90,7 +90,7 @@ impl Stored {
         let stored = match take_u8(&mut rest)? {
             UNAVAILABLE => Stored::Unavailable,
             FAILED => Stored::Failed,
-            RESPONSE => Stored::Response(take_response(&mut rest)?),
+            RESPONSE => Stored::Response(Box::new(take_response(&mut rest)?)),
             _ => return Err(Unreadable::Broken),
         };
         if rest.is_empty() {
@@ -175,12 +175,12 @@ mod tests {
             HeaderName::from_static("grpc-status"),
             HeaderValue::from_static("0"),
         )]);
-        Stored::Response(Kept {
+        Stored::Response(Box::new(Kept {
             status: StatusCode::CREATED,
             headers,
             body: vec![Bytes::from_static(b"one"), Bytes::from_static(b"\0two")],
             trailers: Some(trailers),
-        })
+        }))
     }
 
     #[test]

@@ -56,15 +56,19 @@ impl Hub {
         })
     }
 
-    /// Something changed under `name`.
-    pub(crate) fn tell(&self, name: &str) {
-        if let Some(topic) = self.topics.lock().get(name) {
-            topic.news.send_modify(|n| *n += 1);
+    /// Something changed under `name`. Whether anybody listens.
+    pub(crate) fn tell(&self, name: &str) -> bool {
+        match self.topics.lock().get(name) {
+            Some(topic) => {
+                topic.news.send_modify(|n| *n += 1);
+                true
+            }
+            None => false,
         }
     }
 
     /// From now on news of `name` are certain; its listeners look once.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn confirm(&self, name: &str) {
         if let Some(topic) = self.topics.lock().get_mut(name) {
             topic.live = true;
@@ -74,7 +78,7 @@ impl Hub {
 
     /// News may have been missed: everybody looks. With `live` false, further listeners do not take
     /// silence for "nothing happened" until the next [`confirm`](Hub::confirm).
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn tell_all(&self, live: bool) {
         for topic in self.topics.lock().values_mut() {
             topic.live &= live;
@@ -83,7 +87,7 @@ impl Hub {
     }
 
     /// All names that are listened for.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn names(&self) -> Vec<Arc<str>> {
         self.topics.lock().keys().cloned().collect()
     }

@@ -16,6 +16,8 @@
 //! token gets the same answer as before.
 
 pub(crate) mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
@@ -27,7 +29,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::backend::{BackendError, Watch};
+use crate::backend::{BackendError, Reason, Watch};
 
 /// What a record is found by: a name that says nothing of its makers, as a hash does.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -177,6 +179,21 @@ pub enum OwnerReply {
     NotOwner,
 }
 
+/// What became of a claim: the answer to [`RecordStore::read`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClaimState {
+    /// It stands without a result, and nobody is about to store one: a transaction that had was rolled back.
+    Open,
+    /// It has this result.
+    Completed {
+        /// What was stored, byte for byte.
+        response: Vec<u8>,
+    },
+    /// It was given back, taken over or forgotten. Nothing was stored under it, and nothing will be.
+    Lost,
+}
+
 /// A store that can keep records. See the [module](self) for the rules.
 ///
 /// Failures are told as by a [`Backend`](crate::backend::Backend). A record that cannot be read, or whose
@@ -226,6 +243,22 @@ pub trait RecordStore: Send + Sync + 'static {
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
 
+    /// What became of a claim that may have been completed by another way than [`complete`](Self::complete),
+    /// in its owner's own transaction: a commit whose reply was lost looks like a failure. Waits, within
+    /// bounds, for a transaction that is just doing so.
+    ///
+    /// By default [`Reason::Unsupported`](crate::backend::Reason::Unsupported), for there is no other way.
+    fn read(
+        self: Arc<Self>,
+        _key: RecordKey,
+        _token: ClaimToken,
+    ) -> impl Future<Output = Result<ClaimState, BackendError>> + Send + 'static {
+        std::future::ready(Err(BackendError::not_done(
+            Reason::Unsupported,
+            "this store completes records in no other way than by its own step",
+        )))
+    }
+
     /// Subscribes to the completion or release of a record.
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
@@ -244,6 +277,7 @@ trait DynRecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> Step<OwnerReply>;
     fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
+    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState>;
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
 
@@ -268,6 +302,9 @@ impl<S: RecordStore> DynRecordStore for S {
     }
     fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
         Box::pin(RecordStore::release(self, key, token))
+    }
+    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState> {
+        Box::pin(RecordStore::read(self, key, token))
     }
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
         RecordStore::watch(self, key)
@@ -342,6 +379,15 @@ impl Records {
         token: &ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
         self.0.clone().release(key.clone(), token.clone())
+    }
+
+    /// See [`RecordStore::read`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store, or that it has no such step. Cancel safe: it changes nothing.
+    pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, BackendError> {
+        self.0.clone().read(key.clone(), token.clone()).await
     }
 
     /// See [`RecordStore::watch`].

@@ -48,8 +48,9 @@ impl RedisBackend {
             prefix,
             service_name,
             tls,
+            uuid,
         } = common;
-        let name = client_name(&service_name);
+        let name = client_name(&service_name, uuid);
         let connect = async move {
             let connector = Connector::new(url, name, timeout, tls)?;
             let connected = connector.connect().await?;
@@ -139,14 +140,15 @@ fn not_connected(error: BackendError) -> Error {
     }
 }
 
-/// `dlock:<service>:<uuid>`; the server allows no spaces or control characters.
-fn client_name(service: &str) -> String {
+/// `dlock:<service>:<uuid>`, where the holders of locks have the same uuid. The server allows no spaces or
+/// control characters.
+fn client_name(service: &str, uuid: Uuid) -> String {
     let service: String = service
         .chars()
         .map(|c| if c.is_ascii_graphic() { c } else { '-' })
         .take(64)
         .collect();
-    format!("dlock:{service}:{}", Uuid::new_v4())
+    format!("dlock:{service}:{uuid}")
 }
 
 pub(crate) fn strange(answer: &Answer) -> BackendError {
@@ -266,7 +268,8 @@ impl Backend for RedisBackend {
                     }
                     // Other people's hashes, and locks that ended meanwhile.
                     Ok(_) => {}
-                    Err(error) if matches!(error.reason, Reason::KeyTaken(_)) => {}
+                    // Nor what this user may not see.
+                    Err(error) if matches!(error.reason, Reason::KeyTaken(_) | Reason::Refused) => {}
                     Err(error) => return Err(error),
                 }
             }

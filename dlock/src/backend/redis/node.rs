@@ -551,7 +551,10 @@ impl Actor {
                             self.answered(step, answer, server_time);
                         }
                     }
-                    again.into_iter().rev().for_each(|step| self.queue.push_front(step));
+                    again
+                        .into_iter()
+                        .rev()
+                        .for_each(|step| self.queue.push_front(step));
                     return After::Fine;
                 }
                 None => BackendError::unknown("the server gave an answer that makes no sense"),
@@ -631,7 +634,9 @@ impl Actor {
             self.unsettled.remove(id);
         }
         let Some(id) = step.call.ends_claim() else { return };
-        let Some(refuse_after) = self.unsettled.get(id).copied() else { return };
+        let Some(refuse_after) = self.unsettled.get(id).copied() else {
+            return;
+        };
         match (&step.call.verb, answer) {
             // Released, and a copy of the claim may yet arrive: once more when none can take effect any more.
             (Verb::Forget { .. }, _) if server_time <= refuse_after => {

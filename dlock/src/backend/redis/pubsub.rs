@@ -4,11 +4,12 @@
 //! once, because a message may have been missed. While there is no connection, or where the server forbids
 //! subscriptions, waiters are told to look now and then.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind, RedisError, Value};
+use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::mpsc;
 
 use super::connect::Connector;
@@ -48,6 +49,7 @@ impl PubSub {
                 hub: hub.clone(),
                 orders: received,
                 told: false,
+                forbidden: HashSet::new(),
             }
             .run(),
         );
@@ -75,6 +77,8 @@ struct Actor {
     orders: mpsc::UnboundedReceiver<Order>,
     /// The trouble was told; no need to say it again until it is over.
     told: bool,
+    /// Channels that the server forbids: who waits there looks now and then.
+    forbidden: HashSet<Arc<str>>,
 }
 
 /// Nobody wants subscriptions any more.
@@ -134,6 +138,7 @@ impl Actor {
 
     /// Serves until the connection is of no use any more, and tells why.
     async fn serve(&mut self, sink: MultiplexedConnection, mut pushes: Pushes) -> Result<String, Closed> {
+        self.forbidden.clear();
         if let Err(trouble) = self.subscribe(&sink, self.hub.names()).await {
             return Ok(trouble);
         }
@@ -141,6 +146,7 @@ impl Actor {
             tracing::info!(server = %self.connector.address, "subscribed to releases again");
         }
         let mut quiet = tokio::time::Instant::now();
+        let mut polled = quiet;
         loop {
             tokio::select! {
                 biased;
@@ -162,6 +168,10 @@ impl Actor {
                     if let Err(trouble) = self.carry_out(first, &sink).await {
                         return Ok(trouble);
                     }
+                }
+                () = tokio::time::sleep_until(polled + POLL), if !self.forbidden.is_empty() => {
+                    self.poll();
+                    polled = tokio::time::Instant::now();
                 }
                 () = tokio::time::sleep_until(quiet + PING), if self.hub.len() > 0 => {
                     let mut sink = sink.clone();
@@ -206,16 +216,49 @@ impl Actor {
         Ok(())
     }
 
-    async fn subscribe(&self, sink: &MultiplexedConnection, channels: Vec<Arc<str>>) -> Result<(), String> {
+    /// Subscribes, and has those who wait look once. A channel that the server forbids takes no other along.
+    async fn subscribe(
+        &mut self,
+        sink: &MultiplexedConnection,
+        channels: Vec<Arc<str>>,
+    ) -> Result<(), String> {
         for some in channels.chunks(MANY) {
-            let (mut sink, wanted) = (sink.clone(), names(some));
-            let command = async move { sink.subscribe(&wanted).await };
-            in_time(self.connector.timeout, command).await?;
-            for channel in some {
-                self.hub.confirm(channel);
+            if self.subscribe_to(sink, some).await? {
+                continue;
+            }
+            for one in some {
+                if !self.subscribe_to(sink, std::slice::from_ref(one)).await? {
+                    tracing::warn!(
+                        server = %self.connector.address, channel = %one,
+                        "the server forbids this subscription: waiters look now and then"
+                    );
+                    self.forbidden.insert(one.clone());
+                }
             }
         }
         Ok(())
+    }
+
+    /// Whether the server lets us.
+    async fn subscribe_to(&self, sink: &MultiplexedConnection, some: &[Arc<str>]) -> Result<bool, String> {
+        let (mut sink, wanted) = (sink.clone(), names(some));
+        // Refusals are answers, so that only the rest is trouble with the connection.
+        let command = async move {
+            match sink.subscribe(&wanted).await {
+                Err(error) if matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoPerm)) => Ok(false),
+                other => other.map(|()| true),
+            }
+        };
+        let subscribed = in_time(self.connector.timeout, command).await?;
+        if subscribed {
+            some.iter().for_each(|channel| self.hub.confirm(channel));
+        }
+        Ok(subscribed)
+    }
+
+    /// Has those look whom nobody tells.
+    fn poll(&mut self) {
+        self.forbidden.retain(|channel| self.hub.tell(channel));
     }
 }
 

@@ -32,11 +32,20 @@ pub(super) struct Session {
 }
 
 /// Moves the bytes of a connection until this is dropped.
-pub(super) struct Driver(JoinHandle<()>);
+pub(super) struct Driver(Option<JoinHandle<()>>);
+
+impl Driver {
+    /// Lets it run until its client is gone and the server was told.
+    pub(super) fn detach(mut self) {
+        self.0.take();
+    }
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Some(task) = self.0.take() {
+            task.abort();
+        }
     }
 }
 
@@ -73,7 +82,7 @@ where
             Ok(Session {
                 client,
                 news,
-                driver: Driver(driver),
+                driver: Driver(Some(driver)),
             })
         })
     }

@@ -46,7 +46,7 @@ fn outcome(told: &DbError) -> Outcome {
         told.parsed_severity(),
         Some(Severity::Fatal | Severity::Panic) | None
     );
-    if over || *told.code() == SqlState::STATEMENT_COMPLETION_UNKNOWN {
+    if over || *told.code() == SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN {
         Outcome::Unknown
     } else {
         Outcome::NotDone
@@ -98,4 +98,12 @@ fn describe(error: &Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+impl From<Failure> for BackendError {
+    fn from(failure: Failure) -> BackendError {
+        match failure {
+            Failure::Answered(error) | Failure::Broken(error) => error,
+        }
+    }
 }

@@ -166,7 +166,7 @@ struct Worker {
 enum Ended {
     Answered,
     /// The connection is of no use; the step is to be sent again if there is time.
-    Broken(Job, BackendError),
+    Broken(Box<Job>, BackendError),
     /// No answer came in time.
     Silent,
 }
@@ -257,7 +257,7 @@ impl Worker {
                     Ended::Answered => {}
                     Ended::Broken(job, error) => {
                         let trouble = error.message.clone();
-                        self.again(job, error);
+                        self.again(*job, error);
                         break Some(trouble);
                     }
                     Ended::Silent => break Some("a step got no answer in time".to_owned()),
@@ -275,11 +275,16 @@ impl Worker {
                 },
             }
         };
+        if trouble.is_none() {
+            // Nothing is under way: it says good-bye.
+            driver.detach();
+            return None;
+        }
         // Whatever is still under way on it learns now that no answer will come.
         drop(driver);
         while let Some(ended) = running.next().await {
             if let Ended::Broken(job, error) = ended {
-                self.again(job, error);
+                self.again(*job, error);
             }
         }
         trouble
@@ -339,7 +344,7 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
             job.answer(Err(error));
             return Ended::Answered;
         }
-        Ok(Err(Failure::Broken(error))) => return Ended::Broken(job, error),
+        Ok(Err(Failure::Broken(error))) => return Ended::Broken(Box::new(job), error),
         Err(_) => return Ended::Silent,
     }
     if let Some(key) = job.step.news().filter(|_| setup.tell) {

@@ -17,7 +17,7 @@ const FORMAT: i32 = 1;
 /// What is left of a claim whose lease has ended while somebody holds its row.
 const SOON: Duration = Duration::from_millis(100);
 /// How often a claim looks anew because the row changed under its eyes.
-const LOOKS: u32 = 5;
+const LOOKS: u32 = 4;
 /// How often an extension looks anew at a row that is locked.
 const LOOKS_TO_EXTEND: u32 = 3;
 
@@ -119,8 +119,7 @@ impl Step {
             }
             Step::Complete(key, token, response, retention) => {
                 let retention = micros(*retention);
-                let values: [&(dyn ToSql + Sync); 4] =
-                    [&key.as_str(), &token.as_str(), response, &retention];
+                let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), response, &retention];
                 owned(&on.ask(Sql::Complete, &values).await?, "completed")
             }
             Step::Release(key, token) => {
@@ -163,32 +162,24 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
     let (kept, mine, same): (bool, bool, bool) =
         (column(row, "kept")?, column(row, "mine")?, column(row, "same")?);
     let attempt = number(column(row, "seen_attempt")?);
-    if mine && matches!(&*state, "released" | "orphaned") {
-        let message = "the claim comes too late, it was given back";
-        return Err(Failure::Answered(BackendError::not_done(
-            Reason::Unreachable,
-            message,
-        )));
-    }
-    let busy = |remaining: i64| ClaimReply::InProgress {
-        remaining: Duration::from_micros(remaining.unsigned_abs()),
-        attempt: attempt.max(1),
+    let held = || match looks < LOOKS {
+        true => Ok(Look::Held),
+        false => reply(ClaimReply::InProgress {
+            remaining: SOON,
+            attempt: attempt.max(1),
+        }),
     };
-    let held = || ClaimReply::InProgress {
-        remaining: SOON,
-        attempt: attempt.max(1),
-    };
-    if !kept {
+    let given_back = mine && state == "released";
+    if !kept && !given_back {
         // It is forgotten, and somebody is just removing it or was quicker to claim it.
-        return match looks < LOOKS {
-            true => Ok(Look::Held),
-            false => reply(held()),
-        };
+        return held();
     }
     readable(row, &state)?;
     let remaining: i64 = column(row, "remaining")?;
     match &*state {
+        _ if given_back => late(),
         _ if !same => reply(ClaimReply::Mismatch),
+        "orphaned" if mine => late(),
         "completed" => reply(ClaimReply::Completed {
             response: column(row, "response")?,
         }),
@@ -197,10 +188,22 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
             attempt,
             fence: fence_of(column(row, "seen_fence")?),
         }),
-        "claimed" if remaining > 0 => reply(busy(remaining)),
+        "claimed" if remaining > 0 => reply(ClaimReply::InProgress {
+            remaining: Duration::from_micros(remaining.unsigned_abs()),
+            attempt,
+        }),
         _ if column(row, "free")? && !over => reply(ClaimReply::Orphan { attempt }),
-        _ => reply(held()),
+        // Its owner's transaction is about to complete it, or somebody was quicker to take it over.
+        _ => held(),
     }
+}
+
+/// The claim's own release overtook it.
+fn late() -> Result<Look, Failure> {
+    Err(Failure::Answered(BackendError::not_done(
+        Reason::Refused,
+        "the claim came too late: it was given back before",
+    )))
 }
 
 /// The answer to a change; `also` is the state in which it was made before.

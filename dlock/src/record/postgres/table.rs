@@ -108,16 +108,38 @@ mod tests {
     fn every_statement_names_the_table_and_leaves_no_gap() {
         let table = Table::new("App.Records").unwrap();
         let prepared = Sql::ALL.map(|sql| table.sql(sql));
-        for text in prepared.into_iter().chain([&*table.schema, &*table.complete_in, &*table.hold_in]) {
+        for text in prepared
+            .into_iter()
+            .chain([&*table.schema, &*table.complete_in, &*table.hold_in])
+        {
             assert!(!text.contains('{'), "{text}");
         }
-        assert!(table.schema.contains("CREATE TABLE IF NOT EXISTS \"App\".\"Records\""));
-        assert!(table.sql(Sql::Claim).contains("nextval('\"App\".\"Records_fence\"')"));
+        assert!(
+            table
+                .schema
+                .contains("CREATE TABLE IF NOT EXISTS \"App\".\"Records\"")
+        );
+        assert!(
+            table
+                .sql(Sql::Claim)
+                .contains("nextval('\"App\".\"Records_fence\"')")
+        );
     }
 
     #[test]
     fn names_that_could_be_something_else_are_refused() {
-        for name in ["", "a.b.c", "a.", ".a", "a b", "a\"b", "a;b", "1a", "ä", &"a".repeat(51)] {
+        for name in [
+            "",
+            "a.b.c",
+            "a.",
+            ".a",
+            "a b",
+            "a\"b",
+            "a;b",
+            "1a",
+            "ä",
+            &"a".repeat(51),
+        ] {
             assert!(Table::new(name).is_err(), "{name}");
         }
         for name in ["a", "_a1", "a.b", "A_b", &"a".repeat(50)] {

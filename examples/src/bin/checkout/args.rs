@@ -10,6 +10,8 @@ Examples:
       in memory, on 127.0.0.1:3000
   checkout --locks redis://localhost --store redis://localhost --listen 127.0.0.1:3001
       one of several copies that share their locks and their stock
+  checkout --demo
+      with buttons on its page, http://localhost:3000, for what goes wrong otherwise
   checkout --without-locks --locks redis://localhost --store redis://localhost
       the same without locks: it sells more than there is
 
@@ -21,6 +23,7 @@ Try it:
   curl         localhost:3000/lock?hold_ms=1000
 
 Or let 200 buyers at it: cargo run -p dlock-examples --bin buyers
+Or open http://localhost:3000 in a browser: the page has the buttons, and shows live who waits and who holds.
 
 Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it: requests under way have 5 s
 to finish, and all locks are given back.";
@@ -56,6 +59,10 @@ pub(crate) struct Args {
     /// Take no locks and check no tokens, to see what happens; every `fencing_token` is null then
     #[arg(long)]
     pub(crate) without_locks: bool,
+
+    /// Give the page buttons that go wrong, on an article of their own: without locks, and without keys
+    #[arg(long)]
+    pub(crate) demo: bool,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

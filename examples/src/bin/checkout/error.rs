@@ -1,8 +1,13 @@
 //! What can go wrong with a request, and how the client is told: as a problem document (RFC 9457).
+//!
+//! Where nothing was changed and the next try may go better, the answer says so to the idempotency layer
+//! (`Outcome::Retry`), which otherwise keeps what it is given. What may have happened is kept, so that it does
+//! not happen twice.
 
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use dlock_tower::idempotency::Outcome;
 use serde_json::json;
 
 use crate::store::StoreError;
@@ -44,13 +49,17 @@ impl IntoResponse for Error {
                 }
                 let status =
                     StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                answer(
+                let answer = answer(
                     status,
                     problem.kind,
                     problem.title,
                     &problem.detail,
                     problem.retry_after_secs(),
-                )
+                );
+                match error {
+                    dlock::Error::Lost { .. } => answer,
+                    _ => worth_a_retry(answer),
+                }
             }
             Error::Store(error) => store(&error),
             Error::SoldOut { .. } => {
@@ -94,20 +103,20 @@ fn store(error: &StoreError) -> Response {
     tracing::warn!("nothing was confirmed: {error}");
     let unavailable = StatusCode::SERVICE_UNAVAILABLE;
     match error {
-        StoreError::Fenced { .. } => answer(
+        StoreError::Fenced { .. } => worth_a_retry(answer(
             unavailable,
             "urn:dlock:problem:fenced",
             "Somebody else has taken over",
             "the lock was lost during the work, and the write refused for its fencing token; nothing was changed",
             Some(SOON),
-        ),
-        StoreError::Unavailable(_) => answer(
+        )),
+        StoreError::Unavailable(_) => worth_a_retry(answer(
             unavailable,
             "urn:dlock:problem:unavailable",
             "The store is not available",
             "the store does not answer, and nothing was changed; try again",
             Some(SOON),
-        ),
+        )),
         StoreError::Unknown(_) => answer(
             unavailable,
             "urn:dlock:problem:unavailable",
@@ -115,14 +124,20 @@ fn store(error: &StoreError) -> Response {
             "the store did not confirm the write: it may or may not have happened",
             Some(SOON),
         ),
-        StoreError::Foreign(_) => answer(
+        StoreError::Foreign(_) => worth_a_retry(answer(
             StatusCode::INTERNAL_SERVER_ERROR,
             "urn:checkout:problem:internal",
             "The store holds something else",
             "under the name of this record the store holds data that this service did not write",
             None,
-        ),
+        )),
     }
+}
+
+/// The idempotency key of the request is given back, and the same request runs again.
+fn worth_a_retry(mut answer: Response) -> Response {
+    answer.extensions_mut().insert(Outcome::Retry);
+    answer
 }
 
 fn answer(status: StatusCode, kind: &str, title: &str, detail: &str, retry_after: Option<u64>) -> Response {

@@ -3,13 +3,19 @@
 //! | file | |
 //! |---|---|
 //! | `service.rs` | what the shop does, with the lock as an attribute on a function |
-//! | `routes.rs` | the HTTP side, with the lock as a layer on a route |
+//! | `routes.rs` | the HTTP side, with the lock and the idempotency keys as layers on routes |
+//! | `page.rs`, `page.html` | the page at `/`, and what is shown on it live |
+//! | `demo.rs` | what goes wrong otherwise, with `--demo` |
+//! | `board/` | who waits, who holds, what was sold: the notes from which the page is made |
 //! | `store/` | stock and accounts, in memory or on Redis, with the check of the fencing token |
 //! | `error.rs` | what is answered when something goes wrong |
 //! | `server.rs` | the port, the signals, the end |
 
 mod args;
+mod board;
+mod demo;
 mod error;
+mod page;
 mod routes;
 mod server;
 mod service;
@@ -22,10 +28,14 @@ use std::time::Duration;
 
 use clap::Parser;
 use dlock::LockClient;
+use dlock_tower::IdempotencyLayer;
+use dlock_tower::idempotency::{IdempotencyHandle, caller};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Args;
+use crate::board::Board;
+use crate::routes::Keys;
 use crate::server::Signals;
 use crate::service::Shop;
 use crate::store::Store;
@@ -64,15 +74,29 @@ async fn run(args: Args) -> Result<(), String> {
         .await
         .map_err(|error| format!("cannot open --store: {error}"))?;
     let locks = open_locks(&args).await?;
+    let keys = open_keys(&locks)?;
     announce(&args, &store);
 
-    let shop = Arc::new(Shop::new(locks.clone(), store, args.think, !args.without_locks));
     let address = listener
         .local_addr()
         .map_err(|error| format!("cannot tell the port: {error}"))?;
+    let (shared, locked) = (store.is_shared(), !args.without_locks);
+    let board = Board::new(address.to_string(), locked);
+    let shop = Shop::new(locks.clone(), store, board.clone(), args.think, locked);
+    let shop = Arc::new(shop);
+    let look = shared.then(|| {
+        let shop = shop.clone();
+        tokio::spawn(async move { shop.keep_up(page::SKUS).await })
+    });
+
     tracing::info!("listening on http://{address}");
-    let served = server::serve(listener, routes::router(shop), signals).await;
-    end(&locks).await;
+    tracing::info!("open that in a browser to see what is going on");
+    let router = routes::router(shop, &keys, args.demo);
+    let served = server::serve(listener, router, signals, || board.close()).await;
+    if let Some(look) = look {
+        look.abort();
+    }
+    end(&locks, &keys.handle()).await;
     served.map_err(|error| format!("the server ended: {error}"))
 }
 
@@ -104,6 +128,22 @@ async fn open_locks(args: &Args) -> Result<LockClient, String> {
     })
 }
 
+/// The records of requests that came with a key, where the locks are.
+fn open_keys(locks: &LockClient) -> Result<Keys, String> {
+    let records = locks
+        .records()
+        .map_err(|error| format!("cannot keep idempotency keys on --locks: {error}"))?;
+    // Nobody signs in here, so all callers are one: who knows a key and what was asked under it is shown the
+    // answer. A shop with customers says who they are: `caller::extension(|user: &User| user.id)`.
+    let keys = IdempotencyLayer::new(records, caller::public())
+        .namespace("checkout")
+        // After a crash a retry can take over as soon as another sale could.
+        .lease(locks.lease());
+    keys.check()
+        .map_err(|error| format!("--lease does not fit the idempotency keys: {error}"))?;
+    Ok(keys)
+}
+
 /// Says at the start what a surprise would be later.
 fn announce(args: &Args, store: &Store) {
     let shared_locks = !args.locks.starts_with("memory:");
@@ -127,13 +167,25 @@ fn announce(args: &Args, store: &Store) {
             args.think
         );
     }
+    if args.demo {
+        tracing::warn!(
+            "DEMO: the page has buttons that sell \"{}\" without locks and keys",
+            demo::SKU
+        );
+    }
     if store.is_shared() && !shared_locks && !args.without_locks {
         tracing::warn!("the stock is shared and the locks are not: give --locks the URL of --store as well");
     }
 }
 
-/// Gives all locks back.
-async fn end(locks: &LockClient) {
+/// Ends what goes on for clients that went away, and gives all locks back.
+async fn end(locks: &LockClient, keys: &IdempotencyHandle) {
+    let unfinished = keys.shutdown(LAST_CALL).await;
+    if unfinished > 0 {
+        tracing::warn!(
+            "requests with a key that were cut off, or whose answers were not stored: {unfinished}"
+        );
+    }
     let report = locks.shutdown(LAST_CALL).await;
     match (report.lost, report.unconfirmed) {
         (0, 0) => tracing::info!("nothing held, good-bye"),

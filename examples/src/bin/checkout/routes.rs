@@ -1,74 +1,129 @@
 //! The routes: what comes in as HTTP, and what goes out.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use axum::Router;
-use axum::extract::{FromRequest, FromRequestParts, State};
+use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::StatusCode;
-use axum::routing::{get, post};
-use dlock_tower::{HeldLock, LockLayer, OnLost, key};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
+use dlock_tower::idempotency::{REPLAYED, caller::Public};
+use dlock_tower::{HeldLock, Idempotency, IdempotencyLayer, LockLayer, OnLost, key};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::board::Turn;
 use crate::error::Error;
-use crate::service::{Name, QUEUE, Shop};
+use crate::service::{Name, QUEUE, Sale, Shop};
+use crate::{demo, page};
 
 /// The longest that `GET /lock` can be asked to hold its lock.
 const LONGEST_HOLD: Duration = Duration::from_secs(60);
 /// How long it waits for it: long enough for a queue of them.
 const HOLD_WAIT: Duration = Duration::from_secs(600);
 
-type Shared = State<Arc<Shop>>;
+pub(crate) type Shared = State<Arc<Shop>>;
 
-pub(crate) fn router(shop: Arc<Shop>) -> Router {
-    Router::new()
+/// What makes the retries of a request harmless, for all routes that take an `Idempotency-Key`.
+pub(crate) type Keys = IdempotencyLayer<Public>;
+
+pub(crate) fn router(shop: Arc<Shop>, keys: &Keys, with_demo: bool) -> Router {
+    let replays = from_fn_with_state(shop.clone(), note_replays);
+    // Keys outside of locks: a stored answer needs no lock, and a request that did not get its lock gives
+    // its key back.
+    let once = |route: MethodRouter<Arc<Shop>>| route.layer(keys.clone()).layer(replays.clone());
+    let mut router = Router::new()
         .route("/items/{sku}", get(item).put(put_item))
-        .route("/items/{sku}/buy", post(buy))
-        .route("/accounts/{id}/charge", charge_route(&shop))
-        .route("/lock", get(lock))
+        .route("/items/{sku}/buy", once(post(buy)))
+        .route("/accounts/{id}/charge", once(charge_route(&shop)))
+        .route("/lock", get(lock));
+    if with_demo {
+        router = router.merge(demo::router());
+    }
+    let router = router.with_state(shop.clone());
+    let page = page::router(shop, &router, with_demo);
+    router
+        .merge(page)
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .with_state(shop)
+}
+
+/// Tells log and board of an answer that was stored before: nothing else sees it.
+async fn note_replays(State(shop): Shared, request: Request, next: Next) -> Response {
+    let (path, key) = (request.uri().path().to_owned(), key_of(&request));
+    let response = next.run(request).await;
+    if let Some(key) = key.filter(|_| response.headers().contains_key(REPLAYED)) {
+        // Whoever knows the key can ask for the answer, so not all of it goes into the log.
+        let begin: String = key.chars().take(8).collect();
+        tracing::info!(
+            path,
+            key = format!("{begin}…"),
+            "replayed: nothing was done for it"
+        );
+        shop.board().replayed(&path, &key);
+    }
+    response
+}
+
+/// The key, good enough to find the sale on the board; the layer is what reads it rightly.
+fn key_of(request: &Request) -> Option<String> {
+    let header = request.headers().get("idempotency-key")?.to_str().ok()?;
+    Some(header.trim().trim_matches('"').to_owned())
 }
 
 /// One charge at a time per account: the layer takes the lock before the handler runs and gives it back
 /// after, and the handler knows nothing of it.
-fn charge_route(shop: &Shop) -> axum::routing::MethodRouter<Arc<Shop>> {
+fn charge_route(shop: &Arc<Shop>) -> MethodRouter<Arc<Shop>> {
     let route = post(charge);
+    let turn = from_fn_with_state(shop.clone(), account_turn);
     if !shop.is_locked() {
-        return route;
+        return route.layer(turn);
     }
     let layer = LockLayer::new(shop.locks().clone(), key::path_param("id").prefix("account:"))
         .wait(shop.wait())
         .max_waiters(QUEUE)
         // As for a sale: the write is checked, and its outcome is the answer.
         .on_lost(OnLost::RunOn);
-    route.layer(layer)
+    route.layer(layer).layer(turn)
+}
+
+/// Says on the board that a request waits for an account, since the layer that waits does not. The handler
+/// says when the wait is over; the turn ends with the last who has it.
+async fn account_turn(
+    State(shop): Shared,
+    Path(id): Path<String>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Error> {
+    let turn = shop.account_turn(&Name::parse(id)?);
+    request.extensions_mut().insert(Arc::new(turn));
+    Ok(next.run(request).await)
 }
 
 // `axum::Json` and its kin, with their rejections as problem documents.
 
 #[derive(FromRequest)]
 #[from_request(via(axum::Json), rejection(Error))]
-struct Json<T>(T);
+pub(crate) struct Json<T>(pub(crate) T);
 
 #[derive(FromRequestParts)]
 #[from_request(via(axum::extract::Path), rejection(Error))]
-struct Path<T>(T);
+pub(crate) struct Path<T>(pub(crate) T);
 
 #[derive(FromRequestParts)]
 #[from_request(via(axum::extract::Query), rejection(Error))]
-struct Query<T>(T);
+pub(crate) struct Query<T>(pub(crate) T);
 
 #[derive(Deserialize)]
-struct Put {
-    stock: i64,
+pub(crate) struct Put {
+    pub(crate) stock: i64,
 }
 
 #[derive(Deserialize)]
-struct Buy {
-    quantity: i64,
+pub(crate) struct Buy {
+    pub(crate) quantity: i64,
 }
 
 #[derive(Deserialize)]
@@ -109,21 +164,32 @@ async fn put_item(
 async fn buy(
     State(shop): Shared,
     Path(sku): Path<String>,
+    claim: Option<Idempotency>,
     Json(buy): Json<Buy>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
-    let sale = shop.buy(&Name::parse(sku)?, buy.quantity).await?;
+    let key = claim.as_ref().map(Idempotency::key);
+    let sale = shop.buy(&Name::parse(sku)?, buy.quantity, key).await?;
+    Ok(sold(&sale))
+}
+
+/// The answer to who has bought something.
+pub(crate) fn sold(sale: &Sale) -> (StatusCode, axum::Json<Value>) {
     let answer = json!({ "order": sale.order, "fencing_token": sale.token });
-    Ok((StatusCode::CREATED, axum::Json(answer)))
+    (StatusCode::CREATED, axum::Json(answer))
 }
 
 async fn charge(
     State(shop): Shared,
     Path(id): Path<String>,
     held: Option<HeldLock>,
+    turn: Option<Extension<Arc<Turn>>>,
     Json(charge): Json<Charge>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
     let id = Name::parse(id)?;
     let token = held.map(|HeldLock(held)| held.fencing_token());
+    if let Some(Extension(turn)) = &turn {
+        turn.enter(token);
+    }
     let charged = shop.charge(&id, charge.amount, token).await?;
     let answer = json!({ "account": id.to_string(), "charged": charged, "fencing_token": token });
     Ok((StatusCode::CREATED, axum::Json(answer)))
@@ -138,18 +204,17 @@ async fn lock(State(shop): Shared, Query(Hold { hold_ms }): Query<Hold>) -> Resu
             "hold_ms is {hold_ms}, it must be from 0 to {most}"
         )));
     }
-    let asked = Instant::now();
-    let work = async move {
-        let waited = asked.elapsed();
+    let turn = shop.board().turn("lock", shop.is_locked());
+    let work = async move |token| {
+        let waited = turn.enter(token);
         tokio::time::sleep(hold).await;
-        waited
+        (waited, token)
     };
     let (waited, token) = if shop.is_locked() {
         let lock = shop.locks().lock("lock").wait(HOLD_WAIT);
-        lock.run(|held| async move { (work.await, Some(held.fencing_token())) })
-            .await?
+        lock.run(|held| work(Some(held.fencing_token()))).await?
     } else {
-        (work.await, None)
+        work(None).await
     };
     tracing::info!(?hold, token, ?waited, "held");
     let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);

@@ -63,9 +63,14 @@ impl Signals {
     }
 }
 
-/// Serves until a signal comes. Then no new connection is taken, and requests that are under way have
-/// [`GRACE`] to finish; a second signal takes that from them.
-pub(crate) async fn serve(listener: TcpListener, router: Router, mut signals: Signals) -> io::Result<()> {
+/// Serves until a signal comes. Then no new connection is taken, `ending` is called, and requests that are
+/// under way have [`GRACE`] to finish; a second signal takes that from them.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    mut signals: Signals,
+    ending: impl FnOnce(),
+) -> io::Result<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     let server = axum::serve(listener, router).with_graceful_shutdown(async {
         // The sender is dropped to stop: that is the message.
@@ -78,6 +83,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, mut signals: Si
     };
     tracing::info!("{signal}: no new requests are taken, those under way have {GRACE:?}");
     drop(stop);
+    ending();
     tokio::select! {
         ended = &mut server => ended,
         () = tokio::time::sleep(GRACE) => {

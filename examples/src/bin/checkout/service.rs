@@ -2,11 +2,13 @@
 //! [`Shop::put_locked`]. The rest is written as if there were a single process with a single request.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use dlock::{LockClient, distributed_lock};
 use uuid::Uuid;
 
+use crate::board::{Board, Sold, Turn};
 use crate::error::Error;
 use crate::store::{Account, Item, Store};
 
@@ -15,10 +17,14 @@ const MOST: i64 = 1_000_000;
 /// The most requests that one process lets wait for the same article: past that, waiting is an outage.
 pub(crate) const QUEUE: usize = 2_000;
 
+/// How often a page that is open looks for what other copies have sold.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// The shop: where its locks are, and where its data.
 pub(crate) struct Shop {
     locks: LockClient,
     store: Store,
+    board: Arc<Board>,
     think: Duration,
     wait: Duration,
     locked: bool,
@@ -34,11 +40,18 @@ pub(crate) struct Sale {
 impl Shop {
     /// A shop with its locks. A request waits for one longer than the lease: when a copy dies with the
     /// lock of an article, its buyers wait for that and are served.
-    pub(crate) fn new(locks: LockClient, store: Store, think: Duration, locked: bool) -> Shop {
+    pub(crate) fn new(
+        locks: LockClient,
+        store: Store,
+        board: Arc<Board>,
+        think: Duration,
+        locked: bool,
+    ) -> Shop {
         let wait = locks.lease().saturating_add(Duration::from_secs(10));
         Shop {
             locks,
             store,
+            board,
             think,
             wait,
             locked,
@@ -47,6 +60,11 @@ impl Shop {
 
     pub(crate) fn locks(&self) -> &LockClient {
         &self.locks
+    }
+
+    /// Where everybody writes what they are at.
+    pub(crate) fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// How long a request waits for its lock before it is told that somebody else has it.
@@ -71,20 +89,49 @@ impl Shop {
     pub(crate) async fn put(&self, sku: &Name, stock: i64) -> Result<Item, Error> {
         let stock = within(stock, 0, "stock")?;
         if self.locked {
-            self.put_locked(sku, stock).await
+            self.put_locked(sku, stock, self.turn("item", sku)).await
         } else {
-            self.put_now(sku, stock).await
+            self.put_now(sku, stock, self.turn_without_lock("item", sku))
+                .await
         }
     }
 
-    /// Sells some of an article.
-    pub(crate) async fn buy(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
+    /// Sells some of an article. The idempotency key is for the board only: what it does, it does before.
+    pub(crate) async fn buy(&self, sku: &Name, quantity: i64, key: Option<&str>) -> Result<Sale, Error> {
+        if !self.locked {
+            return self.buy_without_lock(sku, quantity, key).await;
+        }
         let quantity = within(quantity, 1, "quantity")?;
-        let asked = Instant::now();
+        self.buy_locked(sku, quantity, key, self.turn("item", sku)).await
+    }
+
+    /// The same without the lock and the check of its token: what must not be done, to be shown.
+    pub(crate) async fn buy_without_lock(
+        &self,
+        sku: &Name,
+        quantity: i64,
+        key: Option<&str>,
+    ) -> Result<Sale, Error> {
+        let quantity = within(quantity, 1, "quantity")?;
+        self.buy_now(sku, quantity, key, self.turn_without_lock("item", sku))
+            .await
+    }
+
+    /// Says on the board that somebody begins to wait for the lock of this article or account.
+    fn turn(&self, kind: &str, name: &Name) -> Turn {
+        self.board.turn(format!("{kind}:{name}"), true)
+    }
+
+    fn turn_without_lock(&self, kind: &str, name: &Name) -> Turn {
+        self.board.turn(format!("{kind}:{name} (no lock)"), false)
+    }
+
+    /// The same for an account, whose lock is taken before the handler is called.
+    pub(crate) fn account_turn(&self, id: &Name) -> Turn {
         if self.locked {
-            self.buy_locked(sku, quantity, asked).await
+            self.turn("account", id)
         } else {
-            self.buy_now(sku, quantity, asked).await
+            self.turn_without_lock("account", id)
         }
     }
 
@@ -98,8 +145,14 @@ impl Shop {
         max_waiters = QUEUE,
         on_lost = ignore
     )]
-    async fn buy_locked(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
-        self.buy_now(sku, quantity, asked).await
+    async fn buy_locked(
+        &self,
+        sku: &Name,
+        quantity: u64,
+        key: Option<&str>,
+        turn: Turn,
+    ) -> Result<Sale, Error> {
+        self.buy_now(sku, quantity, key, turn).await
     }
 
     #[distributed_lock(
@@ -109,21 +162,21 @@ impl Shop {
         max_waiters = QUEUE,
         on_lost = ignore
     )]
-    async fn put_locked(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
-        self.put_now(sku, stock).await
+    async fn put_locked(&self, sku: &Name, stock: u64, turn: Turn) -> Result<Item, Error> {
+        self.put_now(sku, stock, turn).await
     }
 
     /// Read, think, write. Right only while nobody else does the same.
-    async fn buy_now(&self, sku: &Name, quantity: u64, asked: Instant) -> Result<Sale, Error> {
-        let key = item_key(sku);
-        let waited = asked.elapsed();
+    async fn buy_now(&self, sku: &Name, quantity: u64, key: Option<&str>, turn: Turn) -> Result<Sale, Error> {
+        let record = item_key(sku);
         let token = fencing_token();
+        let waited = turn.enter(token);
         if let Some(token) = token {
-            self.store.fence(&key, token, None::<&Item>).await?;
+            self.store.fence(&record, token, None::<&Item>).await?;
         }
         let item: Item = self
             .store
-            .read(&key)
+            .read(&record)
             .await?
             .ok_or_else(|| Error::UnknownSku(sku.to_string()))?;
         self.think().await;
@@ -141,16 +194,25 @@ impl Shop {
             sold,
             token: token_written,
         };
-        self.store.write(&key, &item, token).await?;
+        self.store.write(&record, &item, token).await?;
 
         let order = Uuid::new_v4().to_string();
         tracing::info!(%sku, quantity, %order, token, waited = %Shown(waited), left = stock, "sold");
+        let sold = Sold {
+            sku: &sku.0,
+            quantity,
+            order: &order,
+            token,
+            key,
+        };
+        self.board.sold(&sold, &item);
         Ok(Sale { order, token })
     }
 
-    async fn put_now(&self, sku: &Name, stock: u64) -> Result<Item, Error> {
+    async fn put_now(&self, sku: &Name, stock: u64, turn: Turn) -> Result<Item, Error> {
         let key = item_key(sku);
         let token = fencing_token();
+        turn.enter(token);
         let token_written = match token {
             Some(token) => token,
             // Without locks the last token stays, so that copies with locks still find it.
@@ -163,6 +225,7 @@ impl Shop {
         };
         self.store.write(&key, &item, token).await?;
         tracing::info!(%sku, stock, token, "stock set");
+        self.board.stock_set(&sku.0, &item);
         Ok(item)
     }
 
@@ -187,6 +250,30 @@ impl Shop {
         self.store.write(&key, &account, token).await?;
         tracing::info!(account = %id, amount, token, charged, "charged");
         Ok(charged)
+    }
+
+    /// Brings the board up to date while somebody looks at it, where other copies sell as well. Never ends.
+    pub(crate) async fn keep_up(&self, always: &[&str]) {
+        let mut ticks = tokio::time::interval(LOOK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Some(mut skus) = self.board.watched() else {
+                continue;
+            };
+            skus.extend(always.iter().map(|sku| (*sku).to_owned()));
+            for sku in skus {
+                let Ok(sku) = Name::parse(sku) else { continue };
+                match self.store.read(&item_key(&sku)).await {
+                    Ok(Some(item)) => self.board.looked(&sku.0, &item),
+                    Ok(None) => {}
+                    Err(error) => {
+                        tracing::debug!(%error, "the page shows the stock as it was");
+                        break;
+                    }
+                }
+            }
+        }
     }
 
     /// Does nothing, and lets others in between, also when there is nothing to think about.

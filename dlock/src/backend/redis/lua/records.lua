@@ -23,7 +23,7 @@ local function record_at(key)
     if string.find(head.err, 'WRONGTYPE', 1, true) then error({ taken = run('TYPE', key).ok }) end
     error({ failed = head.err })
   end
-  if head == '' then return nil end
+  if head == '' and run('TYPE', key).ok == 'none' then return nil end
   local state, lease, attempt, fence, token, at =
     string.match(head, '^dlock1 ([cod]) (%d+) (%d+) (%d+) (%S+) ()')
   if not state or #lease ~= 16 or #head < at + 31 then
@@ -80,10 +80,7 @@ function steps.claim(key, token, print, lease, retention, refuse_after, orphan)
   local token_of_fence = digits(math.max(now, tonumber(run('GET', fence) or 0) + 1))
   run('SET', fence, token_of_fence)
   local head = head_of('c', lease_until, attempt, token_of_fence, token, print)
-  if not run('SET', key, head, 'PX', retention, record and 'XX' or 'NX') then
-    -- Nothing was read because the string is empty.
-    error({ taken = 'string that is no record' })
-  end
+  run('SET', key, head, 'PX', retention)
   return { 'claimed', attempt, token_of_fence }
 end
 

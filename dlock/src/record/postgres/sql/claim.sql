@@ -30,7 +30,7 @@ WITH clock AS MATERIALIZED (
                       ELSE greatest(nextval({fence_literal}), t.fence + 1) END,
          lease_until = greatest(clock.now + $4::int8 * interval '1 microsecond',
                                 CASE WHEN free.mine THEN t.lease_until END),
-         expires_at = greatest(clock.now + $5::int8 * interval '1 microsecond',
+         expires_at = greatest(clock.now + greatest($4::int8, $5::int8) * interval '1 microsecond',
                                CASE WHEN NOT free.anew THEN t.expires_at END)
     FROM free, clock
    WHERE t.key = free.key AND (free.anew OR free.mine OR $6::bool)
@@ -38,7 +38,8 @@ WITH clock AS MATERIALIZED (
 ), made AS (
   INSERT INTO {table} (key, version, state, token, fingerprint, attempt, fence, lease_until, expires_at)
   SELECT $1, 1, 'claimed', $2, $3, 1, nextval({fence_literal}),
-         clock.now + $4::int8 * interval '1 microsecond', clock.now + $5::int8 * interval '1 microsecond'
+         clock.now + $4::int8 * interval '1 microsecond',
+         clock.now + greatest($4::int8, $5::int8) * interval '1 microsecond'
     FROM clock WHERE NOT EXISTS (SELECT FROM seen)
   ON CONFLICT (key) DO NOTHING
   RETURNING attempt, fence

@@ -10,7 +10,7 @@ WITH clock AS MATERIALIZED (
 ), changed AS (
   UPDATE {table} t SET
          lease_until = clock.now + $3::int8 * interval '1 microsecond',
-         expires_at = greatest(t.expires_at, clock.now + $4::int8 * interval '1 microsecond')
+         expires_at = greatest(t.expires_at, clock.now + greatest($3::int8, $4::int8) * interval '1 microsecond')
     FROM open, clock WHERE t.key = open.key
   RETURNING t.key
 )

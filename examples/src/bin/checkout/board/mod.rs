@@ -114,10 +114,8 @@ impl Board {
     /// A stored answer was given once more.
     pub(crate) fn replayed(&self, path: &str, key: &str) {
         let mut state = self.state();
-        let sale = state
-            .sales
-            .iter_mut()
-            .find(|sale| sale.key.as_deref() == Some(key) && path.starts_with(&format!("/items/{}/", sale.sku)));
+        let sale = (state.sales.iter_mut())
+            .find(|sale| path.starts_with("/items/") && sale.key.as_deref() == Some(key));
         let order = sale.map(|sale| {
             sale.replays += 1;
             sale.order.clone()
@@ -132,13 +130,11 @@ impl Board {
         remember(&mut state.replays, row);
     }
 
-    /// The articles that somebody may be looking at; none while nobody looks.
-    pub(crate) fn watched(&self) -> Vec<String> {
+    /// The articles that somebody is looking at; nothing while nobody looks.
+    pub(crate) fn watched(&self) -> Option<Vec<String>> {
         let state = self.state();
-        match &state.events {
-            Some(events) if events.receiver_count() > 0 => state.items.keys().cloned().collect(),
-            _ => Vec::new(),
-        }
+        let watched = state.events.as_ref()?.receiver_count() > 0;
+        watched.then(|| state.items.keys().cloned().collect())
     }
 
     /// Everything as it is now, and then what changes, as server-sent events. Nothing when too many watch

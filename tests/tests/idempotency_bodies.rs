@@ -1,0 +1,443 @@
+//! The idempotency layer: bodies at the limits, streams, trailers, and what is never kept whole.
+
+mod idempotency_support;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock_tower::idempotency::{DEFAULT_LIMIT, Outcome};
+use futures_util::stream::{self, StreamExt};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use idempotency_support::*;
+use tokio::time::sleep;
+use tower::ServiceExt;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Streamed = UnsyncBoxBody<Bytes, Error>;
+
+/// A body of pieces with pauses before them.
+fn slowly(pieces: Vec<Result<Frame<Bytes>, &'static str>>, pause: Duration) -> Streamed {
+    let stream = stream::iter(pieces).then(move |piece| async move {
+        if !pause.is_zero() {
+            sleep(pause).await;
+        }
+        piece.map_err(Error::from)
+    });
+    StreamBody::new(stream).boxed_unsync()
+}
+
+fn data(len: usize) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(Bytes::from(vec![b'x'; len])))
+}
+
+fn broken() -> Result<Frame<Bytes>, &'static str> {
+    Err("it broke")
+}
+
+fn of_size(len: usize) -> Req {
+    Request::post("/pay")
+        .header("idempotency-key", "k")
+        .body(Full::from(vec![b'x'; len]))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_request_of_the_limit_passes_and_one_byte_more_is_refused_with_nothing_claimed() {
+    for limit in [None, Some(10), Some(0)] {
+        let store = Faulty::new();
+        let run = Counting::default();
+        let (layer, limit) = match limit {
+            None => (store.layer(), DEFAULT_LIMIT),
+            Some(limit) => (store.layer().body_limit(limit), limit),
+        };
+        let service = around(&layer, run.service());
+        let answer = send(&service, of_size(limit + 1)).await;
+        assert_eq!(answer.problem(), problem(413, "content-too-large"));
+        assert!(answer.not_started());
+        assert_eq!((run.count(), store.faults.seen()), (0, (0, 0, 0, 0)));
+        assert_eq!(send(&service, of_size(limit)).await.text(), "run 1");
+        assert!(send(&service, of_size(limit)).await.is_replay());
+    }
+}
+
+/// Sends the same request twice to a handler that answers with this body.
+async fn twice(
+    layer: &dlock_tower::IdempotencyLayer<dlock_tower::idempotency::caller::Public>,
+    body: impl Fn() -> Streamed + Clone + Send + Sync + 'static,
+) -> (usize, Answer, Answer) {
+    let run = Counting::default();
+    let service = around(
+        layer,
+        run.answering(move |_| {
+            let body = body();
+            async move { Response::new(body) }
+        }),
+    );
+    let first = send(&service, post("k")).await;
+    let second = send(&service, post("k")).await;
+    (run.count(), first, second)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_of_the_limit_is_kept_and_of_one_byte_more_only_that_there_was_one() {
+    bounded(async {
+        for pause in [Duration::ZERO, SECOND] {
+            for pieces in [vec![100], vec![60, 40], vec![1; 100], vec![0, 100, 0]] {
+                let what = format!("{pause:?} {pieces:?}");
+                let layer = layer().response_limit(100);
+                let body = move |more: usize| {
+                    let pieces = pieces.clone();
+                    move || {
+                        slowly(
+                            pieces
+                                .iter()
+                                .copied()
+                                .chain((more > 0).then_some(more))
+                                .map(data)
+                                .collect(),
+                            pause,
+                        )
+                    }
+                };
+                let (runs, first, second) = twice(&layer, body(0)).await;
+                assert_eq!(
+                    (runs, first.body.len(), second.body.len()),
+                    (1, 100, 100),
+                    "{what}"
+                );
+                assert!(second.is_replay());
+                let layer = layer.namespace("2");
+                let (runs, first, second) = twice(&layer, body(1)).await;
+                assert_eq!((runs, first.body.len()), (1, 101), "{what}");
+                assert_eq!(second.problem(), problem(409, "result-unavailable"), "{what}");
+                assert_eq!(second.header("retry-after"), None);
+                assert!(!second.not_started());
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_large_response_of_known_size_reaches_the_first_caller_whole() {
+    let layer = layer();
+    let run = Counting::default();
+    let service = around(
+        &layer,
+        run.answering(|_| async { Response::new(Full::from(vec![7; DEFAULT_LIMIT + 1])) }),
+    );
+    let first = send(&service, post("k")).await;
+    assert!(first.body.len() == DEFAULT_LIMIT + 1 && first.body.iter().all(|byte| *byte == 7));
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "result-unavailable")
+    );
+    let service = around(
+        &layer,
+        run.answering(|_| async { Response::new(Full::from(vec![7; DEFAULT_LIMIT])) }),
+    );
+    send(&service, post("k2")).await;
+    let second = send(&service, post("k2")).await;
+    assert!(second.is_replay() && second.body.len() == DEFAULT_LIMIT);
+    assert_eq!((run.count(), layer.stats().tombstones), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_tombstone_is_stored_before_the_first_byte_past_the_limit_goes_out() {
+    bounded(async {
+        for pause in [Duration::ZERO, SECOND] {
+            let store = Faulty::new();
+            let layer = store.layer().response_limit(100);
+            let run = Counting::default();
+            let service = around(
+                &layer,
+                run.answering(move |_| async move {
+                    Response::new(slowly(vec![data(100), data(1), data(1)], pause))
+                }),
+            );
+            let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+            let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert_eq!(first.len(), 100);
+            if !pause.is_zero() {
+                assert_eq!(store.faults.seen().2, 0);
+                assert_eq!(
+                    send(&service, post("k")).await.problem(),
+                    problem(409, "in-progress")
+                );
+            }
+            body.frame().await.unwrap().unwrap();
+            assert_eq!(store.faults.seen().2, 1);
+            assert_eq!(
+                send(&service, post("k")).await.problem(),
+                problem(409, "result-unavailable")
+            );
+            // The client goes away in the middle: so it stays.
+            drop(body);
+            layer.handle().shutdown(SECOND).await;
+            assert_eq!(
+                send(&service, post("k")).await.problem(),
+                problem(409, "result-unavailable")
+            );
+            assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_event_streams_and_upgrades_it_is_stored_before_the_head() {
+    for (status, content_type) in [(200, "text/event-stream; charset=utf-8"), (101, "")] {
+        let store = Faulty::new();
+        let run = Counting::default();
+        let service = around(
+            &store.layer(),
+            run.answering(move |_| async move {
+                let mut response = Response::new(
+                    StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>()).boxed_unsync(),
+                );
+                *response.status_mut() = StatusCode::from_u16(status).unwrap();
+                response
+                    .headers_mut()
+                    .insert("content-type", HeaderValue::from_static(content_type));
+                response
+            }),
+        );
+        let response = service.clone().oneshot(post("k")).await.unwrap();
+        assert_eq!(response.status(), status);
+        assert_eq!(store.faults.seen().2, 1);
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "result-unavailable")
+        );
+        drop(response);
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "result-unavailable")
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_goes_out_as_it_comes_and_is_kept_at_its_end() {
+    bounded(async {
+        let layer = layer();
+        let service = around(
+            &layer,
+            Counting::default()
+                .answering(|_| async { Response::new(slowly(vec![data(5), data(5), data(5)], SECOND)) }),
+        );
+        let begun = tokio::time::Instant::now();
+        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+        assert!(begun.elapsed() < SECOND, "the head does not wait for the body");
+        for n in 1..=3 {
+            body.frame().await.unwrap().unwrap();
+            assert!(begun.elapsed() < SECOND * n + SECOND / 2);
+            if n < 3 {
+                assert_eq!(
+                    send(&service, post("k")).await.problem(),
+                    problem(409, "in-progress")
+                );
+            }
+        }
+        assert!(body.frame().await.is_none());
+        let again = send(&service, post("k")).await;
+        assert!(again.is_replay() && again.body.len() == 15);
+        assert_eq!(layer.handle().claims(), 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_knows_the_length_finds_the_result_stored_with_the_last_byte() {
+    bounded(async {
+        let service = around(
+            &layer(),
+            Counting::default().answering(|_| async {
+                let mut response = Response::new(slowly(vec![data(5), data(5)], SECOND));
+                response
+                    .headers_mut()
+                    .insert("content-length", HeaderValue::from_static("10"));
+                response
+            }),
+        );
+        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+        body.frame().await.unwrap().unwrap();
+        body.frame().await.unwrap().unwrap();
+        // As a server does that has sent all that was announced.
+        drop(body);
+        assert!(send(&service, post("k")).await.is_replay());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_client_goes_away_is_read_on_and_kept() {
+    bounded(async {
+        let layer = layer();
+        let run = Counting::default();
+        let service = around(
+            &layer,
+            run.answering(|_| async {
+                Response::new(slowly((0..10).map(|_| data(5)).collect(), SECOND))
+            }),
+        );
+        let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+        body.frame().await.unwrap().unwrap();
+        drop(body);
+        assert_eq!(layer.handle().tasks(), 1);
+        assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+        let again = send(&service, post("k")).await;
+        assert!(again.is_replay() && again.body.len() == 50);
+        assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_breaks_is_not_run_again() {
+    bounded(async {
+        for pause in [Duration::ZERO, SECOND] {
+            for gone in [false, true] {
+                let layer = layer();
+                let run = Counting::default();
+                let service = around(
+                    &layer,
+                    run.answering(
+                        move |_| async move { Response::new(slowly(vec![data(5), broken()], pause)) },
+                    ),
+                );
+                let response = service.clone().oneshot(post("k")).await.unwrap();
+                let mut body = response.into_body();
+                if !gone {
+                    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap().len(), 5);
+                    assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "it broke");
+                }
+                drop(body);
+                layer.handle().shutdown(SECOND * 10).await;
+                assert_eq!(
+                    send(&service, post("k")).await.problem(),
+                    problem(409, "result-unavailable")
+                );
+                assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_cancel_on_disconnect_a_stream_is_dropped_and_not_run_again() {
+    bounded(async {
+        let layer = layer().cancel_on_disconnect();
+        let run = Counting::default();
+        let service = around(
+            &layer,
+            run.answering(|_| async { Response::new(slowly(vec![data(5), data(5)], SECOND)) }),
+        );
+        drop(service.clone().oneshot(post("k")).await.unwrap());
+        layer.handle().shutdown(SECOND).await;
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "result-unavailable")
+        );
+        assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn trailers_are_kept() {
+    bounded(async {
+        for pause in [Duration::ZERO, SECOND] {
+            let (_, first, second) = twice(&layer(), move || {
+                let mut trailers = HeaderMap::new();
+                trailers.append("x-sum", HeaderValue::from_static("1"));
+                trailers.append("x-sum", HeaderValue::from_static("2"));
+                trailers.append("set-cookie", HeaderValue::from_static("no"));
+                slowly(vec![data(5), Ok(Frame::trailers(trailers))], pause)
+            })
+            .await;
+            assert_eq!(first.trailers.unwrap().len(), 3);
+            let kept = second.trailers.unwrap();
+            assert_eq!(kept.get_all("x-sum").iter().collect::<Vec<_>>(), ["1", "2"]);
+            assert_eq!(
+                (kept.len(), second.parts.headers["trailer"].as_bytes()),
+                (2, b"x-sum".as_slice())
+            );
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_releases_is_not_read() {
+    bounded(async {
+        let run = Counting::default();
+        let service = around(
+            &layer(),
+            run.answering(|_| async {
+                let mut response = Response::new(
+                    StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>()).boxed_unsync(),
+                );
+                response.extensions_mut().insert(Outcome::Retry);
+                response
+            }),
+        );
+        for n in 1..=2 {
+            drop(service.clone().oneshot(post("k")).await.unwrap());
+            assert_eq!(run.count(), n);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_at_the_limit_does_not_cut_the_response() {
+    bounded(async {
+        let store = Faulty::new();
+        let layer = store.layer().response_limit(10);
+        let faults = store.faults.clone();
+        let service = around(
+            &layer,
+            Counting::default().answering(move |_| {
+                faults.set_down(true);
+                async { Response::new(slowly(vec![data(8), data(8)], SECOND)) }
+            }),
+        );
+        let first = send(&service, post("k")).await;
+        assert_eq!(first.body.len(), 16);
+        store.faults.set_down(false);
+        layer.handle().shutdown(SECOND * 20).await;
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "result-unavailable")
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_empty_body_is_kept_too_and_lengths_are_known() {
+    let (_, _, second) = twice(&layer(), || slowly(vec![], Duration::ZERO)).await;
+    assert!(second.is_replay() && second.body.is_empty());
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let service = around(
+        &layer(),
+        tower::service_fn(move |_: Req| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("12345"))) }
+        }),
+    );
+    for _ in 0..2 {
+        let response = service.clone().oneshot(post("k")).await.unwrap();
+        assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(5));
+    }
+    assert_eq!(seen.load(Ordering::SeqCst), 1);
+}

@@ -1,0 +1,379 @@
+//! The idempotency layer: clients that go away at every point, handlers that panic, services that fail and
+//! runtimes that end.
+
+mod idempotency_support;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use dlock::LockClient;
+use dlock_tower::idempotency::caller::public;
+use dlock_tower::{IdempotencyLayer, LockLayer, key};
+use http::Response;
+use http_body_util::Full;
+use idempotency_support::*;
+use tokio::time::{sleep, timeout};
+use tower::{Layer, Service, ServiceExt};
+
+/// Polls a future so often, with time to do in between what it waits for, and drops it.
+async fn poll_times<F: Future>(future: F, times: usize) -> bool {
+    let mut future = pin!(future);
+    for _ in 0..times {
+        let done = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await;
+        if done {
+            return true;
+        }
+        sleep(Duration::from_millis(3)).await;
+    }
+    false
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_at_any_poll_a_request_runs_once_and_its_retry_is_served() {
+    bounded(async {
+        for times in 0..40 {
+            let store = Faulty::new();
+            let run = Counting::default();
+            let layer = store.layer();
+            let service = around(
+                &layer,
+                run.answering(|n| async move {
+                    for _ in 0..10 {
+                        sleep(Duration::from_millis(3)).await;
+                    }
+                    Response::new(Full::from(format!("run {n}")))
+                }),
+            );
+            let done = poll_times(service.clone().oneshot(post("k")), times).await;
+            assert_eq!(layer.handle().shutdown(SECOND * 10).await, 0, "{times}");
+            let answer = send(&service, post("k")).await;
+            assert_eq!(answer.both(), (200, "run 1"), "{times}");
+            assert_eq!((run.count(), layer.handle().claims()), (1, 0), "{times}");
+            if done {
+                assert!(times > 5);
+                return;
+            }
+        }
+        panic!("it was never done");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_handler_runs_on_when_the_client_goes_away() {
+    bounded(async {
+        let store = Faulty::new();
+        let run = Counting::default();
+        let layer = store.layer();
+        let service = around(&layer, run.taking(SECOND * 60));
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        assert_eq!((layer.handle().tasks(), layer.stats().detached), (1, 1));
+        // Longer than the lease: it is renewed.
+        sleep(SECOND * 50).await;
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "in-progress")
+        );
+        assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
+        let answer = send(&service, post("k")).await;
+        assert!(answer.is_replay() && answer.text() == "run 1");
+        assert_eq!(layer.handle().claims(), 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_shutdown_is_bounded_and_counts_what_is_left() {
+    bounded(async {
+        let layer = layer();
+        let service = around(&layer, Counting::default().taking(SECOND * 60));
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        assert_eq!(layer.handle().shutdown(SECOND).await, 1);
+        assert_eq!(layer.handle().shutdown(SECOND * 100).await, 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_answer_was_not_awaited_is_taken_back() {
+    bounded(async {
+        let store = Faulty::new();
+        let run = Counting::default();
+        let layer = store.layer();
+        let service = around(&layer, run.service());
+        store.faults.claim_answers_held.store(true, Ordering::SeqCst);
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        store.faults.claim_answers_held.store(false, Ordering::SeqCst);
+        layer.handle().shutdown(SECOND).await;
+        assert_eq!(run.count(), 0);
+        assert_eq!(send(&service, post("k")).await.text(), "run 1");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_on_its_way_to_the_store_gets_there_without_the_client() {
+    bounded(async {
+        let store = Faulty::new();
+        let layer = store.layer();
+        let service = around(&layer, Counting::default().service());
+        store.faults.complete_held.store(true, Ordering::SeqCst);
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        store.faults.complete_held.store(false, Ordering::SeqCst);
+        layer.handle().shutdown(SECOND).await;
+        assert!(send(&service, post("k")).await.is_replay());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_cancel_on_disconnect_the_handler_is_dropped_and_the_policy_decides() {
+    struct Dropped(Arc<AtomicBool>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    bounded(async {
+        for (layer, second) in [
+            (layer().cancel_on_disconnect(), (500, "failed")),
+            (layer().cancel_on_disconnect().retry_ambiguous(), (200, "run 2")),
+        ] {
+            let (run, dropped) = (Counting::default(), Arc::new(AtomicBool::new(false)));
+            let seen = dropped.clone();
+            let service = around(
+                &layer,
+                run.answering(move |n| {
+                    let dropped = Dropped(seen.clone());
+                    async move {
+                        if n == 1 {
+                            sleep(SECOND * 60).await;
+                            drop(dropped);
+                        }
+                        Response::new(Full::from(format!("run {n}")))
+                    }
+                }),
+            );
+            assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+            assert!(dropped.load(Ordering::SeqCst));
+            layer.handle().shutdown(SECOND).await;
+            let answer = send(&service, post("k")).await;
+            assert_eq!(answer.status(), second.0);
+            if second.0 == 500 {
+                assert_eq!(answer.problem(), problem(500, second.1));
+                assert!(!answer.not_started());
+            } else {
+                assert_eq!(answer.text(), second.1);
+            }
+            assert_eq!(layer.handle().claims(), 0);
+        }
+    })
+    .await;
+}
+
+/// Panics at its n-th poll, and again if it is ever polled after that.
+struct Panics(usize, Arc<AtomicUsize>);
+
+impl Future for Panics {
+    type Output = Result<Res, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0 -= 1;
+        assert!(self.0 > 0, "as told");
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_panics_is_never_polled_again_and_the_policy_decides() {
+    bounded(async {
+        for (layer, runs) in [(layer(), 1), (layer().retry_ambiguous(), 2)] {
+            for detached in [false, true] {
+                let polls = Arc::new(AtomicUsize::new(0));
+                let run = Counting::default();
+                let handler = {
+                    let (polls, run) = (polls.clone(), run.clone());
+                    tower::service_fn(move |_: Req| {
+                        run.next();
+                        Panics(3, polls.clone())
+                    })
+                };
+                let service = around(&layer, handler);
+                let key = format!("k{detached}");
+                let (shared, request) = (service.clone(), post(&key));
+                let first = tokio::spawn(async move {
+                    let mut first = Box::pin(shared.oneshot(request));
+                    if detached {
+                        let _ = futures_util::poll!(&mut first);
+                    } else {
+                        let _ = first.await;
+                    }
+                });
+                assert_eq!(first.await.is_err(), !detached);
+                layer.handle().shutdown(SECOND).await;
+                assert_eq!(polls.load(Ordering::SeqCst), 3);
+                assert_eq!(layer.handle().claims(), 0);
+                let second = tokio::spawn(service.oneshot(post(&key))).await;
+                match second {
+                    Ok(response) => {
+                        assert_eq!(answer(response.unwrap()).await.problem(), problem(500, "failed"))
+                    }
+                    Err(panicked) => assert!(panicked.is_panic()),
+                }
+                assert_eq!(run.count(), runs);
+                layer.handle().shutdown(SECOND).await;
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_error_of_the_service_stays_its_own_and_the_policy_decides() {
+    for (layer, runs) in [(layer(), 1), (layer().retry_ambiguous(), 2)] {
+        let run = Counting::default();
+        let counting = run.clone();
+        let failing = tower::service_fn(move |_: Req| {
+            counting.next();
+            async { Err::<Res, &'static str>("broken") }
+        });
+        let service = around(&layer, failing);
+        assert_eq!(service.clone().oneshot(post("k")).await.unwrap_err(), "broken");
+        let second = service.oneshot(post("k")).await;
+        assert_eq!((run.count(), second.is_ok()), (runs, runs == 1));
+        if let Ok(response) = second {
+            assert_eq!(answer(response).await.problem(), problem(500, "failed"));
+        }
+    }
+}
+
+/// A service that is never ready, and says so when it is asked.
+#[derive(Clone)]
+struct NotReady(Arc<AtomicUsize>, bool);
+
+impl Service<Req> for NotReady {
+    type Response = Res;
+    type Error = &'static str;
+    type Future = std::future::Ready<Result<Res, &'static str>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        if self.1 {
+            Poll::Ready(Err("shut"))
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn call(&mut self, _: Req) -> Self::Future {
+        panic!("it was never ready")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_does_not_become_ready_releases_the_key() {
+    bounded(async {
+        let layer = layer();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let service = layer.layer(NotReady(asked.clone(), true));
+        for _ in 0..2 {
+            assert_eq!(service.clone().oneshot(post("k")).await.unwrap_err(), "shut");
+        }
+        let service = layer.layer(NotReady(asked.clone(), false));
+        let mut idle = service.clone();
+        assert!(
+            futures_util::future::poll_fn(|cx| idle.poll_ready(cx))
+                .await
+                .is_ok(),
+            "always ready"
+        );
+        assert_eq!(
+            asked.load(Ordering::SeqCst),
+            2,
+            "the inner service was not asked for that"
+        );
+        assert!(timeout(SECOND, service.oneshot(post("k"))).await.is_err());
+        layer.handle().shutdown(SECOND).await;
+        let run = Counting::default();
+        assert_eq!(
+            send(&around(&layer, run.service()), post("k")).await.text(),
+            "run 1"
+        );
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_runs_on_keeps_its_lock_frame() {
+    bounded(async {
+        // Around both: a frame of its own, that the request is polled in.
+        let client = LockClient::memory();
+        let layer = IdempotencyLayer::new(client.records().unwrap(), public());
+        let inner = client.clone();
+        let handler = tower::service_fn(move |_: Req| {
+            let client = inner.clone();
+            async move {
+                sleep(SECOND * 5).await;
+                let lock = client.lock("account").wait(SECOND);
+                let text = match lock.acquire().await {
+                    Ok(_) => "entered",
+                    Err(_) => "outside of the frame",
+                };
+                Ok::<_, Infallible>(Response::new(Full::from(text)))
+            }
+        });
+        let lock = LockLayer::new(client.clone(), key::fixed("account"));
+        // The lock layer inside: it lives on with the handler.
+        let service = layer.layer(lock.layer(handler.clone()));
+        assert!(timeout(SECOND, service.clone().oneshot(post("k"))).await.is_err());
+        assert_eq!(client.held(), 1);
+        layer.handle().shutdown(SECOND * 10).await;
+        assert_eq!(client.held(), 0);
+        let response = service.oneshot(post("k")).await.unwrap();
+        assert_eq!(answer(response).await.text(), "entered");
+        // A frame further out.
+        let guard = client.lock("account").acquire().await.unwrap();
+        let service = around(&layer, handler);
+        let request = guard.scope(timeout(SECOND, service.clone().oneshot(post("k2"))));
+        assert!(request.await.is_err());
+        layer.handle().shutdown(SECOND * 10).await;
+        assert_eq!(send(&service, post("k2")).await.text(), "entered");
+    })
+    .await;
+}
+
+#[test]
+fn a_runtime_that_ends_takes_the_work_with_it_and_nothing_panics() {
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let store = Faulty::new();
+    let layer = store.layer().lease(Duration::from_millis(300));
+    let run = Counting::default();
+    let service = around(&layer, run.taking(SECOND / 5));
+    let first = runtime();
+    first.block_on(async {
+        let request = service.clone().oneshot(post("k"));
+        assert!(timeout(Duration::from_millis(50), request).await.is_err());
+        assert_eq!(layer.handle().tasks(), 1);
+    });
+    first.shutdown_background();
+    // The next runtime finds an orphan, and a layer that works.
+    runtime().block_on(async {
+        sleep(SECOND).await;
+        assert_eq!(layer.handle().claims(), 0);
+        assert_eq!(send(&service, post("k")).await.text(), "run 2");
+        assert!(send(&service, post("k")).await.is_replay());
+    });
+}

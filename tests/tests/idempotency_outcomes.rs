@@ -1,0 +1,600 @@
+//! The idempotency layer: what is kept and what is released, what a retry gets, and who has to wait.
+
+mod idempotency_support;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::record::{ClaimRequest, ClaimToken, OnOrphan};
+use dlock_tower::idempotency::{Class, Ending, Outcome, Policy, Verdict};
+use dlock_tower::{Idempotency, LockLayer, NotStarted, key};
+use http::{HeaderValue, Response, StatusCode};
+use http_body_util::Full;
+use idempotency_support::*;
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt};
+
+/// Answers with this status and the number of the run.
+fn with_status(status: u16, n: usize) -> Res {
+    let mut response = Response::new(Full::from(format!("run {n}")));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    response
+}
+
+/// How often two equal requests run whose handler answers so.
+async fn runs_of_two(
+    layer: impl Fn() -> dlock_tower::IdempotencyLayer<dlock_tower::idempotency::caller::Public>,
+    answer: impl Fn(usize) -> Res + Clone + Send + Sync + 'static,
+) -> usize {
+    let run = Counting::default();
+    let service = around(
+        &layer(),
+        run.answering(move |n| {
+            let answer = answer.clone();
+            async move { answer(n) }
+        }),
+    );
+    let first = send(&service, post("k")).await;
+    let second = send(&service, post("k")).await;
+    assert_eq!(first.status(), second.status());
+    assert_eq!(second.is_replay(), run.count() == 1);
+    assert_eq!(first.text(), "run 1");
+    assert_eq!(second.text(), format!("run {}", run.count()));
+    run.count()
+}
+
+#[tokio::test]
+async fn results_are_kept_refusals_release_and_what_is_ambiguous_is_kept() {
+    for status in [
+        200, 201, 204, 301, 303, 400, 404, 405, 409, 410, 412, 415, 422, 423, 451, 500, 501, 502, 503, 504,
+        507,
+    ] {
+        assert_eq!(
+            runs_of_two(layer, move |n| with_status(status, n)).await,
+            1,
+            "{status}"
+        );
+    }
+    for status in [401, 403, 408, 413, 425, 429] {
+        assert_eq!(
+            runs_of_two(layer, move |n| with_status(status, n)).await,
+            2,
+            "{status}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_ambiguous_is_released_by_policy() {
+    for (status, runs) in [(200, 1), (404, 1), (500, 2), (503, 2), (429, 2)] {
+        let counted = runs_of_two(|| layer().retry_ambiguous(), move |n| with_status(status, n)).await;
+        assert_eq!(counted, runs, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_from_before_the_handler_releases() {
+    for status in [200, 409, 423, 503] {
+        let runs = runs_of_two(layer, move |n| {
+            let mut response = with_status(status, n);
+            response.extensions_mut().insert(not_started());
+            response
+        });
+        assert_eq!(runs.await, 2, "{status}");
+    }
+}
+
+/// The marker, which only a layer makes.
+fn not_started() -> NotStarted {
+    let client = Box::pin(async {
+        let lock = LockLayer::new(dlock::LockClient::memory(), key::header("x-missing"));
+        let service = lock.layer(tower::service_fn(|_: Req| async {
+            Ok::<_, Infallible>(Res::default())
+        }));
+        let response = service.oneshot(post("k")).await.unwrap();
+        *response.extensions().get::<NotStarted>().unwrap()
+    });
+    std::thread::spawn(|| {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(client)
+    })
+    .join()
+    .unwrap()
+}
+
+#[tokio::test]
+async fn the_handler_has_the_last_word() {
+    for (status, outcome, runs) in [
+        (200, Outcome::Retry, 2),
+        (503, Outcome::Retry, 2),
+        (403, Outcome::Final, 1),
+        (429, Outcome::Final, 1),
+    ] {
+        let counted = runs_of_two(layer, move |n| {
+            let mut response = with_status(status, n);
+            response.extensions_mut().insert(outcome);
+            response
+        });
+        assert_eq!(counted.await, runs, "{status} {outcome:?}");
+    }
+    for (status, keep, runs) in [(200, false, 2), (429, true, 1)] {
+        let run = Counting::default();
+        let counting = run.clone();
+        let handler = tower::service_fn(move |request: Req| {
+            let n = counting.next();
+            let idempotency = request.extensions().get::<Idempotency>().unwrap();
+            if keep {
+                idempotency.keep()
+            } else {
+                idempotency.forget()
+            }
+            async move { Ok::<_, Infallible>(with_status(status, n)) }
+        });
+        let service = around(&layer(), handler);
+        send(&service, post("k")).await;
+        send(&service, post("k")).await;
+        assert_eq!(run.count(), runs);
+    }
+}
+
+#[tokio::test]
+async fn the_policy_can_be_replaced() {
+    struct Mine;
+    impl Policy for Mine {
+        fn judge(&self, ending: &Ending<'_>) -> Verdict {
+            match ending {
+                Ending::Response { status, headers, .. }
+                    if status.as_u16() == 404 && headers.contains_key("x-soon") =>
+                {
+                    Verdict::Release
+                }
+                _ if ending.class() == Class::NothingDone => Verdict::Keep,
+                _ => Verdict::Keep,
+            }
+        }
+    }
+    let soon = |n| {
+        let mut response = with_status(404, n);
+        response
+            .headers_mut()
+            .insert("x-soon", HeaderValue::from_static("1"));
+        response
+    };
+    assert_eq!(runs_of_two(|| layer().policy(Mine), soon).await, 2);
+    assert_eq!(
+        runs_of_two(|| layer().policy(Mine), |n| with_status(404, n)).await,
+        1
+    );
+    assert_eq!(
+        runs_of_two(|| layer().policy(Mine), |n| with_status(429, n)).await,
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_replay_has_the_allowed_headers_whole_and_no_others() {
+    const GIVEN: [(&str, &str); 24] = [
+        ("content-type", "text/plain; charset=utf-8"),
+        ("content-language", "en"),
+        ("content-encoding", "identity"),
+        ("location", "/payments/1"),
+        ("etag", "\"1\""),
+        ("link", "</a>; rel=next"),
+        ("link", "</b>; rel=prev"),
+        ("x-price", "5"),
+        ("x-price", "6"),
+        ("set-cookie", "session=1"),
+        ("set-cookie", "other=2"),
+        ("date", "Thu, 01 Jan 1970 00:00:00 GMT"),
+        ("connection", "x-hop, Link-Not, location-not"),
+        ("keep-alive", "timeout=5"),
+        ("transfer-encoding", "identity"),
+        ("content-length", "5"),
+        ("access-control-allow-origin", "*"),
+        ("x-request-id", "1"),
+        ("traceparent", "00-1"),
+        ("vary", "origin"),
+        ("x-unknown", "1"),
+        ("x-hop", "1"),
+        ("cache-control", "max-age=60"),
+        ("server-timing", "a"),
+    ];
+    let handler = Counting::default().answering(|n| async move {
+        let mut response = with_status(201, n);
+        for (name, value) in GIVEN {
+            response
+                .headers_mut()
+                .append(name, HeaderValue::from_static(value));
+        }
+        response
+    });
+    let layer = layer()
+        .keep_header("x-price".parse().unwrap())
+        .keep_header("x-hop".parse().unwrap());
+    let service = around(&layer, handler);
+    let first = send(&service, post("k")).await;
+    assert_eq!(
+        first.parts.headers.len(),
+        GIVEN.len(),
+        "the first answer is the handler's"
+    );
+    let second = send(&service, post("k")).await;
+    assert_eq!(second.both(), (201, "run 1"));
+    let mut got: Vec<(&str, &str)> = second
+        .parts
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+        .collect();
+    got.sort_unstable();
+    let mut wanted = GIVEN[..9].to_vec();
+    wanted.extend([("cache-control", "no-store"), ("idempotent-replayed", "true")]);
+    wanted.sort_unstable();
+    assert_eq!(got, wanted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_request_is_in_progress_an_equal_one_is_told_so() {
+    bounded(async {
+        let run = Counting::default();
+        let service = around(&layer(), run.taking(SECOND));
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, post("k")).await }
+        });
+        sleep(SECOND / 2).await;
+        let second = send(&service, post("k")).await;
+        assert_eq!(second.problem(), problem(409, "in-progress"));
+        assert_eq!(second.header("retry-after"), Some("1"));
+        assert_eq!(second.json()["retryable"], true);
+        assert!(!second.not_started(), "the work has begun");
+        assert_eq!(
+            send(&service, request("POST", "/pay", "k", "other"))
+                .await
+                .status(),
+            422
+        );
+        assert_eq!(first.await.unwrap().text(), "run 1");
+        assert!(send(&service, post("k")).await.is_replay());
+        assert_eq!(run.count(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn or_waits_for_its_result() {
+    bounded(async {
+        let run = Counting::default();
+        let service = around(&layer().wait(SECOND * 5), run.taking(SECOND * 2));
+        let all = futures_util::future::join_all((0..10).map(|_| send(&service, post("k")))).await;
+        assert!(all.iter().all(|answer| answer.both() == (200, "run 1")));
+        assert_eq!(all.iter().filter(|answer| answer.is_replay()).count(), 9);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_is_bounded() {
+    bounded(async {
+        let service = around(&layer().wait(SECOND), Counting::default().taking(SECOND * 60));
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, post("k")).await }
+        });
+        sleep(SECOND).await;
+        let begun = Instant::now();
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "in-progress")
+        );
+        assert_eq!(begun.elapsed(), SECOND);
+        assert_eq!(first.await.unwrap().status(), 200);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_request_that_releases_runs_itself() {
+    bounded(async {
+        let run = Counting::default();
+        let service = around(
+            &layer().wait(SECOND * 10),
+            run.answering(|n| async move {
+                sleep(SECOND).await;
+                with_status(if n < 3 { 429 } else { 200 }, n)
+            }),
+        );
+        let all = futures_util::future::join_all((0..5).map(|_| send(&service, post("k")))).await;
+        let mut statuses: Vec<u16> = all.iter().map(Answer::status).collect();
+        statuses.sort_unstable();
+        assert_eq!((run.count(), statuses), (3, vec![200, 200, 200, 429, 429]));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_ends_with_the_client_and_leaves_nothing() {
+    bounded(async {
+        let store = Faulty::new();
+        let layer = store.layer().wait(SECOND * 30);
+        let service = around(&layer, Counting::default().taking(SECOND * 20));
+        let first = tokio::spawn({
+            let service = service.clone();
+            async move { send(&service, post("k")).await }
+        });
+        sleep(SECOND).await;
+        let waiter = send(&service, post("k"));
+        assert!(tokio::time::timeout(SECOND, waiter).await.is_err());
+        let (claims, ..) = store.faults.seen();
+        assert_eq!(layer.handle().tasks(), 0);
+        first.await.unwrap();
+        assert_eq!((store.faults.seen().0, layer.handle().claims()), (claims, 0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_thousand_equal_requests_at_once_run_once() {
+    let run = Counting::default();
+    let service = around(&layer().wait(SECOND * 20), run.taking(Duration::from_millis(50)));
+    let replays = Arc::new(AtomicUsize::new(0));
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..1000 {
+        let (service, replays) = (service.clone(), replays.clone());
+        all.spawn(async move {
+            let answer = send(&service, post("k")).await;
+            assert_eq!(answer.both(), (200, "run 1"));
+            replays.fetch_add(usize::from(answer.is_replay()), Ordering::SeqCst);
+        });
+    }
+    all.join_all().await;
+    assert_eq!((run.count(), replays.load(Ordering::SeqCst)), (1, 999));
+}
+
+/// Claims the key of `post("k")` as a process does that crashes then. Answers what the handler of the layer
+/// saw of it.
+async fn orphan(store: &Faulty, lease: Duration) {
+    let seen = Arc::new(std::sync::Mutex::new(None));
+    let probe = {
+        let seen = seen.clone();
+        tower::service_fn(move |request: Req| {
+            let idempotency = request.extensions().get::<Idempotency>().unwrap();
+            *seen.lock().unwrap() = Some(idempotency.record_key().clone());
+            idempotency.forget();
+            async { Ok::<_, Infallible>(Res::default()) }
+        })
+    };
+    // The layer's own fingerprint is needed too: watch it being claimed.
+    let claims = Recording::default();
+    let layer = dlock_tower::IdempotencyLayer::new(
+        claims.records(store.inner().clone()),
+        dlock_tower::idempotency::caller::public(),
+    );
+    send(&around(&layer, probe), post("k")).await;
+    let record = seen.lock().unwrap().take().unwrap();
+    let fingerprint = claims.0.lock().unwrap().take().unwrap();
+    let claim = ClaimRequest::new(record, ClaimToken::new(), fingerprint, lease, SECOND * 3600);
+    store.inner().claim(claim).await.unwrap();
+}
+
+/// Notes the fingerprint of a claim.
+#[derive(Clone, Default)]
+struct Recording(Arc<std::sync::Mutex<Option<[u8; 32]>>>);
+
+impl Recording {
+    fn records(&self, inner: dlock::record::Records) -> dlock::record::Records {
+        dlock::record::Records::new(Noting {
+            inner,
+            noted: self.clone(),
+        })
+    }
+}
+
+struct Noting {
+    inner: dlock::record::Records,
+    noted: Recording,
+}
+
+impl dlock::record::RecordStore for Noting {
+    async fn claim(
+        self: Arc<Self>,
+        request: ClaimRequest,
+    ) -> Result<dlock::record::ClaimReply, dlock::backend::BackendError> {
+        *self.noted.0.lock().unwrap() = Some(request.fingerprint);
+        self.inner.claim(request).await
+    }
+    async fn extend(
+        self: Arc<Self>,
+        key: dlock::record::RecordKey,
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+        self.inner.extend(&key, &token, lease, retention).await
+    }
+    async fn complete(
+        self: Arc<Self>,
+        key: dlock::record::RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+        self.inner.complete(&key, &token, response, retention).await
+    }
+    async fn release(
+        self: Arc<Self>,
+        key: dlock::record::RecordKey,
+        token: ClaimToken,
+    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+        self.inner.release(&key, &token).await
+    }
+    fn watch(self: Arc<Self>, key: &dlock::record::RecordKey) -> dlock::backend::Watch {
+        self.inner.watch(key)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_crashed_process_began_is_run_again_as_the_next_attempt() {
+    bounded(async {
+        let store = Faulty::new();
+        orphan(&store, SECOND * 10).await;
+        let handler = tower::service_fn(|request: Req| {
+            let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
+            async move {
+                Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(format!(
+                    "attempt {} fence {}",
+                    idempotency.attempt(),
+                    idempotency.fence() > 0
+                ))))
+            }
+        });
+        let layer = store.layer();
+        let service = around(&layer, handler);
+        assert_eq!(
+            send(&service, post("k")).await.problem(),
+            problem(409, "in-progress")
+        );
+        assert_eq!(
+            send(&service, request("POST", "/pay", "k", "other"))
+                .await
+                .status(),
+            422
+        );
+        sleep(SECOND * 11).await;
+        assert_eq!(
+            send(&service, request("POST", "/pay", "k", "other"))
+                .await
+                .status(),
+            422,
+            "of orphans too"
+        );
+        assert_eq!(send(&service, post("k")).await.text(), "attempt 2 fence true");
+        assert!(send(&service, post("k")).await.is_replay());
+        assert_eq!(layer.stats().taken_over, 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn or_its_outcome_is_unknown_for_good() {
+    bounded(async {
+        let store = Faulty::new();
+        orphan(&store, SECOND * 10).await;
+        let run = Counting::default();
+        let service = around(&store.layer().on_orphan(OnOrphan::Leave), run.service());
+        for wait in [11, 3000] {
+            sleep(SECOND * wait).await;
+            let answer = send(&service, post("k")).await;
+            assert_eq!(answer.problem(), problem(409, "outcome-unknown"));
+            assert_eq!(
+                (answer.header("retry-after"), answer.not_started()),
+                (None, false)
+            );
+            assert_eq!(answer.json()["retryable"], false);
+        }
+        assert_eq!(run.count(), 0);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_an_owner_that_crashed_takes_over_at_the_end_of_its_lease() {
+    bounded(async {
+        let store = Faulty::new();
+        orphan(&store, SECOND * 4).await;
+        let run = Counting::default();
+        let service = around(&store.layer().wait(SECOND * 30), run.service());
+        let begun = Instant::now();
+        assert_eq!(send(&service, post("k")).await.text(), "run 1");
+        assert!(begun.elapsed() < SECOND * 5, "{:?}", begun.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_are_kept_for_their_own_time() {
+    bounded(async {
+        let run = Counting::default();
+        let service = around(
+            &layer().retention(SECOND * 600).lease(SECOND),
+            run.taking(SECOND * 100),
+        );
+        send(&service, post("k")).await;
+        sleep(SECOND * 590).await;
+        assert!(send(&service, post("k")).await.is_replay());
+        sleep(SECOND * 20).await;
+        assert_eq!(send(&service, post("k")).await.text(), "run 2");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_busy_lock_inside_releases_the_key() {
+    let client = dlock::LockClient::memory();
+    let run = Counting::default();
+    let lock = LockLayer::new(client.clone(), key::fixed("account")).try_once();
+    let layer = dlock_tower::IdempotencyLayer::new(
+        client.records().unwrap(),
+        dlock_tower::idempotency::caller::public(),
+    );
+    let service = layer.layer(lock.layer(run.service()));
+    let guard = client.lock("account").acquire().await.unwrap();
+    for _ in 0..2 {
+        let response = service.clone().oneshot(post("k")).await.unwrap();
+        assert_eq!((response.status(), run.count()), (StatusCode::LOCKED, 0));
+        assert!(
+            response.extensions().get::<NotStarted>().is_some(),
+            "for layers further out"
+        );
+    }
+    guard.release().await.unwrap();
+    let response = service.clone().oneshot(post("k")).await.unwrap();
+    assert_eq!((answer(response).await.text(), run.count()), ("run 1", 1));
+    // A replay needs no lock.
+    let _guard = client.lock("account").acquire().await.unwrap();
+    assert!(
+        answer(service.oneshot(post("k")).await.unwrap())
+            .await
+            .is_replay()
+    );
+}
+
+#[tokio::test]
+async fn records_that_cannot_be_read_are_an_error_and_never_a_miss() {
+    for bytes in [vec![], vec![9, 1, 0], vec![1, 1, 0], vec![1, 77], vec![0]] {
+        let store = Faulty::new();
+        let run = Counting::default();
+        let layer = store.layer();
+        let inner = store.inner().clone();
+        let what = format!("{bytes:?}");
+        let handler = tower::service_fn(move |request: Req| {
+            let idempotency = request.extensions().get::<Idempotency>().unwrap().clone();
+            let (inner, bytes) = (inner.clone(), bytes.clone());
+            async move {
+                // What another version stored under this key.
+                inner
+                    .complete(
+                        idempotency.record_key(),
+                        idempotency.claim_token(),
+                        bytes,
+                        SECOND * 60,
+                    )
+                    .await
+                    .unwrap();
+                Ok::<_, Infallible>(Res::default())
+            }
+        });
+        send(&around(&layer, handler), post("k")).await;
+        let answer = send(&around(&layer, run.service()), post("k")).await;
+        assert_eq!(answer.problem(), problem(503, "unreadable"), "{what}");
+        assert!(answer.header("retry-after").is_some());
+        assert_eq!(answer.json()["retryable"], true);
+        assert_eq!((run.count(), layer.stats().unreadable), (0, 1));
+    }
+}

@@ -1,0 +1,385 @@
+//! What the suites of the idempotency layer share: a store that fails on command, requests, and handlers
+//! that count.
+#![allow(dead_code, reason = "each suite uses its part")]
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::backend::memory::MemoryBackend;
+use dlock::backend::{Backend, BackendError, Reason, Watch};
+use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore, Records};
+use dlock_tower::idempotency::caller::{Public, public};
+use dlock_tower::idempotency::{IdempotencyLayer, ResponseBody};
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use tokio::time::{sleep, timeout};
+use tower::{Layer, Service, ServiceExt};
+
+pub(crate) type Req = Request<Full<Bytes>>;
+pub(crate) type Res = Response<Full<Bytes>>;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// Runs a test under a bound that a dead-lock reaches at once on a paused clock.
+pub(crate) async fn bounded<T>(test: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(3600), test)
+        .await
+        .expect("it never ended")
+}
+
+/// Records in memory.
+pub(crate) fn records() -> Records {
+    Arc::new(MemoryBackend::new()).records_of()
+}
+
+trait RecordsOf {
+    fn records_of(self) -> Records;
+}
+
+impl RecordsOf for Arc<MemoryBackend> {
+    fn records_of(self) -> Records {
+        Backend::records(self).expect("memory keeps records")
+    }
+}
+
+/// A layer for everybody on records in memory.
+pub(crate) fn layer() -> IdempotencyLayer<Public> {
+    IdempotencyLayer::new(records(), public())
+}
+
+/// `POST /pay` with this key.
+pub(crate) fn post(key: &str) -> Req {
+    request("POST", "/pay", key, "")
+}
+
+pub(crate) fn request(method: &str, uri: &str, key: &str, body: &'static str) -> Req {
+    Request::builder()
+        .method(method)
+        .uri(uri)
+        .header("idempotency-key", key)
+        .body(Full::from(body))
+        .unwrap()
+}
+
+/// A handler that counts, and answers with the count.
+#[derive(Clone, Default)]
+pub(crate) struct Counting(pub(crate) Arc<AtomicUsize>);
+
+impl Counting {
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn next(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// A service that answers `run N`.
+    pub(crate) fn service(
+        &self,
+    ) -> impl Service<
+        Req,
+        Response = Res,
+        Error = Infallible,
+        Future = Pin<Box<dyn Future<Output = Result<Res, Infallible>> + Send>>,
+    > + Clone
+    + Send
+    + 'static {
+        self.answering(|n| async move { Response::new(Full::from(format!("run {n}"))) })
+    }
+
+    /// A service that takes so long.
+    pub(crate) fn taking(
+        &self,
+        time: Duration,
+    ) -> impl Service<
+        Req,
+        Response = Res,
+        Error = Infallible,
+        Future = Pin<Box<dyn Future<Output = Result<Res, Infallible>> + Send>>,
+    > + Clone
+    + Send
+    + 'static {
+        self.answering(move |n| async move {
+            sleep(time).await;
+            Response::new(Full::from(format!("run {n}")))
+        })
+    }
+
+    /// A service that answers by what is made of the count.
+    pub(crate) fn answering<F, Fut, R>(
+        &self,
+        answer: F,
+    ) -> impl Service<
+        Req,
+        Response = Response<R>,
+        Error = Infallible,
+        Future = Pin<Box<dyn Future<Output = Result<Response<R>, Infallible>> + Send>>,
+    > + Clone
+    + Send
+    + 'static
+    where
+        F: Fn(usize) -> Fut + Clone + Send + 'static,
+        Fut: Future<Output = Response<R>> + Send + 'static,
+        R: 'static,
+    {
+        let counting = self.clone();
+        tower::service_fn(move |_: Req| {
+            let answer = answer(counting.next());
+            Box::pin(async move { Ok(answer.await) })
+                as Pin<Box<dyn Future<Output = Result<Response<R>, Infallible>> + Send>>
+        })
+    }
+}
+
+/// Sends a request through a layered service.
+pub(crate) async fn send<S, R>(service: &S, request: Req) -> Answer
+where
+    S: Service<Req, Response = Response<ResponseBody<R>>, Error = Infallible> + Clone,
+    R: Body<Data = Bytes>,
+    R::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let Ok(response) = service.clone().oneshot(request).await;
+    answer(response).await
+}
+
+pub(crate) async fn answer<B>(response: Response<B>) -> Answer
+where
+    B: Body<Data = Bytes>,
+    B::Error: std::fmt::Debug,
+{
+    let (parts, body) = response.into_parts();
+    let collected = body.collect().await.expect("the body came to its end");
+    let trailers = collected.trailers().cloned();
+    Answer {
+        body: collected.to_bytes(),
+        trailers,
+        parts,
+    }
+}
+
+/// A response with its body.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) parts: http::response::Parts,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: Option<http::HeaderMap>,
+}
+
+impl Answer {
+    pub(crate) fn status(&self) -> u16 {
+        self.parts.status.as_u16()
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    /// Status and body.
+    pub(crate) fn both(&self) -> (u16, &str) {
+        (self.status(), self.text())
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.parts.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn is_replay(&self) -> bool {
+        self.header("idempotent-replayed") == Some("true")
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    /// Status and the last word of the problem's type.
+    pub(crate) fn problem(&self) -> (u16, String) {
+        let json = self.json();
+        let kind = json["type"].as_str().unwrap();
+        assert_eq!(self.header("content-type"), Some("application/problem+json"));
+        assert_eq!(json["status"], self.status());
+        let short = kind.strip_prefix("urn:dlock:problem:").unwrap();
+        (
+            self.status(),
+            short.strip_prefix("idempotency-").unwrap_or(short).to_owned(),
+        )
+    }
+
+    pub(crate) fn not_started(&self) -> bool {
+        self.parts.extensions.get::<dlock_tower::NotStarted>().is_some()
+    }
+}
+
+pub(crate) fn problem(status: u16, kind: &str) -> (u16, String) {
+    (status, kind.to_owned())
+}
+
+/// A store in memory that fails on command, and counts what it is asked.
+#[derive(Clone)]
+pub(crate) struct Faulty {
+    inner: Records,
+    pub(crate) faults: Arc<Faults>,
+}
+
+#[derive(Default)]
+pub(crate) struct Faults {
+    /// No step is done.
+    pub(crate) down: AtomicBool,
+    /// Renewals are not done.
+    pub(crate) extend_down: AtomicBool,
+    /// So many of the next claims are done, and their answers lost.
+    pub(crate) claim_answers_lost: AtomicUsize,
+    /// So many of the next completions are done, and their answers lost.
+    pub(crate) complete_answers_lost: AtomicUsize,
+    /// Claims are done, and answered only when this is off again.
+    pub(crate) claim_answers_held: AtomicBool,
+    /// Completions are neither done nor answered while this is on.
+    pub(crate) complete_held: AtomicBool,
+    pub(crate) claims: AtomicUsize,
+    pub(crate) extends: AtomicUsize,
+    pub(crate) completes: AtomicUsize,
+    pub(crate) releases: AtomicUsize,
+    /// Completions under way, and the most there ever were.
+    pub(crate) completing: AtomicUsize,
+    pub(crate) most_completing: AtomicUsize,
+}
+
+impl Faults {
+    pub(crate) fn set_down(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
+    }
+
+    pub(crate) fn seen(&self) -> (usize, usize, usize, usize) {
+        let get = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+        (
+            get(&self.claims),
+            get(&self.extends),
+            get(&self.completes),
+            get(&self.releases),
+        )
+    }
+}
+
+fn unreachable<T>() -> Result<T, BackendError> {
+    Err(BackendError::not_done(
+        Reason::Unreachable,
+        "10.0.0.7 does not answer",
+    ))
+}
+
+fn take(counter: &AtomicUsize) -> bool {
+    counter
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
+        .is_ok()
+}
+
+async fn until_off(switch: &AtomicBool) {
+    while switch.load(Ordering::SeqCst) {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+impl Faulty {
+    pub(crate) fn new() -> Faulty {
+        Faulty {
+            inner: records(),
+            faults: Arc::default(),
+        }
+    }
+
+    pub(crate) fn records(&self) -> Records {
+        Records::new(self.clone())
+    }
+
+    /// The store itself, without the faults.
+    pub(crate) fn inner(&self) -> &Records {
+        &self.inner
+    }
+
+    pub(crate) fn layer(&self) -> IdempotencyLayer<Public> {
+        IdempotencyLayer::new(self.records(), public()).retry_for(Duration::from_millis(100))
+    }
+}
+
+impl RecordStore for Faulty {
+    async fn claim(self: Arc<Self>, request: ClaimRequest) -> Result<ClaimReply, BackendError> {
+        self.faults.claims.fetch_add(1, Ordering::SeqCst);
+        if self.faults.down.load(Ordering::SeqCst) {
+            return unreachable();
+        }
+        let reply = self.inner.claim(request).await;
+        until_off(&self.faults.claim_answers_held).await;
+        if take(&self.faults.claim_answers_lost) {
+            return Err(BackendError::unknown("the connection broke"));
+        }
+        reply
+    }
+
+    async fn extend(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> Result<OwnerReply, BackendError> {
+        self.faults.extends.fetch_add(1, Ordering::SeqCst);
+        if self.faults.down.load(Ordering::SeqCst) || self.faults.extend_down.load(Ordering::SeqCst) {
+            return unreachable();
+        }
+        self.inner.extend(&key, &token, lease, retention).await
+    }
+
+    async fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> Result<OwnerReply, BackendError> {
+        let faults = &self.faults;
+        faults.completes.fetch_add(1, Ordering::SeqCst);
+        let now = faults.completing.fetch_add(1, Ordering::SeqCst) + 1;
+        faults.most_completing.fetch_max(now, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        until_off(&faults.complete_held).await;
+        faults.completing.fetch_sub(1, Ordering::SeqCst);
+        if faults.down.load(Ordering::SeqCst) {
+            return unreachable();
+        }
+        let reply = self.inner.complete(&key, &token, response, retention).await;
+        if take(&faults.complete_answers_lost) {
+            return Err(BackendError::unknown("the connection broke"));
+        }
+        reply
+    }
+
+    fn release(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.faults.releases.fetch_add(1, Ordering::SeqCst);
+        let step = (!self.faults.down.load(Ordering::SeqCst)).then(|| self.inner.release(&key, &token));
+        async move {
+            match step {
+                Some(step) => step.await,
+                None => unreachable(),
+            }
+        }
+    }
+
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
+        self.inner.watch(key)
+    }
+}
+
+/// Puts a layer around a handler.
+pub(crate) fn around<L: Layer<S>, S>(layer: &L, service: S) -> L::Service {
+    layer.layer(service)
+}

@@ -1,0 +1,322 @@
+//! Records on PostgreSQL: the rules that hold on every store, and what this one has besides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlock::Error;
+use dlock::backend::{Outcome, Reason};
+use dlock::record::postgres::PostgresRecords;
+use dlock::record::{ClaimReply, ClaimState, OwnerReply, Records};
+use dlock_tests::eventually;
+use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
+use dlock_tests::records::{
+    a_record_that_cannot_be_read, a_store_that_lost_its_data, ask, ask_for, by, claimed, fresh_key, leaving,
+};
+use futures_util::future::join_all;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::NoTls;
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Two processes on one table of their own.
+async fn on_postgres() -> (Arc<Postgres>, Records, Records) {
+    let (server, table) = (Postgres::shared().await, fresh_table());
+    let (_, a) = server.records(&table).await;
+    let (_, b) = server.records(&table).await;
+    (server, a, b)
+}
+
+dlock_tests::record_suite!(on_postgres);
+
+/// A server, a table, a store on it with its records, and a connection that looks into the table.
+async fn beside() -> (Arc<Postgres>, String, PostgresRecords, Records, tokio_postgres::Client) {
+    let (server, table) = (Postgres::shared().await, fresh_table());
+    let (store, records) = server.records(&table).await;
+    let client = server.client().await;
+    (server, table, store, records, client)
+}
+
+async fn rows(client: &tokio_postgres::Client, table: &str) -> i64 {
+    let sql = format!("SELECT count(*) FROM {table}");
+    client.query_one(&sql, &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn a_table_that_was_emptied_or_made_anew_has_no_records_and_greater_fences() {
+    let (server, table, store, a, client) = beside().await;
+    let (_, b) = server.records(&table).await;
+    let run = async |sql: String| client.batch_execute(&sql).await.unwrap();
+    a_store_that_lost_its_data(&a, &b, async || run(format!("TRUNCATE {table}")).await).await;
+    a_store_that_lost_its_data(&a, &b, async || {
+        run(format!("DROP TABLE {table}; DROP SEQUENCE {table}_fence")).await;
+        store.create_table().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_an_error_of_every_step() {
+    let (_server, table, _, records, client) = beside().await;
+    for spoil in ["version = 2", "state = 'newer'", "version = 2, state = 'newer', token = 'x'"] {
+        let key = fresh_key();
+        let (token, _) = claimed(&records, ask(&key), 1).await;
+        let sql = format!("UPDATE {table} SET {spoil} WHERE key = '{}'", key.as_str());
+        client.batch_execute(&sql).await.unwrap();
+        a_record_that_cannot_be_read(&records, &key, &token).await;
+    }
+}
+
+#[tokio::test]
+async fn what_became_of_a_claim_can_be_read() {
+    let (server, table, _, a, _client) = beside().await;
+    let (_, b) = server.records(&table).await;
+    let (key, stranger) = (fresh_key(), dlock::record::ClaimToken::new());
+    assert_eq!(a.read(&key, &stranger).await.unwrap(), ClaimState::Lost);
+    let (token, _) = claimed(&a, ask_for(&key, MS, DAY), 1).await;
+    sleep(20 * MS).await;
+    assert_eq!(b.read(&key, &token).await.unwrap(), ClaimState::Open);
+    assert_eq!(b.read(&key, &stranger).await.unwrap(), ClaimState::Lost);
+    let (next, _) = claimed(&b, ask(&key), 2).await;
+    assert_eq!(a.read(&key, &token).await.unwrap(), ClaimState::Lost);
+    b.complete(&key, &next, b"x".to_vec(), DAY).await.unwrap();
+    let completed = ClaimState::Completed { response: b"x".to_vec() };
+    assert_eq!(a.read(&key, &next).await.unwrap(), completed);
+    assert_eq!(a.read(&key, &token).await.unwrap(), ClaimState::Lost);
+    let key = fresh_key();
+    let (token, _) = claimed(&a, ask(&key), 1).await;
+    a.release(&key, &token).await.unwrap();
+    assert_eq!(a.read(&key, &token).await.unwrap(), ClaimState::Lost);
+}
+
+#[tokio::test]
+async fn each_step_is_one_round_trip() {
+    let server = Postgres::shared().await;
+    let (proxy, table) = (PgProxy::start(server.addr()), fresh_table());
+    let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls);
+    let store = builder.table(&table).connections(1).listen(false).connect().await.unwrap();
+    store.create_table().await.unwrap();
+    let records = Records::new(store);
+    claimed(&records, ask(&fresh_key()), 1).await;
+    let count = |from: usize| proxy.requests()[from..].iter().filter(|request| request.executes).count();
+    let (key, other) = (fresh_key(), fresh_key());
+    let before = proxy.requests().len();
+    let (token, _) = claimed(&records, ask_for(&key, MS, DAY), 1).await;
+    sleep(20 * MS).await;
+    records.claim(leaving(ask(&key))).await.unwrap();
+    let (next, _) = claimed(&records, ask(&key), 2).await;
+    records.claim(ask(&key)).await.unwrap();
+    records.extend(&key, &token, SEC, DAY).await.unwrap();
+    records.extend(&key, &next, SEC, DAY).await.unwrap();
+    records.read(&key, &next).await.unwrap();
+    records.complete(&key, &next, b"x".to_vec(), DAY).await.unwrap();
+    records.claim(ask(&key)).await.unwrap();
+    records.release(&other, &next).await.unwrap();
+    assert_eq!(count(before), 10, "{:?}", proxy.requests());
+}
+
+#[tokio::test]
+async fn a_claim_that_its_release_overtook_does_not_stand() {
+    let (_server, _, _, records, _client) = beside().await;
+    let key = fresh_key();
+    let late = ask(&key);
+    assert_eq!(records.release(&key, &late.token).await.unwrap(), OwnerReply::Done);
+    let refused = records.claim(late.clone()).await.unwrap_err();
+    assert_eq!((refused.outcome, refused.reason), (Outcome::NotDone, Reason::Refused));
+    let (token, _) = claimed(&records, ask(&key), 1).await;
+    assert!(matches!(records.claim(late).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert_eq!(records.release(&key, &token).await.unwrap(), OwnerReply::Done);
+    assert!(records.claim(by(&token, ask(&key))).await.is_err());
+}
+
+#[tokio::test]
+async fn what_is_forgotten_is_removed_in_small_steps_and_by_itself() {
+    let (server, table) = (Postgres::shared().await, fresh_table());
+    let builder = || PostgresRecords::builder(server.config(), NoTls).table(&table);
+    let by_hand = builder().sweep_every(None).connect().await.unwrap();
+    by_hand.create_table().await.unwrap();
+    let (records, client) = (Records::new(by_hand.clone()), server.client().await);
+    let many = format!(
+        "INSERT INTO {table} SELECT 'k' || i, 1, 'completed', 't', '', 1, i, clock_timestamp(), clock_timestamp(), 'x'
+           FROM generate_series(1, 2500) i"
+    );
+    client.batch_execute(&many).await.unwrap();
+    let (stays, goes) = (fresh_key(), fresh_key());
+    claimed(&records, ask(&stays), 1).await;
+    claimed(&records, ask_for(&goes, MS, MS), 1).await;
+    sleep(20 * MS).await;
+    assert_eq!(by_hand.remove_expired().await.unwrap(), 2501);
+    assert_eq!(rows(&client, &table).await, 1);
+    client.batch_execute(&many).await.unwrap();
+    let _sweeping = builder().sweep_every(50 * MS).connect().await.unwrap();
+    eventually("the rows are removed", || async { rows(&client, &table).await == 1 }).await;
+    // One that somebody is at is left alone, and holds nobody up.
+    let mut other = server.client().await;
+    let (token, _) = claimed(&records, ask_for(&goes, 500 * MS, 500 * MS), 1).await;
+    let tx = other.transaction().await.unwrap();
+    by_hand.owned(&goes, &token, DAY).complete_in(&tx, b"x").await.unwrap();
+    sleep(700 * MS).await;
+    assert_eq!(by_hand.remove_expired().await.unwrap(), 0);
+    tx.commit().await.unwrap();
+    assert!(matches!(records.claim(ask(&goes)).await.unwrap(), ClaimReply::Completed { .. }));
+}
+
+#[tokio::test]
+async fn the_table_is_made_once_by_many_at_a_time_and_in_a_schema() {
+    let server = Postgres::shared().await;
+    let table = fresh_table();
+    let stores = join_all((0..8).map(|_| {
+        let builder = PostgresRecords::builder(server.config(), NoTls).timeout(10 * SEC);
+        builder.table(&table).connections(1).connect()
+    }))
+    .await;
+    let stores: Vec<_> = stores.into_iter().map(Result::unwrap).collect();
+    for made in join_all(stores.iter().map(PostgresRecords::create_table)).await {
+        made.unwrap();
+    }
+    assert!(stores[0].schema().contains(&table));
+    let schema = fresh_table();
+    let client = server.client().await;
+    client.batch_execute(&format!("CREATE SCHEMA {schema}")).await.unwrap();
+    let (_, records) = server.records(&format!("{schema}.Mixed_Case")).await;
+    let (_, others) = server.records(&table).await;
+    let key = fresh_key();
+    claimed(&records, ask(&key), 1).await;
+    claimed(&others, ask(&key), 1).await;
+    assert!(matches!(records.claim(ask(&key)).await.unwrap(), ClaimReply::InProgress { .. }));
+}
+
+#[tokio::test]
+async fn without_a_table_every_step_says_what_to_do_and_works_once_it_is_there() {
+    let server = Postgres::shared().await;
+    let builder = PostgresRecords::builder(server.config(), NoTls).table(fresh_table());
+    let store = builder.connect().await.unwrap();
+    let records = Records::new(store.clone());
+    for _ in 0..2 {
+        let error = records.claim(ask(&fresh_key())).await.unwrap_err();
+        assert_eq!((error.outcome, error.reason), (Outcome::NotDone, Reason::Refused));
+        assert!(error.message.contains("create_table"), "{}", error.message);
+    }
+    store.create_table().await.unwrap();
+    claimed(&records, ask(&fresh_key()), 1).await;
+}
+
+#[tokio::test]
+async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
+    let server = Postgres::shared().await;
+    let mut wrong = server.config();
+    wrong.password("wrong-secret");
+    let error = PostgresRecords::connect(wrong, NoTls).await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(!format!("{error:?} {error}").contains("wrong-secret"), "{error:?}");
+    let mut nobody = server.config();
+    nobody.dbname("nowhere");
+    let error = PostgresRecords::connect(nobody, NoTls).await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+
+    let builder = || PostgresRecords::builder(server.config(), NoTls);
+    for bad in [
+        builder().table("a; DROP TABLE b"),
+        builder().connections(0),
+        builder().timeout(Duration::ZERO),
+        builder().sweep_every(Duration::ZERO),
+    ] {
+        let error = bad.connect().await.unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+    }
+
+    // A user who may only read.
+    let (table, client) = (fresh_table(), server.client().await);
+    let (_, records) = server.records(&table).await;
+    let user = fresh_table();
+    let sql = format!("CREATE USER {user} PASSWORD 'p'; GRANT SELECT ON {table} TO {user}");
+    client.batch_execute(&sql).await.unwrap();
+    let mut config = server.config();
+    config.user(&user).password("p");
+    let reader = PostgresRecords::builder(config, NoTls).table(&table).connect().await.unwrap();
+    let error = Records::new(reader).claim(ask(&fresh_key())).await.unwrap_err();
+    assert_eq!((error.outcome, error.reason), (Outcome::NotDone, Reason::Refused));
+    claimed(&records, ask(&fresh_key()), 1).await;
+}
+
+#[tokio::test]
+async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
+    let (server, table) = (Postgres::shared().await, fresh_table());
+    for listen in [true, false] {
+        let builder = || PostgresRecords::builder(server.config(), NoTls).table(&table).listen(listen);
+        let (a, b) = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
+        a.create_table().await.unwrap();
+        let (a, b) = (Records::new(a), Records::new(b));
+        let key = fresh_key();
+        let (token, _) = claimed(&a, ask(&key), 1).await;
+        let (mut here, mut there) = (a.watch(&key), b.watch(&key));
+        here.changed().await;
+        there.changed().await;
+        if listen {
+            // Nothing happens, so nobody is woken.
+            assert!(timeout(600 * MS, there.changed()).await.is_err());
+        }
+        let at = Instant::now();
+        a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+        here.changed().await;
+        let local = at.elapsed();
+        there.changed().await;
+        let remote = at.elapsed();
+        let most = if listen { 100 * MS } else { 600 * MS };
+        assert!(local < 100 * MS && remote < most, "listen {listen}: {local:?}, {remote:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_connections_end_with_the_last_handle() {
+    let (server, table) = (Postgres::shared().await, fresh_table());
+    let client = server.client().await;
+    let mut config = server.config();
+    config.application_name(&table);
+    let count = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+        client.query_one(sql, &[&table]).await.unwrap().get::<_, i64>(0)
+    };
+    let builder = PostgresRecords::builder(config, NoTls).table(&table).connections(3);
+    let store = builder.connect().await.unwrap();
+    store.create_table().await.unwrap();
+    let records = Records::new(store.clone());
+    let key = fresh_key();
+    let mut watch = records.watch(&key);
+    watch.changed().await;
+    eventually("all connect", || async { count().await == 4 }).await;
+    claimed(&records, ask(&key), 1).await;
+    drop((store, watch));
+    // Called, and never awaited.
+    drop(records.release(&key, &dlock::record::ClaimToken::new()));
+    drop(records);
+    eventually("all are gone", || async { count().await == 0 }).await;
+    assert!(!server.log().contains("unexpected EOF"), "{}", server.log());
+}
+
+#[tokio::test]
+async fn steps_of_one_connection_do_not_wait_for_each_others_answers() {
+    let server = Postgres::shared().await;
+    let (proxy, table) = (PgProxy::start(server.addr()), fresh_table());
+    let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls).timeout(30 * SEC);
+    let store = builder.table(&table).connections(1).connect().await.unwrap();
+    store.create_table().await.unwrap();
+    let records = Records::new(store);
+    claimed(&records, ask(&fresh_key()), 1).await;
+    let first = proxy.hold(1, |request| request.runs("Claims a record"));
+    let before = proxy.count(|request| request.runs("Claims a record"));
+    let held = tokio::spawn({
+        let records = records.clone();
+        async move { claimed(&records, ask_for(&fresh_key(), HOUR, DAY), 1).await }
+    });
+    first.caught().await;
+    let others = join_all((0..50).map(|_| async { claimed(&records, ask(&fresh_key()), 1).await }));
+    let (_, _) = tokio::join!(others, async {
+        sleep(50 * MS).await;
+        first.release();
+    });
+    held.await.unwrap();
+    assert_eq!(proxy.count(|request| request.runs("Claims a record")) - before, 51);
+}

@@ -1,0 +1,453 @@
+//! Records while the network and the server fail: each step with its reply swallowed, and with its command
+//! held back past the timeout and let go later, one by one. Each time the outcome is that without the fault,
+//! or one clear error, and no claim stays that nobody has.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use dlock::backend::{BackendError, Outcome};
+use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock_tests::faults::{TIMEOUT, hasty_builder, is_back, setting, step, within};
+use dlock_tests::records::{ask, ask_for, by, claimed, fresh_key, leaving};
+use dlock_tests::{Command, Direction, Proxy, Server, Store, Swallow, eventually};
+use futures_util::future::join_all;
+use tokio::time::sleep;
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn name(key: &RecordKey) -> String {
+    format!("dlock:record:{}", key.as_str())
+}
+
+/// Asks until there is an answer, and what that is. Whether it was asked more than once.
+async fn insist<T, F>(asking: impl Fn() -> F) -> (T, bool)
+where
+    F: Future<Output = Result<T, BackendError>>,
+{
+    for times in 0..50 {
+        match within(TIMEOUT, "a step", asking()).await {
+            Ok(answer) => return (answer, times > 0),
+            Err(error) if error.reason == dlock::backend::Reason::Unreachable => sleep(20 * MS).await,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    panic!("no answer, however often")
+}
+
+/// The keys of one life, and who had them.
+struct Life {
+    done: RecordKey,
+    done_by: ClaimToken,
+    released: RecordKey,
+    taken_over: RecordKey,
+}
+
+/// Every step once, each until it is answered; with faults or without the answers are the same.
+async fn live(records: &Records) -> Life {
+    let life = Life {
+        done: fresh_key(),
+        done_by: ClaimToken::new(),
+        released: fresh_key(),
+        taken_over: fresh_key(),
+    };
+    let claim = |request: ClaimRequest| async move { insist(|| records.claim(request.clone())).await.0 };
+    let first = |reply| {
+        assert!(
+            matches!(reply, ClaimReply::Claimed { attempt: 1, .. }),
+            "{reply:?}"
+        )
+    };
+
+    let token = &life.done_by;
+    first(claim(by(token, ask(&life.done))).await);
+    let (reply, _) = insist(|| records.extend(&life.done, token, DAY, DAY)).await;
+    assert_eq!(reply, OwnerReply::Done);
+    let (reply, _) = insist(|| records.complete(&life.done, token, b"result".to_vec(), DAY)).await;
+    assert_eq!(reply, OwnerReply::Done);
+    let completed = ClaimReply::Completed {
+        response: b"result".to_vec(),
+    };
+    assert_eq!(claim(ask(&life.done)).await, completed);
+
+    first(claim(by(token, ask(&life.released))).await);
+    let (reply, _) = insist(|| records.release(&life.released, token)).await;
+    assert_eq!(reply, OwnerReply::Done);
+
+    first(claim(ask_for(&life.taken_over, MS, DAY)).await);
+    sleep(5 * MS).await;
+    let reply = claim(by(token, ask(&life.taken_over))).await;
+    assert!(
+        matches!(reply, ClaimReply::Claimed { attempt: 2, .. }),
+        "{reply:?}"
+    );
+    let (reply, _) = insist(|| records.release(&life.taken_over, token)).await;
+    assert_eq!(reply, OwnerReply::Done);
+    life
+}
+
+/// What must be there after such a life, now and when everything has arrived.
+async fn check(beside: &Records, life: &Life) {
+    let completed = ClaimReply::Completed {
+        response: b"result".to_vec(),
+    };
+    assert_eq!(beside.claim(ask(&life.done)).await.unwrap(), completed);
+    let orphan = beside.claim(leaving(ask(&life.taken_over))).await.unwrap();
+    assert_eq!(orphan, ClaimReply::Orphan { attempt: 2 });
+    let (token, _) = claimed(beside, ask(&life.released), 1).await;
+    assert_eq!(
+        beside.release(&life.released, &token).await.unwrap(),
+        OwnerReply::Done
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_swallowed_reply_changes_nothing_whichever_it_is() {
+    for then in [Swallow::Cut, Swallow::Hang] {
+        let mut k = 1;
+        loop {
+            let (store, proxy, client, beside) = setting().await;
+            let (records, beside) = (client.records().unwrap(), beside.records().unwrap());
+            let fault = proxy.swallow(k, then, Command::is_script);
+            let life = live(&records).await;
+            check(&beside, &life).await;
+            if !fault.fired() {
+                break;
+            }
+            // When no copy of a claim can take effect any more.
+            sleep(TIMEOUT + 50 * MS).await;
+            let keys = store.as_server().keys().await;
+            assert!(
+                !keys.contains(&name(&life.released)),
+                "{then:?} {k}: a ghost claim"
+            );
+            check(&beside, &life).await;
+            k += 1;
+        }
+        assert!(k > 9, "only {k} calls");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_arrives_late_changes_nothing_whichever_it_is() {
+    let mut k = 1;
+    loop {
+        let (store, proxy, client, beside) = setting().await;
+        let (records, beside) = (client.records().unwrap(), beside.records().unwrap());
+        let held = proxy.hold(k, Command::is_script);
+        let life = live(&records).await;
+        check(&beside, &life).await;
+        if !held.fired() {
+            break;
+        }
+        // Somebody else has the key that was given back.
+        let (other, _) = claimed(&beside, ask(&life.released), 1).await;
+        held.release();
+        held.answered().await;
+        let reply = beside.claim(ask(&life.released)).await.unwrap();
+        assert!(
+            matches!(reply, ClaimReply::InProgress { attempt: 1, .. }),
+            "{k}: {reply:?}"
+        );
+        let reply = beside.release(&life.released, &other).await.unwrap();
+        assert_eq!(reply, OwnerReply::Done, "{k}");
+        sleep(50 * MS).await;
+        assert!(
+            !store.as_server().keys().await.contains(&name(&life.released)),
+            "{k}"
+        );
+        check(&beside, &life).await;
+        k += 1;
+    }
+    assert!(k > 9, "only {k} calls");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_answered_too_late_is_refused_by_the_server() {
+    let (store, proxy, client, _) = setting().await;
+    let (records, key) = (client.records().unwrap(), fresh_key());
+    let held = proxy.hold(1, step("claim"));
+    let request = ask(&key);
+    let error = within(TIMEOUT, "the claim", records.claim(request))
+        .await
+        .unwrap_err();
+    assert_eq!(error.outcome, Outcome::Unknown, "{error:?}");
+    // Nobody released it. The server's clock is known to a few milliseconds.
+    sleep(100 * MS).await;
+    held.release();
+    let answer = held.answered().await;
+    assert!(
+        answer.windows(4).any(|part| part == b"late"),
+        "{}",
+        answer.escape_ascii()
+    );
+    assert!(!store.as_server().keys().await.contains(&name(&key)));
+}
+
+/// A claim of which two copies are on their way: the first is kept back, its connection broke, and the
+/// second was carried out. `given_up`: its caller does not even wait for the answer.
+async fn a_copy_that_arrives_after_the_release(given_up: bool) {
+    const LONG: Duration = Duration::from_secs(3);
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let client = hasty_builder(&proxy.url()).timeout(LONG).build().await.unwrap();
+    let (server, records, key) = (store.as_server(), client.records().unwrap(), fresh_key());
+    let held = proxy.hold(1, step("claim"));
+    let request = ask(&key);
+    let token = request.token.clone();
+    let begun = Instant::now();
+    let claim = tokio::spawn({
+        let records = records.clone();
+        async move { records.claim(request).await }
+    });
+    held.caught().await;
+    proxy.cut();
+    if given_up {
+        claim.abort();
+        let _ = claim.await;
+    } else {
+        let reply = claim.await.unwrap().unwrap();
+        assert!(
+            matches!(reply, ClaimReply::Claimed { attempt: 1, .. }),
+            "{reply:?}"
+        );
+    }
+    // The release does not wait for what may yet arrive.
+    let reply = within(SEC, "the release", records.release(&key, &token))
+        .await
+        .unwrap();
+    assert_eq!(reply, OwnerReply::Done);
+    assert!(!server.keys().await.contains(&name(&key)));
+    assert!(begun.elapsed() < LONG, "this machine is too slow for this test");
+    held.release();
+    held.answered().await;
+    assert!(
+        server.keys().await.contains(&name(&key)),
+        "no ghost: the test shows nothing"
+    );
+    eventually("the ghost is gone", || async {
+        !server.keys().await.contains(&name(&key))
+    })
+    .await;
+    assert!(begun.elapsed() < LONG + SEC, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_of_a_released_claim_is_no_ghost_for_long() {
+    a_copy_that_arrives_after_the_release(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_of_a_claim_that_was_given_up_is_no_ghost_for_long() {
+    a_copy_that_arrives_after_the_release(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_copy_of_a_completed_claim_finds_the_result() {
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let client = hasty_builder(&proxy.url())
+        .timeout(3 * SEC)
+        .build()
+        .await
+        .unwrap();
+    let (records, key) = (client.records().unwrap(), fresh_key());
+    let held = proxy.hold(1, step("claim"));
+    let request = ask(&key);
+    let token = request.token.clone();
+    let (reply, _) = tokio::join!(records.claim(request), async {
+        held.caught().await;
+        proxy.cut();
+    });
+    assert!(matches!(reply, Ok(ClaimReply::Claimed { attempt: 1, .. })));
+    let reply = records.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+    assert_eq!(reply, OwnerReply::Done);
+    held.release();
+    held.answered().await;
+    let completed = ClaimReply::Completed {
+        response: b"x".to_vec(),
+    };
+    assert_eq!(records.claim(ask(&key)).await.unwrap(), completed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stood_still_takes_no_claim_of_those_who_went_away() {
+    let (store, _proxy, client, beside) = setting().await;
+    let (server, records) = (store.as_server(), client.records().unwrap());
+    let keys: Vec<_> = (0..50).map(|_| fresh_key()).collect();
+    server.stop();
+    let failed = join_all(keys.iter().map(|key| async {
+        let request = ask(key);
+        let token = request.token.clone();
+        let error = within(TIMEOUT, "the claim", records.claim(request))
+            .await
+            .unwrap_err();
+        // As a layer does whose caller got its 503.
+        drop(records.release(key, &token));
+        error
+    }));
+    for error in failed.await {
+        assert_eq!(error.reason, dlock::backend::Reason::Unreachable, "{error:?}");
+    }
+    sleep(TIMEOUT).await;
+    server.cont();
+    is_back(&client).await;
+    is_back(&beside).await;
+    sleep(2 * TIMEOUT).await;
+    let left: Vec<_> = server
+        .keys()
+        .await
+        .into_iter()
+        .filter(|key| key != "dlock:fence")
+        .collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_learns_of_what_happened_while_it_heard_nothing() {
+    let (_store, proxy, client, beside) = setting().await;
+    let (records, beside) = (client.records().unwrap(), beside.records().unwrap());
+    let key = fresh_key();
+    let (token, _) = claimed(&beside, ask(&key), 1).await;
+    let mut watch = records.watch(&key);
+    watch.changed().await;
+    proxy.block(Direction::Both);
+    proxy.cut();
+    beside.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+    proxy.unblock(Direction::Both);
+    let found = async {
+        loop {
+            watch.changed().await;
+            if let Ok(ClaimReply::Completed { .. }) = records.claim(ask(&key)).await {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(5 * SEC, found)
+        .await
+        .expect("it looks again");
+}
+
+/// Counts who is at work on a key.
+#[derive(Default)]
+struct Bench {
+    at_work: AtomicUsize,
+    done: AtomicUsize,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_a_storm_of_faults_work_is_done_once_and_no_claim_is_left() {
+    let (store, proxy, client, beside) = setting().await;
+    let proxy = Arc::new(proxy);
+    let (records, beside) = (client.records().unwrap(), beside.records().unwrap());
+    let keys: Arc<Vec<_>> = Arc::new((0..60).map(|_| (fresh_key(), Bench::default())).collect());
+    let over = Arc::new(AtomicBool::new(false));
+    let workers = (0..24).map(|worker| {
+        let (keys, over) = (keys.clone(), over.clone());
+        let records = if worker % 3 == 0 {
+            beside.clone()
+        } else {
+            records.clone()
+        };
+        tokio::spawn(async move {
+            while !over.load(SeqCst) {
+                let (key, bench) = &keys[fastrand::usize(..keys.len())];
+                let request = ask(key);
+                let token = request.token.clone();
+                let claim = records.claim(request);
+                let reply = if fastrand::u8(..8) == 0 {
+                    // A caller that goes away.
+                    match tokio::time::timeout(MS * fastrand::u32(..5), claim).await {
+                        Ok(reply) => reply,
+                        Err(_) => {
+                            insist(|| records.release(key, &token)).await;
+                            continue;
+                        }
+                    }
+                } else {
+                    claim.await
+                };
+                match reply {
+                    Ok(ClaimReply::Claimed { attempt, .. }) => {
+                        assert_eq!(attempt, 1, "no lease ends in this test");
+                        assert_eq!(bench.at_work.fetch_add(1, SeqCst), 0, "two at work");
+                        assert_eq!(bench.done.load(SeqCst), 0, "done again");
+                        sleep(MS * fastrand::u32(..5)).await;
+                        bench.at_work.fetch_sub(1, SeqCst);
+                        if fastrand::u8(..20) == 0 {
+                            bench.done.fetch_add(1, SeqCst);
+                            let (reply, _) =
+                                insist(|| records.complete(key, &token, b"x".to_vec(), DAY)).await;
+                            assert_eq!(reply, OwnerReply::Done);
+                        } else {
+                            // Somebody else may have it since the copy that came through.
+                            let (reply, again) = insist(|| records.release(key, &token)).await;
+                            assert!(reply == OwnerReply::Done || again || worker % 3 != 0, "{reply:?}");
+                        }
+                    }
+                    Ok(ClaimReply::InProgress { .. }) => sleep(MS).await,
+                    Ok(ClaimReply::Completed { .. }) => {
+                        assert_eq!(bench.done.load(SeqCst), 1);
+                        sleep(MS).await;
+                    }
+                    Ok(other) => panic!("{other:?}"),
+                    Err(_) => drop(insist(|| records.release(key, &token)).await),
+                }
+            }
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    let begun = Instant::now();
+    while begun.elapsed() < 6 * SEC {
+        match fastrand::u8(..5) {
+            0 => drop(proxy.cut()),
+            1 => drop(proxy.swallow(1, Swallow::Cut, Command::is_script)),
+            2 => drop(proxy.swallow(1, Swallow::Hang, Command::is_script)),
+            3 => drop(proxy.lose(1, Command::is_script)),
+            _ => {
+                let held = proxy.hold(1, Command::is_script);
+                sleep(MS * fastrand::u32(..400)).await;
+                held.release();
+            }
+        }
+        sleep(MS * fastrand::u32(20..200)).await;
+    }
+    proxy.heal();
+    over.store(true, SeqCst);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    // Until no copy of any claim can take effect any more.
+    sleep(3 * TIMEOUT).await;
+    let finished: usize = keys.iter().map(|(_, bench)| bench.done.load(SeqCst)).sum();
+    assert!(finished > 5, "only {finished} came through");
+    let mut left = Vec::new();
+    for (key, bench) in keys.iter() {
+        let raw: Option<Vec<u8>> = store.as_server().query(&["GET", &name(key)]).await;
+        match (bench.done.load(SeqCst), raw) {
+            (1, Some(raw)) if raw.starts_with(b"dlock1 d") => {}
+            (0, None) => {}
+            (done, raw) => left.push((done, raw.map(|raw| raw.escape_ascii().to_string()))),
+        }
+    }
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// A replica answers reads and refuses changes: an error that says so.
+#[tokio::test]
+async fn a_replica_refuses() {
+    let flavor = dlock_tests::Flavor::from_env();
+    let master = Server::start(flavor).await;
+    let replica = Server::builder(flavor).replica_of(master.addr()).start().await;
+    let records = hasty_builder(&replica.url())
+        .build()
+        .await
+        .unwrap()
+        .records()
+        .unwrap();
+    let error = records.claim(ask(&fresh_key())).await.unwrap_err();
+    assert!(error.message.contains("replica"), "{error:?}");
+    assert_eq!(error.outcome, Outcome::NotDone);
+}
