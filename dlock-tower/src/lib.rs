@@ -1,5 +1,13 @@
-//! Tower layers of [dlock](dlock): **a lock per request**, for axum, tonic, hyper and any other Tower
-//! service over [`http::Request`].
+//! Tower layers of [dlock](dlock): **a lock per request**, and **requests that run once** however often they
+//! are sent, for axum, tonic, hyper and any other Tower service over [`http::Request`].
+//!
+//! | | for |
+//! |---|---|
+//! | [`LockLayer`] | handlers that must not run at the same time for one account, order, seat; this page |
+//! | [`IdempotencyLayer`] | clients that send a request again because they got no answer; see [`idempotency`] |
+//! | [`client::RetryLayer`] | those clients: a key for each operation, kept over its retries; see [`client`] |
+//!
+//! # A lock per request
 //!
 //! With a [`LockLayer`] around it a handler runs once at a time *per key* across all processes of a
 //! service: two withdrawals from one account wait for each other, those from two accounts do not. The
@@ -94,8 +102,8 @@
 //!
 //! # When not
 //!
-//! - **To run a request once** when clients send it again: that takes an idempotency key. A lock keeps two
-//!   from running *at a time*, and lets the second one run after the first.
+//! - **To run a request once** when clients send it again: that takes an [idempotency key](idempotency). A
+//!   lock keeps two from running *at a time*, and lets the second one run after the first.
 //! - **Where the database can do it**: a unique constraint or `SELECT … FOR UPDATE` needs no second store.
 //! - **For many readers**: all requests of a key wait for each other, `GET` too, unless you
 //!   [skip](LockLayer::skip_methods) it.
@@ -109,12 +117,20 @@
 //! # Features
 //!
 //! `axum`: path parameters ([`key::path_param`](key)), `HeldLock`, and the original URI under
-//! nested routers. Without it, keys that are made of the path see only what axum's `nest` left of it.
+//! nested routers; `Idempotency` as an extractor. Without it, keys that are made of the path see only what
+//! axum's `nest` left of it.
+//!
+//! `tonic`: the layers around a tonic server, whose body can be read ahead then.
+//!
+//! `metrics`: what the idempotency layer counts, through the `metrics` facade.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod body;
+pub mod client;
 mod grpc;
+#[cfg(feature = "tonic")]
+mod grpc_body;
 #[cfg(feature = "axum")]
 mod held;
 pub mod idempotency;

@@ -10,7 +10,7 @@ use crate::backend::{AcquireReply, AcquireRequest, BackendError, Outcome, Reason
 use crate::client::Handle;
 use crate::grants::{Entry, Grant, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
-use crate::lock::Options;
+use crate::lock::{LONGEST, Options};
 use crate::scope::{self, HoldRef, Scope};
 use crate::{Error, LockKey, Loss, clock, telemetry};
 
@@ -93,7 +93,11 @@ impl Attempt {
         } = self.options;
         let sent = clock::now();
         let terms = Terms {
-            lease: lease.or(renewed_lease).unwrap_or(shared.settings.lease),
+            // A fixed lease is never confirmed for longer than `max_hold`.
+            lease: lease
+                .map(|fixed| fixed.min(max_hold.unwrap_or(Duration::MAX)))
+                .or(renewed_lease)
+                .unwrap_or(shared.settings.lease),
             renewed: lease.is_none(),
             max_end: max_hold.map(|d| sent + d),
             min_until: min_hold.map(|d| sent + d),
@@ -130,7 +134,7 @@ impl Attempt {
                         by,
                     ));
                     shared.registry.add(&grant, sent);
-                    let in_time = !matches!(grant.status(), HoldState::Lost(Loss::Expired));
+                    let status = grant.status();
                     let guard = LockGuard::new(
                         HoldRef {
                             id: hold,
@@ -139,13 +143,18 @@ impl Attempt {
                         },
                         handle,
                     );
-                    // Dropped otherwise, which gives it back.
-                    in_time.then_some(Look::Acquired(guard)).ok_or_else(|| {
-                        BackendError::not_done(
+                    // Dropped where it is lost already, which gives it back.
+                    match status {
+                        HoldState::Lost(Loss::Expired) => Err(BackendError::not_done(
                             Reason::Unreachable,
                             "the answer came only after the lease had run out",
-                        )
-                    })
+                        )),
+                        HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(BackendError::not_done(
+                            Reason::Closed,
+                            "the answer came only after the client was shut down",
+                        )),
+                        _ => Ok(Look::Acquired(guard)),
+                    }
                 }
                 Ok(AcquireReply::Busy { remaining }) => Ok(Look::Busy(remaining)),
                 Err(error) => {
@@ -291,6 +300,8 @@ impl Wait<'_> {
                 Ok(Look::Acquired(guard)) => return Ok(guard),
                 Ok(Look::Busy(left)) => {
                     failing = None;
+                    // A store's word for "no end" may be more than a clock can take.
+                    let left = left.filter(|left| *left <= LONGEST);
                     holder_until = left.map(|left| clock::now() + left);
                     turn.waits(options.max_waiters)?;
                     turn.watch

@@ -140,14 +140,26 @@ impl Grant {
         drop(state);
         self.gate.notify_waiters();
         last.then(|| {
-            self.over.cancel();
+            // Told already, otherwise; perhaps by who calls this from a waker.
+            if before.is_none() {
+                self.over.cancel();
+            }
             before
         })
     }
 
     /// Whether the grant holds, as the clock says now. Once `Lost`, always `Lost`.
     pub(crate) fn status(&self) -> HoldState {
-        let mut state = self.state.lock();
+        let status = self.peek();
+        if let HoldState::Lost(loss) = status {
+            self.lose(loss);
+        }
+        status
+    }
+
+    /// The same without telling anybody, for callers that hold a lock: whoever is told may call back.
+    pub(crate) fn peek(&self) -> HoldState {
+        let state = self.state.lock();
         if state.ended.is_none() && clock::now() >= state.deadline {
             let loss = match self.terms.max_end {
                 Some(end) if self.terms.renewed && state.deadline + margin(self.terms.lease) >= end => {
@@ -155,9 +167,6 @@ impl Grant {
                 }
                 _ => Loss::Expired,
             };
-            state.ended = Some(loss);
-            drop(state);
-            self.tell_lost(loss);
             return HoldState::Lost(loss);
         }
         match state.ended {
@@ -255,7 +264,8 @@ impl Grant {
         // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
         // the wire in whole milliseconds.
         if self.terms.renewed {
-            state.deadline = deadline;
+            // An answer may come after that of a later question.
+            state.deadline = state.deadline.max(deadline);
         } else {
             state.deadline = state.deadline.min(deadline + margin(lease));
         }

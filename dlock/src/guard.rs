@@ -180,11 +180,18 @@ impl LockGuard {
         let held = self.held();
         let future = self.scope(future);
         async move {
-            // Asked once more when the future is done: a stalled runtime may be late with the news.
+            let lost = |loss| Error::Lost {
+                key: held.key().clone(),
+                loss,
+            };
             tokio::select! {
                 biased;
-                loss = held.lost() => Err(Error::Lost { key: held.key().clone(), loss }),
-                output = future => Ok(output),
+                loss = held.lost() => Err(lost(loss)),
+                // Asked once more when the future is done: a stalled runtime may be late with the news.
+                output = future => match held.state() {
+                    HoldState::Lost(loss) => Err(lost(loss)),
+                    _ => Ok(output),
+                },
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::guard::{Held, LockGuard};
 use crate::{Error, LockKey};
 
 /// The longest of all durations that an option takes: a year.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A lock by name, with options: cheap to make, to clone and to keep.
 ///
@@ -204,7 +204,9 @@ impl Lock {
         let acquire = self.acquire();
         async move {
             let guard = acquire.await?;
-            let output = guard.run(work(guard.held())).await;
+            let held = guard.held();
+            // The closure too runs in the frame.
+            let output = guard.run(async move { work(held).await }).await;
             crate::guard::finish(guard).await;
             output
         }

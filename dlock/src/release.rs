@@ -4,13 +4,14 @@
 //! to a worker of the client, runs to its end there, and what it brings is dropped, which gives it back.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -66,10 +67,15 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
     while open || !jobs.is_empty() {
         tokio::select! {
             job = queue.recv(), if open => match job {
-                Some(job) => jobs.push(job),
+                // A backend that panics takes no other job along.
+                Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
                 None => open = false,
             },
-            Some(()) = jobs.next(), if !jobs.is_empty() => {}
+            Some(done) = jobs.next(), if !jobs.is_empty() => {
+                if done.is_err() {
+                    tracing::error!("a step of the lock store panicked");
+                }
+            }
         }
     }
 }
@@ -168,7 +174,7 @@ fn give_back(
             // A step that was long in line goes back into it at once, so that it stands there, before every
             // acquire, when the store can be reached again.
             if clock::now().saturating_duration_since(asked) < SHORTEST_PAUSE {
-                tokio::time::sleep(pause).await;
+                sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
             }
             asked = clock::now();
@@ -179,6 +185,19 @@ fn give_back(
             });
         }
     }
+}
+
+/// Sleeps on whichever runtime polls: what waits may move to the worker's when its own ends.
+async fn sleep(pause: Duration) {
+    let until = tokio::time::Instant::now() + pause;
+    let mut timer = None;
+    std::future::poll_fn(|cx| {
+        timer
+            .insert(Box::pin(tokio::time::sleep_until(until)))
+            .as_mut()
+            .poll(cx)
+    })
+    .await;
 }
 
 fn unknown(key: &LockKey, message: String) -> Error {

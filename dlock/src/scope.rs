@@ -109,12 +109,14 @@ impl fmt::Debug for Scope {
 /// The frames that the calling code runs in; empty outside of every frame.
 #[must_use]
 pub fn current() -> Scope {
-    ACTIVE.with_borrow(|active| match active {
+    let active = ACTIVE.try_with(|slot| match &*slot.borrow() {
         Some(active) if active.task == tokio::task::try_id() => Scope {
             chain: active.chain.clone(),
         },
         _ => Scope::default(),
-    })
+    });
+    // A thread that is ending has no frames any more.
+    active.unwrap_or_default()
 }
 
 /// The innermost hold whose frame the calling code runs in, and that has not been given back.
@@ -179,7 +181,11 @@ fn enter(chain: &Chain) -> Entered {
         chain: chain.clone(),
         task: tokio::task::try_id(),
     };
-    Entered(ACTIVE.with_borrow_mut(|slot| slot.replace(active)))
+    Entered(
+        ACTIVE
+            .try_with(|slot| slot.replace(Some(active)))
+            .unwrap_or_default(),
+    )
 }
 
 struct Entered(Option<Active>);
@@ -188,6 +194,6 @@ impl Drop for Entered {
     fn drop(&mut self) {
         let outer = self.0.take();
         // Swapped out first: dropping a chain can run code that asks for the active frames.
-        drop(ACTIVE.with_borrow_mut(|slot| std::mem::replace(slot, outer)));
+        drop(ACTIVE.try_with(|slot| slot.replace(outer)));
     }
 }

@@ -154,10 +154,11 @@ impl TestStore {
         let key = key.into();
         let mut clients = self.clients.lock();
         clients.retain(|client| client.strong_count() > 0);
-        for client in clients.iter().filter_map(Weak::upgrade) {
+        let all: Vec<_> = clients.iter().filter_map(Weak::upgrade).collect();
+        drop(clients);
+        for client in all {
             client.registry.lose(&key, Loss::Gone);
         }
-        drop(clients);
         self.memory.take(&key)
     }
 

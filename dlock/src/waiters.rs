@@ -139,9 +139,14 @@ impl Drop for Ticket {
         let Some(mut later) = self.later.take() else {
             return;
         };
-        if let Some(queue) = self.place.waiters.queues.lock().get_mut(&self.place.of) {
-            queue.behind.retain(|waiter| waiter.id != self.id);
-        }
+        let mut queues = self.place.waiters.queues.lock();
+        let left = queues.get_mut(&self.place.of).and_then(|queue| {
+            let at = queue.behind.iter().position(|waiter| waiter.id == self.id)?;
+            queue.behind.remove(at)
+        });
+        // Before the rest: dropping a place wakes whoever waited there.
+        drop(queues);
+        drop(left);
         // A turn that arrived and was not taken goes on to the next.
         later.close();
         drop(later.try_recv());
@@ -162,15 +167,22 @@ impl Turn {
         let Some(queue) = queues.get_mut(&self.place.of) else {
             return Ok(());
         };
+        let mut turned_away = Vec::new();
         if !std::mem::replace(&mut queue.front_waits, true) {
             let mut ahead = 0;
-            queue.behind.retain(|waiter| {
+            for waiter in std::mem::take(&mut queue.behind) {
                 ahead += 1;
-                let stays = waiter.limit.is_none_or(|limit| ahead < limit);
-                ahead -= usize::from(!stays);
-                stays
-            });
+                if waiter.limit.is_none_or(|limit| ahead < limit) {
+                    queue.behind.push_back(waiter);
+                } else {
+                    ahead -= 1;
+                    turned_away.push(waiter);
+                }
+            }
         }
+        // They are woken by this, which must not be under the lock.
+        drop(queues);
+        drop(turned_away);
         Ok(())
     }
 }

@@ -5,9 +5,11 @@
 //! nothing is held.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
@@ -143,12 +145,15 @@ impl Registry {
             .map(|entry| entry.grant.clone())
             .filter(|grant| grant.key == *key)
             .collect();
-        for grant in grants {
+        for grant in &grants {
             books.remove(grant.number);
-            grant.lose(loss);
         }
         let emptied = books.grants.is_empty();
+        // Whoever is told of a loss may call back, so nobody is told under the lock, here and below.
         drop(books);
+        for grant in grants {
+            grant.lose(loss);
+        }
         if emptied {
             self.emptied.notify_waiters();
         }
@@ -162,7 +167,7 @@ impl Registry {
             .range(..=(now + EARLIEST, u64::MAX))
             .copied()
             .collect();
-        let mut renew = Vec::new();
+        let (mut renew, mut over) = (Vec::new(), Vec::new());
         for (due, number) in due {
             let Some(entry) = books.grants.get_mut(&number) else {
                 continue;
@@ -176,9 +181,10 @@ impl Registry {
             if due > now + early {
                 continue;
             }
-            let state = grant.status();
-            if matches!(state, HoldState::Lost(_)) {
+            let state = grant.peek();
+            if let HoldState::Lost(loss) = state {
                 books.remove(number);
+                over.push((grant, loss));
                 continue;
             }
             let wanted = grant.terms.renewed || state == HoldState::Suspect;
@@ -191,6 +197,9 @@ impl Registry {
         }
         let emptied = books.grants.is_empty();
         drop(books);
+        for (grant, loss) in over {
+            grant.lose(loss);
+        }
         if emptied {
             self.emptied.notify_waiters();
         }
@@ -211,6 +220,8 @@ impl Registry {
             return;
         };
         entry.asked = false;
+        drop(books);
+        // One that is released from here on has ended before any of this, and stays so.
         let due = match answer {
             Ok(Renewal::Renewed) => {
                 grant.renewed(sent, lease);
@@ -230,7 +241,9 @@ impl Registry {
                 next_try(grant)
             }
         };
-        if matches!(grant.status(), HoldState::Lost(_)) {
+        let lost = matches!(grant.status(), HoldState::Lost(_));
+        let mut books = self.books.lock();
+        if lost {
             books.remove(grant.number);
         } else {
             books.set_due(grant.number, due);
@@ -256,9 +269,12 @@ impl Registry {
             .map(|entry| entry.grant.clone())
             .filter(|grant| in_lane(grant))
             .collect();
+        for grant in &doubtful {
+            books.set_due(grant.number, now);
+        }
+        drop(books);
         for grant in doubtful {
             grant.suspect();
-            books.set_due(grant.number, now);
         }
     }
 
@@ -356,8 +372,12 @@ async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
         .unwrap_or(sent);
     // A step that hangs must leave time for others before the lease is over.
     let patience = (first.saturating_duration_since(sent) / 6).max(Duration::from_millis(20));
-    let answers = match tokio::time::timeout(patience, shared.backend.clone().renew(requests)).await {
-        Ok(answers) => answers,
+    let backend = shared.backend.clone();
+    // A backend that panics has failed, and is asked again.
+    let step = AssertUnwindSafe(async move { backend.renew(requests).await }).catch_unwind();
+    let answers = match tokio::time::timeout(patience, step).await {
+        Ok(Ok(answers)) => answers,
+        Ok(Err(_)) => Err(BackendError::unknown("the step panicked")),
         Err(_) => Err(BackendError::unknown(format!("no answer within {patience:?}"))),
     };
     let mut answers = answers.map(Vec::into_iter);

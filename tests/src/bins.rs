@@ -152,6 +152,8 @@ pub struct Answer {
     pub content_type: String,
     /// Seconds, if the answer says when to come again.
     pub retry_after: Option<u64>,
+    /// Whether it was stored before, under the key of the request.
+    pub replayed: bool,
 }
 
 impl Answer {
@@ -166,12 +168,14 @@ impl Answer {
                 .to_owned()
         };
         let (content_type, retry_after) = (header("content-type"), header("retry-after").parse().ok());
+        let replayed = header("idempotent-replayed") == "true";
         let body = serde_json::from_slice(&response.bytes().await?).unwrap_or_default();
         Ok(Answer {
             status,
             body,
             content_type,
             retry_after,
+            replayed,
         })
     }
 
@@ -279,6 +283,38 @@ impl Checkout {
             request = request.json(&body);
         }
         Answer::read(request.send().await?).await
+    }
+
+    /// `POST path` with a JSON body and an idempotency key.
+    ///
+    /// # Errors
+    /// When no whole answer comes.
+    pub async fn post_once(&self, key: &str, path: &str, body: Value) -> reqwest::Result<Answer> {
+        let request = self.client.post(format!("{}{path}", self.url)).json(&body);
+        Answer::read(request.header("idempotency-key", key).send().await?).await
+    }
+
+    /// Everything that the page is told until one of the events has this text in it.
+    ///
+    /// # Panics
+    /// When that does not come.
+    pub async fn events(&self, until: &str) -> String {
+        let request = self.client.get(format!("{}/events", self.url));
+        let mut response = request.send().await.expect("an answer");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let mut said = String::new();
+        let whole = |said: &str| {
+            said.split_inclusive("\n\n")
+                .any(|event| event.contains(until) && event.ends_with("\n\n"))
+        };
+        while !whole(&said) {
+            let next = tokio::time::timeout(PATIENCE, response.chunk()).await;
+            match next.unwrap_or_else(|_| panic!("no {until:?} in:\n{said}")) {
+                Ok(Some(bytes)) => said += &String::from_utf8_lossy(&bytes),
+                end => panic!("{end:?} before {until:?} in:\n{said}"),
+            }
+        }
+        said
     }
 
     /// `GET path`.

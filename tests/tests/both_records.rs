@@ -1,7 +1,10 @@
 //! Records on memory and on a server: the rules that hold on every store, and what these two have besides.
 
+use std::collections::BTreeSet;
+
 use dlock_tests::Store;
 use dlock_tests::records::{a_store_that_lost_its_data, ask, claimed, fresh_key};
+use futures_util::future::join_all;
 
 /// Two processes on one store.
 async fn two(store: Store) -> (Store, dlock::record::Records, dlock::record::Records) {
@@ -24,6 +27,12 @@ async fn fences_and_fencing_tokens_are_one_row(store: Store) {
         last = guard.fencing_token();
         guard.release().await.unwrap();
     }
+    // Also of those that were claimed in the same microsecond.
+    let keys: Vec<_> = (0..500).map(|_| fresh_key()).collect();
+    let claims = join_all(keys.iter().map(|key| claimed(&records, ask(key), 1))).await;
+    let fences: BTreeSet<_> = claims.into_iter().map(|(_, fence)| fence).collect();
+    assert_eq!(fences.len(), keys.len());
+    assert!(fences.first() > Some(&last));
 }
 
 async fn data_loss(store: Store) {

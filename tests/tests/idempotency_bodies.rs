@@ -283,9 +283,7 @@ async fn a_stream_whose_client_goes_away_is_read_on_and_kept() {
         let run = Counting::default();
         let service = around(
             &layer,
-            run.answering(|_| async {
-                Response::new(slowly((0..10).map(|_| data(5)).collect(), SECOND))
-            }),
+            run.answering(|_| async { Response::new(slowly((0..10).map(|_| data(5)).collect(), SECOND)) }),
         );
         let mut body = service.clone().oneshot(post("k")).await.unwrap().into_body();
         body.frame().await.unwrap().unwrap();

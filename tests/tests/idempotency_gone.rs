@@ -377,3 +377,23 @@ fn a_runtime_that_ends_takes_the_work_with_it_and_nothing_panics() {
         assert!(send(&service, post("k")).await.is_replay());
     });
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_runs_on_keeps_its_span() {
+    use tracing::Instrument;
+    let _logs = tracing::subscriber::set_default(tracing_subscriber::registry());
+    bounded(async {
+        let layer = layer();
+        let handler = tower::service_fn(|_: Req| async {
+            sleep(SECOND * 2).await;
+            let name = tracing::Span::current().metadata().map(|span| span.name());
+            Ok::<_, Infallible>(Response::new(Full::from(name.unwrap_or("no span"))))
+        });
+        let service = around(&layer, handler);
+        let request = timeout(SECOND, service.clone().oneshot(post("k")));
+        assert!(request.instrument(tracing::info_span!("request")).await.is_err());
+        layer.handle().shutdown(SECOND * 10).await;
+        assert_eq!(send(&service, post("k")).await.text(), "request");
+    })
+    .await;
+}

@@ -320,6 +320,267 @@ async fn the_buyers_program_gives_the_verdict() {
 }
 
 #[tokio::test]
+async fn a_purchase_under_a_key_happens_once() {
+    let shop = Checkout::start(&["--think", "50ms"]);
+    shop.put("sneaker", 3).await;
+    let buy = |key: &'static str, quantity: i64| {
+        let shop = &shop;
+        async move {
+            let body = json!({ "quantity": quantity });
+            shop.post_once(key, "/items/sneaker/buy", body).await.unwrap()
+        }
+    };
+    let first = buy("\"cart-1\"", 1).await;
+    assert!(first.status == 201 && !first.replayed, "{first:?}");
+    // with and without the quotes it is the same key
+    for key in ["\"cart-1\"", "cart-1"] {
+        let again = buy(key, 1).await;
+        assert!(again.status == 201 && again.replayed, "{again:?}");
+        assert_eq!(
+            (again.body, again.content_type),
+            (first.body.clone(), "application/json".to_owned())
+        );
+    }
+    assert_eq!(shop.item("sneaker").await, (2, 1));
+    let said = shop.log();
+    assert_eq!(said.matches("replayed: nothing was done").count(), 2, "{said}");
+    assert_eq!(said.matches(" sold ").count(), 1, "{said}");
+
+    let other = buy("cart-1", 2).await;
+    assert!(
+        other.is_problem(422, "urn:dlock:problem:idempotency-mismatch"),
+        "{other:?}"
+    );
+    let bad = buy("\"", 1).await;
+    assert!(
+        bad.is_problem(400, "urn:dlock:problem:idempotency-key-invalid"),
+        "{bad:?}"
+    );
+
+    // at the same time: one is at it, the others are told so or get what it got
+    let all = futures_util::future::join_all((0..10).map(|_| buy("cart-2", 1))).await;
+    let sold: Vec<&Answer> = all.iter().filter(|answer| answer.status == 201).collect();
+    assert_eq!(sold.iter().filter(|answer| !answer.replayed).count(), 1);
+    assert!(sold.iter().all(|answer| answer.body == sold[0].body));
+    let busy = "urn:dlock:problem:idempotency-in-progress";
+    let told = |answer: &Answer| {
+        answer.status == 201 || answer.is_problem(409, busy) && answer.retry_after.is_some()
+    };
+    assert!(all.iter().all(told), "{all:?}");
+    assert_eq!(shop.item("sneaker").await, (1, 2));
+
+    // a refusal is an answer as well
+    let refused = [buy("cart-3", 2).await, buy("cart-3", 2).await];
+    shop.put("sneaker", 9).await;
+    for (n, answer) in refused.into_iter().chain([buy("cart-3", 2).await]).enumerate() {
+        assert!(
+            answer.is_problem(409, "urn:checkout:problem:sold-out"),
+            "{answer:?}"
+        );
+        assert_eq!(answer.replayed, n > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_charge_under_a_key_happens_once_and_needs_its_lock_once() {
+    let shop = Checkout::start(&[]);
+    let charge = || shop.post_once("pay-1", "/accounts/ada/charge", json!({ "amount": 5 }));
+    let answers = [charge().await.unwrap(), charge().await.unwrap()];
+    assert_eq!(
+        answers[0].body,
+        json!({ "account": "ada", "charged": 5, "fencing_token": answers[0].token() })
+    );
+    assert_eq!(answers[1].body, answers[0].body);
+    assert!(!answers[0].replayed && answers[1].replayed);
+    let next = shop.post("/accounts/ada/charge", json!({ "amount": 5 })).await;
+    assert_eq!(next.body["charged"], 10, "without a key it is another charge");
+}
+
+#[tokio::test]
+async fn a_purchase_whose_buyer_has_gone_is_finished_and_told_later() {
+    let shop = Checkout::start(&["--think", "500ms"]);
+    shop.put("sneaker", 2).await;
+    let buy = || shop.post_once("cart-9", "/items/sneaker/buy", json!({ "quantity": 1 }));
+    let gone = tokio::time::timeout(Duration::from_millis(200), buy()).await;
+    assert!(gone.is_err(), "the buyer has gone before the answer");
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    let again = buy().await.unwrap();
+    assert!(again.status == 201 && again.replayed, "{again:?}");
+    assert_eq!(shop.item("sneaker").await, (1, 1));
+}
+
+#[tokio::test]
+async fn buyers_who_ask_again_under_their_key_buy_once() {
+    let shop = Checkout::start(&[]);
+    let args = [
+        "--url",
+        shop.url(),
+        "--buyers",
+        "60",
+        "--stock",
+        "40",
+        "--retry-each",
+        "3",
+    ];
+    let output = run("buyers", &args, Duration::from_secs(60));
+    let said = String::from_utf8(output.stdout).unwrap();
+    let counts = [
+        "told \"sold\"          40",
+        "told \"sold out\"      20",
+        "told once more      120",
+    ];
+    assert!(counts.iter().all(|count| said.contains(count)), "{said}");
+    assert!(
+        said.contains("no token twice") && said.contains("not one oversold"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(shop.item("sneaker").await, (0, 40));
+}
+
+#[tokio::test]
+async fn the_page_is_one_document_and_what_is_unsafe_is_there_in_demo_mode_only() {
+    for args in [&[][..], &["--demo"]] {
+        let shop = Checkout::start(args);
+        let demo = !args.is_empty();
+        let page = reqwest::get(shop.url()).await.unwrap();
+        assert_eq!(page.status(), 200);
+        assert_eq!(page.headers()["content-type"], "text/html; charset=utf-8");
+        let policy = page.headers()["content-security-policy"].to_str().unwrap();
+        assert!(
+            policy.contains("default-src 'none'") && policy.contains("connect-src 'self'"),
+            "{policy}"
+        );
+        let html = page.text().await.unwrap();
+        assert!(html.starts_with("<!doctype html>") && html.contains("Buy 50 at once"));
+        assert!(!html.contains("http://") && !html.contains("https://") && !html.contains(" src="));
+        assert_eq!(html.contains("without locks") || html.contains("/demo/"), demo);
+        assert_eq!(shop.log().contains("DEMO"), demo);
+
+        let one = json!({ "quantity": 1 });
+        let set = shop
+            .ask(Method::PUT, "/demo/stock", Some(json!({ "stock": 20 })))
+            .await
+            .unwrap();
+        let answers = [
+            shop.post("/demo/crowd", json!({ "buyers": 50 })).await,
+            shop.post("/demo/buy", one.clone()).await,
+            shop.post("/demo/buy-without-key", one.clone()).await,
+        ];
+        if demo {
+            assert_eq!(
+                (set.status, set.body["sku"].as_str()),
+                (200, Some("sneaker-unsafe"))
+            );
+            assert_eq!(answers.each_ref().map(|answer| answer.status), [200, 201, 201]);
+            assert_eq!(answers[0].body["sold"], 50, "it oversells");
+            assert!(answers[1].token().is_none() && answers[2].token().is_some());
+            // the key is not looked at, and the article that is sold rightly is another one
+            for _ in 0..2 {
+                let twice = shop
+                    .post_once("cart-1", "/demo/buy-without-key", one.clone())
+                    .await
+                    .unwrap();
+                assert!(twice.status == 201 && !twice.replayed);
+            }
+            assert_eq!(shop.get("/items/sneaker").await.status, 404);
+        } else {
+            assert!(
+                [&set]
+                    .into_iter()
+                    .chain(&answers)
+                    .all(|answer| answer.is_problem(404, "about:blank"))
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_crowd_from_the_page_buys_no_more_than_there_is() {
+    let shop = Checkout::start(&[]);
+    shop.put("sneaker", 30).await;
+    let crowd = shop.post("/items/sneaker/crowd", json!({ "buyers": 50 })).await;
+    assert_eq!(crowd.status, 200);
+    let told = ["buyers", "sold", "sold_out", "failed"].map(|what| crowd.body[what].as_u64());
+    assert_eq!(told, [Some(50), Some(30), Some(20), Some(0)]);
+    assert_eq!(shop.item("sneaker").await, (0, 30));
+    for buyers in [json!(0), json!(201), json!(-1), json!("x")] {
+        let answer = shop
+            .post("/items/sneaker/crowd", json!({ "buyers": buyers }))
+            .await;
+        assert!(answer.is_problem(400, BAD), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
+    let shop = Checkout::start(&["--think", "100ms"]);
+    shop.put("sneaker", 5).await;
+    let (said, ()) = tokio::join!(shop.events("event: replay"), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let buy = || shop.post_once("cart-12345", "/items/sneaker/buy", json!({ "quantity": 1 }));
+        assert_eq!(
+            (buy().await.unwrap().status, buy().await.unwrap().status),
+            (201, 201)
+        );
+    });
+    let events: Vec<(&str, Value)> = said
+        .split_terminator("\n\n")
+        .filter_map(|event| {
+            let line = |name| event.lines().find_map(|line| line.strip_prefix(name));
+            Some((line("event: ")?, serde_json::from_str(line("data: ")?).ok()?))
+        })
+        .collect();
+    let names: Vec<&str> = events.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["snapshot", "key", "key", "item", "sale", "key", "replay"]);
+    let snapshot = &events[0].1;
+    assert_eq!(
+        snapshot["items"],
+        json!([{ "sku": "sneaker", "stock": 5, "sold": 0, "promised": 0 }])
+    );
+    let who = |n: usize| (&events[n].1["waiting"], &events[n].1["inside"]);
+    assert_eq!(
+        [who(1), who(2), who(5)],
+        [
+            (&json!(1), &json!(0)),
+            (&json!(0), &json!(1)),
+            (&json!(0), &json!(0))
+        ]
+    );
+    let sale = &events[4].1;
+    assert_eq!(sale["token"], events[2].1["token"]);
+    assert_eq!(events[6].1["order"], sale["order"]);
+    assert!(shop.url().ends_with(sale["copy"].as_str().unwrap()));
+    assert!(!said.contains("cart-12345"), "keys are nobody else's business");
+
+    // who looks does not keep it from ending
+    let (rest, ()) = tokio::join!(reqwest::get(format!("{}/events", shop.url())), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        shop.signal(Signal::SIGINT);
+        assert_eq!(shop.ended(Duration::from_secs(3)).code(), Some(0));
+    });
+    assert!(rest.unwrap().text().await.unwrap().starts_with("event: snapshot"));
+}
+
+#[tokio::test]
+async fn more_pages_than_it_bears_are_told_to_come_back() {
+    let shop = Checkout::start(&[]);
+    let url = format!("{}/events", shop.url());
+    let pages = futures_util::future::join_all((0..64).map(|_| reqwest::get(&url))).await;
+    assert!(
+        pages
+            .iter()
+            .all(|page| page.as_ref().is_ok_and(|page| page.status() == 200))
+    );
+    assert!(shop.get("/events").await.is_problem(503, "about:blank"));
+    drop(pages);
+    dlock_tests::eventually("there is room again", async || {
+        reqwest::get(&url).await.unwrap().status() == 200
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn it_ends_cleanly_on_ctrl_c_and_on_sigterm() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let shop = Checkout::start(&["--think", "300ms"]);
@@ -417,6 +678,7 @@ fn the_help_explains_itself() {
         "--lease",
         "--think",
         "--without-locks",
+        "--demo",
         "127.0.0.1:3000",
         "5ms",
         "Examples:",

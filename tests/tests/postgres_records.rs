@@ -18,7 +18,6 @@ use tokio_postgres::NoTls;
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Two processes on one table of their own.
@@ -32,7 +31,13 @@ async fn on_postgres() -> (Arc<Postgres>, Records, Records) {
 dlock_tests::record_suite!(on_postgres);
 
 /// A server, a table, a store on it with its records, and a connection that looks into the table.
-async fn beside() -> (Arc<Postgres>, String, PostgresRecords, Records, tokio_postgres::Client) {
+async fn beside() -> (
+    Arc<Postgres>,
+    String,
+    PostgresRecords,
+    Records,
+    tokio_postgres::Client,
+) {
     let (server, table) = (Postgres::shared().await, fresh_table());
     let (store, records) = server.records(&table).await;
     let client = server.client().await;
@@ -60,7 +65,11 @@ async fn a_table_that_was_emptied_or_made_anew_has_no_records_and_greater_fences
 #[tokio::test]
 async fn what_cannot_be_read_is_an_error_of_every_step() {
     let (_server, table, _, records, client) = beside().await;
-    for spoil in ["version = 2", "state = 'newer'", "version = 2, state = 'newer', token = 'x'"] {
+    for spoil in [
+        "version = 2",
+        "state = 'newer'",
+        "version = 2, state = 'newer', token = 'x'",
+    ] {
         let key = fresh_key();
         let (token, _) = claimed(&records, ask(&key), 1).await;
         let sql = format!("UPDATE {table} SET {spoil} WHERE key = '{}'", key.as_str());
@@ -82,7 +91,9 @@ async fn what_became_of_a_claim_can_be_read() {
     let (next, _) = claimed(&b, ask(&key), 2).await;
     assert_eq!(a.read(&key, &token).await.unwrap(), ClaimState::Lost);
     b.complete(&key, &next, b"x".to_vec(), DAY).await.unwrap();
-    let completed = ClaimState::Completed { response: b"x".to_vec() };
+    let completed = ClaimState::Completed {
+        response: b"x".to_vec(),
+    };
     assert_eq!(a.read(&key, &next).await.unwrap(), completed);
     assert_eq!(a.read(&key, &token).await.unwrap(), ClaimState::Lost);
     let key = fresh_key();
@@ -96,11 +107,22 @@ async fn each_step_is_one_round_trip() {
     let server = Postgres::shared().await;
     let (proxy, table) = (PgProxy::start(server.addr()), fresh_table());
     let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls);
-    let store = builder.table(&table).connections(1).listen(false).connect().await.unwrap();
+    let store = builder
+        .table(&table)
+        .connections(1)
+        .listen(false)
+        .connect()
+        .await
+        .unwrap();
     store.create_table().await.unwrap();
     let records = Records::new(store);
     claimed(&records, ask(&fresh_key()), 1).await;
-    let count = |from: usize| proxy.requests()[from..].iter().filter(|request| request.executes).count();
+    let count = |from: usize| {
+        proxy.requests()[from..]
+            .iter()
+            .filter(|request| request.executes)
+            .count()
+    };
     let (key, other) = (fresh_key(), fresh_key());
     let before = proxy.requests().len();
     let (token, _) = claimed(&records, ask_for(&key, MS, DAY), 1).await;
@@ -122,11 +144,20 @@ async fn a_claim_that_its_release_overtook_does_not_stand() {
     let (_server, _, _, records, _client) = beside().await;
     let key = fresh_key();
     let late = ask(&key);
-    assert_eq!(records.release(&key, &late.token).await.unwrap(), OwnerReply::Done);
+    assert_eq!(
+        records.release(&key, &late.token).await.unwrap(),
+        OwnerReply::Done
+    );
     let refused = records.claim(late.clone()).await.unwrap_err();
-    assert_eq!((refused.outcome, refused.reason), (Outcome::NotDone, Reason::Refused));
+    assert_eq!(
+        (refused.outcome, refused.reason),
+        (Outcome::NotDone, Reason::Refused)
+    );
     let (token, _) = claimed(&records, ask(&key), 1).await;
-    assert!(matches!(records.claim(late).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(
+        records.claim(late).await.unwrap(),
+        ClaimReply::InProgress { .. }
+    ));
     assert_eq!(records.release(&key, &token).await.unwrap(), OwnerReply::Done);
     assert!(records.claim(by(&token, ask(&key))).await.is_err());
 }
@@ -151,16 +182,26 @@ async fn what_is_forgotten_is_removed_in_small_steps_and_by_itself() {
     assert_eq!(rows(&client, &table).await, 1);
     client.batch_execute(&many).await.unwrap();
     let _sweeping = builder().sweep_every(50 * MS).connect().await.unwrap();
-    eventually("the rows are removed", || async { rows(&client, &table).await == 1 }).await;
+    eventually("the rows are removed", || async {
+        rows(&client, &table).await == 1
+    })
+    .await;
     // One that somebody is at is left alone, and holds nobody up.
     let mut other = server.client().await;
     let (token, _) = claimed(&records, ask_for(&goes, 500 * MS, 500 * MS), 1).await;
     let tx = other.transaction().await.unwrap();
-    by_hand.owned(&goes, &token, DAY).complete_in(&tx, b"x").await.unwrap();
+    by_hand
+        .owned(&goes, &token, DAY)
+        .complete_in(&tx, b"x")
+        .await
+        .unwrap();
     sleep(700 * MS).await;
     assert_eq!(by_hand.remove_expired().await.unwrap(), 0);
     tx.commit().await.unwrap();
-    assert!(matches!(records.claim(ask(&goes)).await.unwrap(), ClaimReply::Completed { .. }));
+    assert!(matches!(
+        records.claim(ask(&goes)).await.unwrap(),
+        ClaimReply::Completed { .. }
+    ));
 }
 
 #[tokio::test]
@@ -179,13 +220,19 @@ async fn the_table_is_made_once_by_many_at_a_time_and_in_a_schema() {
     assert!(stores[0].schema().contains(&table));
     let schema = fresh_table();
     let client = server.client().await;
-    client.batch_execute(&format!("CREATE SCHEMA {schema}")).await.unwrap();
+    client
+        .batch_execute(&format!("CREATE SCHEMA {schema}"))
+        .await
+        .unwrap();
     let (_, records) = server.records(&format!("{schema}.Mixed_Case")).await;
     let (_, others) = server.records(&table).await;
     let key = fresh_key();
     claimed(&records, ask(&key), 1).await;
     claimed(&others, ask(&key), 1).await;
-    assert!(matches!(records.claim(ask(&key)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(
+        records.claim(ask(&key)).await.unwrap(),
+        ClaimReply::InProgress { .. }
+    ));
 }
 
 #[tokio::test]
@@ -210,7 +257,10 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
     wrong.password("wrong-secret");
     let error = PostgresRecords::connect(wrong, NoTls).await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    assert!(!format!("{error:?} {error}").contains("wrong-secret"), "{error:?}");
+    assert!(
+        !format!("{error:?} {error}").contains("wrong-secret"),
+        "{error:?}"
+    );
     let mut nobody = server.config();
     nobody.dbname("nowhere");
     let error = PostgresRecords::connect(nobody, NoTls).await.unwrap_err();
@@ -235,7 +285,11 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
     client.batch_execute(&sql).await.unwrap();
     let mut config = server.config();
     config.user(&user).password("p");
-    let reader = PostgresRecords::builder(config, NoTls).table(&table).connect().await.unwrap();
+    let reader = PostgresRecords::builder(config, NoTls)
+        .table(&table)
+        .connect()
+        .await
+        .unwrap();
     let error = Records::new(reader).claim(ask(&fresh_key())).await.unwrap_err();
     assert_eq!((error.outcome, error.reason), (Outcome::NotDone, Reason::Refused));
     claimed(&records, ask(&fresh_key()), 1).await;
@@ -245,8 +299,15 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
 async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
     let (server, table) = (Postgres::shared().await, fresh_table());
     for listen in [true, false] {
-        let builder = || PostgresRecords::builder(server.config(), NoTls).table(&table).listen(listen);
-        let (a, b) = (builder().connect().await.unwrap(), builder().connect().await.unwrap());
+        let builder = || {
+            PostgresRecords::builder(server.config(), NoTls)
+                .table(&table)
+                .listen(listen)
+        };
+        let (a, b) = (
+            builder().connect().await.unwrap(),
+            builder().connect().await.unwrap(),
+        );
         a.create_table().await.unwrap();
         let (a, b) = (Records::new(a), Records::new(b));
         let key = fresh_key();
@@ -265,7 +326,10 @@ async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
         there.changed().await;
         let remote = at.elapsed();
         let most = if listen { 100 * MS } else { 600 * MS };
-        assert!(local < 100 * MS && remote < most, "listen {listen}: {local:?}, {remote:?}");
+        assert!(
+            local < 100 * MS && remote < most,
+            "listen {listen}: {local:?}, {remote:?}"
+        );
     }
 }
 
@@ -279,7 +343,9 @@ async fn the_connections_end_with_the_last_handle() {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
         client.query_one(sql, &[&table]).await.unwrap().get::<_, i64>(0)
     };
-    let builder = PostgresRecords::builder(config, NoTls).table(&table).connections(3);
+    let builder = PostgresRecords::builder(config, NoTls)
+        .table(&table)
+        .connections(3);
     let store = builder.connect().await.unwrap();
     store.create_table().await.unwrap();
     let records = Records::new(store.clone());
@@ -294,29 +360,4 @@ async fn the_connections_end_with_the_last_handle() {
     drop(records);
     eventually("all are gone", || async { count().await == 0 }).await;
     assert!(!server.log().contains("unexpected EOF"), "{}", server.log());
-}
-
-#[tokio::test]
-async fn steps_of_one_connection_do_not_wait_for_each_others_answers() {
-    let server = Postgres::shared().await;
-    let (proxy, table) = (PgProxy::start(server.addr()), fresh_table());
-    let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls).timeout(30 * SEC);
-    let store = builder.table(&table).connections(1).connect().await.unwrap();
-    store.create_table().await.unwrap();
-    let records = Records::new(store);
-    claimed(&records, ask(&fresh_key()), 1).await;
-    let first = proxy.hold(1, |request| request.runs("Claims a record"));
-    let before = proxy.count(|request| request.runs("Claims a record"));
-    let held = tokio::spawn({
-        let records = records.clone();
-        async move { claimed(&records, ask_for(&fresh_key(), HOUR, DAY), 1).await }
-    });
-    first.caught().await;
-    let others = join_all((0..50).map(|_| async { claimed(&records, ask(&fresh_key()), 1).await }));
-    let (_, _) = tokio::join!(others, async {
-        sleep(50 * MS).await;
-        first.release();
-    });
-    held.await.unwrap();
-    assert_eq!(proxy.count(|request| request.runs("Claims a record")) - before, 51);
 }

@@ -171,6 +171,78 @@ async fn when_a_copy_is_killed_the_other_goes_on_selling_within_the_lease() {
 }
 
 #[tokio::test]
+async fn a_retry_at_another_copy_gets_the_answer_of_the_first() {
+    let server = server().await;
+    let (a, b) = (copy(&server, &[]), copy(&server, &[]));
+    a.put("sneaker", 5).await;
+    let buy = |shop| Checkout::post_once(shop, "cart-1", "/items/sneaker/buy", json!({ "quantity": 1 }));
+    let (first, again) = (buy(&a).await.unwrap(), buy(&b).await.unwrap());
+    assert_eq!((first.status, &first.body), (201, &again.body));
+    assert!(!first.replayed && again.replayed && b.log().contains("replayed"));
+    assert_eq!(b.item("sneaker").await, (4, 1));
+
+    let args = ["--url", a.url(), "--url", b.url(), "--retry-each", "2"];
+    let output = run("buyers", &args, Duration::from_secs(60));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        said.contains("told once more      200") && said.contains("not one oversold"),
+        "{said}"
+    );
+    assert_eq!(b.item("sneaker").await, (0, 100));
+}
+
+#[tokio::test]
+async fn a_purchase_of_a_copy_that_was_killed_is_made_by_another_one_within_the_lease() {
+    let server = server().await;
+    let dies = copy(&server, &["--lease", "2s", "--think", "10s"]);
+    let other = copy(&server, &["--lease", "2s"]);
+    dies.put("sneaker", 5).await;
+    let buy = |shop| Checkout::post_once(shop, "cart-1", "/items/sneaker/buy", json!({ "quantity": 1 }));
+    let before = token(&server).await;
+    let (answer, ()) = tokio::join!(buy(&dies), async {
+        newer_token(&server, before).await;
+        let busy = buy(&other).await.unwrap();
+        assert!(
+            busy.is_problem(409, "urn:dlock:problem:idempotency-in-progress"),
+            "{busy:?}"
+        );
+        dies.signal(Signal::SIGKILL);
+    });
+    assert!(answer.is_err());
+    let killed = Instant::now();
+    eventually("the other copy takes over", async || {
+        buy(&other).await.unwrap().status == 201
+    })
+    .await;
+    assert!(
+        killed.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        killed.elapsed()
+    );
+    assert!(buy(&other).await.unwrap().replayed);
+    assert_eq!(other.item("sneaker").await, (4, 1));
+}
+
+#[tokio::test]
+async fn the_page_of_a_copy_shows_what_another_one_has_sold() {
+    let server = server().await;
+    let (a, b) = (copy(&server, &[]), copy(&server, &[]));
+    a.put("sneaker", 5).await;
+    let (said, ()) = tokio::join!(b.events("\"stock\":4"), async {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        assert_eq!(a.buy("sneaker").await.unwrap().status, 201);
+    });
+    assert!(
+        said.contains(r#"{"sku":"sneaker","stock":5,"sold":0,"promised":0}"#),
+        "{said}"
+    );
+    assert!(
+        said.ends_with("{\"sku\":\"sneaker\",\"stock\":4,\"sold\":1,\"promised\":0}\n\n"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
 async fn a_copy_stopped_past_its_lease_cannot_write_afterwards() {
     let server = server().await;
     let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);

@@ -65,6 +65,11 @@ async fn a_record_has_the_written_form_and_the_servers_time() {
     assert!(kept <= DAY && kept > DAY - 10 * SEC, "{kept:?}");
     assert_eq!(server.keys().await, ["dlock:fence", &name(&key)]);
 
+    // A clock that was set back, by an hour, takes no fence back.
+    let ahead = fence + 3_600_000_000;
+    server.command(&["SET", "dlock:fence", &ahead.to_string()]).await;
+    assert_eq!(claimed(&records, ask(&fresh_key()), 1).await.1, ahead + 1);
+
     // The lease is counted by the time inside, whatever the key's own end is.
     records.extend(&key, &token, 2 * DAY, SEC).await.unwrap();
     assert!(server.ttl(&name(&key)).await.unwrap() > DAY);

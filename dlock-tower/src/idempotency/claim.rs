@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::policy::{Ending, Verdict, Word};
 use super::settings::Core;
 use super::stored::Stored;
+use super::transaction::Transaction;
 
 /// How long a response waits for the store to take it, before it goes out all the same and the store is
 /// asked again behind its back.
@@ -46,6 +47,7 @@ pub(super) struct Claim {
     /// Before the claim was sent.
     pub(super) since: Instant,
     pub(super) word: Word,
+    pub(super) transaction: Transaction,
     phase: AtomicU8,
     lost: AtomicBool,
     settled: AtomicBool,
@@ -93,6 +95,7 @@ impl Claim {
             fence: grant.fence,
             since: grant.since,
             word: Word::default(),
+            transaction: Transaction::default(),
             phase: AtomicU8::new(Phase::Waiting as u8),
             lost: AtomicBool::new(false),
             settled: AtomicBool::new(false),
@@ -154,6 +157,11 @@ impl Claim {
         self.core.shared.tasks.spawn_on(work, &self.runtime);
     }
 
+    /// A claim must not run out meanwhile.
+    pub(super) fn settle_wait(&self) -> Duration {
+        SETTLE_WAIT.min(self.core.settings.lease / 3)
+    }
+
     async fn send(&self, settlement: &Settlement) -> Result<OwnerReply, BackendError> {
         let records = &self.core.shared.records;
         let step = async {
@@ -167,7 +175,7 @@ impl Claim {
                 Settlement::Release => records.release(&self.record, &self.token).await,
             }
         };
-        timeout(SETTLE_WAIT, step)
+        timeout(self.settle_wait(), step)
             .await
             .unwrap_or_else(|_| Err(BackendError::unknown("the store does not answer")))
     }
@@ -205,6 +213,11 @@ impl Owned {
     /// Takes the claim into one's hands, if its outcome is not decided yet.
     pub(super) fn unsettled(claim: &Arc<Claim>) -> Option<Owned> {
         (!claim.is_settled()).then(|| Owned(claim.clone()))
+    }
+
+    /// The outcome is in the store already.
+    pub(super) fn settle_by_transaction(&self) {
+        self.settled.store(true, Ordering::Relaxed);
     }
 
     /// Stores or releases. Answers when the store has it, or after a failure, in which case the claim is

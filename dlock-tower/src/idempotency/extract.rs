@@ -64,6 +64,24 @@ impl Idempotency {
         self.claim.attempt
     }
 
+    /// How long the result is to be kept.
+    #[must_use]
+    pub fn retention(&self) -> std::time::Duration {
+        self.claim.core.settings.retention
+    }
+
+    /// For a handler that stores its result in a transaction of its own, together with its effect, so that
+    /// both are there or neither is (on Postgres by `PostgresClaim::complete_in`): what is to be stored of
+    /// this response, as the last statement of the transaction.
+    ///
+    /// From here on the claim is not renewed, and the layer reads the record before it decides anything: a
+    /// lost reply to the COMMIT looks like a failure. If the transaction was committed, the layer sends
+    /// exactly this response, whatever the handler answers; otherwise the handler's answer counts.
+    #[must_use = "the layer expects it in the record"]
+    pub fn in_transaction(&self, response: http::Response<bytes::Bytes>) -> Vec<u8> {
+        self.claim.put_in_transaction(response)
+    }
+
     /// Whether the claim is known to be lost: somebody else may be at the same work. What this handler
     /// answers goes to its caller, and is not kept.
     #[must_use]

@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 use dlock::record::{Fingerprint, RecordKey};
-use http::HeaderValue;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use sha2::{Digest, Sha256};
@@ -82,11 +81,12 @@ fn with_route(name: Parted, parts: &Parts) -> Parted {
 /// The digest of method, path, query, content type and the body's bytes.
 pub(super) fn fingerprint(parts: &Parts, body: &Bytes) -> Fingerprint {
     let uri = original_uri(parts);
-    Parted::new("dlock idempotency fingerprint 1")
+    let mut all = Parted::new("dlock idempotency fingerprint 1")
         .with(parts.method.as_str())
         .with(uri.path())
-        .with_optional(uri.query())
-        .with_optional(parts.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes))
-        .with(body)
-        .digest()
+        .with_optional(uri.query());
+    for content_type in parts.headers.get_all(CONTENT_TYPE) {
+        all = all.with_optional(Some(content_type));
+    }
+    all.with_optional(None::<&str>).with(body).digest()
 }

@@ -17,6 +17,7 @@ use super::claim::{Owned, Phase, Settlement};
 use super::policy::Ending;
 use super::stored::Stored;
 use super::stream::{Last, Stream};
+use super::transaction::Ended;
 use crate::body::BoxError;
 
 /// Has the handler answer. When this is done the outcome is in the store, or on its way there, or the body
@@ -41,14 +42,38 @@ where
     claim.enter(Phase::Working);
     let answer = inner.call(request).await;
     claim.enter(Phase::Answered);
+    let (claim, known) = match claim.end_transaction().await {
+        Ended::Committed(response) => return Ok(response),
+        Ended::Open(claim) => (claim, true),
+        Ended::Unknown(claim) => (claim, false),
+    };
     match answer {
-        Ok(response) => Ok(keep(claim, response).await),
+        Ok(response) if known => Ok(keep(claim, response).await),
+        Ok(response) => Ok(look_later(claim, response)),
         Err(error) => {
             let settlement = claim.verdict_on_failure(&Ending::ServiceError);
-            claim.settle(settlement).await;
+            if known {
+                claim.settle(settlement).await;
+            } else {
+                let kept = (*claim).clone();
+                kept.spawn(claim.settle_by_record(settlement));
+            }
             Err(error)
         }
     }
+}
+
+/// Gives the response back, and finds out later what became of the handler's transaction.
+fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>> {
+    let (parts, body) = response.into_parts();
+    let settlement = if Capture::new(&parts, &claim).is_released() {
+        Settlement::Release
+    } else {
+        Stored::Unavailable.into()
+    };
+    let kept = (*claim).clone();
+    kept.spawn(claim.settle_by_record(settlement));
+    Response::from_parts(parts, ResponseBody::bare(body))
 }
 
 /// Stores what is to be kept of a response, and gives the response back as it was.

@@ -89,7 +89,7 @@ impl<T> Drop for Work<T> {
         if self.polling {
             if let Some(owned) = Owned::unsettled(&claim) {
                 let settlement = claim.verdict_on_failure(&Ending::Panic);
-                claim.spawn(owned.settle(settlement));
+                claim.spawn(owned.settle_after_failure(settlement));
             }
             drop(future);
             return;
@@ -123,7 +123,7 @@ impl<T> Drop for Work<T> {
         // First the handler goes, then the claim.
         drop(future);
         if let Some(owned) = owned {
-            claim.spawn(owned.settle(settlement));
+            claim.spawn(owned.settle_after_failure(settlement));
         }
     }
 }

@@ -58,9 +58,11 @@ impl Hub {
 
     /// Something changed under `name`. Whether anybody listens.
     pub(crate) fn tell(&self, name: &str) -> bool {
-        match self.topics.lock().get(name) {
-            Some(topic) => {
-                topic.news.send_modify(|n| *n += 1);
+        let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
+        // Not under the lock: a waker may drop a listener.
+        match news {
+            Some(news) => {
+                news.send_modify(|n| *n += 1);
                 true
             }
             None => false,
@@ -70,9 +72,12 @@ impl Hub {
     /// From now on news of `name` are certain; its listeners look once.
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn confirm(&self, name: &str) {
-        if let Some(topic) = self.topics.lock().get_mut(name) {
+        let news = self.topics.lock().get_mut(name).map(|topic| {
             topic.live = true;
-            topic.news.send_modify(|n| *n += 1);
+            topic.news.clone()
+        });
+        if let Some(news) = news {
+            news.send_modify(|n| *n += 1);
         }
     }
 
@@ -80,9 +85,17 @@ impl Hub {
     /// silence for "nothing happened" until the next [`confirm`](Hub::confirm).
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn tell_all(&self, live: bool) {
-        for topic in self.topics.lock().values_mut() {
-            topic.live &= live;
-            topic.news.send_modify(|n| *n += 1);
+        let mut topics = self.topics.lock();
+        let all: Vec<_> = topics
+            .values_mut()
+            .map(|topic| {
+                topic.live &= live;
+                topic.news.clone()
+            })
+            .collect();
+        drop(topics);
+        for news in all {
+            news.send_modify(|n| *n += 1);
         }
     }
 

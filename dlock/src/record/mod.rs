@@ -197,7 +197,7 @@ pub enum ClaimState {
 /// A store that can keep records. See the [module](self) for the rules.
 ///
 /// Failures are told as by a [`Backend`](crate::backend::Backend). A record that cannot be read, or whose
-/// format is newer, is an error with [`Reason::KeyTaken`](crate::backend::Reason::KeyTaken), never a miss.
+/// format is newer, is an error with [`Reason::KeyTaken`], never a miss.
 pub trait RecordStore: Send + Sync + 'static {
     /// Claims the record, or tells what is in the way: one step, one round trip.
     ///
@@ -247,7 +247,7 @@ pub trait RecordStore: Send + Sync + 'static {
     /// in its owner's own transaction: a commit whose reply was lost looks like a failure. Waits, within
     /// bounds, for a transaction that is just doing so.
     ///
-    /// By default [`Reason::Unsupported`](crate::backend::Reason::Unsupported), for there is no other way.
+    /// By default [`Reason::Unsupported`], for there is no other way.
     fn read(
         self: Arc<Self>,
         _key: RecordKey,

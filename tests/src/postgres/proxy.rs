@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::Swallow;
+use crate::{Direction, Swallow};
 
 /// How long a test waits for a fault to strike.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -285,9 +285,9 @@ impl Shared {
         Some((rule.deed, rule.stage))
     }
 
-    async fn pass(&self) {
+    async fn pass(&self, direction: Direction) {
         let delay = self.weather.borrow().delay;
-        if !delay.is_zero() {
+        if direction == Direction::ToServer && !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
         let mut weather = self.weather.subscribe();
@@ -342,7 +342,7 @@ async fn requests(
     let length = u32::from_be_bytes([startup[0], startup[1], startup[2], startup[3]]) as usize;
     startup.resize(length, 0);
     from.read_exact(&mut startup[4..]).await?;
-    shared.pass().await;
+    shared.pass(Direction::ToServer).await;
     to.write_all(&startup).await?;
     let _ = asked.send(None);
     let mut prepared = HashMap::new();
@@ -392,7 +392,7 @@ async fn requests(
             }
             None => {}
         }
-        shared.pass().await;
+        shared.pass(Direction::ToServer).await;
         let _ = asked.send(pending);
         to.write_all(&bytes).await?;
     }
@@ -410,7 +410,7 @@ async fn replies(
         if current.is_none() {
             current = asked.try_recv().ok();
         }
-        shared.pass().await;
+        shared.pass(Direction::ToClient).await;
         let swallowed = matches!(&current, Some(Some(_)));
         if !mute && !swallowed {
             // The client may be gone; what it sent still reaches the server.

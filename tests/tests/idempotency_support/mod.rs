@@ -2,17 +2,21 @@
 //! that count.
 #![allow(dead_code, reason = "each suite uses its part")]
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{Backend, BackendError, Reason, Watch};
-use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore, Records};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimState, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey,
+    RecordStore, Records,
+};
 use dlock_tower::idempotency::caller::{Public, public};
 use dlock_tower::idempotency::{IdempotencyLayer, ResponseBody};
 use http::{Request, Response};
@@ -67,6 +71,9 @@ pub(crate) fn request(method: &str, uri: &str, key: &str, body: &'static str) ->
         .unwrap()
 }
 
+/// The future of a handler.
+type Answering<R> = Pin<Box<dyn Future<Output = Result<Response<R>, Infallible>> + Send>>;
+
 /// A handler that counts, and answers with the count.
 #[derive(Clone, Default)]
 pub(crate) struct Counting(pub(crate) Arc<AtomicUsize>);
@@ -83,12 +90,8 @@ impl Counting {
     /// A service that answers `run N`.
     pub(crate) fn service(
         &self,
-    ) -> impl Service<
-        Req,
-        Response = Res,
-        Error = Infallible,
-        Future = Pin<Box<dyn Future<Output = Result<Res, Infallible>> + Send>>,
-    > + Clone
+    ) -> impl Service<Req, Response = Res, Error = Infallible, Future = Answering<Full<Bytes>>>
+    + Clone
     + Send
     + 'static {
         self.answering(|n| async move { Response::new(Full::from(format!("run {n}"))) })
@@ -98,12 +101,8 @@ impl Counting {
     pub(crate) fn taking(
         &self,
         time: Duration,
-    ) -> impl Service<
-        Req,
-        Response = Res,
-        Error = Infallible,
-        Future = Pin<Box<dyn Future<Output = Result<Res, Infallible>> + Send>>,
-    > + Clone
+    ) -> impl Service<Req, Response = Res, Error = Infallible, Future = Answering<Full<Bytes>>>
+    + Clone
     + Send
     + 'static {
         self.answering(move |n| async move {
@@ -116,12 +115,8 @@ impl Counting {
     pub(crate) fn answering<F, Fut, R>(
         &self,
         answer: F,
-    ) -> impl Service<
-        Req,
-        Response = Response<R>,
-        Error = Infallible,
-        Future = Pin<Box<dyn Future<Output = Result<Response<R>, Infallible>> + Send>>,
-    > + Clone
+    ) -> impl Service<Req, Response = Response<R>, Error = Infallible, Future = Answering<R>>
+    + Clone
     + Send
     + 'static
     where
@@ -132,8 +127,7 @@ impl Counting {
         let counting = self.clone();
         tower::service_fn(move |_: Req| {
             let answer = answer(counting.next());
-            Box::pin(async move { Ok(answer.await) })
-                as Pin<Box<dyn Future<Output = Result<Response<R>, Infallible>> + Send>>
+            Box::pin(async move { Ok(answer.await) }) as Answering<R>
         })
     }
 }
@@ -224,6 +218,7 @@ pub(crate) fn problem(status: u16, kind: &str) -> (u16, String) {
 #[derive(Clone)]
 pub(crate) struct Faulty {
     inner: Records,
+    fingerprints: Arc<Mutex<HashMap<RecordKey, Fingerprint>>>,
     pub(crate) faults: Arc<Faults>,
 }
 
@@ -245,6 +240,7 @@ pub(crate) struct Faults {
     pub(crate) extends: AtomicUsize,
     pub(crate) completes: AtomicUsize,
     pub(crate) releases: AtomicUsize,
+    pub(crate) reads: AtomicUsize,
     /// Completions under way, and the most there ever were.
     pub(crate) completing: AtomicUsize,
     pub(crate) most_completing: AtomicUsize,
@@ -289,6 +285,7 @@ impl Faulty {
     pub(crate) fn new() -> Faulty {
         Faulty {
             inner: records(),
+            fingerprints: Arc::default(),
             faults: Arc::default(),
         }
     }
@@ -313,6 +310,10 @@ impl RecordStore for Faulty {
         if self.faults.down.load(Ordering::SeqCst) {
             return unreachable();
         }
+        self.fingerprints
+            .lock()
+            .unwrap()
+            .insert(request.key.clone(), request.fingerprint);
         let reply = self.inner.claim(request).await;
         until_off(&self.faults.claim_answers_held).await;
         if take(&self.faults.claim_answers_lost) {
@@ -372,6 +373,22 @@ impl RecordStore for Faulty {
                 None => unreachable(),
             }
         }
+    }
+
+    async fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<ClaimState, BackendError> {
+        self.faults.reads.fetch_add(1, Ordering::SeqCst);
+        if self.faults.down.load(Ordering::SeqCst) {
+            return unreachable();
+        }
+        let fingerprint = self.fingerprints.lock().unwrap()[&key];
+        // The same token gets the same answer.
+        let mut again = ClaimRequest::new(key, token, fingerprint, SECOND, SECOND * 60);
+        again.on_orphan = OnOrphan::Leave;
+        Ok(match self.inner.claim(again).await? {
+            ClaimReply::Claimed { .. } => ClaimState::Open,
+            ClaimReply::Completed { response } => ClaimState::Completed { response },
+            _ => ClaimState::Lost,
+        })
     }
 
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {

@@ -99,8 +99,7 @@ impl Lane {
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let (ticket, setup) = (Arc::new(Ticket::default()), self.setup.clone());
-        let timeout = setup.connector.timeout;
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + setup.connector.timeout;
         let job = Job {
             step,
             deadline,
@@ -110,26 +109,32 @@ impl Lane {
         };
         let queued = self.jobs.send(job).is_ok();
         async move {
-            let address = &setup.connector.address;
             let why = match timeout_at(deadline, answer).await {
                 Ok(Ok(answer)) => return answer,
-                Ok(Err(_)) if !queued || ticket.give_up() => {
-                    return Err(BackendError::not_done(
-                        Reason::Closed,
-                        "the runtime that served the connections has ended",
-                    ));
+                // Nobody works on it any more, and not because its time is over.
+                Ok(Err(_)) if Instant::now() < deadline => {
+                    let ended = "the runtime that served the connections has ended";
+                    return Err(match !queued || ticket.give_up() {
+                        true => BackendError::not_done(Reason::Closed, ended),
+                        false => BackendError::unknown(ended),
+                    });
                 }
-                Ok(Err(_)) => "the runtime that served the connections has ended".to_owned(),
-                Err(_) => {
-                    let trouble = setup.trouble.lock().clone();
-                    trouble.unwrap_or_else(|| format!("{address} did not answer within {timeout:?}"))
-                }
+                _ => setup.silence(),
             };
             match ticket.give_up() {
                 true => Err(BackendError::not_done(Reason::Unreachable, why)),
                 false => Err(BackendError::unknown(why)),
             }
         }
+    }
+}
+
+impl Setup {
+    /// Why no answer came in time.
+    fn silence(&self) -> String {
+        let Connector { address, timeout, .. } = &self.connector;
+        let trouble = self.trouble.lock().clone();
+        trouble.unwrap_or_else(|| format!("{address} did not answer within {timeout:?}"))
     }
 }
 
@@ -345,7 +350,10 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
             return Ended::Answered;
         }
         Ok(Err(Failure::Broken(error))) => return Ended::Broken(Box::new(job), error),
-        Err(_) => return Ended::Silent,
+        Err(_) => {
+            job.answer(Err(BackendError::unknown(setup.silence())));
+            return Ended::Silent;
+        }
     }
     if let Some(key) = job.step.news().filter(|_| setup.tell) {
         let until = Instant::now() + setup.connector.timeout;

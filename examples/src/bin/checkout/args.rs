@@ -21,6 +21,8 @@ Try it:
   curl         localhost:3000/items/sneaker
   curl -X POST localhost:3000/accounts/ada/charge -H 'content-type: application/json' -d '{\"amount\": 5}'
   curl         localhost:3000/lock?hold_ms=1000
+  curl -X POST localhost:3000/items/sneaker/buy   -H 'content-type: application/json' -d '{\"quantity\": 1}' \\
+       -H 'Idempotency-Key: \"cart-42\"'   # as often as you like: it is one order
 
 Or let 200 buyers at it: cargo run -p dlock-examples --bin buyers
 Or open http://localhost:3000 in a browser: the page has the buttons, and shows live who waits and who holds.
@@ -56,7 +58,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "5ms", value_parser = think)]
     pub(crate) think: Duration,
 
-    /// Take no locks and check no tokens, to see what happens; every `fencing_token` is null then
+    /// Take no locks and check no tokens, to see what happens; every `fencing_token` is null then, and
+    /// idempotency keys are known to this process only
     #[arg(long)]
     pub(crate) without_locks: bool,
 

@@ -1,0 +1,165 @@
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::HeaderName;
+use http::{Method, StatusCode};
+use tower_layer::Layer;
+
+use super::RetryService;
+
+/// How often a request is sent at most, unless said otherwise: 5 times.
+pub const DEFAULT_ATTEMPTS: u32 = 5;
+
+/// Until when the last try begins, unless said otherwise: 30 s after the first.
+pub const DEFAULT_TOTAL_TIME: Duration = Duration::from_secs(30);
+
+/// Gives outgoing requests an idempotency key and sends them again under it. See the [module](super).
+#[must_use = "a layer does nothing until it is put around a service"]
+#[derive(Debug, Clone)]
+pub struct RetryLayer<E = AnyError> {
+    settings: Arc<Settings>,
+    retry_error: E,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    pub(super) header: HeaderName,
+    pub(super) methods: Vec<Method>,
+    pub(super) attempts: u32,
+    pub(super) total_time: Duration,
+    pub(super) pause: Duration,
+    pub(super) longest_pause: Duration,
+    pub(super) statuses: Vec<StatusCode>,
+}
+
+/// Says which failures of a client are worth another try.
+pub trait RetryError<E>: Clone + Send + Sync + 'static {
+    /// Whether this is one of them.
+    fn is_worth_it(&self, error: &E) -> bool;
+}
+
+/// Every failure is worth another try: under the same key that does no harm.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AnyError;
+
+impl<E> RetryError<E> for AnyError {
+    fn is_worth_it(&self, _: &E) -> bool {
+        true
+    }
+}
+
+/// The failures that a closure says are worth another try; see [`RetryLayer::retry_error`].
+pub struct SomeErrors<E, F>(F, PhantomData<fn(&E)>);
+
+impl<E, F: Clone> Clone for SomeErrors<E, F> {
+    fn clone(&self) -> Self {
+        SomeErrors(self.0.clone(), PhantomData)
+    }
+}
+
+impl<E, F> fmt::Debug for SomeErrors<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SomeErrors").finish_non_exhaustive()
+    }
+}
+
+impl<E, F> RetryError<E> for SomeErrors<E, F>
+where
+    E: 'static,
+    F: Fn(&E) -> bool + Clone + Send + Sync + 'static,
+{
+    fn is_worth_it(&self, error: &E) -> bool {
+        (self.0)(error)
+    }
+}
+
+impl Default for RetryLayer {
+    fn default() -> Self {
+        RetryLayer::new()
+    }
+}
+
+impl RetryLayer {
+    /// A layer with the default options.
+    pub fn new() -> RetryLayer {
+        let settings = Settings {
+            header: HeaderName::from_static("idempotency-key"),
+            methods: vec![Method::POST, Method::PATCH],
+            attempts: DEFAULT_ATTEMPTS,
+            total_time: DEFAULT_TOTAL_TIME,
+            pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(5),
+            statuses: vec![
+                StatusCode::TOO_MANY_REQUESTS,
+                StatusCode::BAD_GATEWAY,
+                StatusCode::SERVICE_UNAVAILABLE,
+                StatusCode::GATEWAY_TIMEOUT,
+            ],
+        };
+        RetryLayer {
+            settings: Arc::new(settings),
+            retry_error: AnyError,
+        }
+    }
+}
+
+impl<E> RetryLayer<E> {
+    fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    /// How often a request is sent at most, the first time included; 5 by default.
+    pub fn attempts(self, attempts: u32) -> Self {
+        self.set(|settings| settings.attempts = attempts)
+    }
+
+    /// No try begins later than this after the first one; 30 s by default.
+    pub fn total_time(self, total_time: Duration) -> Self {
+        self.set(|settings| settings.total_time = total_time)
+    }
+
+    /// The pause before the second try where the server says nothing, and the longest one, between which it
+    /// doubles from try to try; 100 ms and 5 s by default. Each is drawn at random between half of that and
+    /// the whole.
+    pub fn pauses(self, first: Duration, longest: Duration) -> Self {
+        self.set(|settings| (settings.pause, settings.longest_pause) = (first, longest))
+    }
+
+    /// The statuses that are worth another try; 429, 502, 503 and 504 by default, which these replace.
+    pub fn retry_statuses(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        self.set(|settings| settings.statuses = statuses.into_iter().collect())
+    }
+
+    /// The methods that the layer applies to; `POST` and `PATCH` by default, which these replace. All
+    /// others pass untouched.
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.set(|settings| settings.methods = methods.into_iter().collect())
+    }
+
+    /// The header for the key; `Idempotency-Key` by default.
+    pub fn header(self, name: HeaderName) -> Self {
+        self.set(|settings| settings.header = name)
+    }
+
+    /// Which failures of the client are worth another try; all by default.
+    pub fn retry_error<T, F>(self, is_worth_it: F) -> RetryLayer<SomeErrors<T, F>>
+    where
+        F: Fn(&T) -> bool + Clone + Send + Sync + 'static,
+    {
+        RetryLayer {
+            settings: self.settings,
+            retry_error: SomeErrors(is_worth_it, PhantomData),
+        }
+    }
+}
+
+impl<S, E: Clone> Layer<S> for RetryLayer<E> {
+    type Service = RetryService<S, E>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RetryService::new(inner, self.settings.clone(), self.retry_error.clone())
+    }
+}

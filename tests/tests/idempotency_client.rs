@@ -1,0 +1,365 @@
+//! The client's side: a key for each operation, kept over its retries; over hyper and over reqwest.
+
+mod idempotency_support;
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::post;
+use bytes::Bytes;
+use dlock_tower::client::{RetryLayer, Sent};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use idempotency_support::{Answer, Counting, SECOND, answer, bounded, layer};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+use tower::{Layer, Service, ServiceExt};
+
+type Res = Response<Full<Bytes>>;
+type Answers = Box<dyn Fn() -> Result<Res, &'static str>>;
+type Seen = Arc<Mutex<Vec<HeaderMap>>>;
+
+/// A client that answers by number, and notes what it was sent.
+fn answering<F>(
+    answer: F,
+) -> (
+    impl Service<Request<Full<Bytes>>, Response = Res, Error = &'static str, Future: Send>
+    + Clone
+    + Send
+    + 'static,
+    Seen,
+)
+where
+    F: Fn(usize) -> Result<Res, &'static str> + Clone + Send + 'static,
+{
+    let seen = Seen::default();
+    let noted = seen.clone();
+    let client = tower::service_fn(move |request: Request<Full<Bytes>>| {
+        let (noted, answer) = (noted.clone(), answer.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            assert_eq!(body.collect().await.unwrap().to_bytes(), "5");
+            let n = {
+                let mut noted = noted.lock().unwrap();
+                noted.push(parts.headers);
+                noted.len()
+            };
+            answer(n)
+        }
+    });
+    (client, seen)
+}
+
+fn status(status: u16) -> Res {
+    Response::builder()
+        .status(status)
+        .body(Full::from("text"))
+        .unwrap()
+}
+
+fn in_progress() -> Res {
+    dlock_tower::idempotency::Problem::InProgress
+        .rejection()
+        .response()
+}
+
+fn pay() -> Request<Full<Bytes>> {
+    Request::post("http://shop/pay").body(Full::from("5")).unwrap()
+}
+
+fn key(headers: &HeaderMap) -> &str {
+    headers["idempotency-key"].to_str().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_request_gets_a_key_and_keeps_it_over_its_retries() {
+    bounded(async {
+        let (client, seen) = answering(|n| {
+            if n % 3 == 0 {
+                Ok(status(201))
+            } else {
+                Ok(status(503))
+            }
+        });
+        let client = RetryLayer::new().layer(client);
+        for _ in 0..2 {
+            let response = client.clone().oneshot(pay()).await.unwrap();
+            assert_eq!(response.status(), 201);
+            let sent = response.extensions().get::<Sent>().unwrap();
+            assert_eq!(sent.attempts, 3);
+            assert_eq!(
+                sent.key.to_str().unwrap(),
+                key(seen.lock().unwrap().last().unwrap())
+            );
+        }
+        let seen = seen.lock().unwrap();
+        let keys: Vec<&str> = seen.iter().map(key).collect();
+        assert!(keys[0] == keys[1] && keys[1] == keys[2] && keys[3] == keys[5]);
+        assert_ne!(keys[0], keys[3]);
+        assert!(keys[0].len() == 38 && keys[0].starts_with('"') && keys[0].ends_with('"'));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_there_already_stays() {
+    bounded(async {
+        let (client, seen) = answering(|n| Ok(status(if n == 1 { 502 } else { 200 })));
+        let mut request = pay();
+        request
+            .headers_mut()
+            .insert("idempotency-key", "mine".parse().unwrap());
+        RetryLayer::new().layer(client).oneshot(request).await.unwrap();
+        assert!(seen.lock().unwrap().iter().all(|headers| key(headers) == "mine"));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_sent_again_and_what_is_not() {
+    bounded(async {
+        let replayed = || {
+            let mut response = status(503);
+            response
+                .headers_mut()
+                .insert("idempotent-replayed", "true".parse().unwrap());
+            response
+        };
+        let other_conflict = || {
+            let mut response = status(409);
+            response
+                .headers_mut()
+                .insert("content-type", "application/problem+json".parse().unwrap());
+            response
+        };
+        let cases: Vec<(&str, Answers, usize)> = vec![
+            ("failure", Box::new(|| Err("broken")), 5),
+            ("429", Box::new(|| Ok(status(429))), 5),
+            ("502", Box::new(|| Ok(status(502))), 5),
+            ("503", Box::new(|| Ok(status(503))), 5),
+            ("504", Box::new(|| Ok(status(504))), 5),
+            ("in progress", Box::new(|| Ok(in_progress())), 5),
+            ("replayed", Box::new(move || Ok(replayed())), 1),
+            ("other conflict", Box::new(move || Ok(other_conflict())), 1),
+            ("conflict", Box::new(|| Ok(status(409))), 1),
+            ("200", Box::new(|| Ok(status(200))), 1),
+            ("422", Box::new(|| Ok(status(422))), 1),
+            ("500", Box::new(|| Ok(status(500))), 1),
+        ];
+        for (what, answer, times) in cases {
+            let answer = Arc::new(Mutex::new(
+                std::iter::repeat_with(answer).take(9).collect::<Vec<_>>(),
+            ));
+            let next = answer.clone();
+            let (client, seen) = answering(move |_| next.lock().unwrap().pop().unwrap());
+            let outcome = RetryLayer::new().layer(client).oneshot(pay()).await;
+            assert_eq!(seen.lock().unwrap().len(), times, "{what}");
+            assert_eq!(outcome.is_err(), what == "failure");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_body_of_a_conflict_is_not_lost_by_looking_at_it() {
+    bounded(async {
+        let (client, _) = answering(|_| Ok(in_progress()));
+        let response = RetryLayer::new()
+            .attempts(1)
+            .layer(client)
+            .oneshot(pay())
+            .await
+            .unwrap();
+        let json = answer(response).await.json();
+        assert_eq!(json["type"], "urn:dlock:problem:idempotency-in-progress");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_honoured_and_the_tries_are_bounded() {
+    bounded(async {
+        let after = |seconds: &'static str| {
+            move |n: usize| {
+                let mut response = status(if n < 3 { 503 } else { 200 });
+                response
+                    .headers_mut()
+                    .insert("retry-after", seconds.parse().unwrap());
+                Ok(response)
+            }
+        };
+        let (client, _) = answering(after("7"));
+        let begun = Instant::now();
+        assert_eq!(
+            RetryLayer::new()
+                .layer(client)
+                .oneshot(pay())
+                .await
+                .unwrap()
+                .status(),
+            200
+        );
+        let took = begun.elapsed();
+        assert!(took >= SECOND * 14 && took < SECOND * 15, "{took:?}");
+        // There is no time for it.
+        let (client, seen) = answering(after("20"));
+        let begun = Instant::now();
+        assert_eq!(
+            RetryLayer::new()
+                .layer(client)
+                .oneshot(pay())
+                .await
+                .unwrap()
+                .status(),
+            503
+        );
+        assert!(begun.elapsed() < SECOND * 21);
+        assert_eq!(seen.lock().unwrap().len(), 2);
+        // Without it the pauses grow.
+        let (client, seen) = answering(|_| Err("broken"));
+        let begun = Instant::now();
+        let layer = RetryLayer::new().attempts(8).pauses(SECOND / 10, SECOND * 2);
+        assert_eq!(layer.layer(client).oneshot(pay()).await.unwrap_err(), "broken");
+        let took = begun.elapsed();
+        assert!(took > SECOND * 3 && took < SECOND * 10, "{took:?}");
+        assert_eq!(seen.lock().unwrap().len(), 8);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_methods_and_failures_of_no_use_are_left_alone() {
+    bounded(async {
+        let (client, seen) = answering(|_| Err("no"));
+        let layer = RetryLayer::new();
+        let mut get = pay();
+        *get.method_mut() = Method::GET;
+        assert!(layer.layer(client.clone()).oneshot(get).await.is_err());
+        assert!(!seen.lock().unwrap()[0].contains_key("idempotency-key"));
+        let picky = layer.retry_error(|error: &&'static str| *error != "no");
+        assert!(picky.layer(client).oneshot(pay()).await.is_err());
+        assert_eq!(seen.lock().unwrap().len(), 2);
+    })
+    .await;
+}
+
+/// A shop that loses its first answers: the work is done, and the connection breaks.
+async fn shop(run: &Counting) -> String {
+    let counting = run.clone();
+    let app = Router::new()
+        .route(
+            "/pay",
+            post(move |body: String| async move {
+                let n = counting.next();
+                sleep(Duration::from_millis(300)).await;
+                (StatusCode::CREATED, format!("run {n} for {body}"))
+            }),
+        )
+        .layer(layer());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut connections = 0;
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            connections += 1;
+            let service = hyper_util::service::TowerToHyperService::new(app.clone());
+            let breaks = connections == 1;
+            tokio::spawn(async move {
+                let serve = hyper::server::conn::http1::Builder::new()
+                    .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
+                if breaks {
+                    let _ = tokio::time::timeout(Duration::from_millis(100), serve).await;
+                } else {
+                    let _ = serve.await;
+                }
+            });
+        }
+    });
+    format!("http://{address}/pay")
+}
+
+fn assert_paid_once(answer: &Answer, run: &Counting, sent: &Sent) {
+    assert_eq!(answer.both(), (201, "run 1 for 5"));
+    assert!(answer.is_replay(), "the first answer was lost");
+    assert_eq!(run.count(), 1);
+    // The first broke, the second was told that it is in progress.
+    assert!(sent.attempts >= 2);
+}
+
+#[tokio::test]
+async fn over_hyper() {
+    let run = Counting::default();
+    let url = shop(&run).await;
+    let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let client = RetryLayer::new().layer(client);
+    let request = Request::post(url)
+        .header("content-type", "text/plain")
+        .body(Full::from("5"))
+        .unwrap();
+    let response = client.oneshot(request).await.unwrap();
+    let sent = response.extensions().get::<Sent>().unwrap().clone();
+    assert_paid_once(&answer(response).await, &run, &sent);
+}
+
+#[tokio::test]
+async fn over_reqwest() {
+    let run = Counting::default();
+    let url = shop(&run).await;
+    let reqwest = reqwest::Client::new();
+    let adapter = tower::service_fn(move |request: Request<Bytes>| {
+        let client = reqwest.clone();
+        async move {
+            let response = client.execute(request.try_into()?).await?;
+            Ok::<_, reqwest::Error>(Response::<reqwest::Body>::from(response))
+        }
+    });
+    let client = RetryLayer::new()
+        .retry_error(|error: &reqwest::Error| !error.is_builder())
+        .layer(adapter);
+    let request = Request::post(url)
+        .header("content-type", "text/plain")
+        .body(Bytes::from("5"))
+        .unwrap();
+    let response = client.oneshot(request).await.unwrap();
+    let sent = response.extensions().get::<Sent>().unwrap().clone();
+    assert_paid_once(&answer(response).await, &run, &sent);
+}
+
+#[tokio::test]
+async fn a_client_that_is_driven_ready_is_the_one_that_is_called() {
+    #[derive(Default)]
+    struct OnlyWhenReady(bool);
+    impl Clone for OnlyWhenReady {
+        fn clone(&self) -> Self {
+            OnlyWhenReady(false)
+        }
+    }
+    impl Service<Request<Full<Bytes>>> for OnlyWhenReady {
+        type Response = Res;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Res, Infallible>>;
+        fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
+            self.0 = true;
+            std::task::Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, _: Request<Full<Bytes>>) -> Self::Future {
+            assert!(std::mem::take(&mut self.0), "called without being ready");
+            std::future::ready(Ok(status(503)))
+        }
+    }
+    let layer = RetryLayer::new()
+        .attempts(3)
+        .pauses(Duration::from_millis(1), Duration::from_millis(1));
+    let mut client = layer.layer(OnlyWhenReady::default());
+    for _ in 0..2 {
+        assert_eq!(
+            client.ready().await.unwrap().call(pay()).await.unwrap().status(),
+            503
+        );
+    }
+}

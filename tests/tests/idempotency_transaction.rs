@@ -1,0 +1,154 @@
+//! The idempotency layer around handlers that store their result in a transaction of their own. What a
+//! transaction is stands for itself here; on Postgres see the suites of that store.
+
+mod idempotency_support;
+
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use dlock_tower::{Idempotency, IdempotencyLayer};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use idempotency_support::*;
+use tokio::time::sleep;
+use tower::Service;
+
+/// How a handler ends after its transaction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum End {
+    Answers(u16),
+    Panics,
+    StoreAway,
+}
+
+/// A handler that commits or rolls back, and then ends somehow.
+fn handler(
+    store: &Faulty,
+    run: &Counting,
+    commits: bool,
+    end: End,
+) -> impl Service<Req, Response = Res, Error = Infallible, Future: Send> + Clone + Send + 'static {
+    let (store, run) = (store.clone(), run.clone());
+    tower::service_fn(move |request: Req| {
+        let (store, n) = (store.clone(), run.next());
+        let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+        async move {
+            let mut response = Response::new(Bytes::from(format!("committed {n}")));
+            response.headers_mut().insert("x-first", "1".parse().unwrap());
+            let bytes = claim.in_transaction(response);
+            if commits {
+                let (record, token) = (claim.record_key(), claim.claim_token());
+                let kept = claim.retention();
+                store.inner().complete(record, token, bytes, kept).await.unwrap();
+            }
+            match end {
+                End::Panics => panic!("as told"),
+                End::StoreAway => store.faults.set_down(true),
+                End::Answers(_) => {}
+            }
+            let mut response = Response::new(Full::from(format!("answered {n}")));
+            if let End::Answers(status) = end {
+                *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            }
+            Ok(response)
+        }
+    })
+}
+
+async fn two(
+    store: &Faulty,
+    layer: &IdempotencyLayer<impl dlock_tower::idempotency::caller::FindCaller>,
+    commits: bool,
+    end: End,
+) -> (Option<Answer>, Answer, usize) {
+    let run = Counting::default();
+    let service = around(layer, handler(store, &run, commits, end));
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await }
+    });
+    let first = first.await.ok();
+    if end == End::StoreAway {
+        sleep(SECOND * 20).await;
+        assert_eq!(layer.handle().tasks(), 1);
+        store.faults.set_down(false);
+    }
+    assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    assert_eq!(layer.handle().claims(), 0);
+    let retry = around(layer, run.service());
+    let second = send(&retry, post("k")).await;
+    (first, second, run.count())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_committed_is_sent_however_the_handler_ends() {
+    bounded(async {
+        for end in [
+            End::Answers(200),
+            End::Answers(500),
+            End::Answers(429),
+            End::Panics,
+            End::StoreAway,
+        ] {
+            let store = Faulty::new();
+            let (first, second, runs) = two(&store, &store.layer().retry_ambiguous(), true, end).await;
+            assert_eq!(
+                (second.text(), second.is_replay(), runs),
+                ("committed 1", true, 1),
+                "{end:?}"
+            );
+            match (end, first) {
+                (End::Panics, first) => assert!(first.is_none()),
+                (End::StoreAway, first) => assert_eq!(first.unwrap().text(), "answered 1"),
+                (_, first) => {
+                    let first = first.unwrap();
+                    assert_eq!(
+                        (first.both(), first.is_replay()),
+                        ((200, "committed 1"), false),
+                        "{end:?}"
+                    );
+                    assert_eq!(first.header("x-first"), Some("1"));
+                    assert_eq!(
+                        (store.faults.seen(), store.faults.reads.load(Ordering::SeqCst)),
+                        ((2, 0, 0, 0), 1)
+                    );
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_rolled_back_was_not_done_and_the_handlers_answer_counts() {
+    bounded(async {
+        let cases = [
+            (End::Answers(409), (409, "answered 1", 1)),
+            (End::Answers(429), (200, "run 2", 2)),
+            (End::Answers(500), (200, "run 2", 2)),
+            (End::Panics, (200, "run 2", 2)),
+        ];
+        for (end, wanted) in cases {
+            let store = Faulty::new();
+            let (_, second, runs) = two(&store, &store.layer().retry_ambiguous(), false, end).await;
+            assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_tell_leaves_the_word_to_the_handler() {
+    // Memory completes by its own step only.
+    let layer = layer();
+    let handler = tower::service_fn(|request: Req| {
+        let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+        let _ = claim.in_transaction(Response::default());
+        async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("answered"))) }
+    });
+    let service = around(&layer, handler);
+    assert_eq!(send(&service, post("k")).await.text(), "answered");
+    let again = send(&service, post("k")).await;
+    assert!(again.is_replay() && again.text() == "answered");
+}

@@ -1,0 +1,5 @@
+fn layer(records: dlock::record::Records) {
+    let _ = dlock_tower::IdempotencyLayer::new(records, "x-user");
+}
+
+fn main() {}

@@ -1,0 +1,518 @@
+//! The core under attack: other people's wakers, subscribers and backends, other runtimes, and the edges of options.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::backend::{
+    AcquireReply, AcquireRequest, Backend, BackendError, Holder, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Watch,
+};
+use dlock::testing::{Fault, Step, TestStore};
+use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
+use parking_lot::Mutex;
+use tokio::runtime::{self, Runtime};
+use tokio::time::sleep;
+use tracing::span;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Fails a test that is stuck in a mutex, which no timer of its runtime can.
+fn in_time(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(test);
+    for _ in 0..1000 {
+        if thread.is_finished() {
+            return thread.join().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("stuck");
+}
+
+fn paused() -> Runtime {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap()
+}
+
+/// Calls back when it is woken.
+struct Woken(Box<dyn Fn() + Send + Sync>);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+fn on_wake(then: impl Fn() + Send + Sync + 'static) -> Waker {
+    Arc::new(Woken(Box::new(then))).into()
+}
+
+type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Parked = Arc<Mutex<Option<Boxed>>>;
+
+/// Polls a future once, with a waker that drops it: what an executor does that was closed meanwhile.
+fn dropped_when_woken(future: impl Future<Output = ()> + Send + 'static) -> Parked {
+    let slot: Parked = Arc::default();
+    let behind = slot.clone();
+    let waker = on_wake(move || {
+        let future = behind.lock().take();
+        drop(future);
+    });
+    let mut future: Boxed = Box::pin(future);
+    assert!(
+        future
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+    );
+    *slot.lock() = Some(future);
+    slot
+}
+
+#[test]
+fn a_waker_may_drop_the_guard_whose_loss_wakes_it() {
+    for gone in [false, true] {
+        in_time(move || {
+            paused().block_on(async move {
+                let store = TestStore::new();
+                let client = store.client();
+                let lock = if gone {
+                    client.lock("k")
+                } else {
+                    client.lock("k").lease(100 * MS)
+                };
+                let guard = lock.acquire().await.unwrap();
+                let slot = dropped_when_woken(async move {
+                    guard.lost().await;
+                });
+                if gone {
+                    store.lose("k");
+                }
+                sleep(Duration::from_secs(1)).await;
+                assert!(slot.lock().is_none());
+                assert_eq!(client.held(), 0);
+            });
+        });
+    }
+}
+
+#[test]
+fn a_waker_may_drop_the_guard_whose_renewal_was_refused() {
+    in_time(|| {
+        paused().block_on(async {
+            let store = MemoryBackend::new();
+            let client = LockClient::builder()
+                .backend(store.clone())
+                .build()
+                .await
+                .unwrap();
+            let guard = client.lock("k").acquire().await.unwrap();
+            let slot = dropped_when_woken(async move {
+                guard.lost().await;
+            });
+            store.clear();
+            sleep(Duration::from_secs(60)).await;
+            assert!(slot.lock().is_none());
+            assert_eq!(client.held(), 0);
+        });
+    });
+}
+
+#[test]
+fn a_waker_may_drop_the_guard_whose_token_is_cancelled() {
+    in_time(|| {
+        paused().block_on(async {
+            let client = LockClient::memory();
+            let guard = client.lock("k").lease(100 * MS).acquire().await.unwrap();
+            let slot = dropped_when_woken(async move {
+                guard.cancellation_token().cancelled_owned().await;
+                drop(guard);
+            });
+            sleep(Duration::from_secs(1)).await;
+            assert!(slot.lock().is_none());
+            assert_eq!(client.held(), 0);
+        });
+    });
+}
+
+#[test]
+fn a_waker_may_drop_the_acquire_that_a_release_wakes() {
+    in_time(|| {
+        paused().block_on(async {
+            let client = LockClient::memory();
+            let guard = client.lock("k").acquire().await.unwrap();
+            let waits = client.lock("k").acquire();
+            let slot = dropped_when_woken(async move {
+                drop(waits.await);
+            });
+            drop(guard);
+            assert!(slot.lock().is_none());
+            sleep(MS).await;
+            drop(client.lock("k").try_acquire().await.unwrap());
+            assert_eq!(client.waited_for(), 0);
+        });
+    });
+}
+
+#[test]
+fn a_waker_may_ask_the_client_when_its_acquire_is_dropped() {
+    in_time(|| {
+        paused().block_on(async {
+            let client = LockClient::memory();
+            let guard = client.lock("k").acquire().await.unwrap();
+            let first = tokio::spawn(client.lock("k").acquire());
+            sleep(MS).await;
+            let asks = client.clone();
+            let waker = on_wake(move || assert_eq!(asks.waited_for(), 1));
+            let mut second = Box::pin(client.lock("k").acquire());
+            assert!(
+                second
+                    .as_mut()
+                    .poll(&mut Context::from_waker(&waker))
+                    .is_pending()
+            );
+            drop(second);
+            drop(guard);
+            drop(first.await.unwrap().unwrap());
+        });
+    });
+}
+
+/// A subscriber that asks the client at every event.
+struct Asks(Arc<Mutex<Option<LockClient>>>, Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Asks {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("dlock")
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        let client = self.0.lock().clone();
+        if let Some(client) = client {
+            let asked = client.held() + client.waited_for();
+            self.1.fetch_add(1 + asked, Ordering::Relaxed);
+        }
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn a_subscriber_may_ask_the_client_from_within_an_event() {
+    in_time(|| {
+        let (slot, events) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+        let _here = tracing::subscriber::set_default(Asks(slot.clone(), events.clone()));
+        paused().block_on(async {
+            let store = TestStore::new();
+            let client = store.client();
+            *slot.lock() = Some(client.clone());
+            let fixed = client.lock("fixed").lease(100 * MS).acquire().await.unwrap();
+            assert_eq!(fixed.lost().await, Loss::Expired);
+            let renewed = client.lock("renewed").acquire().await.unwrap();
+            store.fail_next(Step::Renew, Fault::Unreachable);
+            sleep(Duration::from_secs(60)).await;
+            assert!(renewed.is_held());
+            store.lose("renewed");
+            assert!(events.load(Ordering::Relaxed) > 3);
+            *slot.lock() = None;
+        });
+    });
+}
+
+#[test]
+fn a_frame_may_end_with_its_thread() {
+    thread_local! {
+        static KEPT: RefCell<Option<Boxed>> = const { RefCell::new(None) };
+    }
+    std::thread::spawn(|| {
+        // Known to the thread before the frames are, so gone after them.
+        KEPT.set(None);
+        let mut never: Boxed = Box::pin(dlock::scope::current().wrap(std::future::pending()));
+        assert!(
+            never
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_pending()
+        );
+        KEPT.set(Some(never));
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_release_goes_on_when_the_runtime_that_awaited_it_ends() {
+    let home = runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let store = TestStore::new();
+    let client = home.block_on(async { store.client() });
+    let (first, second) = home.block_on(async {
+        (
+            client.lock("1").acquire().await.unwrap(),
+            client.lock("2").acquire().await.unwrap(),
+        )
+    });
+    store.set_down(true);
+    let guest = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    guest.block_on(async {
+        let released = tokio::time::timeout(20 * MS, first.release()).await;
+        assert!(released.is_err());
+        // Once more, by a task that ends with its runtime.
+        tokio::spawn(second.release());
+        sleep(10 * MS).await;
+    });
+    drop(guest);
+    store.set_down(false);
+    home.block_on(async {
+        for _ in 0..200 {
+            if store.held() == 0 {
+                break;
+            }
+            sleep(10 * MS).await;
+        }
+        assert_eq!(store.held(), 0);
+        // And whoever comes after it.
+        drop(client.lock("3").acquire().await.unwrap());
+        sleep(50 * MS).await;
+        assert_eq!(store.held(), 0);
+    });
+}
+
+#[test]
+fn work_that_blocks_past_the_lease_is_told_of_the_loss() {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(async {
+            let client = LockClient::memory();
+            let done = client
+                .lock("k")
+                .lease(50 * MS)
+                .run(|_| async { std::thread::sleep(100 * MS) })
+                .await;
+            assert!(done.is_err_and(|error| error.is_lost()));
+        });
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_closure_of_run_is_inside_the_frame_before_its_future_is() {
+    let client = LockClient::memory();
+    let lock = client.lock("k");
+    let inner = lock.clone().wait(Duration::from_secs(5));
+    let entered = lock
+        .run(|held| {
+            assert_eq!(
+                dlock::current().map(|held| held.fencing_token()),
+                Some(held.fencing_token())
+            );
+            tokio::spawn(dlock::scope::current().wrap(async move { inner.acquire().await.map(drop) }))
+        })
+        .await
+        .unwrap();
+    entered.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_capped_by_max_hold_is_not_stretched_by_a_confirmation() {
+    let client = LockClient::memory();
+    let lock = client
+        .lock("k")
+        .lease(Duration::from_secs(3600))
+        .max_hold(Duration::from_secs(10));
+    let guard = lock.acquire().await.unwrap();
+    assert!(guard.ensure(Duration::from_secs(20)).await.is_err());
+    let left = client.inspect("k").await.unwrap().unwrap().remaining.unwrap();
+    assert!(left <= Duration::from_secs(10), "{left:?}");
+}
+
+/// How a [`Strange`] store behaves.
+#[derive(Default)]
+struct Manners {
+    acquire_takes: Option<Duration>,
+    /// The first renewal takes this long, the others no time.
+    first_renewal_takes: Option<Duration>,
+    endless: bool,
+    panics_in: Option<Step>,
+    always_news: bool,
+    renewals: AtomicUsize,
+    panics: AtomicUsize,
+}
+
+/// A backend of somebody else.
+struct Strange(Arc<MemoryBackend>, Arc<Manners>);
+
+impl Strange {
+    fn panics(&self, step: Step) {
+        if self.1.panics_in == Some(step) && self.1.panics.fetch_add(1, Ordering::Relaxed) == 0 {
+            panic!("the backend's own");
+        }
+    }
+}
+
+impl Backend for Strange {
+    async fn acquire(self: Arc<Self>, request: AcquireRequest) -> Result<AcquireReply, BackendError> {
+        self.panics(Step::Acquire);
+        let reply = Backend::acquire(self.0.clone(), request).await;
+        if let Some(time) = self.1.acquire_takes {
+            sleep(time).await;
+        }
+        match reply {
+            Ok(AcquireReply::Busy { .. }) if self.1.endless => Ok(AcquireReply::Busy {
+                remaining: Some(Duration::MAX),
+            }),
+            other => other,
+        }
+    }
+    async fn release(self: Arc<Self>, request: ReleaseRequest) -> Result<ReleaseReply, BackendError> {
+        self.panics(Step::Release);
+        Backend::release(self.0.clone(), request).await
+    }
+    async fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+        self.panics(Step::Renew);
+        let first = self.1.renewals.fetch_add(1, Ordering::Relaxed) == 0;
+        let answer = Backend::renew(self.0.clone(), requests).await;
+        if let Some(time) = self.1.first_renewal_takes.filter(|_| first) {
+            sleep(time).await;
+        }
+        answer
+    }
+    async fn inspect(self: Arc<Self>, key: LockKey) -> Result<Option<Holder>, BackendError> {
+        Backend::inspect(self.0.clone(), key).await
+    }
+    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
+        Backend::list(self.0.clone(), prefix).await
+    }
+    async fn force_release(self: Arc<Self>, key: LockKey) -> Result<bool, BackendError> {
+        Backend::force_release(self.0.clone(), key).await
+    }
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
+        if !self.1.always_news {
+            return Backend::watch(self.0.clone(), kind, key);
+        }
+        let (news, changes) = tokio::sync::watch::channel(0);
+        let task = tokio::spawn(async move {
+            loop {
+                news.send_modify(|n| *n += 1);
+                tokio::task::yield_now().await;
+            }
+        });
+        Watch::new(changes, move || task.abort())
+    }
+}
+
+async fn strange(manners: Manners) -> LockClient {
+    let backend = Strange(Arc::new(MemoryBackend::new()), Arc::new(manners));
+    LockClient::builder().backend(backend).build().await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_answered_after_the_shutdown_is_no_lock() {
+    let client = strange(Manners {
+        acquire_takes: Some(500 * MS),
+        ..Manners::default()
+    })
+    .await;
+    let asked = tokio::spawn(client.lock("k").try_acquire());
+    sleep(MS).await;
+    client.shutdown(10 * MS).await;
+    let answer = asked.await.unwrap();
+    assert!(matches!(answer, Err(Error::ClientClosed)), "{answer:?}");
+    assert!(client.inspect("k").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_takes_nothing_from_what_ensure_has_promised() {
+    let client = strange(Manners {
+        first_renewal_takes: Some(3000 * MS),
+        ..Manners::default()
+    })
+    .await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    sleep(Duration::from_millis(12_500)).await;
+    guard.ensure(Duration::from_millis(29_600)).await.unwrap();
+    sleep(Duration::from_millis(600)).await;
+    let left = guard.remaining();
+    assert!(left >= Duration::from_millis(29_000), "{left:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_without_end_can_be_waited_for() {
+    let client = strange(Manners {
+        endless: true,
+        ..Manners::default()
+    })
+    .await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let waits = tokio::spawn(client.lock("k").acquire());
+    sleep(10 * MS).await;
+    drop(guard);
+    drop(waits.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_panics_takes_no_other_along() {
+    let client = strange(Manners {
+        panics_in: Some(Step::Release),
+        ..Manners::default()
+    })
+    .await;
+    drop(client.lock("1").acquire().await.unwrap());
+    sleep(MS).await;
+    drop(client.lock("2").acquire().await.unwrap());
+    sleep(MS).await;
+    assert!(client.inspect("2").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_panics_is_a_failed_renewal() {
+    let client = strange(Manners {
+        panics_in: Some(Step::Renew),
+        ..Manners::default()
+    })
+    .await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(guard.state(), HoldState::Held);
+}
+
+#[test]
+fn news_without_end_do_not_outlast_the_wait() {
+    in_time(|| {
+        runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(async {
+                let client = strange(Manners {
+                    always_news: true,
+                    ..Manners::default()
+                })
+                .await;
+                let _guard = client.lock("k").acquire().await.unwrap();
+                let refused = client.lock("k").wait(50 * MS).acquire().await;
+                assert!(refused.is_err_and(|error| error.is_busy()));
+            });
+    });
+}

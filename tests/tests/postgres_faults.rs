@@ -1,0 +1,433 @@
+//! PostgreSQL frozen, killed and restarted, and each statement with its reply lost: every step ends in time, tells
+//! honestly whether it was done, and may be repeated.
+
+use std::time::{Duration, Instant};
+
+use dlock::Error;
+use dlock::backend::{BackendError, Outcome, Reason};
+use dlock::record::postgres::PostgresRecords;
+use dlock::record::{ClaimReply, ClaimRequest, ClaimState, OwnerReply, Records};
+use dlock_tests::faults::{SLACK, within};
+use dlock_tests::postgres::{PgFault, PgProxy, Postgres, fresh_table};
+use dlock_tests::records::{ask, ask_for, claimed, fresh_key};
+use dlock_tests::{Swallow, eventually};
+use futures_util::future::join_all;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::{Config, NoTls};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// What one step may take.
+const TIMEOUT: Duration = Duration::from_millis(400);
+
+/// Records by one connection that gives up soon, once it stands.
+async fn hasty(config: Config, table: &str) -> Records {
+    let builder = || PostgresRecords::builder(config.clone(), NoTls).table(table);
+    let patient = builder()
+        .connections(1)
+        .timeout(10 * SEC)
+        .connect()
+        .await
+        .unwrap();
+    patient.create_table().await.unwrap();
+    let mut made = None;
+    for _ in 0..10 {
+        made = builder().connections(1).timeout(TIMEOUT).connect().await.ok();
+        if made.is_some() {
+            break;
+        }
+    }
+    Records::new(made.expect("the server is there"))
+}
+
+fn is_unknown<T: std::fmt::Debug>(outcome: Result<T, BackendError>) {
+    let error = outcome.unwrap_err();
+    assert_eq!(
+        (error.outcome, &error.reason),
+        (Outcome::Unknown, &Reason::Unreachable),
+        "{error}"
+    );
+}
+
+fn is_not_done<T: std::fmt::Debug>(outcome: Result<T, BackendError>, reason: Reason) -> String {
+    let error = outcome.unwrap_err();
+    assert_eq!(
+        (error.outcome, &error.reason),
+        (Outcome::NotDone, &reason),
+        "{error}"
+    );
+    error.message
+}
+
+/// A step of the story of a record, what its SQL says, and how often it may be repeated with the same answer.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Claim,
+    TakeOver,
+    Extend,
+    Read,
+    Complete,
+    Replay,
+    Release,
+}
+
+const STEPS: [(Step, &str); 7] = [
+    (Step::Claim, "Claims a record"),
+    (Step::TakeOver, "Claims a record"),
+    (Step::Extend, "Lets the claim last"),
+    (Step::Read, "What became of a claim"),
+    (Step::Complete, "Stores the result"),
+    (Step::Replay, "Claims a record"),
+    (Step::Release, "Forgets the record"),
+];
+
+impl Step {
+    /// Does what comes before it, and gives the claim that the step is about.
+    async fn prepare(self, beside: &Records) -> ClaimRequest {
+        let first = ask_for(&fresh_key(), MS, DAY);
+        match self {
+            Step::Claim => {}
+            Step::TakeOver => {
+                claimed(beside, first.clone(), 1).await;
+                sleep(10 * MS).await;
+                let mut next = ask(&first.key);
+                next.key = first.key;
+                return next;
+            }
+            _ => {
+                claimed(beside, first.clone(), 1).await;
+                if matches!(self, Step::Replay) {
+                    let stored = beside
+                        .complete(&first.key, &first.token, b"x".to_vec(), DAY)
+                        .await;
+                    assert_eq!(stored.unwrap(), OwnerReply::Done);
+                }
+            }
+        }
+        first
+    }
+
+    /// Does it; the answer as text, without what differs from one record to the next.
+    async fn run(self, on: &Records, claim: &ClaimRequest) -> Result<String, BackendError> {
+        let (key, token) = (&claim.key, &claim.token);
+        let owner = |reply: OwnerReply| format!("{reply:?}");
+        match self {
+            Step::Claim | Step::TakeOver | Step::Replay => Ok(match on.claim(claim.clone()).await? {
+                ClaimReply::Claimed { attempt, .. } => format!("attempt {attempt}"),
+                other => format!("{other:?}"),
+            }),
+            Step::Extend => Ok(owner(on.extend(key, token, DAY, DAY).await?)),
+            Step::Complete => Ok(owner(on.complete(key, token, b"x".to_vec(), DAY).await?)),
+            Step::Release => Ok(owner(on.release(key, token).await?)),
+            Step::Read => Ok(format!("{:?}", on.read(key, token).await?)),
+        }
+    }
+
+    fn answer(self) -> &'static str {
+        match self {
+            Step::Claim => "attempt 1",
+            Step::TakeOver => "attempt 2",
+            Step::Replay => "Completed { response: [120] }",
+            Step::Read => "Open",
+            _ => "Done",
+        }
+    }
+}
+
+async fn each_step(arm: impl Fn(&PgProxy, &'static str) -> PgFault, answered: bool) {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let beside = hasty(server.config(), &table).await;
+    for (step, sql) in STEPS {
+        let proxy = PgProxy::start(server.addr());
+        let behind = hasty(server.config_at(proxy.addr()), &table).await;
+        claimed(&behind, ask(&fresh_key()), 1).await;
+        let claim = step.prepare(&beside).await;
+        let fault = arm(&proxy, sql);
+        let outcome = within(TIMEOUT, format!("{step:?}"), step.run(&behind, &claim)).await;
+        assert!(fault.fired(), "{step:?}");
+        match answered {
+            // On the next connection, at once.
+            true => assert_eq!(outcome.unwrap(), step.answer(), "{step:?}"),
+            false => is_unknown(outcome),
+        }
+        // Whoever repeats it gets the answer that was lost, here and there.
+        for records in [&behind, &beside] {
+            let mut again = within(TIMEOUT, "once more", step.run(records, &claim)).await;
+            // A busy machine may take longer to connect.
+            for _ in 0..10 {
+                if again.is_err() {
+                    again = step.run(records, &claim).await;
+                }
+            }
+            assert_eq!(again.unwrap(), step.answer(), "{step:?} again");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reply_that_hangs_is_an_unknown_outcome_and_the_step_may_be_repeated() {
+    each_step(
+        |proxy, sql| proxy.swallow(1, Swallow::Hang, move |request| request.runs(sql)),
+        false,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_breaks_before_the_reply_costs_a_repetition() {
+    each_step(
+        |proxy, sql| proxy.swallow(1, Swallow::Cut, move |request| request.runs(sql)),
+        true,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_breaks_before_the_statement_costs_a_repetition() {
+    each_step(|proxy, sql| proxy.lose(1, move |request| request.runs(sql)), true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connecting_and_preparing_survive_the_loss_of_every_message() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let _made = hasty(server.config(), &table).await;
+    for then in [Some(Swallow::Hang), Some(Swallow::Cut), None] {
+        for k in 1.. {
+            let proxy = PgProxy::start(server.addr());
+            let fault = match then {
+                Some(then) => proxy.swallow(k, then, |_| true),
+                None => proxy.lose(k, |_| true),
+            };
+            let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls).table(&table);
+            let connecting = builder.connections(1).timeout(TIMEOUT).connect();
+            let store = match within(TIMEOUT, "connecting", connecting).await {
+                Ok(store) => store,
+                Err(Error::Unreachable { .. }) if fault.fired() => continue,
+                Err(error) => panic!("{error}"),
+            };
+            let records = Records::new(store);
+            let request = ask(&fresh_key());
+            let first = within(TIMEOUT, "the first claim", records.claim(request.clone())).await;
+            eventually("it recovers", || async {
+                records.claim(request.clone()).await.is_ok()
+            })
+            .await;
+            if !fault.fired() {
+                assert!(first.is_ok() && k > 5, "{first:?} with {k} requests");
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_server_answers_nobody_and_keeps_nobody_waiting() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let records = hasty(server.config(), &table).await;
+    let key = fresh_key();
+    let (token, fence) = claimed(&records, ask(&key), 1).await;
+    server.stop();
+    let frozen = ask(&fresh_key());
+    is_unknown(within(TIMEOUT, "claim", records.claim(frozen.clone())).await);
+    // There is no connection any more, and none to be had: nothing is sent.
+    for _ in 0..2 {
+        let extend = records.extend(&key, &token, SEC, DAY);
+        is_not_done(within(TIMEOUT, "extend", extend).await, Reason::Unreachable);
+    }
+    let many = join_all((0..500).map(|_| records.claim(ask(&fresh_key()))));
+    for outcome in within(TIMEOUT, "many claims", many).await {
+        is_not_done(outcome, Reason::Unreachable);
+    }
+    server.cont();
+    eventually("it answers again", || async {
+        records.claim(frozen.clone()).await.is_ok()
+    })
+    .await;
+    claimed(&records, frozen, 1).await;
+    let mut again = ask(&key);
+    again.token = token;
+    assert_eq!(claimed(&records, again, 1).await.1, fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_committed_survives_a_kill_and_connections_come_back_by_themselves() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let records = hasty(server.config(), &table).await;
+    let (open, done) = (ask(&fresh_key()), ask(&fresh_key()));
+    claimed(&records, open.clone(), 1).await;
+    let (token, fence) = claimed(&records, done.clone(), 1).await;
+    records
+        .complete(&done.key, &token, b"x".to_vec(), DAY)
+        .await
+        .unwrap();
+    for graceful in [false, true] {
+        match graceful {
+            true => server.shutdown(),
+            false => server.kill(),
+        }
+        let claim = || within(TIMEOUT, "claim", records.claim(ask(&fresh_key())));
+        // Until the end of the connection is noticed, nobody can tell what became of what was sent.
+        let noticed = |error: &BackendError| error.outcome == Outcome::NotDone;
+        eventually("it is noticed", || async {
+            claim().await.is_err_and(|error| noticed(&error))
+        })
+        .await;
+        let said = is_not_done(claim().await, Reason::Unreachable);
+        assert!(said.contains(&server.addr().to_string()), "{said}");
+        server.restart().await;
+        eventually("it is there again", || async {
+            records.read(&done.key, &token).await.is_ok()
+        })
+        .await;
+        let became = records.read(&done.key, &token).await.unwrap();
+        assert_eq!(
+            became,
+            ClaimState::Completed {
+                response: b"x".to_vec()
+            }
+        );
+        claimed(&records, open.clone(), 1).await;
+        let (_, next) = claimed(&records, ask(&fresh_key()), 1).await;
+        assert!(next > fence);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_restart_is_not_noticed() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let builder = PostgresRecords::builder(server.config(), NoTls)
+        .table(&table)
+        .timeout(10 * SEC);
+    let store = builder.connect().await.unwrap();
+    store.create_table().await.unwrap();
+    let records = Records::new(store);
+    let working = async {
+        for _ in 0..30 {
+            let (key, request) = (fresh_key(), ask(&fresh_key()));
+            let (token, _) = claimed(&records, request.clone(), 1).await;
+            let stored = records.complete(&request.key, &token, b"x".to_vec(), DAY).await;
+            assert_eq!(stored.unwrap(), OwnerReply::Done);
+            claimed(&records, ask(&key), 1).await;
+            sleep(20 * MS).await;
+        }
+    };
+    tokio::join!(working, async {
+        sleep(100 * MS).await;
+        server.kill();
+        server.restart().await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_is_terminated_costs_nothing() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let mut config = server.config();
+    config.application_name(&table);
+    let records = hasty(config, &table).await;
+    let mut watch = records.watch(&fresh_key());
+    watch.changed().await;
+    let client = server.client().await;
+    for _ in 0..20 {
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1";
+        client.execute(sql, &[&table]).await.unwrap();
+        claimed(&records, ask(&fresh_key()), 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_the_server_gives_up_was_not_done_and_keeps_its_connection() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let proxy = PgProxy::start(server.addr());
+    let records = hasty(server.config_at(proxy.addr()), &table).await;
+    let claim = ask(&fresh_key());
+    claimed(&records, ask(&fresh_key()), 1).await;
+    let connected = proxy.count(|request| request.runs("statement_timeout"));
+    let mut client = server.client().await;
+    let tx = client.transaction().await.unwrap();
+    tx.batch_execute(&format!("LOCK TABLE {table}")).await.unwrap();
+    is_not_done(
+        within(TIMEOUT, "claim", records.claim(claim.clone())).await,
+        Reason::Unreachable,
+    );
+    tx.rollback().await.unwrap();
+    claimed(&records, claim, 1).await;
+    assert_eq!(
+        proxy.count(|request| request.runs("statement_timeout")),
+        connected
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_only_reads_refuses() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let records = hasty(server.config(), &table).await;
+    let client = server.client().await;
+    client
+        .batch_execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        .await
+        .unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let claim = ask(&fresh_key());
+    eventually("it refuses", || async {
+        records.claim(ask(&fresh_key())).await.is_err()
+    })
+    .await;
+    let said = is_not_done(records.claim(claim.clone()).await, Reason::Refused);
+    assert!(said.contains("25006") && said.contains("primary"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_hears_of_a_completion_through_broken_connections() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let proxy = PgProxy::start(server.addr());
+    let (behind, beside) = (
+        hasty(server.config_at(proxy.addr()), &table).await,
+        hasty(server.config(), &table).await,
+    );
+    for (blocked, refused) in [(false, false), (false, true), (true, false)] {
+        let (key, noise) = (fresh_key(), fresh_key());
+        let (token, _) = claimed(&beside, ask(&key), 1).await;
+        let (mut watch, mut other) = (behind.watch(&key), behind.watch(&noise));
+        watch.changed().await;
+        other.changed().await;
+        // The news are lost with the connection.
+        proxy.block(blocked);
+        proxy.refuse(refused);
+        if !blocked {
+            proxy.cut();
+        }
+        beside.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+        sleep(300 * MS).await;
+        proxy.block(false);
+        proxy.refuse(false);
+        let told = Instant::now();
+        let found = timeout(10 * SEC, async {
+            loop {
+                watch.changed().await;
+                match behind.claim(ask(&key)).await {
+                    Ok(ClaimReply::Completed { .. }) => return,
+                    Ok(ClaimReply::InProgress { .. }) | Err(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        found.await.expect("it hears of it");
+        assert!(told.elapsed() < TIMEOUT + 2 * SLACK, "{:?}", told.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_network_is_only_slow() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let proxy = PgProxy::start(server.addr());
+    let records = hasty(server.config_at(proxy.addr()), &table).await;
+    claimed(&records, ask(&fresh_key()), 1).await;
+    proxy.delay(50 * MS);
+    for _ in 0..5 {
+        let request = ask(&fresh_key());
+        let (token, _) = claimed(&records, request.clone(), 1).await;
+        let stored = records.complete(&request.key, &token, b"x".to_vec(), DAY).await;
+        assert_eq!(stored.unwrap(), OwnerReply::Done);
+    }
+}

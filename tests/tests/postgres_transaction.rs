@@ -1,0 +1,607 @@
+//! Completion in the owner's own transaction: effect and record commit together, or neither does, whatever dies.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlock::backend::{Outcome, Reason};
+use dlock::record::postgres::{CompleteError, PostgresClaim, PostgresRecords};
+use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock_tests::postgres::{PgProxy, Postgres, connect, fresh_table};
+use dlock_tests::records::{ask, ask_for, claimed, fresh_key, leaving};
+use dlock_tests::{Swallow, child, eventually};
+use tokio::time::{sleep, timeout};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, IsolationLevel, NoTls};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// What a step that waits for a transaction waits at most.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A shop: a table of records, and one in which each sale of a record's key is a row.
+struct Shop {
+    server: Arc<Postgres>,
+    table: String,
+    store: PostgresRecords,
+    records: Records,
+    client: Client,
+}
+
+async fn shop() -> Shop {
+    let (server, table) = (Postgres::shared().await, fresh_table());
+    let builder = PostgresRecords::builder(server.config(), NoTls)
+        .table(&table)
+        .timeout(TIMEOUT);
+    let store = builder.connect().await.unwrap();
+    store.create_table().await.unwrap();
+    let client = server.client().await;
+    client
+        .batch_execute(&format!("CREATE TABLE {table}_sales (key text)"))
+        .await
+        .unwrap();
+    Shop {
+        server,
+        table,
+        records: Records::new(store.clone()),
+        store,
+        client,
+    }
+}
+
+impl Shop {
+    /// A claim for so long.
+    async fn claim(&self, lease: Duration) -> PostgresClaim {
+        let key = fresh_key();
+        let (token, _) = claimed(&self.records, ask_for(&key, lease, DAY), 1).await;
+        self.store.owned(&key, &token, DAY)
+    }
+
+    fn sale(&self, key: &RecordKey) -> String {
+        format!("INSERT INTO {}_sales VALUES ('{}')", self.table, key.as_str())
+    }
+
+    async fn sales(&self, key: &RecordKey) -> i64 {
+        let sql = format!("SELECT count(*) FROM {}_sales WHERE key = $1", self.table);
+        self.client
+            .query_one(&sql, &[&key.as_str()])
+            .await
+            .unwrap()
+            .get(0)
+    }
+
+    async fn read(&self, claim: &PostgresClaim) -> ClaimState {
+        self.records.read(claim.key(), claim.token()).await.unwrap()
+    }
+
+    async fn ask(&self, claim: &PostgresClaim) -> ClaimReply {
+        self.records.claim(ask(claim.key())).await.unwrap()
+    }
+}
+
+fn completed(with: &[u8]) -> ClaimReply {
+    ClaimReply::Completed {
+        response: with.to_vec(),
+    }
+}
+
+fn became(with: &[u8]) -> ClaimState {
+    ClaimState::Completed {
+        response: with.to_vec(),
+    }
+}
+
+#[tokio::test]
+async fn effect_and_record_commit_together() {
+    let shop = shop().await;
+    let claim = shop.claim(SEC).await;
+    let mut client = shop.server.client().await;
+    let tx = client.transaction().await.unwrap();
+    tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
+    claim.complete_in(&tx, b"sold").await.unwrap();
+    assert!(matches!(
+        shop.ask(&claim).await,
+        ClaimReply::InProgress { attempt: 1, .. }
+    ));
+    assert_eq!(shop.sales(claim.key()).await, 0);
+    tx.commit().await.unwrap();
+    assert_eq!(shop.ask(&claim).await, completed(b"sold"));
+    assert_eq!(shop.sales(claim.key()).await, 1);
+    assert_eq!(shop.read(&claim).await, became(b"sold"));
+    // The layer's own completion changes nothing; a renewal that comes late takes the claim for no loss.
+    let (key, token) = (claim.key(), claim.token());
+    assert_eq!(
+        shop.records
+            .complete(key, token, b"other".to_vec(), MS)
+            .await
+            .unwrap(),
+        OwnerReply::Done
+    );
+    assert_eq!(
+        shop.records.extend(key, token, SEC, MS).await.unwrap(),
+        OwnerReply::Done
+    );
+    sleep(20 * MS).await;
+    assert_eq!(shop.ask(&claim).await, completed(b"sold"));
+}
+
+#[tokio::test]
+async fn a_rollback_leaves_neither() {
+    let shop = shop().await;
+    for dropped in [true, false] {
+        let claim = shop.claim(200 * MS).await;
+        let mut client = shop.server.client().await;
+        let tx = client.transaction().await.unwrap();
+        tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
+        claim.complete_in(&tx, b"sold").await.unwrap();
+        match dropped {
+            true => drop(tx),
+            false => tx.rollback().await.unwrap(),
+        }
+        assert_eq!(shop.read(&claim).await, ClaimState::Open);
+        assert_eq!(shop.sales(claim.key()).await, 0);
+        sleep(200 * MS).await;
+        claimed(&shop.records, ask(claim.key()), 2).await;
+    }
+}
+
+#[tokio::test]
+async fn who_lost_the_claim_cannot_complete_and_rolls_back() {
+    let shop = shop().await;
+    let lost = async |claim: &PostgresClaim| {
+        let mut client = shop.server.client().await;
+        let tx = client.transaction().await.unwrap();
+        tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
+        for failed in [claim.hold_in(&tx).await, claim.complete_in(&tx, b"sold").await] {
+            let error = failed.unwrap_err();
+            assert!(error.is_claim_lost(), "{error}");
+            let text = error.to_string();
+            assert!(
+                text.contains(claim.key().as_str()) && text.contains("roll the transaction back"),
+                "{text}"
+            );
+        }
+        drop(tx);
+        client.batch_execute("SELECT 1").await.unwrap();
+        assert_eq!(shop.sales(claim.key()).await, 0);
+    };
+    // Taken over, and so completed by another.
+    let claim = shop.claim(MS).await;
+    sleep(20 * MS).await;
+    let (next, _) = claimed(&shop.records, ask(claim.key()), 2).await;
+    lost(&claim).await;
+    shop.records
+        .complete(claim.key(), &next, b"other".to_vec(), DAY)
+        .await
+        .unwrap();
+    lost(&claim).await;
+    assert_eq!(shop.ask(&claim).await, completed(b"other"));
+    // Given back, by its owner, as a first attempt and as a later one.
+    let claim = shop.claim(SEC).await;
+    shop.records.release(claim.key(), claim.token()).await.unwrap();
+    lost(&claim).await;
+    let first = shop.claim(MS).await;
+    sleep(20 * MS).await;
+    let (token, _) = claimed(&shop.records, ask(first.key()), 2).await;
+    shop.records.release(first.key(), &token).await.unwrap();
+    lost(&shop.store.owned(first.key(), &token, DAY)).await;
+    // Completed with another result, and never claimed.
+    let claim = shop.claim(SEC).await;
+    shop.records
+        .complete(claim.key(), claim.token(), b"other".to_vec(), DAY)
+        .await
+        .unwrap();
+    lost(&claim).await;
+    lost(&shop.store.owned(&fresh_key(), &ClaimToken::new(), DAY)).await;
+}
+
+#[tokio::test]
+async fn the_lease_may_be_over_as_long_as_nobody_took_over() {
+    let shop = shop().await;
+    let claim = shop.claim(MS).await;
+    sleep(20 * MS).await;
+    let mut client = shop.server.client().await;
+    let tx = client.transaction().await.unwrap();
+    claim.complete_in(&tx, b"late").await.unwrap();
+    // Twice is fine, another result is not.
+    claim.complete_in(&tx, b"late").await.unwrap();
+    assert!(claim.complete_in(&tx, b"else").await.unwrap_err().is_claim_lost());
+    tx.commit().await.unwrap();
+    assert_eq!(shop.ask(&claim).await, completed(b"late"));
+}
+
+#[tokio::test]
+async fn times_are_those_of_the_completion_and_not_of_the_transactions_start() {
+    let shop = shop().await;
+    let mut client = shop.server.client().await;
+    // Kept for a moment, and forgotten while the transaction went on.
+    let key = fresh_key();
+    let (token, _) = claimed(&shop.records, ask_for(&key, MS, 100 * MS), 1).await;
+    let tx = client.transaction().await.unwrap();
+    tx.batch_execute("SELECT 1").await.unwrap();
+    sleep(200 * MS).await;
+    let forgotten = shop.store.owned(&key, &token, DAY);
+    assert!(
+        forgotten
+            .complete_in(&tx, b"sold")
+            .await
+            .unwrap_err()
+            .is_claim_lost()
+    );
+    drop(tx);
+    // Kept from the completion on.
+    let claim = shop.claim(SEC).await;
+    let claim = shop.store.owned(claim.key(), claim.token(), 400 * MS);
+    let tx = client.transaction().await.unwrap();
+    tx.batch_execute("SELECT 1").await.unwrap();
+    sleep(500 * MS).await;
+    claim.complete_in(&tx, b"sold").await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(shop.ask(&claim).await, completed(b"sold"));
+    sleep(500 * MS).await;
+    claimed(&shop.records, ask(claim.key()), 1).await;
+}
+
+#[tokio::test]
+async fn a_commit_whose_reply_is_lost_is_found_by_reading() {
+    let shop = shop().await;
+    for then in [Swallow::Cut, Swallow::Hang] {
+        let claim = shop.claim(SEC).await;
+        let proxy = PgProxy::start(shop.server.addr());
+        let mut client = shop.server.client_at(proxy.addr()).await;
+        let tx = client.transaction().await.unwrap();
+        tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
+        claim.complete_in(&tx, b"sold").await.unwrap();
+        let fault = proxy.swallow(1, then, |request| request.runs("COMMIT"));
+        let committed = timeout(200 * MS, tx.commit()).await;
+        assert!(!matches!(committed, Ok(Ok(()))), "its reply is lost");
+        fault.swallowed().await;
+        assert_eq!(shop.read(&claim).await, became(b"sold"));
+        assert_eq!(shop.sales(claim.key()).await, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_never_arrives_has_no_effect_and_is_found_by_reading() {
+    let shop = shop().await;
+    let claim = shop.claim(SEC).await;
+    let proxy = PgProxy::start(shop.server.addr());
+    let mut client = shop.server.client_at(proxy.addr()).await;
+    let tx = client.transaction().await.unwrap();
+    tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
+    claim.complete_in(&tx, b"sold").await.unwrap();
+    proxy.lose(1, |request| request.runs("COMMIT"));
+    assert!(tx.commit().await.is_err());
+    assert_eq!(shop.read(&claim).await, ClaimState::Open);
+    assert_eq!(shop.sales(claim.key()).await, 0);
+}
+
+#[tokio::test]
+async fn a_commit_that_is_under_way_leaves_the_claim_undecided_until_it_arrives() {
+    let shop = shop().await;
+    let claim = shop.claim(MS).await;
+    let proxy = PgProxy::start(shop.server.addr());
+    let mut client = shop.server.client_at(proxy.addr()).await;
+    let held = proxy.hold(1, |request| request.runs("COMMIT"));
+    let committing = tokio::spawn({
+        let (claim, sale) = (claim.clone(), shop.sale(claim.key()));
+        async move {
+            let tx = client.transaction().await.unwrap();
+            tx.batch_execute(&sale).await.unwrap();
+            claim.complete_in(&tx, b"sold").await.unwrap();
+            tx.commit().await
+        }
+    });
+    held.caught().await;
+    // Its handler gives up, and the bytes are on their way.
+    committing.abort();
+    let (key, token) = (claim.key(), claim.token());
+    let undecided = shop.records.read(key, token).await.unwrap_err();
+    assert_eq!(
+        (undecided.outcome, undecided.reason),
+        (Outcome::NotDone, Reason::Unreachable)
+    );
+    let undecided = shop.records.release(key, token).await.unwrap_err();
+    assert_eq!(
+        (undecided.outcome, undecided.reason),
+        (Outcome::NotDone, Reason::Unreachable)
+    );
+    let reading = tokio::spawn({
+        let (records, key, token) = (shop.records.clone(), key.clone(), token.clone());
+        async move { records.read(&key, &token).await }
+    });
+    sleep(50 * MS).await;
+    held.release();
+    assert_eq!(reading.await.unwrap().unwrap(), became(b"sold"));
+    assert_eq!(shop.sales(key).await, 1);
+}
+
+#[tokio::test]
+async fn while_the_transaction_is_open_nobody_takes_over_and_nobody_waits() {
+    let shop = shop().await;
+    for commits in [true, false] {
+        let claim = shop.claim(MS).await;
+        let mut client = shop.server.client().await;
+        let tx = client.transaction().await.unwrap();
+        claim.hold_in(&tx).await.unwrap();
+        sleep(20 * MS).await;
+        for request in [ask(claim.key()), leaving(ask(claim.key()))] {
+            let asked = Instant::now();
+            let reply = shop.records.claim(request).await.unwrap();
+            assert!(
+                matches!(reply, ClaimReply::InProgress { attempt: 1, remaining } if remaining > MS),
+                "{reply:?}"
+            );
+            assert!(asked.elapsed() < 200 * MS, "{:?}", asked.elapsed());
+        }
+        claim.complete_in(&tx, b"sold").await.unwrap();
+        assert!(matches!(
+            shop.ask(&claim).await,
+            ClaimReply::InProgress { attempt: 1, .. }
+        ));
+        if commits {
+            tx.commit().await.unwrap();
+            assert_eq!(shop.ask(&claim).await, completed(b"sold"));
+        } else {
+            tx.rollback().await.unwrap();
+            assert_eq!(
+                shop.records.claim(leaving(ask(claim.key()))).await.unwrap(),
+                ClaimReply::Orphan { attempt: 1 }
+            );
+            claimed(&shop.records, ask(claim.key()), 2).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_extension_does_not_wait_for_the_owners_transaction() {
+    let shop = shop().await;
+    let claim = shop.claim(SEC).await;
+    let (key, token) = (claim.key(), claim.token());
+    let mut client = shop.server.client().await;
+    let tx = client.transaction().await.unwrap();
+    claim.complete_in(&tx, b"sold").await.unwrap();
+    for _ in 0..3 {
+        let asked = Instant::now();
+        assert_eq!(
+            shop.records.extend(key, token, SEC, DAY).await.unwrap(),
+            OwnerReply::Done
+        );
+        assert!(asked.elapsed() < 200 * MS, "{:?}", asked.elapsed());
+        let stranger = ClaimToken::new();
+        assert_eq!(
+            shop.records.extend(key, &stranger, SEC, DAY).await.unwrap(),
+            OwnerReply::NotOwner
+        );
+    }
+    // Completing from outside waits within bounds, and comes to the same.
+    let error = shop
+        .records
+        .complete(key, token, b"sold".to_vec(), DAY)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (error.outcome, error.reason),
+        (Outcome::NotDone, Reason::Unreachable)
+    );
+    let (completing, _) = tokio::join!(shop.records.complete(key, token, b"sold".to_vec(), DAY), async {
+        sleep(50 * MS).await;
+        tx.commit().await.unwrap();
+    });
+    assert_eq!(completing.unwrap(), OwnerReply::Done);
+}
+
+#[tokio::test]
+async fn a_handler_that_forgets_to_commit_has_its_result_stored_by_the_layer() {
+    let shop = shop().await;
+    let claim = shop.claim(SEC).await;
+    let mut client = shop.server.client().await;
+    let tx = client.transaction().await.unwrap();
+    claim.complete_in(&tx, b"sold").await.unwrap();
+    drop(tx);
+    let done = shop
+        .records
+        .complete(claim.key(), claim.token(), b"sold".to_vec(), DAY)
+        .await;
+    assert_eq!(done.unwrap(), OwnerReply::Done);
+    assert_eq!(shop.ask(&claim).await, completed(b"sold"));
+}
+
+#[tokio::test]
+async fn who_waits_is_told_by_the_completion_that_follows() {
+    let shop = shop().await;
+    let (_, elsewhere) = shop.server.records(&shop.table).await;
+    let claim = shop.claim(DAY).await;
+    let mut watch = elsewhere.watch(claim.key());
+    watch.changed().await;
+    let mut client = shop.server.client().await;
+    let tx = client.transaction().await.unwrap();
+    claim.complete_in(&tx, b"sold").await.unwrap();
+    tx.commit().await.unwrap();
+    shop.records
+        .complete(claim.key(), claim.token(), b"sold".to_vec(), DAY)
+        .await
+        .unwrap();
+    timeout(SEC, watch.changed()).await.expect("it is told");
+    assert_eq!(
+        elsewhere.claim(ask(claim.key())).await.unwrap(),
+        completed(b"sold")
+    );
+}
+
+#[tokio::test]
+async fn strict_isolation_takes_a_hold_at_the_beginning() {
+    let shop = shop().await;
+    for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
+        for hold in [false, true] {
+            let claim = shop.claim(SEC).await;
+            let mut client = shop.server.client().await;
+            let tx = client
+                .build_transaction()
+                .isolation_level(level)
+                .start()
+                .await
+                .unwrap();
+            if hold {
+                claim.hold_in(&tx).await.unwrap();
+            }
+            tx.batch_execute(&shop.sale(claim.key())).await.unwrap();
+            let extended = shop.records.extend(claim.key(), claim.token(), SEC, DAY).await;
+            assert_eq!(extended.unwrap(), OwnerReply::Done);
+            match claim.complete_in(&tx, b"sold").await {
+                Ok(()) => assert!(hold, "{level:?}"),
+                Err(CompleteError::Failed { source, .. }) => {
+                    assert!(
+                        !hold && source.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE),
+                        "{source:?}"
+                    );
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            tx.commit().await.unwrap();
+            assert_eq!(shop.ask(&claim).await, completed(b"sold"));
+        }
+    }
+}
+
+/// Where a process dies that does the work of [`as_another_process`].
+const DEATHS: [&str; 5] = ["claimed", "sold", "completed", "committed", "never"];
+
+/// Another process of the shop, told by its environment what to do.
+#[tokio::test]
+#[ignore = "it is what the tests start as another process"]
+async fn as_another_process() {
+    let var = |name: &str| std::env::var(name).unwrap();
+    let (table, death, keys) = (var("SHOP_TABLE"), var("SHOP_DEATH"), var("SHOP_KEYS"));
+    let config: tokio_postgres::Config = var("SHOP_URL").parse().unwrap();
+    let builder = PostgresRecords::builder(config.clone(), NoTls)
+        .table(&table)
+        .connections(1)
+        .timeout(10 * SEC);
+    let store = builder.connect().await.unwrap();
+    let records = Records::new(store.clone());
+    let mut client = connect(&config).await.unwrap();
+    let die = |at: &str| {
+        if death == at {
+            std::process::abort();
+        }
+    };
+    for key in keys.split(',') {
+        let key = RecordKey::new(key).unwrap();
+        loop {
+            let request = ClaimRequest::new(key.clone(), ClaimToken::new(), [7; 32], 300 * MS, DAY);
+            let token = request.token.clone();
+            match records.claim(request).await.unwrap() {
+                ClaimReply::Claimed { .. } => {}
+                ClaimReply::Completed { .. } => break,
+                _ => {
+                    sleep(20 * MS).await;
+                    continue;
+                }
+            }
+            die("claimed");
+            let tx = client.transaction().await.unwrap();
+            let sale = format!("INSERT INTO {table}_sales VALUES ($1)");
+            tx.execute(&sale, &[&key.as_str()]).await.unwrap();
+            die("sold");
+            // Some are slower than their lease, and are overtaken.
+            if fastrand::u8(..4) == 0 {
+                sleep(400 * MS).await;
+            }
+            let done = store
+                .owned(&key, &token, DAY)
+                .complete_in(&tx, key.as_str().as_bytes())
+                .await;
+            die("completed");
+            match done {
+                Ok(()) => tx.commit().await.unwrap(),
+                Err(error) => assert!(error.is_claim_lost(), "{error}"),
+            }
+            die("committed");
+        }
+    }
+}
+
+fn start(shop: &Shop, death: &str, keys: &str) -> std::process::Child {
+    let mut command = child::command(std::env::current_exe().unwrap());
+    command.args(["--exact", "as_another_process", "--ignored", "--nocapture"]);
+    command
+        .env("SHOP_URL", shop.server.url_at(shop.server.addr()))
+        .env("SHOP_TABLE", &shop.table);
+    command.env("SHOP_DEATH", death).env("SHOP_KEYS", keys);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    child::spawn(command).unwrap()
+}
+
+async fn ends(mut process: std::process::Child, what: &str) -> bool {
+    let mut outcome = None;
+    eventually(what, || {
+        outcome = process.try_wait().unwrap();
+        std::future::ready(outcome.is_some())
+    })
+    .await;
+    outcome.unwrap().success()
+}
+
+#[tokio::test]
+async fn a_process_that_dies_anywhere_leaves_both_or_neither() {
+    let shop = shop().await;
+    for death in DEATHS {
+        let key = fresh_key();
+        let dead = start(&shop, death, key.as_str());
+        assert_eq!(ends(dead, "the process ends").await, death == "never", "{death}");
+        let happened = matches!(death, "committed" | "never");
+        // The server notices that its client is gone.
+        eventually("the transaction has ended", || async {
+            let expected = i64::from(happened);
+            shop.sales(&key).await == expected
+        })
+        .await;
+        sleep(400 * MS).await;
+        match shop.records.claim(leaving(ask(&key))).await.unwrap() {
+            ClaimReply::Completed { response } => assert!(happened && response == key.as_str().as_bytes()),
+            ClaimReply::Orphan { attempt: 1 } => {
+                assert!(!happened);
+                claimed(&shop.records, ask(&key), 2).await;
+            }
+            other => panic!("{death}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn processes_that_die_and_are_overtaken_sell_each_thing_once() {
+    let shop = shop().await;
+    let keys: Vec<RecordKey> = (0..20).map(|_| fresh_key()).collect();
+    let names: Vec<&str> = keys.iter().map(RecordKey::as_str).collect();
+    let mut mortals = Vec::new();
+    for (i, death) in DEATHS.into_iter().enumerate() {
+        // Each begins elsewhere, so that each has something to die of.
+        let mut names = names.clone();
+        names.rotate_left(4 * i);
+        mortals.push(start(&shop, death, &names.join(",")));
+    }
+    let survivors = [
+        start(&shop, "never", &names.join(",")),
+        start(&shop, "never", &names.join(",")),
+    ];
+    for survivor in survivors {
+        assert!(ends(survivor, "who lives comes to an end").await);
+    }
+    for mortal in mortals {
+        ends(mortal, "everybody comes to an end").await;
+    }
+    for key in &keys {
+        assert_eq!(shop.sales(key).await, 1, "sold once");
+        assert_eq!(
+            shop.records.claim(ask(key)).await.unwrap(),
+            completed(key.as_str().as_bytes())
+        );
+    }
+}
