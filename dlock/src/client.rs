@@ -325,7 +325,8 @@ impl LockClient {
         }
         ShutdownReport {
             lost: left.len(),
-            unconfirmed: shared.pending.len(),
+            // What began after that is of guards that were told.
+            unconfirmed: if drained { 0 } else { shared.pending.len() },
         }
     }
 }
