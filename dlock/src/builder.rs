@@ -175,6 +175,10 @@ impl fmt::Debug for LockClientBuilder {
 }
 
 /// What every backend that is opened by URL is told.
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "only servers want to know")
+)]
 #[derive(Debug, Clone)]
 pub(crate) struct Common {
     pub(crate) timeout: Duration,

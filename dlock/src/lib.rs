@@ -106,6 +106,7 @@
 //! | `macros` (default) | `#[distributed_lock]` |
 //! | `redis` (default) | the Redis and Valkey backend |
 //! | `tls` | `rediss://` by rustls |
+//! | `postgres` | [records](record) on PostgreSQL, completed in the handler's own transaction |
 //! | `metrics` | `dlock_acquired_total`, `dlock_acquire_failed_total{reason}`, `dlock_wait_seconds`, `dlock_released_total`, `dlock_release_failed_total`, `dlock_lost_total{reason}` through the `metrics` facade |
 //! | `axum` | `IntoResponse` for [`Error`], as problem+json |
 

@@ -23,6 +23,7 @@ pub(crate) enum Topology {
     Memory {
         name: Option<String>,
     },
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
     Server(ServerUrl),
     /// Known, well-formed, and still to come.
     NotYet(&'static str),

@@ -25,6 +25,7 @@ use crate::child;
 use crate::port::Port;
 
 mod proxy;
+mod wire;
 
 pub use proxy::{PgFault, PgProxy, Request};
 
@@ -122,7 +123,7 @@ impl Postgres {
         }
         let settings = format!(
             "listen_addresses = '127.0.0.1'\nport = {}\nunix_socket_directories = ''\nfsync = off\n\
-             full_page_writes = off\nshared_buffers = 32MB\nmax_connections = 200\nrestart_after_crash = on\n",
+             full_page_writes = off\ndynamic_shared_memory_type = mmap\nshared_buffers = 32MB\nmax_connections = 200\nrestart_after_crash = on\n",
             self.port()
         );
         let config = data.join("postgresql.auto.conf");

@@ -3,7 +3,7 @@
 //! Each rule is given two handles on one store, as two processes have them, and makes keys of its own, so
 //! that all may run on one store at a time. [`record_suite!`](crate::record_suite) makes a test of each:
 //!
-//! ```ignore
+//! ```text
 //! /// What has to live as long as the test, and the records as two processes see them.
 //! async fn on_my_store() -> (MyServer, Records, Records) { … }
 //! dlock_tests::record_suite!(on_my_store);

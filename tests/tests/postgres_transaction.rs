@@ -410,25 +410,32 @@ async fn a_handler_that_forgets_to_commit_has_its_result_stored_by_the_layer() {
 }
 
 #[tokio::test]
-async fn who_waits_is_told_by_the_completion_that_follows() {
+async fn who_waits_is_told_when_the_owner_reads_or_completes_once_more() {
     let shop = shop().await;
     let (_, elsewhere) = shop.server.records(&shop.table).await;
-    let claim = shop.claim(DAY).await;
-    let mut watch = elsewhere.watch(claim.key());
-    watch.changed().await;
-    let mut client = shop.server.client().await;
-    let tx = client.transaction().await.unwrap();
-    claim.complete_in(&tx, b"sold").await.unwrap();
-    tx.commit().await.unwrap();
-    shop.records
-        .complete(claim.key(), claim.token(), b"sold".to_vec(), DAY)
-        .await
-        .unwrap();
-    timeout(SEC, watch.changed()).await.expect("it is told");
-    assert_eq!(
-        elsewhere.claim(ask(claim.key())).await.unwrap(),
-        completed(b"sold")
-    );
+    for reads in [true, false] {
+        let claim = shop.claim(DAY).await;
+        let (key, token) = (claim.key(), claim.token());
+        let (mut here, mut there) = (shop.records.watch(key), elsewhere.watch(key));
+        here.changed().await;
+        there.changed().await;
+        let mut client = shop.server.client().await;
+        let tx = client.transaction().await.unwrap();
+        claim.complete_in(&tx, b"sold").await.unwrap();
+        tx.commit().await.unwrap();
+        if reads {
+            assert_eq!(shop.read(&claim).await, became(b"sold"));
+        } else {
+            shop.records
+                .complete(key, token, b"sold".to_vec(), DAY)
+                .await
+                .unwrap();
+        }
+        for watch in [&mut here, &mut there] {
+            timeout(SEC, watch.changed()).await.expect("it is told");
+        }
+        assert_eq!(elsewhere.claim(ask(key)).await.unwrap(), completed(b"sold"));
+    }
 }
 
 #[tokio::test]

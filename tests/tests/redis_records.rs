@@ -96,7 +96,7 @@ async fn the_prefix_is_part_of_the_name_and_of_the_channel() {
     let mut watch = prefixed.watch(&key);
     watch.changed().await;
     let full = format!("shop:{}", name(&key));
-    assert_eq!(server.pubsub_channels().await, [full.clone()]);
+    assert_eq!(server.pubsub_channels().await, std::slice::from_ref(&full));
     let (token, _) = claimed(&prefixed, ask(&key), 1).await;
     assert_eq!(server.keys().await, ["dlock:fence", &full]);
     let (a, b) = tokio::join!(prefixed.release(&key, &token), timeout(10 * SEC, watch.changed()));

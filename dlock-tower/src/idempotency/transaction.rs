@@ -61,6 +61,7 @@ impl Claim {
 }
 
 /// What became of the transaction of a handler that has answered.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(super) enum Ended<R> {
     /// It was committed: this is the response.
     Committed(Response<ResponseBody<R>>),

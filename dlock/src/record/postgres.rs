@@ -35,13 +35,14 @@
 //!   nobody can tell whether the server went on.
 //! - Who waits is told by `LISTEN` and `NOTIFY` on a channel with the table's name, at once. Where that is switched
 //!   off ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters look four times a second.
-//!   After [`complete_in`](PostgresClaim::complete_in) they are told by the [`complete`](crate::record::Records::complete)
-//!   that follows, or find it when the lease they were told of has ended.
+//!   Of a result that was stored by [`complete_in`](PostgresClaim::complete_in) they are told when its owner reads
+//!   it or completes it once more, and find it when the lease they were told of has ended.
 //! - Fences come from a sequence. They grow over release, expiry and a clock that is set back, and over the loss of
 //!   the table too, unless the clock was set back as well.
 //! - What is forgotten is removed in the background, a thousand rows at a time. Every process does that, and none
 //!   stands in another's way.
 
+mod builder;
 mod connect;
 mod failure;
 mod lane;
@@ -56,22 +57,18 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::runtime;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
-use self::connect::Connector;
+pub use self::builder::PostgresRecordsBuilder;
 use self::lane::{Lane, Setup};
 use self::news::News;
 use self::step::{Answer, Step};
-use self::table::Table;
 pub use self::transaction::{CompleteError, PostgresClaim};
 use super::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordStore};
 use crate::Error;
-use crate::backend::{BackendError, Reason, Watch};
-use crate::builder::DEFAULT_TIMEOUT;
+use crate::backend::{BackendError, Watch};
 
 /// Rows that are removed at a time.
 const SWEPT: u32 = 1000;
@@ -87,121 +84,6 @@ struct Inner {
     news: News,
     /// Ends what runs in the background.
     _ended: DropGuard,
-}
-
-/// Options of [`PostgresRecords`].
-#[must_use = "a builder does nothing until it connects"]
-#[derive(Debug)]
-pub struct PostgresRecordsBuilder<T> {
-    config: Config,
-    tls: T,
-    table: String,
-    connections: usize,
-    timeout: Duration,
-    listen: bool,
-    sweep_every: Option<Duration>,
-}
-
-impl<T> PostgresRecordsBuilder<T> {
-    /// The table, with its schema if it has one: `"app.idempotency"`. Letters, digits and `_`; capitals count.
-    /// `dlock_records` by default.
-    pub fn table(mut self, name: impl Into<String>) -> Self {
-        self.table = name.into();
-        self
-    }
-
-    /// How many connections steps go over; 4 by default. Steps of one record always take the same one, and none
-    /// waits for another's answer, so a few are enough for a whole process.
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.connections = connections;
-        self
-    }
-
-    /// How long one step may take, connecting included; 1 s by default.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Whether those who wait for a record are told by `LISTEN` and `NOTIFY`, the default, or look four times a
-    /// second. To be the same in all processes.
-    pub fn listen(mut self, listen: bool) -> Self {
-        self.listen = listen;
-        self
-    }
-
-    /// How often rows whose retention is over are removed; every minute by default. `None` leaves that to
-    /// [`PostgresRecords::remove_expired`], called from elsewhere.
-    pub fn sweep_every(mut self, every: impl Into<Option<Duration>>) -> Self {
-        self.sweep_every = every.into();
-        self
-    }
-}
-
-impl<T> PostgresRecordsBuilder<T>
-where
-    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
-    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
-{
-    /// Connects; see [`PostgresRecords::connect`].
-    ///
-    /// # Errors
-    ///
-    /// When the server cannot be reached now, or refuses, or an option makes no sense.
-    pub async fn connect(self) -> Result<PostgresRecords, Error> {
-        let invalid = |option, reason: &str| Error::InvalidOption {
-            option,
-            reason: reason.to_owned(),
-        };
-        let table = Table::new(&self.table).map_err(|reason| invalid("table", &reason))?;
-        if self.connections == 0 {
-            return Err(invalid("connections", "steps need one connection at least"));
-        }
-        if self.timeout.is_zero() {
-            return Err(invalid("timeout", "no step can be carried out in no time"));
-        }
-        if self.sweep_every.is_some_and(|every| every.is_zero()) {
-            return Err(invalid("sweep_every", "it would never pause"));
-        }
-        let runtime = runtime::Handle::try_current().map_err(|_| Error::ClientClosed)?;
-        let setup = Arc::new(Setup {
-            connector: Connector::new(self.config, self.tls, self.timeout),
-            table,
-            tell: self.listen,
-            trouble: Mutex::default(),
-        });
-        let mut first = Some(setup.connector.connect().await.map_err(not_connected)?);
-        let lanes = (0..self.connections)
-            .map(|_| Lane::start(setup.clone(), first.take(), &runtime))
-            .collect();
-        let ended = CancellationToken::new();
-        let news = News::start(setup.clone(), ended.child_token(), &runtime);
-        let inner = Arc::new(Inner {
-            setup,
-            lanes,
-            news,
-            _ended: ended.clone().drop_guard(),
-        });
-        if let Some(every) = self.sweep_every {
-            let records = Arc::downgrade(&inner);
-            runtime.spawn(async move {
-                let swept = async {
-                    loop {
-                        tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())).await;
-                        let Some(inner) = records.upgrade() else { return };
-                        if let Err(error) = PostgresRecords(inner).remove_expired().await {
-                            tracing::debug!(%error, "records that are forgotten were not removed");
-                        }
-                    }
-                };
-                tokio::select! {
-                    () = ended.cancelled() => {}
-                    () = swept => {}
-                }
-            });
-        }
-        Ok(PostgresRecords(inner))
-    }
 }
 
 impl PostgresRecords {
@@ -223,15 +105,7 @@ impl PostgresRecords {
     /// Options, for a server and the way to encrypt what goes there: [`tokio_postgres::NoTls`], or a connector
     /// as of `postgres-native-tls` or `tokio-postgres-rustls`.
     pub fn builder<T>(config: Config, tls: T) -> PostgresRecordsBuilder<T> {
-        PostgresRecordsBuilder {
-            config,
-            tls,
-            table: table::DEFAULT.to_owned(),
-            connections: 4,
-            timeout: DEFAULT_TIMEOUT,
-            listen: true,
-            sweep_every: Some(Duration::from_secs(60)),
-        }
+        PostgresRecordsBuilder::new(config, tls)
     }
 
     /// The SQL that makes the table and what belongs to it, for a migration. It may run more than once.
@@ -383,10 +257,15 @@ impl RecordStore for PostgresRecords {
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<ClaimState, BackendError>> + Send + 'static {
-        let answer = self.step(&key.clone(), Step::Read(key, token));
+        let answer = self.step(&key, Step::Read(key.clone(), token));
         async move {
             match answer.await? {
-                Answer::State(state) => Ok(state),
+                Answer::State(state) => {
+                    if matches!(state, ClaimState::Completed { .. }) {
+                        self.0.news.tell(&key);
+                    }
+                    Ok(state)
+                }
                 other => Err(strange(&other)),
             }
         }
@@ -408,26 +287,4 @@ impl fmt::Debug for PostgresRecords {
 
 fn strange(answer: &Answer) -> BackendError {
     BackendError::unknown(format!("the answer of another step came: {answer:?}"))
-}
-
-fn not_connected(error: BackendError) -> Error {
-    let what = "a first connection".to_owned();
-    let BackendError {
-        reason,
-        message,
-        source,
-        ..
-    } = error;
-    match reason {
-        Reason::Refused => Error::Refused {
-            what,
-            message,
-            source,
-        },
-        _ => Error::Unreachable {
-            what,
-            message,
-            source,
-        },
-    }
 }

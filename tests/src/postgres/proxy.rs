@@ -4,7 +4,6 @@
 //! reply answers which, by the `ReadyForQuery` at its end. It knows the SQL of prepared statements too, so that a test
 //! can lose the reply to the second `COMMIT`. It runs in a thread of its own, and does not speak TLS.
 
-use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc as sync_mpsc;
@@ -12,12 +11,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::wire;
 use crate::{Direction, Swallow};
 
 /// How long a test waits for a fault to strike.
@@ -40,14 +38,14 @@ impl Request {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deed {
+pub(super) enum Deed {
     Swallow(Swallow),
     Lose,
     Hold,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+pub(super) enum Stage {
     Armed,
     Caught,
     Released,
@@ -67,14 +65,14 @@ struct Weather {
     blocked: bool,
 }
 
-struct Shared {
-    upstream: SocketAddr,
+pub(super) struct Shared {
+    pub(super) upstream: SocketAddr,
     rules: Mutex<Vec<Rule>>,
     log: Mutex<Vec<Request>>,
     weather: watch::Sender<Weather>,
-    refusing: watch::Sender<bool>,
+    pub(super) refusing: watch::Sender<bool>,
     /// Ends every connection that is open.
-    cut: Mutex<CancellationToken>,
+    pub(super) cut: Mutex<CancellationToken>,
 }
 
 /// A fault of one request. It stays armed when this is dropped.
@@ -162,7 +160,7 @@ impl PgProxy {
                     let _ = ready.send(listener.local_addr().expect("it listens"));
                     tokio::select! {
                         () = end.cancelled() => {}
-                        () = accept(inner, listener) => {}
+                        () = wire::accept(inner, listener) => {}
                     }
                 });
             })
@@ -261,7 +259,7 @@ impl Drop for PgProxy {
 
 impl Shared {
     /// Logs a request, and says what is to become of it.
-    fn look(&self, request: Request) -> Option<(Deed, watch::Sender<Stage>)> {
+    pub(super) fn look(&self, request: Request) -> Option<(Deed, watch::Sender<Stage>)> {
         let mut rules = self.rules.lock();
         let mut struck = None;
         for (i, rule) in rules.iter_mut().enumerate() {
@@ -285,7 +283,7 @@ impl Shared {
         Some((rule.deed, rule.stage))
     }
 
-    async fn pass(&self, direction: Direction) {
+    pub(super) async fn pass(&self, direction: Direction) {
         let delay = self.weather.borrow().delay;
         if direction == Direction::ToServer && !delay.is_zero() {
             tokio::time::sleep(delay).await;
@@ -293,157 +291,4 @@ impl Shared {
         let mut weather = self.weather.subscribe();
         let _ = weather.wait_for(|weather| !weather.blocked).await;
     }
-}
-
-async fn accept(shared: Arc<Shared>, listener: TcpListener) {
-    while let Ok((client, _)) = listener.accept().await {
-        if *shared.refusing.borrow() {
-            continue;
-        }
-        let (cut, shared) = (shared.cut.lock().clone(), shared.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = cut.cancelled() => {}
-                _ = forward(&shared, client) => {}
-            }
-        });
-    }
-}
-
-/// A reply that is still to come, and what is to become of it.
-type Pending = Option<(Swallow, watch::Sender<Stage>)>;
-
-async fn forward(shared: &Shared, client: TcpStream) -> io::Result<()> {
-    let server = TcpStream::connect(shared.upstream).await?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (client_read, client_write) = client.into_split();
-    let (server_read, server_write) = server.into_split();
-    let (asked, replies) = mpsc::unbounded_channel();
-    let requests = requests(shared, client_read, server_write, asked);
-    let replies = self::replies(shared, server_read, client_write, replies);
-    // A client that closes takes nothing back that it has sent; a server that closes ends it all.
-    let mut requests = std::pin::pin!(requests);
-    let mut replies = std::pin::pin!(replies);
-    tokio::select! {
-        outcome = &mut requests => { outcome?; replies.await }
-        outcome = &mut replies => outcome,
-    }
-}
-
-async fn requests(
-    shared: &Shared,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    asked: mpsc::UnboundedSender<Pending>,
-) -> io::Result<()> {
-    let mut startup = vec![0; 4];
-    from.read_exact(&mut startup).await?;
-    let length = u32::from_be_bytes([startup[0], startup[1], startup[2], startup[3]]) as usize;
-    startup.resize(length, 0);
-    from.read_exact(&mut startup[4..]).await?;
-    shared.pass(Direction::ToServer).await;
-    to.write_all(&startup).await?;
-    let _ = asked.send(None);
-    let mut prepared = HashMap::new();
-    loop {
-        let (mut bytes, mut lines, mut executes) = (Vec::new(), Vec::new(), false);
-        loop {
-            let Some(message) = message(&mut from).await? else {
-                return to.shutdown().await;
-            };
-            let body = &message[5..];
-            match message[0] {
-                b'P' => {
-                    let (name, sql) = (text(body, 0), text(body, 1));
-                    lines.push(sql.clone());
-                    prepared.insert(name, sql);
-                }
-                b'B' => lines.extend(prepared.get(&text(body, 1)).cloned()),
-                b'E' => executes = true,
-                b'Q' => {
-                    lines.push(text(body, 0));
-                    executes = true;
-                }
-                _ => {}
-            }
-            bytes.extend_from_slice(&message);
-            match message[0] {
-                b'S' | b'Q' => break,
-                // Passwords and the end have no reply of their own.
-                b'p' | b'X' => {
-                    to.write_all(&std::mem::take(&mut bytes)).await?;
-                }
-                _ => {}
-            }
-        }
-        lines.dedup();
-        let request = Request {
-            sql: lines.join("\n"),
-            executes,
-        };
-        let mut pending = None;
-        match shared.look(request) {
-            Some((Deed::Lose, _)) => return Err(io::ErrorKind::ConnectionAborted.into()),
-            Some((Deed::Swallow(then), stage)) => pending = Some((then, stage)),
-            Some((Deed::Hold, stage)) => {
-                let mut stages = stage.subscribe();
-                let _ = stages.wait_for(|stage| *stage == Stage::Released).await;
-            }
-            None => {}
-        }
-        shared.pass(Direction::ToServer).await;
-        let _ = asked.send(pending);
-        to.write_all(&bytes).await?;
-    }
-}
-
-async fn replies(
-    shared: &Shared,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut asked: mpsc::UnboundedReceiver<Pending>,
-) -> io::Result<()> {
-    let mut current: Option<Pending> = None;
-    let mut mute = false;
-    while let Some(message) = message(&mut from).await? {
-        if current.is_none() {
-            current = asked.try_recv().ok();
-        }
-        shared.pass(Direction::ToClient).await;
-        let swallowed = matches!(&current, Some(Some(_)));
-        if !mute && !swallowed {
-            // The client may be gone; what it sent still reaches the server.
-            let _ = to.write_all(&message).await;
-        }
-        if message[0] == b'Z'
-            && let Some(Some((then, stage))) = current.take()
-        {
-            stage.send_replace(Stage::Swallowed);
-            match then {
-                Swallow::Cut => return Err(io::ErrorKind::ConnectionAborted.into()),
-                Swallow::Hang => mute = true,
-            }
-        }
-    }
-    Ok(())
-}
-
-/// One message with its head; `None` at the end.
-async fn message(from: &mut OwnedReadHalf) -> io::Result<Option<Vec<u8>>> {
-    let mut message = vec![0; 5];
-    if from.read(&mut message[..1]).await? == 0 {
-        return Ok(None);
-    }
-    from.read_exact(&mut message[1..]).await?;
-    let length = u32::from_be_bytes([message[1], message[2], message[3], message[4]]) as usize;
-    message.resize(length + 1, 0);
-    from.read_exact(&mut message[5..]).await?;
-    Ok(Some(message))
-}
-
-/// The `n`-th text in a row of those that end with a zero.
-fn text(body: &[u8], n: usize) -> String {
-    let part = body.split(|byte| *byte == 0).nth(n).unwrap_or_default();
-    String::from_utf8_lossy(part).into_owned()
 }

@@ -343,8 +343,8 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
     if !job.ticket.send() {
         return Ended::Answered;
     }
-    match timeout_at(job.deadline, job.step.run(&on, job.deadline)).await {
-        Ok(Ok(answer)) => job.answer(Ok(answer)),
+    let answer = match timeout_at(job.deadline, job.step.run(&on, job.deadline)).await {
+        Ok(Ok(answer)) => answer,
         Ok(Err(Failure::Answered(error))) => {
             job.answer(Err(error));
             return Ended::Answered;
@@ -354,10 +354,12 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
             job.answer(Err(BackendError::unknown(setup.silence())));
             return Ended::Silent;
         }
-    }
-    if let Some(key) = job.step.news().filter(|_| setup.tell) {
+    };
+    let news = job.step.news(&answer).filter(|_| setup.tell).cloned();
+    job.answer(Ok(answer));
+    if let Some(key) = news {
         let until = Instant::now() + setup.connector.timeout;
-        let told = timeout_at(until, on.tell(&setup.table.name, key)).await;
+        let told = timeout_at(until, on.tell(&setup.table.name, &key)).await;
         if !matches!(told, Ok(Ok(()))) {
             tracing::debug!(key = key.as_str(), "who waits for this record was not told");
         }

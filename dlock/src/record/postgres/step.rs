@@ -138,10 +138,11 @@ impl Step {
         }
     }
 
-    /// Whose news it is when it succeeds.
-    pub(super) fn news(&self) -> Option<&RecordKey> {
-        match self {
-            Step::Complete(key, ..) | Step::Release(key, _) => Some(key),
+    /// Of which record this answer is news. A result that its owner reads was committed by another way.
+    pub(super) fn news(&self, answer: &Answer) -> Option<&RecordKey> {
+        match (self, answer) {
+            (Step::Complete(key, ..) | Step::Release(key, _), Answer::Owner(OwnerReply::Done))
+            | (Step::Read(key, _), Answer::State(ClaimState::Completed { .. })) => Some(key),
             _ => None,
         }
     }

@@ -13,106 +13,109 @@
 -- LEASE has 16 digits: the end of the claim's lease, server time in µs. The fingerprint has 32 bytes, any
 -- bytes, and all that follows is the response. News go to the channel that is called like the key.
 
-local results = 0
-local enough = 4 * 1024 * 1024
+-- Adds the steps. Called for the first of them only: calls without any do not pay for them.
+local function add_record_steps()
+  local results = 0
+  local enough = 4 * 1024 * 1024
 
--- What a key holds, nil if nothing. Ends the step where that is no record of this format.
-local function record_at(key)
-  local head = redis.pcall('GETRANGE', key, 0, 255)
-  if type(head) == 'table' then
-    if string.find(head.err, 'WRONGTYPE', 1, true) then error({ taken = run('TYPE', key).ok }) end
-    error({ failed = head.err })
-  end
-  if head == '' and run('TYPE', key).ok == 'none' then return nil end
-  local state, lease, attempt, fence, token, at =
-    string.match(head, '^dlock1 ([cod]) (%d+) (%d+) (%d+) (%S+) ()')
-  if not state or #lease ~= 16 or #head < at + 31 then
-    local version = string.match(head, '^dlock(%d+) ')
-    if version and version ~= '1' then
-      error({ taken = 'record of format ' .. version .. ', this version of dlock knows format 1' })
+  -- What a key holds, nil if nothing. Ends the step where that is no record of this format.
+  local function record_at(key)
+    local head = redis.pcall('GETRANGE', key, 0, 255)
+    if type(head) == 'table' then
+      if string.find(head.err, 'WRONGTYPE', 1, true) then error({ taken = run('TYPE', key).ok }) end
+      error({ failed = head.err })
     end
-    error({ taken = 'string that is no record' })
-  end
-  return {
-    state = state, lease = tonumber(lease), attempt = tonumber(attempt), fence = fence, token = token,
-    print = string.sub(head, at, at + 31), response = at + 31,
-  }
-end
-
-local function lease_text(time) return string.format('%016.0f', time) end
-
-local function head_of(state, lease, attempt, fence, token, print)
-  return table.concat({ 'dlock1', state, lease_text(lease), attempt, fence, token, print }, ' ')
-end
-
--- Lets the claim last until then, and the record for so many ms at least.
-local function prolong(key, lease, retention)
-  run('SETRANGE', key, 9, lease_text(lease))
-  if run('PTTL', key) < tonumber(retention) then run('PEXPIRE', key, retention) end
-end
-
--- token, fingerprint, lease in µs, retention in ms, refuse after this server time in µs,
--- 'over' to take an orphan over or 'leave'
-function steps.claim(key, token, print, lease, retention, refuse_after, orphan)
-  if now > tonumber(refuse_after) then return { 'late' } end
-  local record = record_at(key)
-  local lease_until = now + tonumber(lease)
-  local attempt = '1'
-  if record then
-    if record.print ~= print then return { 'mismatch' } end
-    if record.state == 'd' then
-      local size = run('STRLEN', key) - record.response
-      if results > 0 and results + size > enough then return { 'again' } end
-      results = results + size
-      return { 'completed', run('GETRANGE', key, record.response, -1) }
+    if head == '' and run('TYPE', key).ok == 'none' then return nil end
+    local state, lease, attempt, fence, token, at =
+      string.match(head, '^dlock1 ([cod]) (%d+) (%d+) (%d+) (%S+) ()')
+    if not state or #lease ~= 16 or #head < at + 31 then
+      local version = string.match(head, '^dlock(%d+) ')
+      if version and version ~= '1' then
+        error({ taken = 'record of format ' .. version .. ', this version of dlock knows format 1' })
+      end
+      error({ taken = 'string that is no record' })
     end
-    if record.state == 'c' and record.token == token then
-      prolong(key, math.max(lease_until, record.lease), retention)
-      return { 'claimed', record.attempt, record.fence }
-    end
-    if record.state == 'c' and record.lease > now then
-      return { 'running', digits(record.lease - now), record.attempt }
-    end
-    if orphan ~= 'over' then return { 'orphan', record.attempt } end
-    attempt = digits(record.attempt + 1)
-    retention = digits(math.max(run('PTTL', key), tonumber(retention)))
+    return {
+      state = state, lease = tonumber(lease), attempt = tonumber(attempt), fence = fence, token = token,
+      print = string.sub(head, at, at + 31), response = at + 31,
+    }
   end
-  local token_of_fence = digits(math.max(now, tonumber(run('GET', fence) or 0) + 1))
-  run('SET', fence, token_of_fence)
-  local head = head_of('c', lease_until, attempt, token_of_fence, token, print)
-  run('SET', key, head, 'PX', retention)
-  return { 'claimed', attempt, token_of_fence }
-end
 
--- token, lease in µs, retention in ms
-function steps.extend(key, token, lease, retention)
-  local record = record_at(key)
-  if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
-  if record.state == 'c' then prolong(key, now + tonumber(lease), retention) end
-  return { 'done', '1' }
-end
+  local function lease_text(time) return string.format('%016.0f', time) end
 
--- token, retention in ms, response
-function steps.complete(key, token, retention, response)
-  local record = record_at(key)
-  if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
-  if record.state == 'd' then return { 'done', '1' } end
-  local head = head_of('d', record.lease, digits(record.attempt), record.fence, token, record.print)
-  run('SET', key, head .. response, 'PX', retention)
-  return { 'done', tell(key) }
-end
-
--- token
-function steps.forget(key, token)
-  local record = record_at(key)
-  if not record then return { 'done', '1' } end
-  if record.token ~= token or record.state == 'd' then return { 'not-owner' } end
-  if record.state == 'o' then return { 'done', '1' } end
-  if record.attempt == 1 then
-    run('DEL', key)
-  else
-    -- What the owners before did is unknown, and stays so.
-    run('SETRANGE', key, 7, 'o')
+  local function head_of(state, lease, attempt, fence, token, print)
+    return table.concat({ 'dlock1', state, lease_text(lease), attempt, fence, token, print }, ' ')
   end
-  return { 'done', tell(key) }
+
+  -- Lets the claim last until then, and the record for so many ms at least.
+  local function prolong(key, lease, retention)
+    run('SETRANGE', key, 9, lease_text(lease))
+    if run('PTTL', key) < tonumber(retention) then run('PEXPIRE', key, retention) end
+  end
+
+  -- token, fingerprint, lease in µs, retention in ms, refuse after this server time in µs,
+  -- 'over' to take an orphan over or 'leave'
+  function steps.claim(key, token, print, lease, retention, refuse_after, orphan)
+    if now > tonumber(refuse_after) then return { 'late' } end
+    local record = record_at(key)
+    local lease_until = now + tonumber(lease)
+    local attempt = '1'
+    if record then
+      if record.print ~= print then return { 'mismatch' } end
+      if record.state == 'd' then
+        local size = run('STRLEN', key) - record.response
+        if results > 0 and results + size > enough then return { 'again' } end
+        results = results + size
+        return { 'completed', run('GETRANGE', key, record.response, -1) }
+      end
+      if record.state == 'c' and record.token == token then
+        prolong(key, math.max(lease_until, record.lease), retention)
+        return { 'claimed', record.attempt, record.fence }
+      end
+      if record.state == 'c' and record.lease > now then
+        return { 'running', digits(record.lease - now), record.attempt }
+      end
+      if orphan ~= 'over' then return { 'orphan', record.attempt } end
+      attempt = digits(record.attempt + 1)
+      retention = digits(math.max(run('PTTL', key), tonumber(retention)))
+    end
+    local token_of_fence = digits(math.max(now, tonumber(run('GET', fence) or 0) + 1))
+    run('SET', fence, token_of_fence)
+    local head = head_of('c', lease_until, attempt, token_of_fence, token, print)
+    run('SET', key, head, 'PX', retention)
+    return { 'claimed', attempt, token_of_fence }
+  end
+
+  -- token, lease in µs, retention in ms
+  function steps.extend(key, token, lease, retention)
+    local record = record_at(key)
+    if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
+    if record.state == 'c' then prolong(key, now + tonumber(lease), retention) end
+    return { 'done', '1' }
+  end
+
+  -- token, retention in ms, response
+  function steps.complete(key, token, retention, response)
+    local record = record_at(key)
+    if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
+    if record.state == 'd' then return { 'done', '1' } end
+    local head = head_of('d', record.lease, digits(record.attempt), record.fence, token, record.print)
+    run('SET', key, head .. response, 'PX', retention)
+    return { 'done', tell(key) }
+  end
+
+  -- token
+  function steps.forget(key, token)
+    local record = record_at(key)
+    if not record then return { 'done', '1' } end
+    if record.token ~= token or record.state == 'd' then return { 'not-owner' } end
+    if record.state == 'o' then return { 'done', '1' } end
+    if record.attempt == 1 then
+      run('DEL', key)
+    else
+      -- What the owners before did is unknown, and stays so.
+      run('SETRANGE', key, 7, 'o')
+    end
+    return { 'done', tell(key) }
+  end
 end
