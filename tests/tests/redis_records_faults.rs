@@ -95,7 +95,12 @@ async fn check(beside: &Records, life: &Life) {
     };
     assert_eq!(beside.claim(ask(&life.done)).await.unwrap(), completed);
     let orphan = beside.claim(leaving(ask(&life.taken_over))).await.unwrap();
-    assert_eq!(orphan, ClaimReply::Orphan { attempt: 2 });
+    // Never the first attempt again. Under faults it may count one too many: a claim that was sent again can
+    // take over what its own release has just left behind, and is released once more.
+    assert!(
+        matches!(orphan, ClaimReply::Orphan { attempt: 2.. }),
+        "{orphan:?}"
+    );
     let (token, _) = claimed(beside, ask(&life.released), 1).await;
     assert_eq!(
         beside.release(&life.released, &token).await.unwrap(),
