@@ -10,8 +10,10 @@ use crate::backend::{AcquireReply, AcquireRequest, BackendError, Outcome, Reason
 use crate::client::Handle;
 use crate::grants::{Entry, Grant, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
+use crate::handover::{self, Chain, DEFAULT_HANDOVERS, Wanted};
 use crate::lock::{LONGEST, Options};
 use crate::scope::{self, HoldRef, Scope};
+use crate::waiters::{Called, Ticket, Turn};
 use crate::{Error, LockKey, Loss, clock, telemetry};
 
 /// How long a waiter sleeps at the most when the holder's lease has no end or is very long.
@@ -71,7 +73,7 @@ impl Attempt {
             return Err(Error::ClientClosed);
         }
         if self.once {
-            return match self.look().await.map_err(|error| self.failed(error))? {
+            return match self.look(0).await.map_err(|error| self.failed(error))? {
                 Look::Acquired(guard) => Ok(guard),
                 Look::Busy(remaining) => Err(wait.not_acquired(remaining)),
             };
@@ -79,26 +81,56 @@ impl Attempt {
         wait.in_turn().await
     }
 
-    /// Asks the store once. The step is finished even if this is dropped, and then undone.
-    fn look(&self) -> impl Future<Output = Result<Look, BackendError>> + Send + use<> {
-        let handle = self.handle.clone();
-        let shared = handle.shared().clone();
+    fn handovers(&self) -> u32 {
+        self.options.local_handovers.unwrap_or(DEFAULT_HANDOVERS)
+    }
+
+    /// The lease that is asked for.
+    fn lease(&self) -> Duration {
         let Options {
-            kind,
             lease,
             renewed_lease,
+            max_hold,
+            ..
+        } = self.options;
+        lease
+            // A fixed lease is never confirmed for longer than `max_hold`.
+            .map(|fixed| fixed.min(max_hold.unwrap_or(Duration::MAX)))
+            .or(renewed_lease)
+            .unwrap_or(self.handle.shared().settings.lease)
+    }
+
+    /// What it takes from others in this process, if it does.
+    fn wanted(&self) -> Option<Wanted> {
+        let Options {
+            lease: fixed,
             max_hold,
             min_hold,
             ..
         } = self.options;
+        let lease = self.lease();
+        // What has to be set up at the store, the store is asked for.
+        let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
+        (plain && self.handovers() > 0).then_some(Wanted { lease, max_hold })
+    }
+
+    /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
+    /// many times the lock was handed over here after it last came from the store.
+    fn look(&self, handed: u32) -> impl Future<Output = Result<Look, BackendError>> + Send + use<> {
+        let handle = self.handle.clone();
+        let shared = handle.shared().clone();
+        let Options {
+            kind,
+            lease: fixed,
+            max_hold,
+            min_hold,
+            ..
+        } = self.options;
+        let handovers = self.handovers();
         let sent = clock::now();
         let terms = Terms {
-            // A fixed lease is never confirmed for longer than `max_hold`.
-            lease: lease
-                .map(|fixed| fixed.min(max_hold.unwrap_or(Duration::MAX)))
-                .or(renewed_lease)
-                .unwrap_or(shared.settings.lease),
-            renewed: lease.is_none(),
+            lease: self.lease(),
+            renewed: fixed.is_none(),
             max_end: max_hold.map(|d| sent + d),
             min_until: min_hold.map(|d| sent + d),
         };
@@ -114,13 +146,16 @@ impl Attempt {
             key: key.clone(),
             grant: id.clone(),
             lease: first_lease,
-            tokens: 1,
+            tokens: handover::tokens(handovers, handed),
         };
         let step = shared.backend.clone().acquire(request);
         let carrier = handle.clone();
         carrier.carry(async move {
             match step.await {
-                Ok(AcquireReply::Acquired { first_token, .. }) => {
+                Ok(AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }) => {
                     let hold = next_id();
                     let grant = Arc::new(Grant::new(
                         kind,
@@ -132,6 +167,7 @@ impl Attempt {
                         first_lease,
                         hold,
                         by,
+                        Chain::new(kind, handovers, (first_token, last_token), sent),
                     ));
                     shared.registry.add(&grant, sent);
                     let status = grant.status();
@@ -267,20 +303,72 @@ impl Wait<'_> {
         }
     }
 
-    /// Waits for the turn in this process, then at the store.
+    /// Waits for the turn in this process, then at the store, or until somebody here hands the lock over.
     async fn in_turn(&self) -> Result<LockGuard, Error> {
+        let Attempt {
+            handle,
+            key,
+            options,
+            by,
+            ..
+        } = self.attempt;
+        let shared = handle.shared();
+        loop {
+            let wanted = self.attempt.wanted();
+            let limit = options.max_waiters;
+            let ticket = shared.waiters.join(options.kind, key, limit, wanted, by)?;
+            let called = tokio::select! {
+                biased;
+                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                called = ticket.called() => called?,
+                () = self.over() => {
+                    let now = clock::now();
+                    let until = ticket.holder_until().filter(|until| *until > now);
+                    return Err(self.not_acquired(until.map(|until| until - now)));
+                }
+            };
+            let guard = match called {
+                Called::Guard(guard) => guard,
+                Called::Turn(turn) => self.at_store(&ticket, turn).await?,
+            };
+            // Handed over before, and taken only now, after the process was stopped perhaps.
+            if guard.is_held() {
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// Has the turn: asks the store until it grants the lock.
+    async fn at_store(&self, ticket: &Ticket, mut turn: Turn) -> Result<LockGuard, Error> {
         let Attempt {
             handle, key, options, ..
         } = self.attempt;
         let shared = handle.shared();
-        let ticket = shared.waiters.join(options.kind, key, options.max_waiters)?;
-        let turn = tokio::select! {
-            biased;
-            () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-            turn = ticket.turn() => turn?,
-            () = self.over() => return Err(self.not_acquired(None)),
-        };
-        let mut turn = turn;
+        let listen = || shared.backend.clone().watch(options.kind, key);
+        let of = (options.kind, key.clone());
+        let courtesies = &shared.courtesies;
+        let after = turn.after.take();
+        let owed = courtesies.owed(&of);
+        if after.is_some() || owed.is_some() {
+            let others_first = async {
+                let pause = match after {
+                    Some(after) => after.pause().await,
+                    None => owed,
+                };
+                if let Some(pause) = pause {
+                    courtesies
+                        .pause(&of, pause, &mut turn.watch, listen, self.until)
+                        .await;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                guard = handed_over(ticket) => return Ok(took(guard?, turn)),
+                () = self.over() => return Err(self.not_acquired(None)),
+                () = others_first => {}
+            }
+        }
         let mut failing: Option<(Instant, BackendError)> = None;
         let mut holder_until: Option<Instant> = None;
         let mut longest = Duration::ZERO;
@@ -289,23 +377,30 @@ impl Wait<'_> {
             let patience_ends = failing
                 .as_ref()
                 .map(|(since, _)| *since + shared.settings.retry_for);
+            // What happened before the question is in the answer.
+            turn.watch.iter_mut().for_each(crate::backend::Watch::seen);
             let look = tokio::select! {
                 biased;
-                look = self.attempt.look() => look,
+                guard = handed_over(ticket) => return Ok(took(guard?, turn)),
+                look = self.attempt.look(turn.handed) => look,
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
                 () = sleep_until(patience_ends) => return Err(self.gave_up(failing, holder_until)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
-                Ok(Look::Acquired(guard)) => return Ok(guard),
+                Ok(Look::Acquired(guard)) => {
+                    turn.handed = 0;
+                    turn.rests(&guard);
+                    return Ok(guard);
+                }
                 Ok(Look::Busy(left)) => {
                     failing = None;
+                    courtesies.came(&of);
                     // A store's word for "no end" may be more than a clock can take.
                     let left = left.filter(|left| *left <= LONGEST);
                     holder_until = left.map(|left| clock::now() + left);
-                    turn.waits(options.max_waiters)?;
-                    turn.watch
-                        .get_or_insert_with(|| shared.backend.clone().watch(options.kind, key));
+                    turn.waits(options.max_waiters, holder_until)?;
+                    turn.watch.get_or_insert_with(listen);
                     longest = longest.max(left.unwrap_or_default());
                     left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
                         .min(LONGEST_SLEEP)
@@ -324,6 +419,7 @@ impl Wait<'_> {
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                guard = handed_over(ticket) => return Ok(took(guard?, turn)),
                 () = changed(&mut turn.watch) => {}
                 () = tokio::time::sleep(sleep) => {}
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
@@ -341,6 +437,22 @@ impl Wait<'_> {
             }
         }
     }
+}
+
+/// The lock, from somebody in this process.
+async fn handed_over(ticket: &Ticket) -> Result<LockGuard, Error> {
+    loop {
+        // There is one turn, and it is in our hands.
+        if let Called::Guard(guard) = ticket.called().await? {
+            return Ok(guard);
+        }
+    }
+}
+
+/// The turn rests in what was handed over.
+fn took(guard: LockGuard, turn: Turn) -> LockGuard {
+    guard.rest(turn);
+    guard
 }
 
 /// How long a waiter sleeps if it hears nothing, with `left` of the holder's lease now and `longest` at

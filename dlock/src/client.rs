@@ -16,6 +16,7 @@ use uuid::Uuid;
 use crate::backend::memory::MemoryBackend;
 use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Outcome};
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
+use crate::courtesy::Courtesies;
 use crate::grants::next_id;
 use crate::record::Records;
 use crate::release::{self, Job};
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) registry: Registry,
     pub(crate) waiters: Arc<Waiters>,
+    pub(crate) courtesies: Courtesies,
     /// Steps under way that nobody may be waiting for any more.
     pub(crate) pending: TaskTracker,
     /// No lock is handed out any more.
@@ -185,6 +187,7 @@ impl LockClient {
             settings,
             registry: Registry::default(),
             waiters: Arc::default(),
+            courtesies: Courtesies::default(),
             pending: TaskTracker::new(),
             closing: CancellationToken::new(),
             finished: CancellationToken::new(),

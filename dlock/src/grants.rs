@@ -16,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::client::Shared;
 use crate::guard::HoldState;
+use crate::handover::Chain;
+use crate::waiters::Turn;
 use crate::{LockKey, Loss, clock};
 
 /// What a lease is shortened by on this side, for clocks that run at different rates and for the way back
@@ -60,6 +62,9 @@ struct State {
     suspect: bool,
     ended: Option<Loss>,
     holds: Vec<(u64, &'static Location<'static>)>,
+    chain: Chain,
+    /// The turn of those who wait for the key in this process, while they wait for this grant.
+    turn: Option<Turn>,
 }
 
 /// What became of an attempt to enter a grant again.
@@ -84,12 +89,15 @@ impl Grant {
         lease: Duration,
         hold: u64,
         by: &'static Location<'static>,
+        chain: Chain,
     ) -> Grant {
         let state = State {
             deadline: sent + lease - margin(lease),
             suspect: false,
             ended: None,
             holds: vec![(hold, by)],
+            chain,
+            turn: None,
         };
         Grant {
             kind,
@@ -103,6 +111,84 @@ impl Grant {
             gate: Notify::new(),
             state: Mutex::new(state),
         }
+    }
+
+    /// The grant as the next holder in this process has it, with its hold and its fencing token. To the
+    /// store, and in the watchdog's books, it is the same.
+    pub(crate) fn heir(
+        &self,
+        max_hold: Option<Duration>,
+        by: &'static Location<'static>,
+    ) -> (Grant, u64, u64) {
+        let hold = next_id();
+        let state = self.state.lock();
+        let (chain, token) = state.chain.step();
+        let state = State {
+            deadline: state.deadline,
+            suspect: state.suspect,
+            ended: None,
+            holds: vec![(hold, by)],
+            chain,
+            turn: None,
+        };
+        let grant = Grant {
+            kind: self.kind,
+            key: self.key.clone(),
+            id: self.id.clone(),
+            number: self.number,
+            client_id: self.client_id,
+            client: self.client.clone(),
+            terms: Terms {
+                max_end: max_hold.map(|d| clock::now() + d),
+                min_until: None,
+                ..self.terms
+            },
+            over: CancellationToken::new(),
+            gate: Notify::new(),
+            state: Mutex::new(state),
+        };
+        (grant, hold, token)
+    }
+
+    /// Whether the grant can ever be handed on, if it is left in time.
+    pub(crate) fn can_be_handed_on(&self) -> bool {
+        self.terms.renewed && self.state.lock().chain.is_open(clock::now())
+    }
+
+    /// Whether the grant, which nobody here holds any more, may be handed on: it is renewed, past its
+    /// `min_hold`, free of doubt, and has a third of its lease left.
+    pub(crate) fn may_be_handed_on(&self) -> bool {
+        let Terms {
+            lease,
+            renewed,
+            max_end,
+            min_until,
+        } = self.terms;
+        if !renewed {
+            return false;
+        }
+        let now = clock::now();
+        // Close to its end a renewal may be under way that asks for less than the lease.
+        if min_until.is_some_and(|until| now < until) || max_end.is_some_and(|end| end < now + lease) {
+            return false;
+        }
+        let state = self.state.lock();
+        state.chain.is_open(now) && !state.suspect && state.deadline >= now + lease / 3
+    }
+
+    /// Keeps the turn until the grant ends; passes it on if it has.
+    pub(crate) fn put_turn(&self, turn: Turn) {
+        let mut state = self.state.lock();
+        if state.ended.is_none() {
+            state.turn = Some(turn);
+            return;
+        }
+        drop(state);
+        drop(turn);
+    }
+
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
+        self.state.lock().turn.take()
     }
 
     /// Whether this hold is still there.
@@ -181,8 +267,11 @@ impl Grant {
         let mut state = self.state.lock();
         if state.ended.is_none() {
             state.ended = Some(loss);
+            let turn = state.turn.take();
             drop(state);
             self.tell_lost(loss);
+            // Who waits here looks at the store now.
+            drop(turn);
         }
     }
 
@@ -255,10 +344,10 @@ impl Grant {
     /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too
     /// late: what had expired before the answer came stays lost.
     pub(crate) fn renewed(&self, sent: Instant, lease: Duration) {
-        if matches!(self.status(), HoldState::Lost(_)) {
+        let mut state = self.state.lock();
+        if clock::now() >= state.deadline {
             return;
         }
-        let mut state = self.state.lock();
         state.suspect = false;
         let deadline = sent + lease - margin(lease);
         // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
@@ -271,14 +360,15 @@ impl Grant {
         }
     }
 
-    /// The store has not confirmed the grant when it should have.
-    pub(crate) fn suspect(&self) {
+    /// The store has not confirmed the grant when it should have. Whether that is new.
+    pub(crate) fn suspect(&self) -> bool {
         let mut state = self.state.lock();
-        if state.ended.is_none() && !state.suspect {
-            state.suspect = true;
-            drop(state);
-            tracing::warn!(key = %self.key, grant = %self.id, "a lock could not be confirmed, its lease still runs");
-        }
+        state.ended.is_none() && !std::mem::replace(&mut state.suspect, true)
+    }
+
+    /// Says so, for callers that hold no lock.
+    pub(crate) fn tell_suspect(&self) {
+        tracing::warn!(key = %self.key, grant = %self.id, "a lock could not be confirmed, its lease still runs");
     }
 }
 

@@ -12,7 +12,8 @@ use crate::client::Handle;
 use crate::grants::{Entry, Grant};
 use crate::release::ReleaseOutcome;
 use crate::scope::{self, HoldRef};
-use crate::{Error, LockKey, Loss};
+use crate::waiters::Turn;
+use crate::{Error, LockKey, Loss, handover};
 
 /// Whether a lock is still held, as the clock says at the moment of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,17 @@ impl LockGuard {
 
     fn grant(&self) -> &Arc<Grant> {
         &self.hold.grant
+    }
+
+    /// Whether the lock can ever be handed on in this process.
+    pub(crate) fn can_be_handed_on(&self) -> bool {
+        self.grant().can_be_handed_on()
+    }
+
+    /// The turn of those who wait for this lock here rests in the grant, until that ends.
+    pub(crate) fn rest(&self, turn: Turn) {
+        turn.leave_front();
+        self.grant().put_turn(turn);
     }
 
     /// The fencing token of this acquisition: greater than the token of every earlier acquisition of this
@@ -210,27 +222,25 @@ impl LockGuard {
     pub fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
-            let Some(outcome) = this.leave() else {
-                return Ok(());
-            };
-            match outcome {
-                Ok(release) => release.await,
-                Err(lost) => Err(lost),
+            match this.leave() {
+                Some(outcome) => outcome?.await,
+                None => Ok(()),
             }
         }
     }
 
-    /// Leaves the grant; the last hold queues the release. `None` when this guard has left before.
+    /// Leaves the grant; the last hold passes it on. `None` when nothing is left to be done: other holds are
+    /// there, this guard has left before, or somebody else in this process has the lock now.
     fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
         let grant = self.hold.grant.clone();
         if !grant.has(self.hold.id) {
             return None;
         }
         match grant.leave(self.hold.id) {
-            Some(None) => Some(Ok(self.handle.release(grant))),
+            Some(None) => handover::pass_on(&self.handle, grant).map(Ok),
             Some(Some(loss)) => {
                 let key = grant.key.clone();
-                drop(self.handle.release(grant));
+                drop(self.handle.release(grant, None));
                 Some(Err(Error::Lost { key, loss }))
             }
             None => match grant.status() {

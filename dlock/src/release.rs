@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::backend::{BackendError, Outcome, ReleaseReply, ReleaseRequest};
 use crate::client::{Handle, Shared};
@@ -28,6 +28,9 @@ pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
 /// The outcome of a release, for whoever waits for it. Dropped early, the release goes on.
 pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
+
+/// Who wants to know how many heard of a release, after the first answer.
+pub(crate) type Told = oneshot::Sender<Option<u64>>;
 
 /// A future that is carried to its end by the worker when it is dropped before.
 pub(crate) struct Carry<T: Send + 'static> {
@@ -95,14 +98,14 @@ impl Handle {
 
     /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
     /// result is its outcome.
-    pub(crate) fn release(&self, grant: Arc<Grant>) -> ReleaseOutcome {
+    pub(crate) fn release(&self, grant: Arc<Grant>, told: Option<Told>) -> ReleaseOutcome {
         let shared = self.shared().clone();
         shared.registry.remove(grant.number);
         let until = grant.deadline();
         let request = grant.release_request();
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
-        let going_on = self.carry(give_back(shared, request, until, last.clone()));
+        let going_on = self.carry(give_back(shared, request, until, last.clone(), told));
         let key = grant.key.clone();
         Box::pin(async move {
             match tokio::time::timeout(patience, going_on).await {
@@ -118,7 +121,13 @@ impl Handle {
     /// Makes sure that an acquire whose outcome is unknown leaves nothing behind.
     pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) {
         let until = clock::now() + lease;
-        drop(self.carry(give_back(self.shared().clone(), request, until, Arc::default())));
+        drop(self.carry(give_back(
+            self.shared().clone(),
+            request,
+            until,
+            Arc::default(),
+            None,
+        )));
     }
 }
 
@@ -129,6 +138,7 @@ fn give_back(
     request: ReleaseRequest,
     until: tokio::time::Instant,
     last: Arc<Mutex<Option<BackendError>>>,
+    mut told: Option<Told>,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: this is the place in line.
     let mut asked = clock::now();
@@ -139,8 +149,25 @@ fn give_back(
         let mut repeated = false;
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let mut error = match step.await {
-                Ok(ReleaseReply::Released) => {
+            let answer = step.await;
+            let heard = match answer {
+                Ok(ReleaseReply::Released { heard }) => heard,
+                // Somebody else may have it, which is seen by looking.
+                _ => Some(0),
+            };
+            match told.take() {
+                Some(told) => drop(told.send(heard)),
+                None if heard.is_some_and(|heard| heard > 0) => {
+                    let of = (request.kind, key.clone());
+                    // Those who wait here have heard of it too, and compete with the others from now on.
+                    if !shared.waiters.any(&of) {
+                        shared.courtesies.owe(of, asked);
+                    }
+                }
+                None => {}
+            }
+            let mut error = match answer {
+                Ok(ReleaseReply::Released { .. }) => {
                     crate::telemetry::released();
                     return Ok(());
                 }

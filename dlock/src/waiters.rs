@@ -1,63 +1,161 @@
 //! Who waits in this process, in arrival order.
 //!
 //! Of all who wait for a key here only the first talks to the store. It has the *turn*, and with it the
-//! subscription to the key's releases. Both pass on to the next when the first has the lock or goes away,
-//! and the next looks at the store at once: a wake-up that the one before had consumed is not lost.
+//! subscription to the key's releases. When it has the lock or goes away the turn passes on: to the next,
+//! who looks at the store at once, so that a wake-up that the one before had consumed is not lost; or into
+//! the grant, where others wait, so that they sleep until the lock is handed on to them or goes back to the
+//! store (see [`handover`](crate::handover)).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
+use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::backend::{Kind, Watch};
-use crate::grants::next_id;
+use crate::courtesy::After;
+use crate::guard::LockGuard;
+use crate::handover::Wanted;
 use crate::{Error, LockKey};
+
+/// What is waited for.
+pub(crate) type Name = (Kind, LockKey);
 
 /// The queues of a client, one for each key that somebody waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    queues: Mutex<HashMap<(Kind, LockKey), Queue>>,
+    queues: Mutex<HashMap<Name, Queue>>,
 }
 
+/// The queue of a key: it is there for as long as its turn is.
 #[derive(Debug, Default)]
 struct Queue {
-    behind: VecDeque<Waiter>,
+    /// Who has the turn; nobody while it rests in a grant.
+    front: Option<Arc<Seat>>,
     /// The one in front knows that it has to wait.
     front_waits: bool,
+    behind: VecDeque<Arc<Seat>>,
+    /// How many of those behind have left.
+    left: usize,
+    /// Until when the lock is taken, as far as was heard.
+    holder_until: Option<Instant>,
 }
 
+impl Queue {
+    fn waiting(&self) -> usize {
+        self.behind.len() - self.left
+    }
+
+    fn next(&mut self) -> Option<Arc<Seat>> {
+        loop {
+            let seat = self.behind.pop_front()?;
+            seat.stands(false);
+            if !seat.has_left() {
+                return Some(seat);
+            }
+            self.left -= 1;
+        }
+    }
+
+    /// Who leaves the middle of a long queue costs nothing; the queue is swept when half of it has left.
+    fn leaves(&mut self) {
+        self.left += 1;
+        if self.left > 16 && self.left > self.behind.len() / 2 {
+            self.behind.retain(|seat| !seat.has_left());
+            self.left = 0;
+        }
+    }
+}
+
+/// One who waits.
 #[derive(Debug)]
-struct Waiter {
-    id: u64,
+pub(crate) struct Seat {
     limit: Option<usize>,
-    turn: oneshot::Sender<Turn>,
+    /// What it would take over from others in this process, and who it is.
+    pub(crate) wanted: Option<Wanted>,
+    pub(crate) by: &'static Location<'static>,
+    /// Whether it stands in line behind others, and whether it has left from there. Under the lock of the
+    /// queues.
+    in_line: AtomicBool,
+    left: AtomicBool,
+    call: Mutex<Call>,
+    waker: AtomicWaker,
+}
+
+/// What one who waits is told.
+#[derive(Debug, Default)]
+struct Call {
+    turn: Option<Turn>,
+    guard: Option<LockGuard>,
+    turned_away: bool,
+    /// Nobody listens any more.
+    closed: bool,
+}
+
+impl Seat {
+    fn stands(&self, in_line: bool) {
+        self.in_line.store(in_line, Ordering::Relaxed);
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    fn is_open(&self) -> bool {
+        !self.call.lock().closed
+    }
+
+    fn tell(&self, tell: impl FnOnce(&mut Call)) -> bool {
+        let mut call = self.call.lock();
+        if call.closed {
+            return false;
+        }
+        tell(&mut call);
+        drop(call);
+        self.waker.wake();
+        true
+    }
+
+    /// Hands over the lock; gives it back when nobody listens.
+    pub(crate) fn give(&self, guard: LockGuard) -> Result<(), LockGuard> {
+        let mut guard = Some(guard);
+        self.tell(|call| call.guard = guard.take());
+        guard.map_or(Ok(()), Err)
+    }
 }
 
 /// A place in the queue of a key.
 #[derive(Debug)]
 pub(crate) struct Ticket {
-    place: Place,
-    /// The turn, for the first to come.
-    now: Option<Turn>,
-    /// Where the turn arrives, for everybody else.
-    later: Option<oneshot::Receiver<Turn>>,
-    limit: Option<usize>,
-    id: u64,
+    waiters: Arc<Waiters>,
+    of: Name,
+    seat: Arc<Seat>,
 }
 
-#[derive(Debug, Clone)]
-struct Place {
-    waiters: Arc<Waiters>,
-    of: (Kind, LockKey),
+/// What one who waits has got.
+pub(crate) enum Called {
+    /// The turn.
+    Turn(Turn),
+    /// The lock, from somebody in this process. One who had the turn puts it into the grant.
+    Guard(LockGuard),
 }
 
 /// The right to talk to the store for everybody who waits for the key in this process.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    place: Place,
+    waiters: Arc<Waiters>,
+    of: Name,
     /// The subscription, once somebody needed it.
     pub(crate) watch: Option<Watch>,
+    /// The lock was given back to the store just now, perhaps for others.
+    pub(crate) after: Option<After>,
+    /// How many times the lock was handed over since it last came from the store.
+    pub(crate) handed: u32,
 }
 
 impl Waiters {
@@ -70,142 +168,238 @@ impl Waiters {
         kind: Kind,
         key: &LockKey,
         limit: Option<usize>,
+        wanted: Option<Wanted>,
+        by: &'static Location<'static>,
     ) -> Result<Ticket, Error> {
-        let place = Place {
-            waiters: self.clone(),
-            of: (kind, key.clone()),
-        };
-        let id = next_id();
-        let mut queues = self.queues.lock();
-        let later = match queues.get_mut(&place.of) {
-            None => {
-                queues.insert(place.of.clone(), Queue::default());
-                None
-            }
-            Some(queue) => {
-                let waiting = queue.behind.len() + usize::from(queue.front_waits);
-                if let Some(limit) = limit.filter(|limit| waiting >= *limit) {
-                    return Err(Error::TooManyWaiters {
-                        key: key.clone(),
-                        limit,
-                    });
-                }
-                let (turn, later) = oneshot::channel();
-                queue.behind.push_back(Waiter { id, limit, turn });
-                Some(later)
-            }
-        };
-        drop(queues);
-        let now = later.is_none().then(|| Turn {
-            place: place.clone(),
-            watch: None,
-        });
-        Ok(Ticket {
-            place,
-            now,
-            later,
+        let of = (kind, key.clone());
+        let seat = Arc::new(Seat {
             limit,
-            id,
+            wanted,
+            by,
+            in_line: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            call: Mutex::default(),
+            waker: AtomicWaker::new(),
+        });
+        match self.queues.lock().entry(of.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Queue {
+                    front: Some(seat.clone()),
+                    ..Queue::default()
+                });
+                seat.call.lock().turn = Some(Turn {
+                    waiters: self.clone(),
+                    of: of.clone(),
+                    watch: None,
+                    after: None,
+                    handed: 0,
+                });
+            }
+            Entry::Occupied(mut occupied) => {
+                let queue = occupied.get_mut();
+                let waiting = queue.waiting() + usize::from(queue.front.is_some() && queue.front_waits);
+                if let Some(limit) = limit.filter(|limit| waiting >= *limit) {
+                    return Err(too_many(key, limit));
+                }
+                seat.stands(true);
+                queue.behind.push_back(seat.clone());
+            }
+        }
+        Ok(Ticket {
+            waiters: self.clone(),
+            of,
+            seat,
         })
+    }
+
+    /// Whether a key is waited for.
+    pub(crate) fn any(&self, of: &Name) -> bool {
+        self.queues.lock().contains_key(of)
     }
 
     /// How many keys are waited for.
     pub(crate) fn len(&self) -> usize {
-        self.queues.lock().len()
+        let waited_for = |queue: &&Queue| queue.front.is_some() || queue.waiting() > 0;
+        self.queues.lock().values().filter(waited_for).count()
+    }
+
+    /// Who has the turn of a key.
+    pub(crate) fn front(&self, kind: Kind, key: &LockKey) -> Option<Arc<Seat>> {
+        let front = self.queues.lock().get(&(kind, key.clone()))?.front.clone();
+        front.filter(|seat| seat.is_open())
+    }
+}
+
+fn too_many(key: &LockKey, limit: usize) -> Error {
+    Error::TooManyWaiters {
+        key: key.clone(),
+        limit,
     }
 }
 
 impl Ticket {
-    /// Waits for the turn.
-    pub(crate) async fn turn(mut self) -> Result<Turn, Error> {
-        if let Some(turn) = self.now.take() {
-            return Ok(turn);
-        }
-        let turn = match &mut self.later {
-            Some(later) => later.await.ok(),
-            None => None,
-        };
-        self.later = None;
-        // Turned away: a sender is only ever dropped without a turn by `Turn::waits`.
-        turn.ok_or_else(|| Error::TooManyWaiters {
-            key: self.place.of.1.clone(),
-            limit: self.limit.unwrap_or_default(),
+    /// Waits for the turn or the lock, whichever comes first. Cancel safe.
+    pub(crate) async fn called(&self) -> Result<Called, Error> {
+        std::future::poll_fn(|cx| {
+            if let Some(called) = self.poll() {
+                return Poll::Ready(called);
+            }
+            self.seat.waker.register(cx.waker());
+            self.poll().map_or(Poll::Pending, Poll::Ready)
         })
+        .await
+    }
+
+    fn poll(&self) -> Option<Result<Called, Error>> {
+        let mut call = self.seat.call.lock();
+        if let Some(guard) = call.guard.take() {
+            let turn = call.turn.take();
+            drop(call);
+            if let Some(turn) = turn {
+                guard.rest(turn);
+            }
+            return Some(Ok(Called::Guard(guard)));
+        }
+        if let Some(turn) = call.turn.take() {
+            return Some(Ok(Called::Turn(turn)));
+        }
+        call.turned_away
+            .then(|| Err(too_many(&self.of.1, self.seat.limit.unwrap_or_default())))
+    }
+
+    /// Until when the lock is taken, as far as was heard.
+    pub(crate) fn holder_until(&self) -> Option<Instant> {
+        self.waiters.queues.lock().get(&self.of)?.holder_until
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let Some(mut later) = self.later.take() else {
-            return;
-        };
-        let mut queues = self.place.waiters.queues.lock();
-        let left = queues.get_mut(&self.place.of).and_then(|queue| {
-            let at = queue.behind.iter().position(|waiter| waiter.id == self.id)?;
-            queue.behind.remove(at)
-        });
-        // Before the rest: dropping a place wakes whoever waited there.
+        let mut queues = self.waiters.queues.lock();
+        if self.seat.in_line.load(Ordering::Relaxed) {
+            self.seat.left.store(true, Ordering::Relaxed);
+            if let Some(queue) = queues.get_mut(&self.of) {
+                queue.leaves();
+            }
+        }
+        // Before the rest: what was called and not heard passes on, which wakes whoever is next.
         drop(queues);
-        drop(left);
-        // A turn that arrived and was not taken goes on to the next.
-        later.close();
-        drop(later.try_recv());
+        let mut call = self.seat.call.lock();
+        call.closed = true;
+        let unheard = (call.guard.take(), call.turn.take());
+        drop(call);
+        drop(unheard);
     }
 }
 
 impl Turn {
     /// The one in front has to wait and counts from now on: whoever is behind and too many goes. It goes
     /// itself where nobody may wait.
-    pub(crate) fn waits(&self, limit: Option<usize>) -> Result<(), Error> {
+    pub(crate) fn waits(&self, limit: Option<usize>, holder_until: Option<Instant>) -> Result<(), Error> {
         if limit == Some(0) {
-            return Err(Error::TooManyWaiters {
-                key: self.place.of.1.clone(),
-                limit: 0,
-            });
+            return Err(too_many(&self.of.1, 0));
         }
-        let mut queues = self.place.waiters.queues.lock();
-        let Some(queue) = queues.get_mut(&self.place.of) else {
+        let mut queues = self.waiters.queues.lock();
+        let Some(queue) = queues.get_mut(&self.of) else {
             return Ok(());
         };
+        queue.holder_until = holder_until;
         let mut turned_away = Vec::new();
         if !std::mem::replace(&mut queue.front_waits, true) {
             let mut ahead = 0;
-            for waiter in std::mem::take(&mut queue.behind) {
+            let all = std::mem::take(&mut queue.behind);
+            queue.left = 0;
+            for seat in all {
+                if seat.has_left() {
+                    continue;
+                }
                 ahead += 1;
-                if waiter.limit.is_none_or(|limit| ahead < limit) {
-                    queue.behind.push_back(waiter);
+                if seat.limit.is_none_or(|limit| ahead < limit) {
+                    queue.behind.push_back(seat);
                 } else {
                     ahead -= 1;
-                    turned_away.push(waiter);
+                    seat.stands(false);
+                    turned_away.push(seat);
                 }
             }
         }
         // They are woken by this, which must not be under the lock.
         drop(queues);
-        drop(turned_away);
+        for seat in turned_away {
+            seat.tell(|call| call.turned_away = true);
+        }
         Ok(())
+    }
+
+    /// The one who had the turn has the lock: where others wait and it can be handed on to them, the turn
+    /// goes to rest in the grant.
+    pub(crate) fn rests(self, guard: &LockGuard) {
+        let mut queues = self.waiters.queues.lock();
+        if let Some(queue) = queues.get_mut(&self.of)
+            && queue.waiting() > 0
+            && guard.can_be_handed_on()
+        {
+            queue.front = None;
+            queue.front_waits = true;
+            drop(queues);
+            guard.rest(self);
+        }
+    }
+
+    /// From now on nobody in particular has the turn.
+    pub(crate) fn leave_front(&self) {
+        if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
+            queue.front = None;
+            queue.front_waits = true;
+        }
+    }
+
+    /// The next in line, out of it, if it takes over what is offered.
+    pub(crate) fn heir(&self, fits: impl FnOnce(&Wanted) -> bool) -> Option<Arc<Seat>> {
+        let mut queues = self.waiters.queues.lock();
+        let queue = queues.get_mut(&self.of)?;
+        let seat = queue.next()?;
+        if seat.wanted.as_ref().is_some_and(fits) {
+            return Some(seat);
+        }
+        seat.stands(true);
+        queue.behind.push_front(seat);
+        None
+    }
+
+    /// Puts one back in line who was to take over and could not.
+    pub(crate) fn back_in_line(&self, seat: Arc<Seat>) {
+        if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
+            seat.stands(true);
+            queue.behind.push_front(seat);
+        }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let watch = self.watch.take();
-        let mut queues = self.place.waiters.queues.lock();
-        let next = queues.get_mut(&self.place.of).and_then(|queue| {
+        let (watch, after, handed) = (self.watch.take(), self.after.take(), self.handed);
+        let mut queues = self.waiters.queues.lock();
+        let next = queues.get_mut(&self.of).and_then(|queue| {
+            queue.front = queue.next();
             queue.front_waits = true;
-            queue.behind.pop_front()
+            queue.front.clone()
         });
         if next.is_none() {
-            queues.remove(&self.place.of);
+            queues.remove(&self.of);
         }
-        // Before the rest: ending a subscription calls into the backend, and a turn that is not taken
+        // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes
         // comes back here to go on to the one after.
         drop(queues);
         if let Some(next) = next {
-            drop(next.turn.send(Turn {
-                place: self.place.clone(),
+            let mut turn = Some(Turn {
+                waiters: self.waiters.clone(),
+                of: self.of.clone(),
                 watch,
-            }));
+                after,
+                handed,
+            });
+            next.tell(|call| call.turn = turn.take());
         }
     }
 }

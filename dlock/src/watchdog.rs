@@ -96,6 +96,16 @@ impl Registry {
         }
     }
 
+    /// Puts another grant in the place of the one it is the heir of. `false` when that is not there any more.
+    pub(crate) fn replace(&self, heir: &Arc<Grant>) -> bool {
+        let mut books = self.books.lock();
+        let Some(entry) = books.grants.get_mut(&heir.number) else {
+            return false;
+        };
+        entry.grant = heir.clone();
+        true
+    }
+
     /// Takes a grant out: no renewal is sent for it any more, and the answer of one that is under way says
     /// nothing.
     pub(crate) fn remove(&self, number: u64) {
@@ -207,50 +217,48 @@ impl Registry {
     }
 
     /// What a renewal brought for one grant.
-    fn answered(
-        &self,
-        grant: &Arc<Grant>,
-        sent: Instant,
-        lease: Duration,
-        answer: Result<Renewal, BackendError>,
-    ) {
+    fn answered(&self, number: u64, sent: Instant, lease: Duration, answer: Result<Renewal, BackendError>) {
         let mut books = self.books.lock();
         // Released meanwhile: whatever the store said is of no interest.
-        let Some(entry) = books.grants.get_mut(&grant.number) else {
+        let Some(entry) = books.grants.get_mut(&number) else {
             return;
         };
         entry.asked = false;
-        drop(books);
-        // One that is released from here on has ended before any of this, and stays so.
-        let due = match answer {
-            Ok(Renewal::Renewed) => {
-                grant.renewed(sent, lease);
-                next_due(grant, sent)
-            }
-            Ok(Renewal::Gone) => {
-                grant.lose(Loss::Gone);
-                clock::now()
-            }
-            Err(error) if matches!(error.reason, Reason::KeyTaken(_)) => {
-                grant.lose(Loss::Gone);
-                clock::now()
-            }
-            Err(error) => {
-                tracing::debug!(key = %grant.key, %error, "a renewal failed and is tried again");
-                grant.suspect();
-                next_try(grant)
-            }
+        // Who has it now; it may have been handed on since the question was asked. All that follows from
+        // the answer is entered before it can be handed on again.
+        let grant = entry.grant.clone();
+        let ended = match (&answer, grant.peek()) {
+            (_, HoldState::Lost(loss)) if loss != Loss::Released => Some(loss),
+            (Ok(Renewal::Gone), _) => Some(Loss::Gone),
+            (Err(error), _) if matches!(error.reason, Reason::KeyTaken(_)) => Some(Loss::Gone),
+            _ => None,
         };
-        let lost = matches!(grant.status(), HoldState::Lost(_));
-        let mut books = self.books.lock();
-        if lost {
-            books.remove(grant.number);
+        let mut doubted = false;
+        let due = if ended.is_some() {
+            books.remove(number);
+            None
+        } else if answer.is_ok() {
+            grant.renewed(sent, lease);
+            Some(next_due(&grant, sent))
         } else {
-            books.set_due(grant.number, due);
+            doubted = grant.suspect();
+            Some(next_try(&grant))
+        };
+        if let Some(due) = due {
+            books.set_due(number, due);
         }
-        let sooner = books.looks_at.is_none_or(|at| due < at);
+        let sooner = due.is_some_and(|due| books.looks_at.is_none_or(|at| due < at));
         let emptied = books.grants.is_empty();
         drop(books);
+        if let Err(error) = answer {
+            tracing::debug!(key = %grant.key, %error, "a renewal failed");
+        }
+        if doubted {
+            grant.tell_suspect();
+        }
+        if let Some(loss) = ended {
+            grant.lose(loss);
+        }
         if sooner {
             self.sooner.notify_one();
         }
@@ -269,12 +277,16 @@ impl Registry {
             .map(|entry| entry.grant.clone())
             .filter(|grant| in_lane(grant))
             .collect();
-        for grant in &doubtful {
+        let mut news = Vec::new();
+        for grant in doubtful {
             books.set_due(grant.number, now);
+            if grant.suspect() {
+                news.push(grant);
+            }
         }
         drop(books);
-        for grant in doubtful {
-            grant.suspect();
+        for grant in news {
+            grant.tell_suspect();
         }
     }
 
@@ -388,7 +400,7 @@ async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
                 .unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
             Err(error) => Err(error.clone()),
         };
-        shared.registry.answered(&grant, sent, lease, answer);
+        shared.registry.answered(grant.number, sent, lease, answer);
     }
 }
 
@@ -406,7 +418,7 @@ impl Shared {
                 .unwrap_or_else(|| Err(BackendError::unknown("no answer")))
         });
         let failed = answer.as_ref().err().cloned();
-        self.registry.answered(grant, sent, lease, answer);
+        self.registry.answered(grant.number, sent, lease, answer);
         match failed {
             Some(error) if grant.status() != HoldState::Lost(Loss::Gone) => {
                 Err(error.into_error("the renewal of lock", &grant.key))

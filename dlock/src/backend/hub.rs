@@ -56,16 +56,16 @@ impl Hub {
         })
     }
 
-    /// Something changed under `name`. Whether anybody listens.
-    pub(crate) fn tell(&self, name: &str) -> bool {
+    /// Something changed under `name`. How many listen.
+    pub(crate) fn tell(&self, name: &str) -> usize {
         let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
         // Not under the lock: a waker may drop a listener.
         match news {
             Some(news) => {
                 news.send_modify(|n| *n += 1);
-                true
+                news.receiver_count()
             }
-            None => false,
+            None => 0,
         }
     }
 

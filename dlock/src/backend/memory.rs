@@ -179,8 +179,9 @@ impl MemoryBackend {
         step(&mut held, now)
     }
 
-    fn tell(&self, key: &LockKey) {
-        self.store.hub.tell(key.as_str());
+    /// How many heard of it.
+    fn tell(&self, key: &LockKey) -> u64 {
+        self.store.hub.tell(key.as_str()) as u64
     }
 }
 
@@ -221,11 +222,10 @@ impl Backend for MemoryBackend {
             }
             true
         });
-        if ended {
-            self.tell(&request.key);
-        }
         ready(Ok(if ended {
-            ReleaseReply::Released
+            ReleaseReply::Released {
+                heard: Some(self.tell(&request.key)),
+            }
         } else {
             ReleaseReply::NotHeld { repeated: false }
         }))

@@ -142,7 +142,12 @@ pub struct ReleaseRequest {
 #[non_exhaustive]
 pub enum ReleaseReply {
     /// The grant was there and is ended, or keeps the key for as long as was asked.
-    Released,
+    Released {
+        /// How many subscriptions to the key's releases heard of it, one for each client that waits for the
+        /// key, the caller's own among them; `None` where the store cannot tell. A process that hands a lock
+        /// on among its own callers lets others go first from time to time, if there are any.
+        heard: Option<u64>,
+    },
     /// The store knows no such grant.
     NotHeld {
         /// Whether this step was sent more than once, so that an earlier copy may have ended the grant.
@@ -318,13 +323,25 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch over `changes`: each new value is news. A receiver that has news already
+    /// A watch over `changes`: each new value is news, and the value counts them. A receiver that has news already
     /// ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
     /// receiver is gone.
     pub fn new(changes: watch::Receiver<u64>, on_drop: impl FnOnce() + Send + Sync + 'static) -> Watch {
         Watch {
             changes: Some(changes),
             on_drop: Some(Box::new(on_drop)),
+        }
+    }
+
+    /// How many news there have been so far, the unseen ones among them: the value of the receiver.
+    pub(crate) fn count(&self) -> u64 {
+        self.changes.as_ref().map_or(0, |changes| *changes.borrow())
+    }
+
+    /// Takes what has come so far as seen.
+    pub(crate) fn seen(&mut self) {
+        if let Some(changes) = &mut self.changes {
+            changes.borrow_and_update();
         }
     }
 

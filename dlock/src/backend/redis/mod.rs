@@ -192,7 +192,7 @@ impl Backend for RedisBackend {
         async move {
             let Done { answer, repeated } = step.await?;
             match answer {
-                Answer::Released { .. } => Ok(ReleaseReply::Released),
+                Answer::Released { heard } => Ok(ReleaseReply::Released { heard }),
                 Answer::Gone => Ok(ReleaseReply::NotHeld { repeated }),
                 other => Err(strange(&other)),
             }

@@ -609,7 +609,7 @@ impl Actor {
             }
         }
         self.settle_claim(&step, &answer, server_time);
-        if let Ok(Answer::Released { told: false }) = answer {
+        if let Ok(Answer::Released { heard: None }) = answer {
             tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
         }
         if let Ok(Answer::Done { told: false }) = answer {

@@ -258,7 +258,7 @@ impl Actor {
 
     /// Has those look whom nobody tells.
     fn poll(&mut self) {
-        self.forbidden.retain(|channel| self.hub.tell(channel));
+        self.forbidden.retain(|channel| self.hub.tell(channel) > 0);
     }
 }
 

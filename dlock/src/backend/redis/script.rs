@@ -86,7 +86,8 @@ pub(crate) enum Answer {
         remaining: Option<Duration>,
     },
     Released {
-        told: bool,
+        /// How many heard of it; `None` when the server forbids to tell.
+        heard: Option<u64>,
     },
     /// The grant is not there.
     Gone,
@@ -304,6 +305,10 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         Value::Int(ms) => Ok(u64::try_from(*ms).ok().map(Duration::from_millis)),
         _ => Err(strange()),
     };
+    let heard = |at: usize| match word(at)? {
+        Value::Int(n) => Ok(u64::try_from(*n).ok()),
+        _ => Err(strange()),
+    };
     let attempt = |at: usize| u32::try_from(num(at)?).map_err(|_| strange());
     match name.as_str() {
         "acquired" => Ok(Answer::Acquired {
@@ -315,9 +320,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             Reason::Unreachable,
             "the request reached the server too late and was refused there",
         )),
-        "released" => Ok(Answer::Released {
-            told: string(1)? == "1",
-        }),
+        "released" => Ok(Answer::Released { heard: heard(1)? }),
         "gone" => Ok(Answer::Gone),
         "renewed" => Ok(Answer::Renewed),
         "holder" => Ok(Answer::Holder {
@@ -342,7 +345,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         "orphan" => Ok(Answer::Orphan { attempt: attempt(1)? }),
         "again" => Ok(Answer::Again),
         "done" => Ok(Answer::Done {
-            told: string(1)? == "1",
+            told: heard(1)?.is_some(),
         }),
         "not-owner" => Ok(Answer::NotOwner),
         "taken" => {

@@ -8,7 +8,7 @@
 --
 -- Reply: { server time in µs, answer of step 1, answer of step 2, ... }; an answer is an array whose first
 -- element says what it is:
---   acquired FIRST LAST | busy PTTL | late | released TOLD | gone | renewed | holder ID COUNT PTTL | free |
+--   acquired FIRST LAST | busy PTTL | late | released HEARD | gone | renewed | holder ID COUNT PTTL | free |
 --   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
 --
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
@@ -53,10 +53,10 @@ local function holder_of(key)
   return holder
 end
 
--- Messages are for others; a channel that may not be used fails no release.
+-- Messages are for others; a channel that may not be used fails no release. Says how many heard of it.
 local function tell(channel)
   local reply = redis.pcall('PUBLISH', channel, '0')
-  return (type(reply) == 'table' and reply.err) and '0' or '1'
+  return type(reply) == 'number' and reply or -1
 end
 
 local function last_token()

@@ -1,0 +1,190 @@
+//! Letting others go first.
+//!
+//! A process that gives a lock back and asks for it again has always an advantage over one that waits
+//! elsewhere: its next acquire is on its way when the other only hears of the release. So where the store
+//! says that others heard, the process asks again when another holder was seen, or after a short time in
+//! which the others could have come. Those who never come (stopped, slow, gone without a word) are waited
+//! for ever more rarely.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::backend::Watch;
+use crate::clock;
+use crate::waiters::Name;
+
+/// The shortest time slice of a process, and the shortest time for which it lets others go first.
+const SHORT: Duration = Duration::from_millis(5);
+/// The longest of both, however slow the store is.
+const LONG: Duration = Duration::from_millis(100);
+/// For how long it is remembered who did not come.
+const MEMORY: Duration = Duration::from_secs(1);
+/// Of how many pauses all but one are left out at the most, as a power of two.
+const RAREST: u32 = 6;
+
+/// Four round trips of the store, within limits.
+pub(crate) fn some_round_trips(sent: Instant, answered: Instant) -> Duration {
+    (answered.saturating_duration_since(sent) * 4).clamp(SHORT, LONG)
+}
+
+/// A release that went to the store while others wait here.
+#[derive(Debug)]
+pub(crate) struct After {
+    sent: Instant,
+    /// How many news there had been, where this process had a subscription.
+    news: Option<u64>,
+    /// How many heard of it.
+    heard: oneshot::Receiver<Option<u64>>,
+}
+
+/// Others are to go first.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pause {
+    until: Instant,
+    /// How many news there will have been when another holder has come and gone.
+    news: Option<u64>,
+}
+
+impl After {
+    pub(crate) fn new(news: Option<u64>, heard: oneshot::Receiver<Option<u64>>) -> After {
+        After {
+            sent: clock::now(),
+            news,
+            heard,
+        }
+    }
+
+    /// Whether there are others, once the store has answered.
+    pub(crate) async fn pause(self) -> Option<Pause> {
+        let heard = self.heard.await.ok()?;
+        let own = u64::from(self.news.is_some());
+        if heard.is_some_and(|heard| heard <= own) {
+            return None;
+        }
+        let now = clock::now();
+        Some(Pause {
+            until: now + some_round_trips(self.sent, now),
+            // The first is our own release, the second that of another.
+            news: self.news.map(|news| news + 2),
+        })
+    }
+}
+
+/// What is known of those who wait elsewhere, of the keys where there are some.
+#[derive(Debug, Default)]
+pub(crate) struct Courtesies {
+    any: AtomicBool,
+    keys: Mutex<HashMap<Name, Courtesy>>,
+}
+
+#[derive(Debug)]
+struct Courtesy {
+    /// Others are to go first until then.
+    until: Option<Instant>,
+    /// How many times in a row nobody came.
+    in_vain: u32,
+    /// How many pauses are left out yet.
+    skip: u32,
+    forgotten: Instant,
+}
+
+impl Courtesies {
+    /// A lock that nobody else here waits for was given back, and others heard of it.
+    pub(crate) fn owe(&self, of: Name, sent: Instant) {
+        let now = clock::now();
+        self.with(of, now, |courtesy| {
+            if courtesy.skip > 0 {
+                courtesy.skip -= 1;
+            } else {
+                courtesy.until = Some(now + some_round_trips(sent, now));
+            }
+        });
+    }
+
+    /// Whether others are to go first.
+    pub(crate) fn owed(&self, of: &Name) -> Option<Pause> {
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let until = self.keys.lock().get_mut(of)?.until.take()?;
+        Some(Pause { until, news: None })
+    }
+
+    /// Waits until another holder was seen, or could have come; not at all where those who wait elsewhere
+    /// never come, or where there is no time for it before `end`.
+    pub(crate) async fn pause(
+        &self,
+        of: &Name,
+        pause: Pause,
+        watch: &mut Option<Watch>,
+        listen: impl FnOnce() -> Watch,
+        end: Option<Instant>,
+    ) {
+        let now = clock::now();
+        if pause.until <= now || end.is_some_and(|end| end <= pause.until) {
+            return;
+        }
+        let skipped = pause.news.is_some()
+            && self.with(of.clone(), now, |courtesy| {
+                let skip = courtesy.skip > 0;
+                courtesy.skip = courtesy.skip.saturating_sub(1);
+                skip
+            });
+        if skipped {
+            return;
+        }
+        let watch = watch.get_or_insert_with(listen);
+        // Without a subscription the first is "subscribed".
+        let enough = pause.news.unwrap_or_else(|| watch.count() + 2);
+        let other = async {
+            while watch.count() < enough {
+                watch.changed().await;
+            }
+        };
+        let left = pause.until.saturating_duration_since(now);
+        let came = tokio::time::timeout(left, other).await.is_ok();
+        self.with(of.clone(), clock::now(), |courtesy| {
+            courtesy.in_vain = if came {
+                0
+            } else {
+                (courtesy.in_vain + 1).min(RAREST)
+            };
+            courtesy.skip = (1 << courtesy.in_vain) - 1;
+        });
+    }
+
+    /// Somebody else has the lock: whoever waits elsewhere does come.
+    pub(crate) fn came(&self, of: &Name) {
+        if self.any.load(Ordering::Relaxed)
+            && let Some(courtesy) = self.keys.lock().get_mut(of)
+        {
+            courtesy.in_vain = 0;
+            courtesy.skip = 0;
+        }
+    }
+
+    fn with<T>(&self, of: Name, now: Instant, change: impl FnOnce(&mut Courtesy) -> T) -> T {
+        let mut keys = self.keys.lock();
+        // Swept before it grows.
+        if keys.len() == keys.capacity() {
+            keys.retain(|_, courtesy| now < courtesy.forgotten);
+        }
+        let courtesy = keys.entry(of).or_insert(Courtesy {
+            until: None,
+            in_vain: 0,
+            skip: 0,
+            forgotten: now,
+        });
+        if courtesy.forgotten <= now {
+            (courtesy.until, courtesy.in_vain, courtesy.skip) = (None, 0, 0);
+        }
+        courtesy.forgotten = now + MEMORY;
+        self.any.store(true, Ordering::Relaxed);
+        change(courtesy)
+    }
+}

@@ -1,0 +1,149 @@
+//! The hand-over inside the process: a lock that is released goes to the next who waits for it here,
+//! without a word to the store.
+//!
+//! To the store the process goes on holding the one grant; here each holder has a grant of its own, with
+//! its own fencing token out of the block that was reserved when the lock came from the store. The grant is
+//! handed on only while it is certainly valid for long enough, and only so many times or for a short
+//! while: then it goes back to the store, and where others may be waiting elsewhere this process lets them
+//! go first.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::backend::{Kind, Watch};
+use crate::client::Handle;
+use crate::courtesy::After;
+use crate::grants::Grant;
+use crate::guard::LockGuard;
+use crate::release::ReleaseOutcome;
+use crate::scope::HoldRef;
+use crate::waiters::{Seat, Turn};
+use crate::{clock, courtesy};
+
+/// How many times a lock is handed on, unless said otherwise: more than fit into a slice.
+pub(crate) const DEFAULT_HANDOVERS: u32 = 4096;
+/// Tokens that an acquire reserves for hand-overs at least.
+const FEW: u32 = 16;
+
+/// What one who waits takes over: a renewed grant of this lease.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+/// How far a grant may be handed on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chain {
+    /// The tokens that are left.
+    next_token: u64,
+    last_token: u64,
+    /// Hand-overs that are left, and until when.
+    left: u32,
+    until: Instant,
+}
+
+impl Chain {
+    /// Of a grant that came from the store just now, by a step sent at `sent`.
+    pub(crate) fn new(kind: Kind, handovers: u32, (first, last): (u64, u64), sent: Instant) -> Chain {
+        let now = clock::now();
+        let exclusive = matches!(kind, Kind::Lock | Kind::Write);
+        Chain {
+            next_token: first.saturating_add(1),
+            last_token: last,
+            left: if exclusive { handovers } else { 0 },
+            until: now + courtesy::some_round_trips(sent, now),
+        }
+    }
+
+    /// Whether anything can be handed on at all.
+    pub(crate) fn is_open(&self, now: Instant) -> bool {
+        self.left > 0 && self.next_token <= self.last_token && now < self.until
+    }
+
+    /// The chain after one more hand-over, and the token of that.
+    pub(crate) fn step(self) -> (Chain, u64) {
+        let chain = Chain {
+            next_token: self.next_token + 1,
+            left: self.left - 1,
+            ..self
+        };
+        (chain, self.next_token)
+    }
+}
+
+/// How many fencing tokens an acquire reserves, where the lock was handed over `before` times after the
+/// last one. What is too many is a waste only while the store counts tokens faster than its clock does.
+pub(crate) fn tokens(handovers: u32, before: u32) -> u32 {
+    1 + handovers.min(FEW.max(before.saturating_mul(2)))
+}
+
+/// Passes on a grant that the last hold has just left: to the next who waits here, or to the store, whose
+/// answer is the result.
+pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>) -> Option<ReleaseOutcome> {
+    let mut turn = grant.take_turn();
+    if hand_over(handle, &grant, &mut turn) {
+        return None;
+    }
+    let Some(mut turn) = turn else {
+        return Some(handle.release(grant, None));
+    };
+    let (told, heard) = oneshot::channel();
+    turn.after = Some(After::new(turn.watch.as_ref().map(Watch::count), heard));
+    let outcome = handle.release(grant, Some(told));
+    // Only now, so that the next acquire is behind the release.
+    drop(turn);
+    Some(outcome)
+}
+
+/// Hands the grant over, if it may be and somebody takes it.
+fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Turn>) -> bool {
+    let shared = handle.shared();
+    if shared.closing.is_cancelled() || !grant.may_be_handed_on() {
+        return false;
+    }
+    let fits = |wanted: &Wanted| wanted.lease == grant.terms.lease;
+    let next = match turn {
+        Some(turn) => turn.heir(fits),
+        // It sleeps until the store has news, with the turn in its hands.
+        None => {
+            let front = shared.waiters.front(grant.kind, &grant.key);
+            front.filter(|seat| seat.wanted.as_ref().is_some_and(fits))
+        }
+    };
+    let Some(seat) = next else { return false };
+    let Some((heir, hold)) = heir(grant, &seat) else {
+        return false;
+    };
+    if !shared.registry.replace(&heir) {
+        if let Some(turn) = turn {
+            turn.back_in_line(seat);
+        }
+        return false;
+    }
+    if let Some(mut turn) = turn.take() {
+        turn.handed = turn.handed.saturating_add(1);
+        heir.put_turn(turn);
+    }
+    // One that went away in this moment: dropped, the lock passes on as from any other holder.
+    drop(seat.give(LockGuard::new(hold, handle.clone())));
+    true
+}
+
+/// The grant as the next holder has it.
+fn heir(grant: &Arc<Grant>, seat: &Seat) -> Option<(Arc<Grant>, HoldRef)> {
+    let max_hold = seat.wanted.as_ref()?.max_hold;
+    let by: &'static Location<'static> = seat.by;
+    let (heir, id, token) = grant.heir(max_hold, by);
+    let grant = Arc::new(heir);
+    let hold = HoldRef {
+        id,
+        token,
+        grant: grant.clone(),
+    };
+    Some((grant, hold))
+}
