@@ -1,13 +1,15 @@
-//! The `dlock` command: a look at the locks of a store, for people.
+//! The `dlock` command: a look at the locks of a store and a measure of what it gives, for people.
+
+mod bench;
+mod show;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use dlock::backend::Holder;
-use dlock::{Error, LockClient, LockKey};
+use dlock::{Error, LockClient};
 
-/// Look at the locks of a store.
+/// Look at the locks of a store, and measure what it gives.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about = None)]
 struct Args {
@@ -18,7 +20,8 @@ struct Args {
         long,
         env = "DLOCK_URL",
         default_value = "redis://localhost",
-        hide_env_values = true
+        hide_env_values = true,
+        global = true
     )]
     url: String,
     #[command(subcommand)]
@@ -43,6 +46,11 @@ enum Command {
         /// The name of the lock.
         key: String,
     },
+    /// Measure how many locks a second the store gives from here, and how soon.
+    Bench(Box<bench::BenchArgs>),
+    /// One of the processes of a measurement; started by `bench`.
+    #[command(hide = true)]
+    BenchWorker,
 }
 
 /// No such lock is held.
@@ -50,66 +58,32 @@ const NOT_HELD: u8 = 1;
 /// It could not be done.
 const FAILED: u8 = 2;
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    match run(Args::parse()).await {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("dlock: {error}");
-            ExitCode::from(FAILED)
-        }
-    }
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let outcome = match args.command {
+        Command::Bench(bench) => bench::run(args.url, *bench),
+        Command::BenchWorker => bench::run_worker(),
+        command => look(args.url, command).map_err(|error| error.to_string()),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("dlock: {error}");
+        ExitCode::from(FAILED)
+    })
 }
 
-async fn run(args: Args) -> Result<ExitCode, Error> {
+#[tokio::main(flavor = "current_thread")]
+async fn look(url: String, command: Command) -> Result<ExitCode, Error> {
     let client = LockClient::builder()
-        .url(args.url)
+        .url(url)
         .service_name("dlock-cli")
         .build()
         .await?;
-    // A command line means what it says, braces included.
-    let code = match args.command {
-        Command::Show { key } => match client.inspect(LockKey::raw(&*key)).await? {
-            Some(holder) => {
-                println!("{}", line(&key, &holder));
-                ExitCode::SUCCESS
-            }
-            None => {
-                println!("{key}  free");
-                ExitCode::from(NOT_HELD)
-            }
-        },
-        Command::List { prefix } => {
-            for (key, holder) in client.list(&prefix).await? {
-                println!("{}", line(key.as_str(), &holder));
-            }
-            ExitCode::SUCCESS
-        }
-        Command::ForceUnlock { key } => {
-            if client.force_release(LockKey::raw(&*key)).await? {
-                println!("{key}  released");
-                ExitCode::SUCCESS
-            } else {
-                println!("{key}  was free");
-                ExitCode::from(NOT_HELD)
-            }
-        }
+    let code = match command {
+        Command::Show { key } => show::show(&client, &key).await?,
+        Command::List { prefix } => show::list(&client, &prefix).await?,
+        Command::ForceUnlock { key } => show::force_unlock(&client, &key).await?,
+        Command::Bench(_) | Command::BenchWorker => ExitCode::SUCCESS,
     };
     client.shutdown(Duration::ZERO).await;
     Ok(code)
-}
-
-fn line(key: &str, holder: &Holder) -> String {
-    let left = holder.remaining.map_or("no end".to_owned(), |left| {
-        format!(
-            "{} left",
-            humantime::format_duration(Duration::from_millis(left.as_millis() as u64))
-        )
-    });
-    let holds = if holder.holds == 1 {
-        String::new()
-    } else {
-        format!("  {} holds", holder.holds)
-    };
-    format!("{key}  held by {}  {left}{holds}", holder.id)
 }

@@ -1,0 +1,270 @@
+//! What `dlock bench` is asked for, and whether that makes sense.
+
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use dlock::Kind;
+use serde::{Deserialize, Serialize};
+
+/// Measures what a store gives from here: acquisitions and releases a second, how long an acquire takes, how the
+/// lock is shared, what it costs client and server.
+///
+/// It uses locks of its own, whose names begin with a prefix drawn for each run, and leaves none behind: also when it
+/// is ended by Ctrl-C, which prints what was measured so far. Every figure is of this machine, this network and this
+/// server while nothing else uses them; compare figures that were taken in turns. docs/bench.md says how each is taken.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What to do over and over.
+    #[arg(long, value_enum)]
+    workload: Workload,
+    /// Tasks in each process [default: 1; parallel and held 64, contended 16].
+    #[arg(long, value_name = "N")]
+    tasks: Option<usize>,
+    /// Processes that do the same at the same time, this one included.
+    #[arg(long, value_name = "P", default_value_t = 1)]
+    processes: usize,
+    /// How long to measure, in seconds [default: 5; held: the lease].
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// How long to run before measuring, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    warmup: f64,
+    /// Different keys, over all processes [default: one for each task; contended 1, held 100000].
+    #[arg(long, value_name = "N")]
+    keys: Option<u64>,
+    /// The kind of lock.
+    #[arg(long, value_enum, default_value_t = LockKind::Lock)]
+    kind: LockKind,
+    /// Drop the guard, which gives the lock back in the background, instead of waiting for the release.
+    #[arg(long)]
+    no_await_release: bool,
+    /// The lease that locks are renewed with, as in 10s [default: the URL's, 30s].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    lease: Option<Duration>,
+    /// What the names of the locks begin with. Runs that are given the same prefix share their locks.
+    #[arg(long)]
+    prefix: Option<String>,
+    /// Threads of each process; 1 is a single-threaded runtime [default: one for each core, divided among the processes].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Draw how the times are distributed, as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// What is done over and over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Workload {
+    /// One task takes a lock and gives it back.
+    Sequential,
+    /// Many tasks do so at the same time, each with locks of its own.
+    Parallel,
+    /// Many tasks want the same lock.
+    Contended,
+    /// One client gives a lock back, another one waits for it: how soon does it have it?
+    Wakeup,
+}
+
+impl Workload {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Workload::Sequential => "sequential",
+            Workload::Parallel => "parallel",
+            Workload::Contended => "contended",
+            Workload::Wakeup => "wakeup",
+        }
+    }
+
+    fn tasks(self) -> usize {
+        match self {
+            Workload::Parallel => 64,
+            Workload::Contended => 16,
+            _ => 1,
+        }
+    }
+}
+
+/// The kinds of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum LockKind {
+    /// One holder at a time.
+    Lock,
+    /// One holder at a time, in arrival order.
+    Fair,
+    /// Many readers at a time.
+    Read,
+    /// One writer at a time.
+    Write,
+}
+
+impl From<LockKind> for Kind {
+    fn from(kind: LockKind) -> Kind {
+        match kind {
+            LockKind::Lock => Kind::Lock,
+            LockKind::Fair => Kind::Fair,
+            LockKind::Read => Kind::Read,
+            LockKind::Write => Kind::Write,
+        }
+    }
+}
+
+/// What one process of a measurement does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Plan {
+    /// May hold a password, so it goes to the other processes by their standard input.
+    pub(super) url: String,
+    pub(super) workload: Workload,
+    /// In each process.
+    pub(super) tasks: usize,
+    pub(super) processes: usize,
+    /// Which of the processes this is; 0 is the one that was started by the user.
+    pub(super) process: usize,
+    pub(super) measure: Duration,
+    pub(super) warmup: Duration,
+    /// Over all processes.
+    pub(super) keys: u64,
+    pub(super) kind: LockKind,
+    pub(super) await_release: bool,
+    pub(super) lease: Option<Duration>,
+    pub(super) prefix: String,
+    pub(super) threads: usize,
+}
+
+/// What becomes of the result.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) json: bool,
+    pub(super) plot: Option<PathBuf>,
+}
+
+const MOST_TASKS: usize = 100_000;
+const MOST_PROCESSES: usize = 64;
+const MOST_KEYS: u64 = 100_000_000;
+const MOST_THREADS: usize = 1024;
+const LONGEST: f64 = 86_400.0;
+
+impl BenchArgs {
+    /// What is to be done, or what is wrong with it.
+    pub(super) fn plan(self, url: String) -> Result<(Plan, Output), String> {
+        let workload = self.workload;
+        let tasks = within("--tasks", self.tasks.unwrap_or(workload.tasks()), 1, MOST_TASKS)?;
+        let processes = within("--processes", self.processes, 1, MOST_PROCESSES)?;
+        let all_tasks = tasks * processes;
+        if all_tasks > MOST_TASKS {
+            return Err(format!(
+                "{tasks} tasks in each of {processes} processes are more than {MOST_TASKS}"
+            ));
+        }
+        if is_memory(&url) && processes > 1 {
+            return Err("--processes: memory:// is in one process, others cannot see it".to_owned());
+        }
+        let keys = self.keys.unwrap_or(match workload {
+            Workload::Contended => 1,
+            // Both sides of a wake-up are one task of their process, on one key.
+            Workload::Wakeup => tasks as u64,
+            _ => all_tasks as u64,
+        });
+        within("--keys", keys, 1, MOST_KEYS)?;
+        match workload {
+            Workload::Sequential if tasks > 1 => {
+                return Err(
+                    "--tasks: sequential is one task, parallel and contended have several".to_owned(),
+                );
+            }
+            Workload::Sequential | Workload::Parallel if keys < all_tasks as u64 => {
+                return Err(format!(
+                    "--keys: {all_tasks} tasks with keys of their own need at least as many keys, not {keys}; \
+                     contended has tasks that share them"
+                ));
+            }
+            Workload::Wakeup if processes > 2 => {
+                return Err("--processes: wakeup is between two of them at the most".to_owned());
+            }
+            Workload::Wakeup if self.kind == LockKind::Read => {
+                return Err("--kind: readers do not wait for one another".to_owned());
+            }
+            Workload::Wakeup if keys != tasks as u64 => {
+                return Err("--keys: wakeup has one key for each task, say --tasks".to_owned());
+            }
+            _ => {}
+        }
+        let threads = match self.threads {
+            Some(threads) => within("--threads", threads, 1, MOST_THREADS)?,
+            None => available_parallelism().map_or(1, |cores| (cores.get() / processes).max(1)),
+        };
+        let seconds = self.seconds.unwrap_or(5.0);
+        let plan = Plan {
+            url: with_name(url),
+            workload,
+            tasks,
+            processes,
+            process: 0,
+            measure: seconds_within("--seconds", seconds, 0.01)?,
+            warmup: seconds_within("--warmup", self.warmup, 0.0)?,
+            keys,
+            kind: self.kind,
+            await_release: !self.no_await_release,
+            lease: self.lease,
+            prefix: self
+                .prefix
+                .unwrap_or_else(|| format!("dlock-bench:{:016x}:", fastrand::u64(..))),
+            threads,
+        };
+        let output = Output {
+            json: self.json,
+            plot: self.plot,
+        };
+        Ok((plan, output))
+    }
+}
+
+fn is_memory(url: &str) -> bool {
+    url.split_once("://")
+        .is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("memory"))
+}
+
+/// `memory://` is a new store for each client; with a name they share it.
+fn with_name(url: String) -> String {
+    match url.split_once("://") {
+        Some((_, rest)) if is_memory(&url) && (rest.is_empty() || rest.starts_with(['?', '/'])) => {
+            format!("memory://dlock-bench-{:016x}{rest}", fastrand::u64(..))
+        }
+        _ => url,
+    }
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, least: T, most: T) -> Result<T, String> {
+    if value < least || value > most {
+        return Err(format!("{name}: {value} is not between {least} and {most}"));
+    }
+    Ok(value)
+}
+
+fn seconds_within(name: &str, seconds: f64, least: f64) -> Result<Duration, String> {
+    // Also what is not a number.
+    if !(least..=LONGEST).contains(&seconds) {
+        return Err(format!(
+            "{name}: {seconds} is not between {least} and {LONGEST} seconds"
+        ));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+impl Plan {
+    /// The tasks of all processes.
+    pub(super) fn all_tasks(&self) -> usize {
+        self.tasks * self.processes
+    }
+
+    /// Whether the store is in this process.
+    pub(super) fn is_memory(&self) -> bool {
+        is_memory(&self.url)
+    }
+}

@@ -1,0 +1,52 @@
+//! What the processes of a measurement tell each other: one JSON object a line, orders on a worker's standard input,
+//! answers on its standard output.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::args::Plan;
+use super::tally::Sums;
+use super::workloads::Handover;
+
+/// What a worker is told.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Order {
+    /// What to do; the first line.
+    Plan(Box<Plan>),
+    /// Go on from where it said that it had arrived.
+    Go,
+    /// Come to an end now. So does the end of its standard input.
+    Stop,
+}
+
+/// What a worker tells.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    /// It waits for the others.
+    Arrived,
+    /// It is done; the last line.
+    Done(Box<Outcome>),
+    /// It could not be done; the last line.
+    Failed(String),
+}
+
+/// What one process has measured.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Outcome {
+    /// How long it was measured, in seconds.
+    pub(super) seconds: f64,
+    /// What each task did in that time.
+    pub(super) counts: Vec<u64>,
+    pub(super) sums: Sums,
+    /// CPU seconds in that time.
+    pub(super) cpu_s: Option<f64>,
+    /// Bytes in use at its end.
+    pub(super) memory: Option<u64>,
+    /// For wake-ups: who had which key from when until when.
+    pub(super) handovers: Vec<Handover>,
+    /// Figures that belong to one workload only; they add up over the processes.
+    pub(super) figures: BTreeMap<String, f64>,
+}

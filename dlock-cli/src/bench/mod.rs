@@ -1,0 +1,145 @@
+//! `dlock bench`: what a store gives from here, measured with the library that its users use.
+//!
+//! | file | for |
+//! |---|---|
+//! | `args` | what is asked for |
+//! | `team`, `messages` | the processes, and what they tell each other |
+//! | `process` | one process's part |
+//! | `workloads` | what its tasks do |
+//! | `tally`, `usage`, `server` | what is counted, of them, of the process and of the server |
+//! | `report`, `plot`, `progress` | what is shown |
+
+mod args;
+mod messages;
+mod plot;
+mod process;
+mod progress;
+mod report;
+mod server;
+mod tally;
+mod team;
+mod usage;
+mod workloads;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use args::BenchArgs;
+use args::{Output, Plan};
+use messages::{Answer, Outcome};
+use process::Around;
+use report::Report;
+use team::Team;
+
+/// `dlock bench`.
+pub(crate) fn run(url: String, args: BenchArgs) -> Result<ExitCode, String> {
+    let (plan, output) = args.plan(url)?;
+    runtime(plan.threads)?.block_on(lead(plan, output))
+}
+
+/// One of the other processes, which the first one starts.
+pub(crate) fn run_worker() -> Result<ExitCode, String> {
+    // The plan says how many threads are wanted, so it is read before they are started.
+    let plan = team::read_plan()?;
+    runtime(plan.threads)?.block_on(follow(plan))
+}
+
+fn runtime(threads: usize) -> Result<Runtime, String> {
+    let mut builder = match threads {
+        1 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    builder
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .map_err(|error| format!("the runtime does not start: {error}"))
+}
+
+async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {
+    // Told before it is measured, not after.
+    if let Some(path) = &output.plot {
+        std::fs::write(path, "").map_err(|error| unwritable(path, &error))?;
+    }
+    let stop = CancellationToken::new();
+    tokio::spawn(end_on_signal(stop.clone()));
+    let mut team = Team::start(&plan, &stop)?;
+    let (mine, around) = match process::measure(&plan, &mut team, &stop).await {
+        Ok(measured) => measured,
+        Err(why) => {
+            team.dismiss().await;
+            return Err(why);
+        }
+    };
+    let mut outcomes = vec![mine];
+    outcomes.extend(team.outcomes().await?);
+    show(&plan, &outcomes, around, stop.is_cancelled(), output)
+}
+
+fn show(
+    plan: &Plan,
+    outcomes: &[Outcome],
+    around: Around,
+    interrupted: bool,
+    output: Output,
+) -> Result<ExitCode, String> {
+    let report = Report::new(plan, outcomes, around, interrupted);
+    if interrupted && report.is_empty() {
+        return Err("it was ended before anything was measured".to_owned());
+    }
+    if let Some(path) = &output.plot {
+        std::fs::write(path, report.plot()).map_err(|error| unwritable(path, &error))?;
+    }
+    if output.json {
+        let json = serde_json::to_string(&report).map_err(|error| error.to_string())?;
+        println!("{json}");
+    } else {
+        println!("{report}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> String {
+    format!("--plot: {} cannot be written: {error}", path.display())
+}
+
+async fn follow(plan: Plan) -> Result<ExitCode, String> {
+    let stop = CancellationToken::new();
+    // A Ctrl-C at a terminal comes to all processes; the leader tells what to do.
+    tokio::spawn(async { while tokio::signal::ctrl_c().await.is_ok() {} });
+    let mut team = team::join(stop.clone());
+    let answer = match process::measure(&plan, &mut team, &stop).await {
+        Ok((outcome, _)) => Answer::Done(Box::new(outcome)),
+        Err(why) => Answer::Failed(why),
+    };
+    team::say(&answer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The first signal ends the measurement in good order, the second one at once.
+async fn end_on_signal(stop: CancellationToken) {
+    signal().await;
+    stop.cancel();
+    signal().await;
+    std::process::exit(130);
+}
+
+#[cfg(unix)]
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        },
+        Err(_) => drop(tokio::signal::ctrl_c().await),
+    }
+}
+
+#[cfg(not(unix))]
+async fn signal() {
+    let _ = tokio::signal::ctrl_c().await;
+}

@@ -1,0 +1,114 @@
+//! What is measured: each file is one thing that tasks do over and over.
+
+mod pairs;
+mod wakeup;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlock::{Error, Lock, LockClient, LockGuard, LockKey};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use super::args::{Plan, Workload};
+use super::tally::{Tally, kind_of};
+pub(super) use wakeup::{Handover, wakeups};
+
+/// What the tasks of one process work on.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) plan: Plan,
+    pub(super) clients: Vec<LockClient>,
+    pub(super) tally: Arc<Tally>,
+    pub(super) handovers: Mutex<Vec<Handover>>,
+    /// How long a pair takes that nobody else is in the way of.
+    pub(super) pair: Duration,
+}
+
+impl Job {
+    /// Connects, and sees that the store can do what is to be measured.
+    pub(super) async fn prepare(plan: Plan) -> Result<Job, Error> {
+        let mut clients = Vec::new();
+        for _ in 0..clients_of(&plan) {
+            let builder = LockClient::builder()
+                .url(plan.url.clone())
+                .service_name("dlock-bench");
+            let builder = match plan.lease {
+                Some(lease) => builder.lease(lease),
+                None => builder,
+            };
+            clients.push(builder.build().await?);
+        }
+        let counting = clients.len() * plan.tasks;
+        let mut job = Job {
+            plan,
+            clients,
+            tally: Tally::new(counting),
+            handovers: Mutex::default(),
+            pair: Duration::ZERO,
+        };
+        job.pair = job.try_out().await?;
+        Ok(job)
+    }
+
+    /// A few pairs on a key that nobody else uses.
+    async fn try_out(&self) -> Result<Duration, Error> {
+        const PAIRS: u32 = 8;
+        let mut begin = Instant::now();
+        for client in &self.clients {
+            let mine = fastrand::u64(..);
+            let lock = self.lock_named(client, format!("{}probe:{mine:016x}", self.plan.prefix));
+            lock.acquire().await?.release().await?;
+            begin = Instant::now();
+            for _ in 0..PAIRS {
+                lock.acquire().await?.release().await?;
+            }
+        }
+        Ok(begin.elapsed() / PAIRS)
+    }
+
+    /// Starts the tasks.
+    pub(super) fn start(self: &Arc<Self>) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
+        for task in 0..self.plan.tasks {
+            match self.plan.workload {
+                Workload::Sequential | Workload::Parallel | Workload::Contended => {
+                    tasks.spawn(pairs::work(self.clone(), task));
+                }
+                Workload::Wakeup => {
+                    for side in 0..self.clients.len() {
+                        tasks.spawn(wakeup::work(self.clone(), task, side));
+                    }
+                }
+            }
+        }
+        tasks
+    }
+
+    /// The lock of this number, of all that the measurement uses.
+    fn lock(&self, client: &LockClient, number: u64) -> Lock {
+        self.lock_named(client, format!("{}{number}", self.plan.prefix))
+    }
+
+    fn lock_named(&self, client: &LockClient, name: String) -> Lock {
+        // What the user gave as prefix means what it says, braces included.
+        client.lock(LockKey::raw(name)).kind(self.plan.kind.into())
+    }
+
+    /// Gives a lock back as the user has chosen.
+    async fn give_back(&self, guard: LockGuard) -> Result<(), &'static str> {
+        if self.plan.await_release {
+            return guard.release().await.map_err(|error| kind_of(&error));
+        }
+        drop(guard);
+        Ok(())
+    }
+}
+
+/// A wake-up must reach another client: inside of one, locks may be handed on.
+fn clients_of(plan: &Plan) -> usize {
+    match plan.workload {
+        Workload::Wakeup if plan.processes == 1 => 2,
+        _ => 1,
+    }
+}

@@ -1,0 +1,89 @@
+//! `sequential`, `parallel` and `contended`: take a lock and give it back, with no work between.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dlock::{Lock, LockClient};
+
+use super::Job;
+use crate::bench::args::Workload;
+use crate::bench::tally::{Series, kind_of};
+
+pub(super) async fn work(job: Arc<Job>, task: usize) {
+    let mut recorder = job.tally.recorder(task, Series::Main);
+    let mut keys = Keys::of(&job, task);
+    while !job.tally.is_over() {
+        let lock = keys.next(&job);
+        let begin = Instant::now();
+        match lock.acquire().await {
+            Ok(guard) => {
+                let took = begin.elapsed();
+                match job.give_back(guard).await {
+                    Ok(()) => recorder.done(took),
+                    Err(kind) => recorder.failed(kind).await,
+                }
+            }
+            Err(error) => recorder.failed(kind_of(&error)).await,
+        }
+    }
+}
+
+/// Which lock comes next.
+enum Keys {
+    /// Always the same.
+    One(Lock),
+    /// The task's own, in turn: every `step`th of `all`.
+    Own {
+        client: LockClient,
+        next: u64,
+        first: u64,
+        step: u64,
+        all: u64,
+    },
+    /// Any of them.
+    Any { client: LockClient, all: u64 },
+}
+
+impl Keys {
+    fn of(job: &Job, task: usize) -> Keys {
+        let plan = &job.plan;
+        let client = job.clients[0].clone();
+        let (all, step) = (plan.keys, plan.all_tasks() as u64);
+        let first = (plan.process * plan.tasks + task) as u64;
+        match plan.workload {
+            Workload::Contended if all == 1 => Keys::One(job.lock(&client, 0)),
+            Workload::Contended => Keys::Any { client, all },
+            _ if all - first <= step => Keys::One(job.lock(&client, first)),
+            _ => Keys::Own {
+                client,
+                next: first,
+                first,
+                step,
+                all,
+            },
+        }
+    }
+
+    fn next(&mut self, job: &Job) -> Cow<'_, Lock> {
+        match self {
+            Keys::One(lock) => Cow::Borrowed(lock),
+            Keys::Own {
+                client,
+                next,
+                first,
+                step,
+                all,
+            } => {
+                let number = *next;
+                *next = if number + *step < *all {
+                    number + *step
+                } else {
+                    *first
+                };
+                Cow::Owned(job.lock(client, number))
+            }
+            Keys::Any { client, all } => Cow::Owned(job.lock(client, fastrand::u64(..*all))),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! `wakeup`: how soon a client that waits has the lock which another client gives back.
+//!
+//! Two clients, in one process or in two, take turns on one key. Whoever has it keeps it until the other one is sure
+//! to wait. Both only note when they asked, had it, and were about to give it back, by a clock that all processes
+//! share; the times are made of these notes afterwards, so that the two need not talk to each other in between.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Job;
+use crate::bench::tally::{Series, Times, kind_of};
+use crate::bench::usage::now;
+
+/// One hold of a key, in nanoseconds by the machine's clock.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(in crate::bench) struct Handover {
+    key: usize,
+    asked: u64,
+    acquired: u64,
+    /// Just before the release was called.
+    released: u64,
+    /// Whether it was acquired while it was measured.
+    counts: bool,
+}
+
+pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
+    let lock = job.lock(&job.clients[side], task as u64);
+    let mut recorder = job.tally.recorder(task * job.clients.len() + side, Series::Holds);
+    // In the pause after a release the other one gets the lock; and then has to see this one wait.
+    let pause = Duration::from_millis(2).max(job.pair * 4);
+    let hold = pause * 2 + Duration::from_millis(2) + job.pair * 4;
+    let mut handovers = Vec::new();
+    while !job.tally.is_over() {
+        let (asked, begin) = (now(), Instant::now());
+        match lock.acquire().await {
+            Ok(guard) => {
+                let acquired = now();
+                recorder.done(begin.elapsed());
+                let counts = job.tally.is_measuring();
+                // Never in step with a timer of anybody's.
+                tokio::time::sleep(hold.mul_f64(1.0 + fastrand::f64() / 4.0)).await;
+                handovers.push(Handover {
+                    key: task,
+                    asked,
+                    acquired,
+                    released: now(),
+                    counts,
+                });
+                if let Err(kind) = job.give_back(guard).await {
+                    recorder.failed(kind).await;
+                }
+                tokio::time::sleep(pause).await;
+            }
+            Err(error) => recorder.failed(kind_of(&error)).await,
+        }
+    }
+    job.handovers.lock().append(&mut handovers);
+}
+
+/// From the release to the other one's acquisition. One that found the lock free when it asked has not waited; one
+/// that was overtaken after the release has waited since that release.
+pub(in crate::bench) fn wakeups(mut holds: Vec<Handover>) -> Times {
+    holds.sort_by_key(|hold| (hold.key, hold.acquired));
+    let mut times = Times::new();
+    for (at, hold) in holds.iter().enumerate().filter(|(_, hold)| hold.counts) {
+        let first_release = holds[..at]
+            .iter()
+            .rev()
+            .take_while(|earlier| earlier.key == hold.key && earlier.released >= hold.asked)
+            .last();
+        if let Some(earlier) = first_release {
+            times.record(hold.acquired.saturating_sub(earlier.released));
+        }
+    }
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold(key: usize, asked: u64, acquired: u64, released: u64) -> Handover {
+        Handover {
+            key,
+            asked,
+            acquired,
+            released,
+            counts: true,
+        }
+    }
+
+    fn all(times: &Times) -> Vec<u64> {
+        times
+            .each()
+            .flat_map(|(nanos, count)| vec![nanos; count as usize])
+            .collect()
+    }
+
+    #[test]
+    fn a_wake_up_is_from_the_release_to_the_acquisition_of_the_one_that_waited() {
+        let holds = vec![hold(0, 0, 1, 100), hold(0, 50, 107, 200), hold(1, 60, 61, 101)];
+        assert_eq!(all(&wakeups(holds)), [7]);
+    }
+
+    #[test]
+    fn who_finds_the_lock_free_has_not_waited() {
+        let holds = vec![hold(0, 0, 1, 100), hold(0, 150, 151, 200)];
+        assert!(all(&wakeups(holds)).is_empty());
+    }
+
+    #[test]
+    fn who_is_overtaken_has_waited_since_the_first_release() {
+        let holds = vec![hold(0, 0, 1, 100), hold(0, 110, 111, 200), hold(0, 50, 209, 300)];
+        assert_eq!(all(&wakeups(holds)), [109]);
+    }
+}

@@ -1,0 +1,58 @@
+//! `dlock show`, `list` and `force-unlock`: a look at the locks of a store.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dlock::backend::Holder;
+use dlock::{Error, LockClient, LockKey};
+
+use crate::NOT_HELD;
+
+/// Who holds this lock.
+pub(crate) async fn show(client: &LockClient, key: &str) -> Result<ExitCode, Error> {
+    // A command line means what it says, braces included.
+    Ok(match client.inspect(LockKey::raw(key)).await? {
+        Some(holder) => {
+            println!("{}", line(key, &holder));
+            ExitCode::SUCCESS
+        }
+        None => {
+            println!("{key}  free");
+            ExitCode::from(NOT_HELD)
+        }
+    })
+}
+
+/// All that are held.
+pub(crate) async fn list(client: &LockClient, prefix: &str) -> Result<ExitCode, Error> {
+    for (key, holder) in client.list(prefix).await? {
+        println!("{}", line(key.as_str(), &holder));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes it away from its holder.
+pub(crate) async fn force_unlock(client: &LockClient, key: &str) -> Result<ExitCode, Error> {
+    Ok(if client.force_release(LockKey::raw(key)).await? {
+        println!("{key}  released");
+        ExitCode::SUCCESS
+    } else {
+        println!("{key}  was free");
+        ExitCode::from(NOT_HELD)
+    })
+}
+
+fn line(key: &str, holder: &Holder) -> String {
+    let left = holder.remaining.map_or("no end".to_owned(), |left| {
+        format!(
+            "{} left",
+            humantime::format_duration(Duration::from_millis(left.as_millis() as u64))
+        )
+    });
+    let holds = if holder.holds == 1 {
+        String::new()
+    } else {
+        format!("  {} holds", holder.holds)
+    };
+    format!("{key}  held by {}  {left}{holds}", holder.id)
+}
