@@ -1,0 +1,468 @@
+//! Rule 24 under a paused clock: a lock that is released goes to the next who waits in this process without
+//! the store, in arrival order, and every other rule holds in the middle of such a chain.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use dlock::backend::Backend;
+use dlock::backend::memory::MemoryBackend;
+use dlock::{Error, HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
+use dlock_tests::Watched;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(30);
+
+struct Setting {
+    store: MemoryBackend,
+    watched: Watched,
+    client: LockClient,
+}
+
+async fn setting() -> Setting {
+    let store = MemoryBackend::new();
+    let watched = Watched::new(store.clone());
+    let client = LockClient::builder().backend(watched.clone()).build().await;
+    Setting {
+        store,
+        watched,
+        client: client.unwrap(),
+    }
+}
+
+impl Setting {
+    fn acquires(&self) -> usize {
+        self.watched.seen().acquires.load(SeqCst)
+    }
+
+    fn releases(&self) -> usize {
+        self.watched.seen().releases.load(SeqCst)
+    }
+
+    /// A client of another process.
+    async fn other(&self) -> LockClient {
+        let builder = LockClient::builder().backend(self.store.clone());
+        builder.build().await.unwrap()
+    }
+
+    async fn assert_clean(&self) {
+        sleep(MS).await;
+        assert!(self.store.is_empty(), "something is held");
+        assert_eq!(self.store.watched(), 0, "something is listened for");
+        assert_eq!((self.client.held(), self.client.waited_for()), (0, 0));
+    }
+}
+
+fn waiting(lock: &Lock) -> JoinHandle<Result<LockGuard, Error>> {
+    tokio::spawn(lock.acquire())
+}
+
+async fn got(waiting: JoinHandle<Result<LockGuard, Error>>) -> LockGuard {
+    waiting.await.unwrap().unwrap()
+}
+
+/// Polls once what must not be ready.
+fn poll_once(future: std::pin::Pin<&mut impl Future>) {
+    let pending = future.poll(&mut Context::from_waker(Waker::noop())).is_pending();
+    assert!(pending);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crowd_is_served_in_order_almost_without_the_store() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let first = lock.acquire().await.unwrap();
+    let served = Arc::new(Mutex::new(vec![(0, first.fencing_token())]));
+    let mut tasks = Vec::new();
+    for i in 1..=200 {
+        let (lock, served) = (lock.clone(), served.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            served.lock().push((i, guard.fencing_token()));
+            tokio::task::yield_now().await;
+            assert_eq!(guard.state(), HoldState::Held);
+            guard.release().await.unwrap();
+        }));
+        tokio::task::yield_now().await;
+    }
+    first.release().await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let served = served.lock().clone();
+    assert!(
+        served.is_sorted(),
+        "in arrival order, with growing tokens: {served:?}"
+    );
+    assert!(
+        served.windows(2).all(|two| two[0].1 < two[1].1),
+        "a token was used twice"
+    );
+    assert!(
+        s.acquires() <= 12 && s.releases() <= 12,
+        "{} {}",
+        s.acquires(),
+        s.releases()
+    );
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_asks_for_none_goes_to_the_store_each_time() {
+    let s = setting().await;
+    let lock = s.client.lock("k").local_handovers(0);
+    let first = lock.acquire().await.unwrap();
+    let waiters: Vec<_> = (0..5).map(|_| waiting(&lock)).collect();
+    sleep(MS).await;
+    first.release().await.unwrap();
+    for waiter in waiters {
+        got(waiter).await.release().await.unwrap();
+    }
+    assert_eq!(s.releases(), 6);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_number_of_hand_overs_is_kept() {
+    let s = setting().await;
+    let lock = s.client.lock("k").local_handovers(3);
+    let first = lock.acquire().await.unwrap();
+    let waiters: Vec<_> = (0..8).map(|_| waiting(&lock)).collect();
+    sleep(MS).await;
+    first.release().await.unwrap();
+    for (i, waiter) in waiters.into_iter().enumerate() {
+        // After the first three, one from the store and three more, and again.
+        let guard = got(waiter).await;
+        assert_eq!(s.releases(), (i + 1) / 4);
+        guard.release().await.unwrap();
+    }
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_time_slice_the_lock_goes_back_to_the_store() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let first = lock.acquire().await.unwrap();
+    let waiters: Vec<_> = (0..6).map(|_| waiting(&lock)).collect();
+    sleep(6 * MS).await;
+    first.release().await.unwrap();
+    for waiter in waiters {
+        let guard = got(waiter).await;
+        sleep(6 * MS).await;
+        guard.release().await.unwrap();
+    }
+    assert_eq!(s.releases(), 7);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_elsewhere_waits_for_a_slice_and_not_for_the_crowd() {
+    let s = setting().await;
+    let other = s.other().await;
+    let until = Instant::now() + 2 * SEC;
+    let crowd: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = s.client.lock("k");
+            tokio::spawn(async move {
+                let mut served = 0;
+                while Instant::now() < until {
+                    let guard = lock.acquire().await.unwrap();
+                    sleep(MS).await;
+                    guard.release().await.unwrap();
+                    served += 1;
+                }
+                served
+            })
+        })
+        .collect();
+    let lock = other.lock("k");
+    let (mut served, mut longest) = (0, Duration::ZERO);
+    while Instant::now() < until {
+        let asked = Instant::now();
+        let guard = lock.acquire().await.unwrap();
+        longest = longest.max(asked.elapsed());
+        sleep(5 * MS).await;
+        guard.release().await.unwrap();
+        served += 1;
+    }
+    let mut here: Vec<u32> = Vec::new();
+    for task in crowd {
+        here.push(task.await.unwrap());
+    }
+    assert!(longest <= 15 * MS, "{longest:?}");
+    assert!(served > 100, "{served}");
+    let (least, most) = (here.iter().min().unwrap(), here.iter().max().unwrap());
+    assert!(*least > 50 && most - least <= 2, "{here:?}");
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_listens_and_never_comes_costs_little() {
+    let s = setting().await;
+    // A process that was stopped while it waited: subscribed, and silent.
+    let key = LockKey::new("k").unwrap();
+    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key);
+    let lock = s.client.lock("k");
+    let begin = Instant::now();
+    for _ in 0..1000 {
+        lock.acquire().await.unwrap().release().await.unwrap();
+    }
+    let took = begin.elapsed();
+    assert!(took > Duration::ZERO && took < 250 * MS, "{took:?}");
+    drop(silent);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_equal_renewed_leases_are_handed_on() {
+    let s = setting().await;
+    let plain = s.client.lock("k");
+    let others = [
+        plain.clone().lease(10 * SEC),
+        plain.clone().renewed_lease(10 * SEC),
+        plain.clone().min_hold(20 * MS),
+        plain.clone().max_hold(10 * SEC),
+        plain.clone().local_handovers(0),
+    ];
+    for (i, other) in others.iter().enumerate() {
+        for (from, to) in [(&plain, other), (other, &plain)] {
+            let before = s.releases();
+            let guard = from.acquire().await.unwrap();
+            let next = waiting(to);
+            sleep(MS).await;
+            guard.release().await.unwrap();
+            let next = got(next).await;
+            assert_eq!(s.releases(), before + 1, "case {i}");
+            assert_eq!(next.state(), HoldState::Held);
+            next.release().await.unwrap();
+            sleep(30 * MS).await;
+        }
+    }
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_in_doubt_is_not_handed_on() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    s.watched.seen().hang_renewals.store(true, SeqCst);
+    let next = waiting(&lock);
+    sleep(MS).await;
+    s.watched.seen().doubts.send(Default::default()).unwrap();
+    sleep(MS).await;
+    assert_eq!(guard.state(), HoldState::Suspect);
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    assert_eq!(s.releases(), 1);
+    s.watched.seen().hang_renewals.store(false, SeqCst);
+    drop(next);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_handed_over_is_renewed_and_lost_like_any_other() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let (next, after) = (waiting(&lock), waiting(&lock));
+    sleep(MS).await;
+    let view = guard.held();
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    assert_eq!((s.releases(), s.client.held()), (0, 1));
+    assert_eq!(
+        view.state(),
+        HoldState::Lost(Loss::Released),
+        "the one before has nothing any more"
+    );
+    sleep(10 * LEASE).await;
+    assert_eq!(next.state(), HoldState::Held);
+    assert!(s.watched.seen().renewals.load(SeqCst) >= 29);
+    // The store forgets: told at the next renewal, and whoever waits behind gets the lock from the store.
+    s.store.clear();
+    assert_eq!(next.lost().await, Loss::Gone);
+    let after = got(after).await;
+    assert!(after.fencing_token() > next.fencing_token());
+    assert!(next.release().await.unwrap_err().is_lost());
+    assert_eq!(after.state(), HoldState::Held);
+    drop(after);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_handed_over_is_lost_when_the_store_hangs() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let (next, after) = (waiting(&lock), waiting(&lock));
+    sleep(MS).await;
+    s.watched.seen().hang_renewals.store(true, SeqCst);
+    let begin = Instant::now();
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    assert_eq!(next.lost().await, Loss::Expired);
+    assert!(begin.elapsed() < LEASE && begin.elapsed() > LEASE * 9 / 10);
+    let after = got(after).await;
+    assert!(after.fencing_token() > next.fencing_token());
+    drop((next, after));
+    s.watched.seen().hang_renewals.store(false, SeqCst);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_is_counted_from_each_hand_over() {
+    let s = setting().await;
+    let lock = s.client.lock("k").max_hold(40 * SEC);
+    let guard = lock.acquire().await.unwrap();
+    let next = waiting(&lock);
+    sleep(4 * MS).await;
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    let begin = Instant::now();
+    assert_eq!(s.releases(), 0);
+    assert_eq!(next.lost().await, Loss::MaxHold);
+    let held = begin.elapsed();
+    assert!(held <= 40 * SEC && held > 39 * SEC, "{held:?}");
+    drop(next);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_away_with_the_lock_in_his_hands_passes_it_on() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    for n in 0..4 {
+        let guard = lock.acquire().await.unwrap();
+        let mut leaving: Vec<_> = (0..n).map(|_| Box::pin(lock.acquire())).collect();
+        for one in &mut leaving {
+            poll_once(pin!(one.as_mut()));
+        }
+        let last = waiting(&lock);
+        sleep(MS).await;
+        let token = guard.fencing_token();
+        guard.release().await.unwrap();
+        // Each of them has been given the lock when it goes.
+        drop(leaving);
+        let last = got(last).await;
+        assert!(last.fencing_token() > token && last.state() == HoldState::Held);
+        last.release().await.unwrap();
+        s.assert_clean().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_in_a_chain_leaves_the_others_in_order() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let short = lock.clone().wait(2 * MS);
+    let waiters: Vec<_> = (0..40)
+        .map(|i| waiting(if i % 2 == 0 { &short } else { &lock }))
+        .collect();
+    sleep(3 * MS).await;
+    guard.release().await.unwrap();
+    for (i, waiter) in waiters.into_iter().enumerate() {
+        match waiter.await.unwrap() {
+            Ok(guard) => {
+                assert_eq!(i % 2, 1);
+                guard.release().await.unwrap();
+            }
+            Err(error) => assert!(error.is_busy() && i % 2 == 0, "{i}: {error}"),
+        }
+    }
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_in_a_chain() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let (next, after) = (waiting(&lock), waiting(&lock));
+    sleep(MS).await;
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    let lost = tokio::spawn(next.lost());
+    let report = s.client.shutdown(100 * MS).await;
+    assert_eq!((report.lost, report.unconfirmed), (1, 0));
+    assert_eq!(lost.await.unwrap(), Loss::Shutdown);
+    assert!(matches!(after.await.unwrap(), Err(Error::ClientClosed)));
+    drop(next);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_waiters_counts_those_behind_a_lock_that_is_held_here() {
+    let s = setting().await;
+    let lock = s.client.lock("k").max_waiters(2);
+    let guard = lock.acquire().await.unwrap();
+    let (next, after) = (waiting(&lock), waiting(&lock));
+    sleep(MS).await;
+    assert!(matches!(lock.acquire().await, Err(Error::TooManyWaiters { .. })));
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    let last = waiting(&lock);
+    sleep(MS).await;
+    assert!(matches!(lock.acquire().await, Err(Error::TooManyWaiters { .. })));
+    assert!(matches!(
+        s.client.lock("k").max_waiters(0).acquire().await,
+        Err(Error::TooManyWaiters { limit: 0, .. })
+    ));
+    drop(next);
+    drop(got(after).await);
+    drop(got(last).await);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn re_entry_and_second_guards_hold_the_hand_over_back() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let next = waiting(&lock);
+    sleep(MS).await;
+    let second = guard.reenter().unwrap();
+    guard.release().await.unwrap();
+    sleep(MS).await;
+    assert!(!next.is_finished());
+    second.release().await.unwrap();
+    let next = got(next).await;
+    assert_eq!(s.releases(), 0);
+    // In its own frame the heir re-enters.
+    let inner = lock.clone();
+    next.run(async move { inner.acquire().await.unwrap().release().await.unwrap() })
+        .await
+        .unwrap();
+    assert_eq!(next.state(), HoldState::Held);
+    next.release().await.unwrap();
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forced_release_in_a_chain_is_noticed() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let (next, after) = (waiting(&lock), waiting(&lock));
+    sleep(MS).await;
+    guard.release().await.unwrap();
+    let next = got(next).await;
+    assert!(s.other().await.force_release("k").await.unwrap());
+    let elsewhere = s.other().await.lock("k").try_acquire().await.unwrap();
+    assert_eq!(next.lost().await, Loss::Gone);
+    assert!(next.release().await.unwrap_err().is_lost());
+    assert_eq!(elsewhere.state(), HoldState::Held);
+    assert!(elsewhere.fencing_token() > 0);
+    elsewhere.release().await.unwrap();
+    got(after).await.release().await.unwrap();
+    s.assert_clean().await;
+}
