@@ -25,18 +25,18 @@ pub(crate) struct BenchArgs {
     /// Processes that do the same at the same time, this one included.
     #[arg(long, value_name = "P", default_value_t = 1)]
     processes: usize,
-    /// How long to measure, in seconds [default: 5; held: the lease].
+    /// How long to measure, in seconds [default: 5; held 30, when all are taken].
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// How long to run before measuring, in seconds.
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
-    warmup: f64,
+    /// How long to run before measuring, in seconds [default: 1].
+    #[arg(long, value_name = "S")]
+    warmup: Option<f64>,
     /// Different keys, over all processes [default: one for each task; contended 1, held 100000].
     #[arg(long, value_name = "N")]
     keys: Option<u64>,
-    /// The kind of lock.
-    #[arg(long, value_enum, default_value_t = LockKind::Lock)]
-    kind: LockKind,
+    /// The kind of lock [default: lock].
+    #[arg(long, value_enum, value_name = "KIND")]
+    kind: Option<LockKind>,
     /// Drop the guard, which gives the lock back in the background, instead of waiting for the release.
     #[arg(long)]
     no_await_release: bool,
@@ -69,6 +69,14 @@ pub(super) enum Workload {
     Contended,
     /// One client gives a lock back, another one waits for it: how soon does it have it?
     Wakeup,
+    /// Many locks are taken, kept for a while and given back.
+    Held,
+    /// A lock is taken again inside of the code that holds it.
+    Reentrant,
+    /// Requests go through the lock layer, around a service that does nothing.
+    Layer,
+    /// Requests go through the idempotency layer, each twice: a first run and a replay.
+    Idempotency,
 }
 
 impl Workload {
@@ -78,12 +86,16 @@ impl Workload {
             Workload::Parallel => "parallel",
             Workload::Contended => "contended",
             Workload::Wakeup => "wakeup",
+            Workload::Held => "held",
+            Workload::Reentrant => "reentrant",
+            Workload::Layer => "layer",
+            Workload::Idempotency => "idempotency",
         }
     }
 
     fn tasks(self) -> usize {
         match self {
-            Workload::Parallel => 64,
+            Workload::Parallel | Workload::Held => 64,
             Workload::Contended => 16,
             _ => 1,
         }
@@ -165,8 +177,10 @@ impl BenchArgs {
         if is_memory(&url) && processes > 1 {
             return Err("--processes: memory:// is in one process, others cannot see it".to_owned());
         }
+        self.check_options()?;
         let keys = self.keys.unwrap_or(match workload {
             Workload::Contended => 1,
+            Workload::Held => 100_000,
             // Both sides of a wake-up are one task of their process, on one key.
             Workload::Wakeup => tasks as u64,
             _ => all_tasks as u64,
@@ -187,11 +201,8 @@ impl BenchArgs {
             Workload::Wakeup if processes > 2 => {
                 return Err("--processes: wakeup is between two of them at the most".to_owned());
             }
-            Workload::Wakeup if self.kind == LockKind::Read => {
+            Workload::Wakeup if self.kind == Some(LockKind::Read) => {
                 return Err("--kind: readers do not wait for one another".to_owned());
-            }
-            Workload::Wakeup if keys != tasks as u64 => {
-                return Err("--keys: wakeup has one key for each task, say --tasks".to_owned());
             }
             _ => {}
         }
@@ -199,7 +210,10 @@ impl BenchArgs {
             Some(threads) => within("--threads", threads, 1, MOST_THREADS)?,
             None => available_parallelism().map_or(1, |cores| (cores.get() / processes).max(1)),
         };
-        let seconds = self.seconds.unwrap_or(5.0);
+        let seconds = self.seconds.unwrap_or(match workload {
+            Workload::Held => 30.0,
+            _ => 5.0,
+        });
         let plan = Plan {
             url: with_name(url),
             workload,
@@ -207,9 +221,9 @@ impl BenchArgs {
             processes,
             process: 0,
             measure: seconds_within("--seconds", seconds, 0.01)?,
-            warmup: seconds_within("--warmup", self.warmup, 0.0)?,
+            warmup: seconds_within("--warmup", self.warmup.unwrap_or(1.0), 0.0)?,
             keys,
-            kind: self.kind,
+            kind: self.kind.unwrap_or(LockKind::Lock),
             await_release: !self.no_await_release,
             lease: self.lease,
             prefix: self
@@ -222,6 +236,52 @@ impl BenchArgs {
             plot: self.plot,
         };
         Ok((plan, output))
+    }
+}
+
+impl BenchArgs {
+    /// An option that a workload has no use for is a mistake.
+    fn check_options(&self) -> Result<(), String> {
+        use Workload::{Contended, Held, Idempotency, Layer, Parallel, Sequential};
+        let workload = self.workload;
+        let given = [
+            (
+                "--keys",
+                self.keys.is_some(),
+                matches!(workload, Sequential | Parallel | Contended | Held),
+                "it has one key for each task",
+            ),
+            (
+                "--kind",
+                self.kind.is_some(),
+                !matches!(workload, Layer | Idempotency),
+                "the layer has no choice",
+            ),
+            (
+                "--no-await-release",
+                self.no_await_release,
+                !matches!(workload, Layer | Idempotency),
+                "the layer has no choice",
+            ),
+            (
+                "--lease",
+                self.lease.is_some(),
+                workload != Idempotency,
+                "it takes no locks",
+            ),
+            (
+                "--warmup",
+                self.warmup.is_some(),
+                workload != Held,
+                "what it does is done once",
+            ),
+        ];
+        for (option, is_given, fits, why) in given {
+            if is_given && !fits {
+                return Err(format!("{option} does not go with {}: {why}", workload.name()));
+            }
+        }
+        Ok(())
     }
 }
 

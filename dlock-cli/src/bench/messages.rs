@@ -1,13 +1,12 @@
 //! What the processes of a measurement tell each other: one JSON object a line, orders on a worker's standard input,
 //! answers on its standard output.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::args::Plan;
 use super::tally::Sums;
 use super::workloads::Handover;
+use super::workloads::held::Holding;
 
 /// What a worker is told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,17 +35,19 @@ pub(super) enum Answer {
 /// What one process has measured.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Outcome {
-    /// How long it was measured, in seconds.
-    pub(super) seconds: f64,
+    /// How long the tasks were counted, in seconds.
+    pub(super) counted: f64,
     /// What each task did in that time.
     pub(super) counts: Vec<u64>,
     pub(super) sums: Sums,
+    /// How long it was measured what that costs, in seconds: the same time, but for `held`.
+    pub(super) seconds: f64,
     /// CPU seconds in that time.
     pub(super) cpu_s: Option<f64>,
     /// Bytes in use at its end.
     pub(super) memory: Option<u64>,
     /// For wake-ups: who had which key from when until when.
     pub(super) handovers: Vec<Handover>,
-    /// Figures that belong to one workload only; they add up over the processes.
-    pub(super) figures: BTreeMap<String, f64>,
+    /// For `held`.
+    pub(super) holding: Option<Holding>,
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::args::Plan;
+use super::args::{Plan, Workload};
 use super::messages::Outcome;
 use super::progress::Progress;
 use super::server::{Counters, Server};
 use super::team::Team;
 use super::usage;
-use super::workloads::Job;
+use super::workloads::{Job, held};
 
 /// How long the tasks have to finish what they are at before it is dropped, which is safe as well.
 const GRACE: Duration = Duration::from_secs(2);
@@ -46,7 +46,8 @@ pub(super) async fn measure(
     }
     let job = Arc::new(job);
     let outcome = match team.meet(stop).await {
-        Ok(()) => run(&job, stop, &mut server, &mut around).await,
+        Ok(()) if plan.workload == Workload::Held => hold(&job, team, stop, &mut server, &mut around).await,
+        Ok(()) => Ok(run(&job, stop, &mut server, &mut around).await),
         Err(why) => Err(why),
     };
     let mut unconfirmed = 0;
@@ -60,47 +61,108 @@ pub(super) async fn measure(
     Ok((outcome, around))
 }
 
+/// What all is used between two moments.
+struct Window {
+    begin: Instant,
+    cpu: Option<Duration>,
+    counters: Option<Counters>,
+}
+
+impl Window {
+    async fn open(server: &mut Option<Server>) -> Window {
+        let counters = counters(server).await;
+        Window {
+            begin: Instant::now(),
+            cpu: usage::cpu(),
+            counters,
+        }
+    }
+
+    async fn close(self, server: &mut Option<Server>, around: &mut Around) -> Outcome {
+        let took = self.begin.elapsed();
+        let cpu = self.cpu.zip(usage::cpu());
+        let memory = usage::memory();
+        let after = counters(server).await;
+        around.counters = self
+            .counters
+            .zip(after)
+            .map(|(before, after)| after.since(before));
+        Outcome {
+            counted: took.as_secs_f64(),
+            seconds: took.as_secs_f64(),
+            cpu_s: cpu.map(|(before, after)| (after - before).as_secs_f64()),
+            memory,
+            ..Outcome::default()
+        }
+    }
+}
+
+/// Tasks that do the same over and over.
 async fn run(
     job: &Arc<Job>,
     stop: &CancellationToken,
     server: &mut Option<Server>,
     around: &mut Around,
-) -> Result<Outcome, String> {
+) -> Outcome {
     let (plan, tally) = (&job.plan, &job.tally);
     let progress = Progress::start(plan, tally);
     let mut tasks = job.start();
     pause(plan.warmup, stop).await;
-    let before = counters(server).await;
-    let (cpu, begin) = (usage::cpu(), Instant::now());
+    let window = Window::open(server).await;
     if !stop.is_cancelled() {
         tally.begin();
         pause(plan.measure, stop).await;
     }
     tally.end();
-    let took = begin.elapsed();
-    let cpu_s = cpu
-        .zip(usage::cpu())
-        .map(|(before, after)| (after - before).as_secs_f64());
-    let memory = usage::memory();
-    let after = counters(server).await;
-    around.counters = before.zip(after).map(|(before, after)| after.since(before));
-    let counts = tally.counts();
-    if tokio::time::timeout(GRACE, async { while tasks.join_next().await.is_some() {} })
-        .await
-        .is_err()
-    {
+    let mut outcome = window.close(server, around).await;
+    outcome.counts = tally.counts();
+    let all = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(GRACE, all).await.is_err() {
         tasks.shutdown().await;
     }
     progress.end();
-    Ok(Outcome {
-        seconds: took.as_secs_f64(),
-        counts,
-        sums: tally.sums(),
-        cpu_s,
-        memory,
-        handovers: std::mem::take(&mut job.handovers.lock()),
-        figures: Default::default(),
-    })
+    outcome.sums = tally.sums();
+    outcome.handovers = std::mem::take(&mut job.handovers.lock());
+    outcome
+}
+
+/// Locks that are taken, kept and given back. What that costs is measured while all are kept.
+async fn hold(
+    job: &Arc<Job>,
+    team: &mut Team,
+    stop: &CancellationToken,
+    server: &mut Option<Server>,
+    around: &mut Around,
+) -> Result<Outcome, String> {
+    let tally = &job.tally;
+    let progress = Progress::start(&job.plan, tally);
+    let before = usage::memory();
+    tally.begin();
+    let begin = Instant::now();
+    let guards = held::take(job, stop).await;
+    let counted = begin.elapsed().as_secs_f64();
+    tally.end();
+    let together = team.meet(stop).await;
+    let window = Window::open(server).await;
+    let mut holding = match together {
+        Ok(()) => held::keep(job, &guards, stop).await,
+        Err(_) => Default::default(),
+    };
+    let mut outcome = window.close(server, around).await;
+    holding.memory = outcome
+        .memory
+        .zip(before)
+        .map(|(after, before)| after as i64 - before as i64);
+    held::give_back(job, guards, &mut holding).await;
+    progress.end();
+    outcome.counted = counted;
+    outcome.counts = tally.counts();
+    outcome.sums = tally.sums();
+    if holding.lost > 0 {
+        outcome.sums.failed("lost_while_held", holding.lost);
+    }
+    outcome.holding = Some(holding);
+    together.map(|()| outcome)
 }
 
 async fn counters(server: &mut Option<Server>) -> Option<Counters> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
-use super::args::Plan;
+use super::args::{Plan, Workload};
 use super::tally::Tally;
 
 const EVERY: Duration = Duration::from_millis(250);
@@ -19,25 +19,11 @@ impl Progress {
         if plan.process != 0 || !std::io::stderr().is_terminal() {
             return Progress(None);
         }
-        let (name, of) = (plan.workload.name(), plan.measure);
-        let here = if plan.processes > 1 {
-            " in this process"
-        } else {
-            ""
-        };
-        let tally = tally.clone();
+        let (plan, tally) = (plan.clone(), tally.clone());
         Progress(Some(tokio::spawn(async move {
             let mut since = None;
-            while !tally.is_over() {
-                let text = if tally.is_measuring() {
-                    let since = *since.get_or_insert_with(Instant::now);
-                    let done: u64 = tally.counts().iter().sum();
-                    let (spent, of) = (since.elapsed().as_secs_f64(), of.as_secs_f64());
-                    format!("{name}: {spent:.1} of {of:.0} s, {done} done{here}")
-                } else {
-                    format!("{name}: warming up")
-                };
-                line(&text);
+            loop {
+                line(&text(&plan, &tally, &mut since));
                 tokio::time::sleep(EVERY).await;
             }
         })))
@@ -49,6 +35,33 @@ impl Progress {
             line("");
         }
     }
+}
+
+fn text(plan: &Plan, tally: &Tally, since: &mut Option<Instant>) -> String {
+    let name = plan.workload.name();
+    let here = if plan.processes > 1 {
+        " in this process"
+    } else {
+        ""
+    };
+    let done: u64 = tally.counts().iter().sum();
+    // The time that counts: while tasks are counted, or, when locks are held, from then on.
+    let timed = match plan.workload {
+        Workload::Held if tally.is_measuring() => return format!("{name}: {done} taken{here}"),
+        Workload::Held => tally.is_over(),
+        _ => tally.is_measuring(),
+    };
+    if !timed {
+        return match tally.is_over() {
+            true => format!("{name}: coming to an end"),
+            false => format!("{name}: warming up"),
+        };
+    }
+    let spent = since.get_or_insert_with(Instant::now).elapsed().as_secs_f64();
+    format!(
+        "{name}: {spent:.1} of {:.1} s, {done} done{here}",
+        plan.measure.as_secs_f64()
+    )
 }
 
 /// Instead of what stood there.

@@ -9,7 +9,9 @@ use super::args::{LockKind, Plan, Workload};
 use super::messages::Outcome;
 use super::plot;
 use super::process::Around;
+use super::server::Counters;
 use super::tally::{Series, Sums, Times};
+use super::workloads::held::Holding;
 use super::workloads::wakeups;
 
 /// The result. Times are in microseconds, memory in MB of 10⁶ bytes; what could not be measured is null.
@@ -23,9 +25,9 @@ pub(super) struct Report {
     tasks: usize,
     processes: usize,
     threads: usize,
-    keys: u64,
+    keys: Option<u64>,
     await_release: bool,
-    /// How long it was measured.
+    /// How long it was measured; for `held`, while all were held.
     seconds: f64,
     /// Ended before its time, by Ctrl-C.
     interrupted: bool,
@@ -60,8 +62,102 @@ pub(super) struct Report {
     server_cpu_s: Option<f64>,
     /// Of the server, per pair.
     server_us_per_pair: Option<f64>,
+    /// The same requests to the service without a layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bare: Option<Spread>,
+    /// The layer's own part: its median less that of the bare service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    added_us: Option<f64>,
+    /// Requests that were answered from their records; the first runs are in the figures above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay: Option<Spread>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<Held>,
+    #[serde(skip)]
+    sums: Sums,
     #[serde(skip)]
     times: Times,
+}
+
+/// How times are spread, in microseconds.
+#[derive(Debug, Serialize)]
+struct Spread {
+    mean_us: Option<f64>,
+    p50_us: Option<f64>,
+    p90_us: Option<f64>,
+    p99_us: Option<f64>,
+    p999_us: Option<f64>,
+    max_us: Option<f64>,
+}
+
+impl Spread {
+    fn of(times: &Times) -> Spread {
+        Spread {
+            mean_us: times.mean(),
+            p50_us: times.quantile(0.5),
+            p90_us: times.quantile(0.9),
+            p99_us: times.quantile(0.99),
+            p999_us: times.quantile(0.999),
+            max_us: times.max(),
+        }
+    }
+}
+
+/// What holding many locks is like.
+#[derive(Debug, Serialize)]
+struct Held {
+    held: u64,
+    lost: u64,
+    /// Until all were taken.
+    taking_s: f64,
+    lease_s: f64,
+    /// How often each is renewed: a third of the lease.
+    period_s: f64,
+    /// Of single locks, estimated.
+    renewals: f64,
+    /// The least that was left of a lease.
+    least_left_s: Option<f64>,
+    /// What the holds take, in all processes.
+    memory_mb: Option<f64>,
+    bytes_per_hold: Option<f64>,
+    server_commands_per_period: Option<f64>,
+    server_cpu_percent: Option<f64>,
+    /// Locks a second.
+    released_per_s: Option<f64>,
+}
+
+impl Held {
+    fn of(outcomes: &[Outcome], counters: Option<Counters>) -> Option<Held> {
+        let all: Vec<Holding> = outcomes.iter().filter_map(|outcome| outcome.holding).collect();
+        let first = all.first()?;
+        let held = all.iter().map(|one| one.held).sum();
+        let longest = |of: fn(&Holding) -> f64| all.iter().map(of).fold(0.0, f64::max);
+        let (seconds, releasing) = (longest(|one| one.seconds), longest(|one| one.releasing));
+        let memory: Option<i64> = all.iter().map(|one| one.memory).sum();
+        let per_second = |count: f64, seconds: f64| (seconds > 0.0).then(|| count / seconds);
+        let period = first.lease / 3.0;
+        Some(Held {
+            held,
+            lost: all.iter().map(|one| one.lost).sum(),
+            taking_s: outcomes.iter().map(|outcome| outcome.counted).fold(0.0, f64::max),
+            lease_s: first.lease,
+            period_s: period,
+            renewals: all.iter().map(|one| one.renewals).sum::<f64>().round(),
+            least_left_s: all
+                .iter()
+                .map(|one| one.least_left)
+                .reduce(f64::min)
+                .filter(|_| held > 0),
+            memory_mb: memory.map(|bytes| bytes as f64 / 1e6),
+            bytes_per_hold: memory
+                .filter(|_| held > 0)
+                .map(|bytes| bytes as f64 / held as f64),
+            server_commands_per_period: counters
+                .and_then(|server| per_second(server.sent as f64 * period, seconds)),
+            server_cpu_percent: counters.and_then(|server| per_second(server.cpu_s * 100.0, seconds)),
+            released_per_s: per_second(all.iter().map(|one| one.released).sum::<u64>() as f64, releasing),
+        })
+    }
 }
 
 impl Report {
@@ -87,8 +183,8 @@ impl Report {
         let rate = outcomes
             .iter()
             .zip(&by_process)
-            .filter(|(outcome, _)| outcome.seconds > 0.0)
-            .map(|(outcome, pairs)| *pairs as f64 / outcome.seconds);
+            .filter(|(outcome, _)| outcome.counted > 0.0)
+            .map(|(outcome, pairs)| *pairs as f64 / outcome.counted);
         let seconds = outcomes.iter().map(|outcome| outcome.seconds).fold(0.0, f64::max);
         let cpu: Option<f64> = outcomes.iter().map(|outcome| outcome.cpu_s).sum();
         let memory = |outcome: &Outcome| outcome.memory.map(|bytes| bytes as f64 / 1e6);
@@ -98,7 +194,15 @@ impl Report {
                 .map(|count| count as f64 / pairs as f64)
         };
         let server = around.counters;
+        let spread = |series| sums.times.get(&series).map(Spread::of);
+        let (bare, replay) = (spread(Series::Bare), spread(Series::Replay));
         Report {
+            added_us: bare
+                .as_ref()
+                .and_then(|bare: &Spread| Some(times.quantile(0.5)? - bare.p50_us?)),
+            bare,
+            replay,
+            held: Held::of(outcomes, server),
             workload: plan.workload,
             kind: plan.kind,
             server: match plan.is_memory() {
@@ -108,7 +212,7 @@ impl Report {
             tasks: plan.tasks,
             processes: plan.processes,
             threads: plan.threads,
-            keys: plan.keys,
+            keys: (plan.workload != Workload::Idempotency).then_some(plan.keys),
             await_release: plan.await_release,
             seconds,
             interrupted,
@@ -125,7 +229,7 @@ impl Report {
             process_share_min: share(by_process.iter().min().copied()),
             process_share_max: share(by_process.iter().max().copied()),
             errors: sums.errors.values().sum(),
-            errors_by_kind: sums.errors,
+            errors_by_kind: sums.errors.clone(),
             client_cpu_s: cpu,
             client_cpu_percent: cpu.filter(|_| seconds > 0.0).map(|cpu| cpu / seconds * 100.0),
             rss_mb: outcomes.iter().map(memory).sum(),
@@ -134,8 +238,9 @@ impl Report {
             server_commands_in_scripts_too: server.map(|server| server.all),
             server_cpu_s: server.map(|server| server.cpu_s),
             server_us_per_pair: server
-                .filter(|_| pairs > 0)
+                .filter(|_| pairs > 0 && plan.workload != Workload::Held)
                 .map(|server| server.cpu_s * 1e6 / pairs as f64),
+            sums,
             times,
         }
     }
@@ -145,16 +250,23 @@ impl Report {
         let title = format!(
             "{} on {}, {} pairs per second",
             self.workload.name(),
-            self.server.as_deref().unwrap_or("a server without a name"),
+            self.server.as_deref().unwrap_or(NAMELESS),
             grouped(self.pairs_per_s, 0)
         );
-        plot::draw(&title, &[(self.what().to_owned(), &self.times)])
+        let mut lines = vec![(self.what().to_owned(), &self.times)];
+        for (series, name) in [(Series::Replay, "replay"), (Series::Bare, "without the layer")] {
+            lines.extend(self.sums.times.get(&series).map(|times| (name.to_owned(), times)));
+        }
+        plot::draw(&title, &lines)
     }
 
     /// What the times are of.
     fn what(&self) -> &'static str {
         match self.workload {
             Workload::Wakeup => "wake-up",
+            Workload::Reentrant => "re-entry",
+            Workload::Layer => "request",
+            Workload::Idempotency => "first run",
             _ => "acquire",
         }
     }
@@ -168,6 +280,16 @@ impl Report {
 /// The table.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.headline(f)?;
+        for (name, value) in self.rows() {
+            writeln!(f, "  {name:<28}{value:>14}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn headline(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |count: u64, one: &str, many: &str| match count {
             1 => format!("1 {one}"),
             _ => format!("{} {many}", grouped(count as f64, 0)),
@@ -176,80 +298,123 @@ impl fmt::Display for Report {
         if self.kind != LockKind::Lock {
             write!(f, " ({})", dlock::Kind::from(self.kind))?;
         }
-        write!(
-            f,
-            " on {}: ",
-            self.server.as_deref().unwrap_or("a server without a name")
-        )?;
+        write!(f, " on {}: ", self.server.as_deref().unwrap_or(NAMELESS))?;
         if self.processes > 1 {
             write!(f, "{} processes, each with ", self.processes)?;
         }
         let tasks = of(self.tasks as u64, "task", "tasks");
-        let keys = of(self.keys, "key", "keys");
         let threads = of(self.threads as u64, "thread", "threads");
-        writeln!(f, "{tasks} on {threads}; {keys}, {:.1} s", self.seconds)?;
+        write!(f, "{tasks} on {threads}; ")?;
+        if let Some(keys) = self.keys {
+            write!(f, "{}, ", of(keys, "key", "keys"))?;
+        }
+        writeln!(f, "{:.1} s", self.seconds)?;
         if !self.await_release {
             writeln!(f, "  releases are not waited for")?;
         }
         if self.interrupted {
             writeln!(f, "  ended before its time")?;
         }
-        writeln!(f)?;
-        let mut row = |name: &str, value: String| writeln!(f, "  {name:<26}{value:>14}");
-        row("pairs per second", grouped(self.pairs_per_s, 0))?;
-        let what = self.what();
-        for (name, time) in [
-            ("median", self.p50_us),
-            ("90 %", self.p90_us),
-            ("99 %", self.p99_us),
-            ("99.9 %", self.p999_us),
-            ("longest", self.max_us),
-        ] {
-            row(
-                &format!("{what}, {name}"),
-                time.map_or("none".to_owned(), time_of),
-            )?;
+        writeln!(f)
+    }
+
+    fn rows(&self) -> Vec<(String, String)> {
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: Option<String>| {
+            rows.push((name.to_owned(), value.unwrap_or_else(|| "not known".to_owned())));
+        };
+        let whole = |number: f64| grouped(number, 0);
+        let percent = |share: f64| format!("{:.2} %", share * 100.0);
+        let core = |percent: f64| format!("{percent:.1} % of a core");
+        let mb = |mb: f64| format!("{mb:.1} MB");
+        let done = match self.workload {
+            Workload::Held => "locks taken per second",
+            Workload::Layer => "requests per second",
+            Workload::Idempotency => "first runs per second",
+            _ => "pairs per second",
+        };
+        row(done, Some(whole(self.pairs_per_s)));
+        let mut times = |name: &str, spread: &Spread| {
+            for (at, time) in [
+                ("median", spread.p50_us),
+                ("90 %", spread.p90_us),
+                ("99 %", spread.p99_us),
+                ("99.9 %", spread.p999_us),
+                ("longest", spread.max_us),
+            ] {
+                row(
+                    &format!("{name}, {at}"),
+                    time.map(time_of).or(Some("none".to_owned())),
+                );
+            }
+        };
+        times(self.what(), &Spread::of(&self.times));
+        if let Some(replay) = &self.replay {
+            times("replay", replay);
         }
-        let percent =
-            |share: Option<f64>| share.map_or("none".to_owned(), |share| format!("{:.2} %", share * 100.0));
-        if self.tasks * self.processes > 1 || self.workload == Workload::Wakeup {
-            row("busiest task's share", percent(self.share_max))?;
-            row("idlest task's share", percent(self.share_min))?;
+        if let Some(bare) = &self.bare {
+            row("without the layer, median", bare.p50_us.map(time_of));
+            row(
+                "the layer's own part",
+                self.added_us.map(|added| time_of(added.max(0.0))),
+            );
+        }
+        if let Some(held) = &self.held {
+            row("locks held", Some(whole(held.held as f64)));
+            row("lost", Some(whole(held.lost as f64)));
+            row("renewals, estimated", Some(whole(held.renewals)));
+            row(
+                "least left of a lease",
+                held.least_left_s.map(|left| time_of(left * 1e6)),
+            );
+            row(
+                "memory for each",
+                held.bytes_per_hold.map(|bytes| format!("{bytes:.0} bytes")),
+            );
+            row("locks released per second", held.released_per_s.map(whole));
+        }
+        if self.workload != Workload::Held
+            && (self.tasks * self.processes > 1 || self.workload == Workload::Wakeup)
+        {
+            row("busiest task's share", self.share_max.map(percent));
+            row("idlest task's share", self.share_min.map(percent));
         }
         if self.processes > 1 {
-            row("busiest process's share", percent(self.process_share_max))?;
-            row("idlest process's share", percent(self.process_share_min))?;
+            row("busiest process's share", self.process_share_max.map(percent));
+            row("idlest process's share", self.process_share_min.map(percent));
         }
-        row("errors", grouped(self.errors as f64, 0))?;
+        row("errors", Some(whole(self.errors as f64)));
         for (kind, times) in &self.errors_by_kind {
             row(
                 &format!("  {}", kind.replace('_', " ")),
-                grouped(*times as f64, 0),
-            )?;
+                Some(whole(*times as f64)),
+            );
         }
-        let unknown = || "not known".to_owned();
-        let cpu = |cpu: f64| format!("{cpu:.0} % of a core");
-        row("client's CPU", self.client_cpu_percent.map_or_else(unknown, cpu))?;
-        row(
-            "client's memory",
-            self.rss_mb.map_or_else(unknown, |mb| format!("{mb:.1} MB")),
-        )?;
-        if self.server.as_deref() == Some("memory") {
-            return Ok(());
+        row("client's CPU", self.client_cpu_percent.map(core));
+        row("client's memory", self.rss_mb.map(mb));
+        if self.server.as_deref() != Some("memory") {
+            let cpu = self.server_cpu_s.filter(|_| self.seconds > 0.0);
+            row("server's CPU", cpu.map(|cpu| core(cpu / self.seconds * 100.0)));
+            match &self.held {
+                Some(held) => row(
+                    &format!("commands in {}", time_of(held.period_s * 1e6)),
+                    held.server_commands_per_period.map(whole),
+                ),
+                None => {
+                    row("server's CPU per pair", self.server_us_per_pair.map(time_of));
+                    row(
+                        "commands sent to it",
+                        self.server_commands.map(|sent| whole(sent as f64)),
+                    );
+                }
+            }
         }
-        let server_cpu = self.server_cpu_s.map(|cpu| cpu / self.seconds * 100.0);
-        row("server's CPU", server_cpu.map_or_else(unknown, cpu))?;
-        row(
-            "server's CPU per pair",
-            self.server_us_per_pair.map_or_else(unknown, time_of),
-        )?;
-        row(
-            "commands sent to it",
-            self.server_commands
-                .map_or_else(unknown, |sent| grouped(sent as f64, 0)),
-        )
+        rows
     }
 }
+
+/// Of a server that may not be asked.
+const NAMELESS: &str = "a server that does not say what it is";
 
 /// `12345.6` as `12,345.6`.
 fn grouped(number: f64, digits: usize) -> String {
@@ -268,7 +433,7 @@ fn grouped(number: f64, digits: usize) -> String {
 /// Microseconds in the unit that suits them, to three digits.
 pub(super) fn time_of(micros: f64) -> String {
     let (value, unit) = match micros {
-        m if m < 1.0 => (m * 1e3, "ns"),
+        m if m < 1.0 => return format!("{:.0} ns", m * 1e3),
         m if m < 1e3 => (m, "µs"),
         m if m < 1e6 => (m / 1e3, "ms"),
         m => (m / 1e6, "s"),

@@ -92,6 +92,10 @@ impl<'de> Deserialize<'de> for Times {
 pub(super) enum Series {
     /// What the workload is about. Counted per task.
     Main,
+    /// The service without its layer.
+    Bare,
+    /// A request that is answered from its record.
+    Replay,
     /// Acquisitions that take as long as the other one holds. Counted per task.
     Holds,
 }
@@ -167,6 +171,11 @@ impl Tally {
     /// What has been handed on; all of it once the recorders are gone.
     pub(super) fn sums(&self) -> Sums {
         self.sums.lock().clone()
+    }
+
+    /// Times that were taken elsewhere.
+    pub(super) fn add(&self, series: Series, times: &Times) {
+        self.sums.lock().times(series).add(times);
     }
 
     /// What did not work outside of a task, or in one that has no time to give.

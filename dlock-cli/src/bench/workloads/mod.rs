@@ -1,6 +1,9 @@
 //! What is measured: each file is one thing that tasks do over and over.
 
+pub(super) mod held;
 mod pairs;
+mod reentrant;
+mod service;
 mod wakeup;
 
 use std::sync::Arc;
@@ -11,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::args::{Plan, Workload};
-use super::tally::{Tally, kind_of};
+use super::tally::{Series, Tally, kind_of};
 pub(super) use wakeup::{Handover, wakeups};
 
 /// What the tasks of one process work on.
@@ -47,7 +50,15 @@ impl Job {
             handovers: Mutex::default(),
             pair: Duration::ZERO,
         };
-        job.pair = job.try_out().await?;
+        if job.plan.workload == Workload::Idempotency {
+            // Of a store that keeps none it is said now.
+            job.clients[0].records()?;
+        } else {
+            job.pair = job.try_out().await?;
+        }
+        if matches!(job.plan.workload, Workload::Layer | Workload::Idempotency) {
+            job.tally.add(Series::Bare, &service::measure_bare().await);
+        }
         Ok(job)
     }
 
@@ -67,14 +78,18 @@ impl Job {
         Ok(begin.elapsed() / PAIRS)
     }
 
-    /// Starts the tasks.
+    /// Starts the tasks; `held` has a course of its own.
     pub(super) fn start(self: &Arc<Self>) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         for task in 0..self.plan.tasks {
             match self.plan.workload {
                 Workload::Sequential | Workload::Parallel | Workload::Contended => {
-                    tasks.spawn(pairs::work(self.clone(), task));
+                    drop(tasks.spawn(pairs::work(self.clone(), task)));
                 }
+                Workload::Reentrant => drop(tasks.spawn(reentrant::work(self.clone(), task))),
+                Workload::Layer => drop(tasks.spawn(service::locked(self.clone(), task))),
+                Workload::Idempotency => drop(tasks.spawn(service::once(self.clone(), task))),
+                Workload::Held => {}
                 Workload::Wakeup => {
                     for side in 0..self.clients.len() {
                         tasks.spawn(wakeup::work(self.clone(), task, side));
@@ -83,6 +98,11 @@ impl Job {
             }
         }
         tasks
+    }
+
+    /// The number of a task among those of all processes: its own key, or the first of those.
+    fn first_key(&self, task: usize) -> u64 {
+        (self.plan.process * self.plan.tasks + task) as u64
     }
 
     /// The lock of this number, of all that the measurement uses.

@@ -50,7 +50,7 @@ impl Keys {
         let plan = &job.plan;
         let client = job.clients[0].clone();
         let (all, step) = (plan.keys, plan.all_tasks() as u64);
-        let first = (plan.process * plan.tasks + task) as u64;
+        let first = job.first_key(task);
         match plan.workload {
             Workload::Contended if all == 1 => Keys::One(job.lock(&client, 0)),
             Workload::Contended => Keys::Any { client, all },
