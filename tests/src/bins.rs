@@ -1,4 +1,4 @@
-//! The programs of `dlock-examples`, built and run as other processes.
+//! The programs of `dlock-examples` and the `dlock` command, built and run as other processes.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -26,28 +26,50 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// When it cannot be built.
 pub fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    let built = BUILT.get_or_init(build);
+    let built = BUILT.get_or_init(|| build(&["-p", "dlock-examples", "--bins"]));
+    find(built, name)
+}
+
+/// The `dlock` command, built in the same way.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn dlock() -> PathBuf {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    // Of the whole workspace, as the tests are: so nothing is built anew for it but the command.
+    let built = BUILT.get_or_init(|| build(&["--workspace", "--all-features", "--bin", "dlock"]));
+    find(built, "dlock")
+}
+
+fn find(built: &[PathBuf], name: &str) -> PathBuf {
     let found = built
         .iter()
         .find(|path| path.file_stem().is_some_and(|stem| stem == name));
     found
-        .unwrap_or_else(|| panic!("dlock-examples has no program {name}, only {built:?}"))
+        .unwrap_or_else(|| panic!("there is no program {name}, only {built:?}"))
         .clone()
 }
 
-fn build() -> Vec<PathBuf> {
+fn build(what: &[&str]) -> Vec<PathBuf> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("the tests lie in the workspace");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     cargo.current_dir(workspace);
-    cargo.args([
-        "build",
-        "-p",
-        "dlock-examples",
-        "--bins",
-        "--message-format=json-render-diagnostics",
-    ]);
+    // What cargo tells this test of its package would make build scripts run anew that look at it.
+    for (name, _) in env::vars_os() {
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+        if name
+            .to_str()
+            .is_some_and(|name| of_package.iter().any(|part| name.starts_with(part)))
+        {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+        .arg("build")
+        .args(what)
+        .arg("--message-format=json-render-diagnostics");
     let here = env::current_exe().expect("this test is a file");
     let profile = here
         .parent()
@@ -64,7 +86,7 @@ fn build() -> Vec<PathBuf> {
         .stderr(Stdio::inherit())
         .output()
         .expect("cargo can be started");
-    assert!(output.status.success(), "dlock-examples does not build");
+    assert!(output.status.success(), "{what:?} does not build");
     let messages = String::from_utf8(output.stdout).expect("cargo writes UTF-8");
     messages
         .lines()
@@ -80,11 +102,28 @@ fn build() -> Vec<PathBuf> {
 pub fn run(name: &str, args: &[&str], limit: Duration) -> Output {
     let mut command = child::command(example(name));
     command.args(args).env_remove("RUST_LOG");
+    output(command, limit)
+}
+
+/// Runs a command of [`child::command`] until it ends.
+///
+/// # Panics
+/// When it does not end within `limit`.
+pub fn output(mut command: Command, limit: Duration) -> Output {
+    let what = format!("{:?}", command.get_args().collect::<Vec<_>>());
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+    let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+    finish(child, &what, limit)
+}
+
+/// Waits until a child has ended whose output nobody else reads.
+///
+/// # Panics
+/// When it does not end within `limit`.
+pub fn finish(mut child: Child, what: &str, limit: Duration) -> Output {
     let readers = [
         child
             .stdout
@@ -103,7 +142,7 @@ pub fn run(name: &str, args: &[&str], limit: Duration) -> Output {
         readers.map(|reader| reader.and_then(|reader| reader.join().ok()).unwrap_or_default());
     let status = status.unwrap_or_else(|| {
         let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        panic!("{name} {args:?} did not end within {limit:?}; it said:\n{out}{err}")
+        panic!("{what} did not end within {limit:?}; it said:\n{out}{err}")
     });
     Output {
         status,

@@ -40,6 +40,10 @@ pub(crate) struct BenchArgs {
     /// Drop the guard, which gives the lock back in the background, instead of waiting for the release.
     #[arg(long)]
     no_await_release: bool,
+    /// How many times a process hands a lock on among its own tasks before it goes back to the store
+    /// [default: the library's, 4096].
+    #[arg(long, value_name = "N")]
+    local_handovers: Option<u32>,
     /// The lease that locks are renewed with, as in 10s [default: the URL's, 30s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
@@ -144,6 +148,7 @@ pub(super) struct Plan {
     pub(super) keys: u64,
     pub(super) kind: LockKind,
     pub(super) await_release: bool,
+    pub(super) local_handovers: Option<u32>,
     pub(super) lease: Option<Duration>,
     pub(super) prefix: String,
     pub(super) threads: usize,
@@ -225,6 +230,7 @@ impl BenchArgs {
             keys,
             kind: self.kind.unwrap_or(LockKind::Lock),
             await_release: !self.no_await_release,
+            local_handovers: self.local_handovers,
             lease: self.lease,
             prefix: self
                 .prefix
@@ -260,6 +266,12 @@ impl BenchArgs {
             (
                 "--no-await-release",
                 self.no_await_release,
+                !matches!(workload, Layer | Idempotency),
+                "the layer has no choice",
+            ),
+            (
+                "--local-handovers",
+                self.local_handovers.is_some(),
                 !matches!(workload, Layer | Idempotency),
                 "the layer has no choice",
             ),

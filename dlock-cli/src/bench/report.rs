@@ -27,6 +27,8 @@ pub(super) struct Report {
     threads: usize,
     keys: Option<u64>,
     await_release: bool,
+    /// As given; null is the library's default.
+    local_handovers: Option<u32>,
     /// How long it was measured; for `held`, while all were held.
     seconds: f64,
     /// Ended before its time, by Ctrl-C.
@@ -214,6 +216,7 @@ impl Report {
             threads: plan.threads,
             keys: (plan.workload != Workload::Idempotency).then_some(plan.keys),
             await_release: plan.await_release,
+            local_handovers: plan.local_handovers,
             seconds,
             interrupted,
             pairs,
@@ -248,16 +251,27 @@ impl Report {
     /// The picture of the times.
     pub(super) fn plot(&self) -> String {
         let title = format!(
-            "{} on {}, {} pairs per second",
+            "{} on {}, {} {}",
             self.workload.name(),
             self.server.as_deref().unwrap_or(NAMELESS),
-            grouped(self.pairs_per_s, 0)
+            grouped(self.pairs_per_s, 0),
+            self.rate()
         );
         let mut lines = vec![(self.what().to_owned(), &self.times)];
         for (series, name) in [(Series::Replay, "replay"), (Series::Bare, "without the layer")] {
             lines.extend(self.sums.times.get(&series).map(|times| (name.to_owned(), times)));
         }
         plot::draw(&title, &lines)
+    }
+
+    /// What there are so many of a second.
+    fn rate(&self) -> &'static str {
+        match self.workload {
+            Workload::Held => "locks taken per second",
+            Workload::Layer => "requests per second",
+            Workload::Idempotency => "first runs per second",
+            _ => "pairs per second",
+        }
     }
 
     /// What the times are of.
@@ -327,13 +341,7 @@ impl Report {
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
         let core = |percent: f64| format!("{percent:.1} % of a core");
         let mb = |mb: f64| format!("{mb:.1} MB");
-        let done = match self.workload {
-            Workload::Held => "locks taken per second",
-            Workload::Layer => "requests per second",
-            Workload::Idempotency => "first runs per second",
-            _ => "pairs per second",
-        };
-        row(done, Some(whole(self.pairs_per_s)));
+        row(self.rate(), Some(whole(self.pairs_per_s)));
         let mut times = |name: &str, spread: &Spread| {
             for (at, time) in [
                 ("median", spread.p50_us),

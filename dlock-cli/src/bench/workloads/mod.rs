@@ -112,7 +112,11 @@ impl Job {
 
     fn lock_named(&self, client: &LockClient, name: String) -> Lock {
         // What the user gave as prefix means what it says, braces included.
-        client.lock(LockKey::raw(name)).kind(self.plan.kind.into())
+        let lock = client.lock(LockKey::raw(name)).kind(self.plan.kind.into());
+        match self.plan.local_handovers {
+            Some(times) => lock.local_handovers(times),
+            None => lock,
+        }
     }
 
     /// Gives a lock back as the user has chosen.
