@@ -128,12 +128,12 @@ impl Attempt {
         } = self.options;
         let handovers = self.handovers();
         let sent = clock::now();
-        let terms = Terms {
-            lease: self.lease(),
-            renewed: fixed.is_none(),
-            max_end: max_hold.map(|d| sent + d),
-            min_until: min_hold.map(|d| sent + d),
-        };
+        let terms = Terms::new(
+            self.lease(),
+            fixed.is_none(),
+            max_hold.map(|d| sent + d),
+            min_hold.map(|d| sent + d),
+        );
         // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
         // contradict each other are refused.
         let first_lease = terms
@@ -258,11 +258,12 @@ impl Wait<'_> {
         } = self.attempt;
         let mut warn_at = Some(clock::now() + Duration::from_secs(1));
         loop {
-            let Some(hold) = scope.nearest(handle.shared().id, options.kind, key) else {
+            let Some(hold) = scope.nearest(handle.shared(), options.kind, key) else {
                 return Ok(None);
             };
             let grant = &hold.grant;
-            let gate = grant.gate.notified();
+            let gate = grant.gate();
+            let gate = gate.notified();
             tokio::pin!(gate);
             gate.as_mut().enable();
             let line = match grant.enter(|id| scope.contains(id), by) {

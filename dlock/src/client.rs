@@ -17,7 +17,6 @@ use crate::backend::memory::MemoryBackend;
 use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Outcome};
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::courtesy::Courtesies;
-use crate::grants::next_id;
 use crate::record::Records;
 use crate::release::{self, Job};
 use crate::waiters::Waiters;
@@ -57,7 +56,6 @@ pub(crate) struct Handle {
 /// What a client's parts share. Background tasks hold this and not the [`Handle`], so that they end when
 /// the last handle is gone.
 pub(crate) struct Shared {
-    pub(crate) id: u64,
     uuid: Uuid,
     grants: AtomicU64,
     pub(crate) backend: Arc<dyn DynBackend>,
@@ -180,7 +178,6 @@ impl LockClient {
         runtime: &runtime::Handle,
     ) -> LockClient {
         let shared = Arc::new(Shared {
-            id: next_id(),
             uuid,
             grants: AtomicU64::new(1),
             backend,

@@ -4,11 +4,12 @@
 //! one, and the grant is given back when the last is gone.
 
 use std::panic::Location;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,32 +28,66 @@ pub(crate) fn margin(lease: Duration) -> Duration {
 }
 
 /// How a grant is kept alive.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Terms {
     /// The lease that was asked for.
     pub(crate) lease: Duration,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
-    /// When renewal ends, at the latest.
-    pub(crate) max_end: Option<Instant>,
-    /// Until when the key stays taken even if the holder is done.
-    pub(crate) min_until: Option<Instant>,
+    /// What few ask for.
+    bounds: Option<Box<Bounds>>,
 }
 
-/// One grant of this process.
+#[derive(Debug)]
+struct Bounds {
+    max_end: Option<Instant>,
+    min_until: Option<Instant>,
+}
+
+impl Terms {
+    pub(crate) fn new(
+        lease: Duration,
+        renewed: bool,
+        max_end: Option<Instant>,
+        min_until: Option<Instant>,
+    ) -> Terms {
+        let bounds = Bounds { max_end, min_until };
+        Terms {
+            lease,
+            renewed,
+            bounds: (max_end.is_some() || min_until.is_some()).then(|| Box::new(bounds)),
+        }
+    }
+
+    /// When renewal ends, at the latest.
+    fn max_end(&self) -> Option<Instant> {
+        self.bounds.as_ref()?.max_end
+    }
+
+    /// Until when the key stays taken even if the holder is done.
+    fn min_until(&self) -> Option<Instant> {
+        self.bounds.as_ref()?.min_until
+    }
+}
+
+/// Ways to be told, made when somebody wants to be.
+#[derive(Debug, Default)]
+struct Signals {
+    /// Cancelled when the grant has ended, by loss or by release.
+    over: CancellationToken,
+    /// Told whenever a hold leaves.
+    gate: Arc<Notify>,
+}
+
+/// One grant of this process. A service may hold hundreds of thousands: small when nothing special is asked.
 pub(crate) struct Grant {
     pub(crate) kind: Kind,
     pub(crate) key: LockKey,
     pub(crate) id: GrantId,
     /// Unique in the process; the grant's name in the watchdog's books.
     pub(crate) number: u64,
-    pub(crate) client_id: u64,
     pub(crate) client: Weak<Shared>,
     pub(crate) terms: Terms,
-    /// Cancelled when the grant has ended, by loss or by release.
-    pub(crate) over: CancellationToken,
-    /// Told whenever a hold leaves.
-    pub(crate) gate: Notify,
     state: Mutex<State>,
 }
 
@@ -61,10 +96,11 @@ struct State {
     deadline: Instant,
     suspect: bool,
     ended: Option<Loss>,
-    holds: Vec<(u64, &'static Location<'static>)>,
+    signals: Option<Arc<Signals>>,
+    holds: SmallVec<[(u64, &'static Location<'static>); 1]>,
     chain: Chain,
     /// The turn of those who wait for the key in this process, while they wait for this grant.
-    turn: Option<Turn>,
+    turn: Option<Box<Turn>>,
 }
 
 /// What became of an attempt to enter a grant again.
@@ -83,7 +119,7 @@ impl Grant {
         kind: Kind,
         key: LockKey,
         id: GrantId,
-        client: &std::sync::Arc<Shared>,
+        client: &Arc<Shared>,
         terms: Terms,
         sent: Instant,
         lease: Duration,
@@ -95,7 +131,8 @@ impl Grant {
             deadline: sent + lease - margin(lease),
             suspect: false,
             ended: None,
-            holds: vec![(hold, by)],
+            signals: None,
+            holds: smallvec![(hold, by)],
             chain,
             turn: None,
         };
@@ -104,11 +141,8 @@ impl Grant {
             key,
             id,
             number: next_id(),
-            client_id: client.id,
-            client: std::sync::Arc::downgrade(client),
+            client: Arc::downgrade(client),
             terms,
-            over: CancellationToken::new(),
-            gate: Notify::new(),
             state: Mutex::new(state),
         }
     }
@@ -127,7 +161,8 @@ impl Grant {
             deadline: state.deadline,
             suspect: state.suspect,
             ended: None,
-            holds: vec![(hold, by)],
+            signals: None,
+            holds: smallvec![(hold, by)],
             chain,
             turn: None,
         };
@@ -136,15 +171,13 @@ impl Grant {
             key: self.key.clone(),
             id: self.id.clone(),
             number: self.number,
-            client_id: self.client_id,
             client: self.client.clone(),
-            terms: Terms {
-                max_end: max_hold.map(|d| clock::now() + d),
-                min_until: None,
-                ..self.terms
-            },
-            over: CancellationToken::new(),
-            gate: Notify::new(),
+            terms: Terms::new(
+                self.terms.lease,
+                self.terms.renewed,
+                max_hold.map(|d| clock::now() + d),
+                None,
+            ),
             state: Mutex::new(state),
         };
         (grant, hold, token)
@@ -158,18 +191,15 @@ impl Grant {
     /// Whether the grant, which nobody here holds any more, may be handed on: it is renewed, past its
     /// `min_hold`, free of doubt, and has a third of its lease left.
     pub(crate) fn may_be_handed_on(&self) -> bool {
-        let Terms {
-            lease,
-            renewed,
-            max_end,
-            min_until,
-        } = self.terms;
+        let Terms { lease, renewed, .. } = self.terms;
         if !renewed {
             return false;
         }
         let now = clock::now();
         // Close to its end a renewal may be under way that asks for less than the lease.
-        if min_until.is_some_and(|until| now < until) || max_end.is_some_and(|end| end < now + lease) {
+        if self.terms.min_until().is_some_and(|until| now < until)
+            || self.terms.max_end().is_some_and(|end| end < now + lease)
+        {
             return false;
         }
         let state = self.state.lock();
@@ -177,7 +207,7 @@ impl Grant {
     }
 
     /// Keeps the turn until the grant ends; passes it on if it has.
-    pub(crate) fn put_turn(&self, turn: Turn) {
+    pub(crate) fn put_turn(&self, turn: Box<Turn>) {
         let mut state = self.state.lock();
         if state.ended.is_none() {
             state.turn = Some(turn);
@@ -187,7 +217,7 @@ impl Grant {
         drop(turn);
     }
 
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
+    pub(crate) fn take_turn(&self) -> Option<Box<Turn>> {
         self.state.lock().turn.take()
     }
 
@@ -224,14 +254,9 @@ impl Grant {
             state.ended.get_or_insert(Loss::Released);
         }
         drop(state);
-        self.gate.notify_waiters();
-        last.then(|| {
-            // Told already, otherwise; perhaps by who calls this from a waker.
-            if before.is_none() {
-                self.over.cancel();
-            }
-            before
-        })
+        // Told already of a loss, perhaps by who calls this from a waker.
+        self.tell(last && before.is_none());
+        last.then_some(before)
     }
 
     /// Whether the grant holds, as the clock says now. Once `Lost`, always `Lost`.
@@ -247,7 +272,7 @@ impl Grant {
     pub(crate) fn peek(&self) -> HoldState {
         let state = self.state.lock();
         if state.ended.is_none() && clock::now() >= state.deadline {
-            let loss = match self.terms.max_end {
+            let loss = match self.terms.max_end() {
                 Some(end) if self.terms.renewed && state.deadline + margin(self.terms.lease) >= end => {
                     Loss::MaxHold
                 }
@@ -278,8 +303,38 @@ impl Grant {
     fn tell_lost(&self, loss: Loss) {
         tracing::warn!(key = %self.key, grant = %self.id, %loss, "a lock was lost");
         crate::telemetry::lost(loss);
-        self.over.cancel();
-        self.gate.notify_waiters();
+        self.tell(true);
+    }
+
+    /// Tells that a hold has left, and whether it is all over.
+    fn tell(&self, over: bool) {
+        let signals = self.state.lock().signals.clone();
+        if let Some(signals) = signals {
+            signals.gate.notify_waiters();
+            if over {
+                signals.over.cancel();
+            }
+        }
+    }
+
+    /// Cancelled when the grant has ended, by loss or by release.
+    pub(crate) fn over(&self) -> CancellationToken {
+        let (signals, ended) = self.signals();
+        if ended {
+            signals.over.cancel();
+        }
+        signals.over.clone()
+    }
+
+    /// Told whenever a hold leaves, from now on.
+    pub(crate) fn gate(&self) -> Arc<Notify> {
+        self.signals().0.gate.clone()
+    }
+
+    fn signals(&self) -> (Arc<Signals>, bool) {
+        let mut state = self.state.lock();
+        let signals = state.signals.get_or_insert_default().clone();
+        (signals, state.ended.is_some())
     }
 
     /// How long the grant holds for sure from now on.
@@ -292,7 +347,7 @@ impl Grant {
 
     /// What is missing to `min_hold` yet.
     pub(crate) fn min_hold_left(&self) -> Duration {
-        self.terms.min_until.map_or(Duration::ZERO, |until| {
+        self.terms.min_until().map_or(Duration::ZERO, |until| {
             until.saturating_duration_since(clock::now())
         })
     }
@@ -318,11 +373,11 @@ impl Grant {
         let lease = if self.terms.renewed {
             let left = self
                 .terms
-                .max_end
+                .max_end()
                 .map_or(Duration::MAX, |end| end.saturating_duration_since(now));
             let least = self
                 .terms
-                .min_until
+                .min_until()
                 .map_or(Duration::ZERO, |t| t.saturating_duration_since(now));
             self.terms.lease.max(least).min(left)
         } else {

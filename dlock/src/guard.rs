@@ -67,7 +67,7 @@ impl LockGuard {
     /// The turn of those who wait for this lock here rests in the grant, until that ends.
     pub(crate) fn rest(&self, turn: Turn) {
         turn.leave_front();
-        self.grant().put_turn(turn);
+        self.grant().put_turn(Box::new(turn));
     }
 
     /// The fencing token of this acquisition: greater than the token of every earlier acquisition of this
@@ -330,7 +330,7 @@ impl Held {
                 if let HoldState::Lost(loss) = grant.status() {
                     return loss;
                 }
-                grant.over.cancelled().await;
+                grant.over().cancelled_owned().await;
             }
         }
     }
@@ -338,7 +338,7 @@ impl Held {
     /// See [`LockGuard::cancellation_token`].
     #[must_use]
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.grant.over.child_token()
+        self.grant.over().child_token()
     }
 
     /// See [`LockGuard::ensure`].

@@ -39,9 +39,8 @@ pub(crate) struct Wanted {
 /// How far a grant may be handed on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chain {
-    /// The tokens that are left.
+    /// The next of the reserved tokens.
     next_token: u64,
-    last_token: u64,
     /// Hand-overs that are left, and until when.
     left: u32,
     until: Instant,
@@ -52,17 +51,17 @@ impl Chain {
     pub(crate) fn new(kind: Kind, handovers: u32, (first, last): (u64, u64), sent: Instant) -> Chain {
         let now = clock::now();
         let exclusive = matches!(kind, Kind::Lock | Kind::Write);
+        let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
         Chain {
             next_token: first.saturating_add(1),
-            last_token: last,
-            left: if exclusive { handovers } else { 0 },
+            left: if exclusive { handovers.min(tokens) } else { 0 },
             until: now + courtesy::some_round_trips(sent, now),
         }
     }
 
     /// Whether anything can be handed on at all.
     pub(crate) fn is_open(&self, now: Instant) -> bool {
-        self.left > 0 && self.next_token <= self.last_token && now < self.until
+        self.left > 0 && now < self.until
     }
 
     /// The chain after one more hand-over, and the token of that.
@@ -101,7 +100,7 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>) -> Option<Release
 }
 
 /// Hands the grant over, if it may be and somebody takes it.
-fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Turn>) -> bool {
+fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Turn>>) -> bool {
     let shared = handle.shared();
     if shared.closing.is_cancelled() || !grant.may_be_handed_on() {
         return false;

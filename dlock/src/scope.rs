@@ -18,6 +18,7 @@ use tokio::task::Id;
 
 use crate::LockKey;
 use crate::backend::Kind;
+use crate::client::Shared;
 use crate::grants::Grant;
 use crate::guard::Held;
 
@@ -85,10 +86,13 @@ impl Scope {
     }
 
     /// The nearest live hold of `key` around the asker.
-    pub(crate) fn nearest(&self, client: u64, kind: Kind, key: &LockKey) -> Option<&HoldRef> {
+    pub(crate) fn nearest(&self, client: &Arc<Shared>, kind: Kind, key: &LockKey) -> Option<&HoldRef> {
         self.chain.iter().rev().find(|hold| {
             let grant = &hold.grant;
-            grant.client_id == client && grant.kind == kind && grant.key == *key && grant.has(hold.id)
+            std::ptr::eq(grant.client.as_ptr(), &**client)
+                && grant.kind == kind
+                && grant.key == *key
+                && grant.has(hold.id)
         })
     }
 

@@ -4,14 +4,14 @@
 //! about now, per lane and in chunks that do not wait for each other, and parks without any timer when
 //! nothing is held.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -23,6 +23,8 @@ use crate::{Error, LockKey, Loss, clock};
 
 /// Grants in one renewal step.
 const CHUNK: usize = 200;
+/// Renewal steps of one lane that are under way at a time.
+const AT_ONCE: usize = 16;
 /// The most by which a renewal comes early, to go along with others.
 const EARLIEST: Duration = Duration::from_millis(500);
 
@@ -76,6 +78,7 @@ impl Registry {
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant) {
         let due = next_due(grant, sent);
         let mut books = self.books.lock();
+        let due = spread(&books, grant, due, 2);
         if let Some(loss) = books.closed {
             drop(books);
             return grant.lose(loss);
@@ -169,8 +172,8 @@ impl Registry {
         }
     }
 
-    /// What needs a renewal about now; whatever else is due is dealt with here.
-    fn collect(&self, now: Instant) -> Vec<(Arc<Grant>, Duration)> {
+    /// Whose renewal is due about now; whatever else is due is dealt with here.
+    fn collect(&self, now: Instant) -> Vec<Arc<Grant>> {
         let mut books = self.books.lock();
         let due: Vec<_> = books
             .schedule
@@ -198,12 +201,12 @@ impl Registry {
                 continue;
             }
             let wanted = grant.terms.renewed || state == HoldState::Suspect;
-            if let Some(lease) = grant.next_lease(now).filter(|_| wanted && !entry.asked) {
-                entry.asked = true;
-                renew.push((grant.clone(), lease));
-            }
             // The next look is at the deadline, unless an answer comes first.
-            books.set_due(number, grant.deadline());
+            let deadline = grant.deadline();
+            if wanted && !std::mem::replace(&mut entry.asked, true) {
+                renew.push(grant);
+            }
+            books.set_due(number, deadline);
         }
         let emptied = books.grants.is_empty();
         drop(books);
@@ -214,6 +217,23 @@ impl Registry {
             self.emptied.notify_waiters();
         }
         renew
+    }
+
+    /// The grants of these numbers that are still there, with the leases that they ask for now.
+    fn ask(&self, numbers: impl Iterator<Item = u64>) -> Vec<(Arc<Grant>, Duration)> {
+        let now = clock::now();
+        let mut books = self.books.lock();
+        let mut asked = Vec::with_capacity(numbers.size_hint().0);
+        for number in numbers {
+            let Some(entry) = books.grants.get_mut(&number) else {
+                continue;
+            };
+            match entry.grant.next_lease(now) {
+                Some(lease) => asked.push((entry.grant.clone(), lease)),
+                None => entry.asked = false,
+            }
+        }
+        asked
     }
 
     /// What a renewal brought for one grant.
@@ -239,7 +259,7 @@ impl Registry {
             None
         } else if answer.is_ok() {
             grant.renewed(sent, lease);
-            Some(next_due(&grant, sent))
+            Some(spread(&books, &grant, next_due(&grant, sent), 5))
         } else {
             doubted = grant.suspect();
             Some(next_try(&grant))
@@ -308,6 +328,16 @@ fn next_due(grant: &Grant, sent: Instant) -> Instant {
     }
 }
 
+/// Where many are held, what was acquired at once is not renewed at once for ever: a renewal comes earlier,
+/// by up to one of `parts` of its period.
+fn spread(books: &Books, grant: &Grant, due: Instant, parts: u32) -> Instant {
+    if !grant.terms.renewed || books.grants.len() < CHUNK {
+        return due;
+    }
+    let earlier = (grant.terms.lease / 3 / parts).mul_f64(fastrand::f64());
+    due.checked_sub(earlier).unwrap_or(due)
+}
+
 /// When to try again after a renewal failed: the sooner, the less is left.
 fn next_try(grant: &Grant) -> Instant {
     let now = clock::now();
@@ -316,35 +346,61 @@ fn next_try(grant: &Grant) -> Instant {
     deadline.min(now + (left / 8).max(Duration::from_millis(20)))
 }
 
+/// What is to be renewed in one lane.
+struct Due {
+    numbers: VecDeque<u64>,
+    room: Arc<Semaphore>,
+}
+
+impl Default for Due {
+    fn default() -> Due {
+        Due {
+            numbers: VecDeque::new(),
+            room: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+}
+
 /// The watchdog of a client. Ends when `over` says so.
 pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
     let registry = &shared.registry;
     let mut doubts = shared.backend.doubts();
     let mut chunks = JoinSet::new();
+    let mut lanes: BTreeMap<Lane, Due> = BTreeMap::new();
     tokio::pin!(over);
     loop {
         let due = registry.first_due();
-        tokio::select! {
+        let news = tokio::select! {
             () = &mut over => return,
-            () = sleep_until(due) => {}
-            () = registry.sooner.notified() => continue,
-            Some(_) = chunks.join_next(), if !chunks.is_empty() => continue,
+            () = sleep_until(due) => true,
+            () = registry.sooner.notified() => false,
+            // Only makes room: what failed a moment ago is not due yet, if nearly.
+            Some(_) = chunks.join_next(), if !chunks.is_empty() => false,
             lane = next_doubt(&mut doubts) => {
                 registry.doubt(|grant| lane.is_none_or(|lane| shared.backend.lane(&grant.key) == lane));
+                true
+            }
+        };
+        if news {
+            for grant in registry.collect(clock::now()) {
+                let lane = lanes.entry(shared.backend.lane(&grant.key)).or_default();
+                lane.numbers.push_back(grant.number);
             }
         }
-        let mut lanes: BTreeMap<Lane, Vec<_>> = BTreeMap::new();
-        for (grant, lease) in registry.collect(clock::now()) {
-            lanes
-                .entry(shared.backend.lane(&grant.key))
-                .or_default()
-                .push((grant, lease));
-        }
-        for grants in lanes.into_values() {
-            for chunk in grants.chunks(CHUNK) {
-                chunks.spawn(renew(shared.clone(), chunk.to_vec()));
+        lanes.retain(|_, due| {
+            while !due.numbers.is_empty()
+                && let Ok(room) = due.room.clone().try_acquire_owned()
+            {
+                let some = due.numbers.len().min(CHUNK);
+                let asked = registry.ask(due.numbers.drain(..some));
+                let renewal = renew(shared.clone(), asked);
+                chunks.spawn(async move {
+                    renewal.await;
+                    drop(room);
+                });
             }
-        }
+            !due.numbers.is_empty() || due.room.available_permits() < AT_ONCE
+        });
     }
 }
 

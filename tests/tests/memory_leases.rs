@@ -85,8 +85,10 @@ fn rule_9_many_grants_travel_in_few_renewals() {
             guards.push(client.lock(format!("k{i}")).acquire().await.unwrap());
         }
         sleep(11 * SEC).await;
-        assert_eq!(backend.seen().renewals.load(SeqCst), 1000);
-        assert_eq!(backend.seen().renew_calls.load(SeqCst), 5);
+        let renewals = backend.seen().renewals.load(SeqCst);
+        assert!((1000..2000).contains(&renewals), "{renewals}");
+        let calls = backend.seen().renew_calls.load(SeqCst);
+        assert!(calls <= 25, "not one by one, and not all at once: {calls}");
         assert!(guards.iter().all(dlock::LockGuard::is_held));
     });
 }
