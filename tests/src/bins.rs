@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::child;
 
 /// How long a program may take to start, or to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program `name` of `dlock-examples`, built by the same cargo, with the same profile and into the same
 /// directory as this test. (Cargo tells a test only the programs of its own package.)

@@ -1,40 +1,74 @@
-//! What the suites about faults have in common: a client behind a proxy, and operations with a time limit.
+//! What the suites about faults have in common: a client behind a proxy that gives up soon, one beside it that does not,
+//! and operations with a time limit.
+//!
+//! No test may fail because the machine stood still for some seconds. So limits only tell "in time" from "never" and
+//! from "when a lease ended", what is only late is asked again ([`answered`]), and what needs a moment that can be
+//! missed is tried in rounds ([`in_rounds`]).
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 use std::time::{Duration, Instant};
 
-use dlock::{LockClient, LockClientBuilder};
+use dlock::backend::{BackendError, Reason};
+use dlock::{Error, LockClient, LockClientBuilder, LockGuard};
 
 use crate::{Command, Proxy, Store, eventually};
 
-/// What one step of the clients of [`setting`] may take.
-pub const TIMEOUT: Duration = Duration::from_millis(300);
-/// How long an acquire or a release of the clients of [`setting`] goes on through failures.
+/// What one step of a hasty client may take.
+pub const TIMEOUT: Duration = Duration::from_millis(400);
+/// How long an acquire or a release of an [`impatient`] client goes on through failures.
 pub const RETRY_FOR: Duration = Duration::from_millis(1500);
-/// The lease of the clients of [`setting`]; no test waits for its end.
-pub const LEASE: Duration = Duration::from_secs(30);
-/// What a busy machine may add to a time limit.
-pub const SLACK: Duration = Duration::from_millis(500);
+/// The lease of the clients here; no test waits for its end, nor may anything else.
+pub const LEASE: Duration = Duration::from_secs(90);
+/// What a test waits for the worst that may happen on the way to a success: some timeouts, some repetitions.
+pub const SOON: Duration = Duration::from_secs(5);
+/// What a machine that stands still now and then may add to a time limit.
+pub const SLACK: Duration = Duration::from_secs(20);
+/// How long is gone on with what must succeed.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A client that is quick to give up.
+/// A client that is quick to call a step failed, and repeats it for a long time where it repeats at all.
 ///
 /// # Panics
 /// When it cannot connect.
 pub async fn hasty(url: &str) -> LockClient {
-    hasty_builder(url).build().await.expect("the server is there")
+    built(|| hasty_builder(url)).await
 }
 
 /// The same, to be built.
 pub fn hasty_builder(url: &str) -> LockClientBuilder {
     let builder = LockClient::builder().url(url).lease(LEASE);
-    builder.timeout(TIMEOUT).retry_for(RETRY_FOR)
+    builder.timeout(TIMEOUT).retry_for(PATIENCE)
 }
 
-/// A server, a client behind a proxy, and one beside it.
+/// A hasty client whose acquires and releases also give up soon.
+///
+/// # Panics
+/// When it cannot connect.
+pub async fn impatient(url: &str) -> LockClient {
+    built(|| hasty_builder(url).retry_for(RETRY_FOR)).await
+}
+
+/// A client whose steps are never late.
+///
+/// # Panics
+/// When it cannot connect.
+pub async fn patient(url: &str) -> LockClient {
+    built(|| hasty_builder(url).timeout(PATIENCE)).await
+}
+
+/// Builds it until it is connected.
+///
+/// # Panics
+/// When it cannot connect.
+pub async fn built(builder: impl Fn() -> LockClientBuilder) -> LockClient {
+    answered(|| builder().build()).await.expect("the server is there")
+}
+
+/// A server, a hasty client behind a proxy, and a patient one beside it.
 pub async fn setting() -> (Store, Proxy, LockClient, LockClient) {
     let store = Store::server().await;
     let proxy = Proxy::start(store.as_server().addr());
-    let (behind, beside) = (hasty(&proxy.url()).await, hasty(&store.as_server().url()).await);
+    let (behind, beside) = (hasty(&proxy.url()).await, patient(&store.as_server().url()).await);
     (store, proxy, behind, beside)
 }
 
@@ -43,13 +77,19 @@ pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
     move |command| command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes())
 }
 
-/// Runs it and sees that it kept its time.
+/// Runs it and sees that it kept its time, or nearly.
 ///
 /// # Panics
 /// When it did not.
 pub async fn within<T>(limit: Duration, what: impl Display, work: impl Future<Output = T>) -> T {
     let started = Instant::now();
-    let output = work.await;
+    // An end by force, for what would hang for ever.
+    let Ok(output) = tokio::time::timeout(limit + 2 * SLACK, work).await else {
+        panic!(
+            "{what} did not end in {:?}, at most {limit:?} were stated",
+            limit + 2 * SLACK
+        );
+    };
     let took = started.elapsed();
     assert!(
         took < limit + SLACK,
@@ -58,14 +98,90 @@ pub async fn within<T>(limit: Duration, what: impl Display, work: impl Future<Ou
     output
 }
 
+/// A failure that may only mean that the answer came too late.
+pub trait Unanswered {
+    /// Whether it may.
+    fn is_unanswered(&self) -> bool;
+}
+
+impl Unanswered for Error {
+    fn is_unanswered(&self) -> bool {
+        matches!(self, Error::Unreachable { .. } | Error::OutcomeUnknown { .. })
+    }
+}
+
+impl Unanswered for BackendError {
+    fn is_unanswered(&self) -> bool {
+        self.reason == Reason::Unreachable
+    }
+}
+
+/// Asks until there is an answer: what a machine that stood still made too late is asked again.
+///
+/// # Errors
+/// The answer, when it is one. After a minute the failure.
+pub async fn answered<T, E: Unanswered, F>(asking: impl Fn() -> F) -> Result<T, E>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let begun = Instant::now();
+    loop {
+        match asking().await {
+            Err(error) if error.is_unanswered() && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Tries it until it was done: for what needs a moment that a machine which stood still misses. A round that missed it
+/// gives what it saw instead.
+///
+/// # Panics
+/// When no round of ten hit the moment.
+pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<T, M>) -> T {
+    let mut missed = Vec::new();
+    for _ in 0..10 {
+        match round().await {
+            Ok(done) => return done,
+            Err(instead) => missed.push(instead),
+        }
+    }
+    panic!("not once in ten rounds: {what}; instead {missed:?}");
+}
+
 /// Takes the lock, asking once, and gives it back.
 ///
 /// # Panics
 /// When it is not free.
 pub async fn is_free(client: &LockClient, key: &str) {
-    let guard = client.lock(key).try_acquire().await;
+    let guard = answered(|| client.lock(key).try_acquire()).await;
     let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should be free: {error}"));
     guard.release().await.expect("the server is there");
+}
+
+/// Waits for the lock, far less than a lease, and gives it back.
+///
+/// # Panics
+/// When it does not come free.
+pub async fn is_free_soon(client: &LockClient, key: &str) {
+    let guard = client.lock(key).wait(SOON + SLACK).acquire().await;
+    let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
+    guard.release().await.expect("the server is there");
+}
+
+/// Sees by the server's own word that a renewed lock is still held.
+///
+/// # Panics
+/// When it is not.
+pub async fn is_confirmed(guard: &LockGuard) {
+    // More than any lease has, so that the server has to be asked.
+    let outcome = answered(|| guard.ensure(1000 * LEASE)).await;
+    assert!(
+        matches!(outcome, Err(Error::InvalidOption { .. })) && guard.is_held(),
+        "the server does not confirm it: {outcome:?}"
+    );
 }
 
 /// Waits until a client that was kept from its server has it again, on another connection if need be.

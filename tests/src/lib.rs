@@ -37,15 +37,15 @@ pub use watched::{Seen as StepsSeen, Watched};
 /// Waits until `holds` does, looking again every few milliseconds.
 ///
 /// # Panics
-/// After 20 seconds, naming `what`.
+/// After a minute, naming `what`.
 pub async fn eventually<F, Fut>(what: &str, mut holds: F)
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = bool>,
 {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !holds().await {
-        assert!(Instant::now() < deadline, "waited 20 s in vain: {what}");
+        assert!(Instant::now() < deadline, "waited a minute in vain: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

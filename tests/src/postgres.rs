@@ -30,7 +30,7 @@ mod wire;
 pub use proxy::{PgFault, PgProxy, Request};
 
 /// How long a server may take to start, to stop, or to answer the harness.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the programs are, if not on the `PATH`.
 const VARIABLE: &str = "DLOCK_POSTGRES_BIN";
 /// Where Debian puts them, one directory for each version.

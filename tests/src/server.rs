@@ -25,7 +25,7 @@ use crate::monitor::Monitor;
 use crate::port::Port;
 
 /// How long a server may take to start, to stop, or to answer the harness.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The user under which the harness looks into servers that ask for a password.
 const ADMIN: &str = "dlock-harness";
 /// The name of the harness's own connections in `CLIENT LIST`.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use dlock::backend::memory::MemoryBackend;
 use dlock::{LockClient, LockClientBuilder};
 
+use crate::faults::PATIENCE;
 use crate::{Flavor, Server, eventually};
 
 /// A store that locks can be on.
@@ -42,7 +43,11 @@ impl Store {
     ) -> LockClient {
         let builder = match self {
             Store::Memory(backend) => LockClient::builder().backend(backend.clone()),
-            Store::Server(server) => LockClient::builder().url(server.url()),
+            // A machine that stands still for a while is no trouble that these tests are about.
+            Store::Server(server) => LockClient::builder()
+                .url(server.url())
+                .timeout(PATIENCE)
+                .retry_for(PATIENCE),
         };
         options(builder).build().await.expect("the store is there")
     }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, LockClient};
-use dlock_tests::faults::{SLACK, TIMEOUT, hasty_builder};
+use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, within};
 use dlock_tests::{Flavor, Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
@@ -52,9 +52,8 @@ async fn allow<'a>(store: &Store, commands: impl Iterator<Item = &'a &'static st
 }
 
 async fn client(store: &Store) -> Result<LockClient, Error> {
-    hasty_builder(&store.as_server().url_as("svc", "pw"))
-        .build()
-        .await
+    let builder = hasty_builder(&store.as_server().url_as("svc", "pw"));
+    builder.timeout(PATIENCE).build().await
 }
 
 /// Everything that locks can do; where something is wrong, what.
@@ -82,7 +81,7 @@ async fn everything(store: &Store) -> Result<(), String> {
     let released = Instant::now();
     guard.release().await.map_err(text)?;
     let next = waiter.await.unwrap().map_err(text)?;
-    if subscribed != 1 || released.elapsed() > SLACK {
+    if subscribed != 1 || released.elapsed() > Duration::from_secs(2) {
         return Err("nobody told the waiter".to_owned());
     }
     next.release().await.map_err(text)?;
@@ -98,7 +97,7 @@ async fn a_user_with_what_the_documentation_lists_can_do_everything() {
     for wished in [WISHED, &[]] {
         let store = server().await;
         allow(&store, NEEDED.iter().chain([&FOR_LIST]).chain(wished)).await;
-        everything(&store).await.unwrap();
+        in_rounds("everything can be done", async || everything(&store).await).await;
         store.assert_clean(&[]).await;
         let a = client(&store).await.unwrap();
         let guard = a.lock("shop:k").acquire().await.unwrap();
@@ -198,11 +197,9 @@ async fn a_channel_that_is_out_of_bounds_delays_only_those_who_wait_for_it() {
         tokio::spawn(async move { drop(lock.acquire().await.unwrap()) })
     });
     tokio::time::sleep(TIMEOUT).await;
-    let released = Instant::now();
     drop(guards);
-    for waiter in waiters {
-        waiter.await.unwrap();
+    for outcome in within(SOON, "both wake-ups", join_all(waiters)).await {
+        outcome.unwrap();
     }
-    assert!(released.elapsed() < 500 * MS + SLACK, "{:?}", released.elapsed());
     store.assert_clean(&[&a, &b]).await;
 }

@@ -3,10 +3,10 @@
 
 use std::pin::pin;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use dlock::{Lock, LockClient};
-use dlock_tests::faults::{RETRY_FOR, SLACK, TIMEOUT, hasty_builder, is_free, setting, step};
+use dlock::Lock;
+use dlock_tests::faults::{SOON, TIMEOUT, is_free, is_free_soon, patient, setting, step, within};
 use dlock_tests::{Direction, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
 
@@ -36,16 +36,11 @@ async fn polled(lock: &Lock, n: usize) -> bool {
     false
 }
 
-async fn patient(proxy: &Proxy) -> LockClient {
-    let builder = hasty_builder(&proxy.url()).timeout(Duration::from_secs(5));
-    builder.retry_for(Duration::from_secs(10)).build().await.unwrap()
-}
-
 /// One acquire dropped after `n` polls; whether it was done by then.
 async fn case(store: &Store, n: usize, busy: bool, second_in_line: bool) -> bool {
     let key = format!("k:{n}:{busy}:{second_in_line}");
     let proxy = Proxy::start(store.as_server().addr());
-    let (a, b) = (patient(&proxy).await, patient(&proxy).await);
+    let (a, b) = (patient(&proxy.url()).await, patient(&proxy.url()).await);
     proxy.delay(Direction::Both, DELAY, 2 * MS);
     let guard = if busy {
         Some(a.lock(&*key).acquire().await.unwrap())
@@ -69,11 +64,7 @@ async fn case(store: &Store, n: usize, busy: bool, second_in_line: bool) -> bool
         guard.release().await.unwrap();
     }
     // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
-    let next = a.lock(&*key).wait(Duration::from_secs(5)).acquire().await;
-    next.unwrap_or_else(|error| panic!("{key}: {error}"))
-        .release()
-        .await
-        .unwrap();
+    is_free_soon(&a, &key).await;
     eventually("no hold and no waiter is left", || async {
         [&a, &b]
             .iter()
@@ -86,7 +77,9 @@ async fn case(store: &Store, n: usize, busy: bool, second_in_line: bool) -> bool
 async fn dropped_at_any_poll(busy: bool, second_in_line: bool) {
     const MOST: usize = 16;
     let store = Store::server().await;
-    let done = join_all((0..MOST).map(|n| case(&store, n, busy, second_in_line))).await;
+    // A free lock is had at some poll, however slow the machine is.
+    let polls = |n| if n == MOST - 1 && !busy { usize::MAX } else { n };
+    let done = join_all((0..MOST).map(|n| case(&store, polls(n), busy, second_in_line))).await;
     assert!(!done[0] && !done[1]);
     assert_eq!(done[MOST - 1], !busy, "{done:?}");
     store.assert_clean(&[]).await;
@@ -110,7 +103,7 @@ async fn rule_19_dropped_at_any_poll_second_in_line() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
     let (store, proxy, _a, b) = setting().await;
-    let a = patient(&proxy).await;
+    let a = patient(&proxy.url()).await;
     proxy.delay(Direction::Both, DELAY, Duration::ZERO);
     for pause in [0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 35, 40] {
         let guard = b.lock("k").acquire().await.unwrap();
@@ -121,18 +114,13 @@ async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
         .await;
         let second = tokio::spawn(a.lock("k").acquire());
         settle().await;
-        let released = Instant::now();
         guard.release().await.unwrap();
         // The message is on its way, or has arrived, or the look after it is on its way, or the lock is had.
         tokio::time::sleep(pause * MS).await;
         first.abort();
         drop(first.await);
-        let next = second.await.unwrap().unwrap();
-        assert!(
-            released.elapsed() < SLACK + 100 * MS,
-            "{pause} ms: {:?}",
-            released.elapsed()
-        );
+        let next = within(SOON, format!("{pause} ms: the wake-up"), second).await;
+        let next = next.unwrap().unwrap();
         next.release().await.unwrap();
         store.assert_clean(&[&a, &b]).await;
     }
@@ -147,14 +135,7 @@ async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
         fault.swallowed().await;
         dropped.abort();
         drop(dropped.await);
-        let asked = Instant::now();
-        let guard = b.lock("k").wait(Duration::from_secs(5)).acquire().await.unwrap();
-        assert!(
-            asked.elapsed() < 4 * TIMEOUT + SLACK,
-            "{then:?}: {:?}",
-            asked.elapsed()
-        );
-        guard.release().await.unwrap();
+        is_free_soon(&b, "k").await;
         store.assert_clean(&[&a, &b]).await;
     }
 }
@@ -170,14 +151,7 @@ async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
         dropped.abort();
         drop(dropped.await);
         proxy.accept();
-        b.lock("k")
-            .wait(RETRY_FOR)
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        is_free_soon(&b, "k").await;
         store.assert_clean(&[&a, &b]).await;
         is_free(&b, "k").await;
     }
@@ -185,7 +159,8 @@ async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_gives_up_takes_its_subscription_along() {
-    let (store, proxy, a, b) = setting().await;
+    let (store, proxy, _a, b) = setting().await;
+    let a = patient(&proxy.url()).await;
     proxy.delay(Direction::Both, DELAY, Duration::ZERO);
     let guard = b.lock("k").acquire().await.unwrap();
     for wait in [1, 10, 20, 30, 40, 60, 100] {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState};
 use dlock_tests::faults::{
-    RETRY_FOR, SLACK, TIMEOUT, hasty, hasty_builder, is_back, is_free, setting, step, within,
+    RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, impatient, in_rounds, is_back,
+    is_confirmed, is_free, is_free_soon, patient, setting, step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -16,44 +17,62 @@ fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::OutcomeUnknown { .. }))
 }
 
+/// What a round says in which a step that fails was not even sent in its time.
+const TOO_LATE: &str = "its time was over before the step was sent";
+
 const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_id() {
-    let (store, proxy, a, b) = setting().await;
     for then in SWALLOWS {
-        let fault = proxy.swallow(1, then, step("acquire"));
-        let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
-        assert!(fault.fired() && is_unknown(&once), "{then:?}: {once:?}");
-        // What the server did is undone in the background, long before the lease ends.
-        let waited = b.lock("k").wait(Duration::from_secs(5)).acquire().await;
-        waited.unwrap().release().await.unwrap();
+        in_rounds("the acquire is sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let fault = proxy.swallow(1, then, step("acquire"));
+            let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+            if !fault.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{then:?}: {once:?}");
+            // What the server did is undone in the background, long before the lease ends.
+            is_free_soon(&b, "k").await;
 
-        proxy.swallow(1, then, step("acquire"));
-        let guard = within(RETRY_FOR, "acquire", a.lock("k").acquire()).await.unwrap();
-        assert_eq!(guard.state(), HoldState::Held);
-        guard.release().await.unwrap();
-        is_free(&b, "k").await;
+            proxy.swallow(1, then, step("acquire"));
+            let guard = within(SOON, "acquire", a.lock("k").acquire()).await.unwrap();
+            eventually("it is held", || async { guard.state() == HoldState::Held }).await;
+            guard.release().await.unwrap();
+            is_free(&b, "k").await;
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        })
+        .await;
     }
-    store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
-    let (store, proxy, a, b) = setting().await;
-    let guard = b.lock("k").acquire().await.unwrap();
     for then in SWALLOWS {
-        let fault = proxy.swallow(1, then, step("acquire"));
-        let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
-        assert!(fault.fired() && is_unknown(&once), "{then:?}: {once:?}");
-        proxy.swallow(1, then, step("acquire"));
-        let waited = a.lock("k").wait(RETRY_FOR).acquire().await.unwrap_err();
-        assert!(waited.is_busy(), "{then:?}: {waited}");
-        guard.ensure(Duration::from_secs(19)).await.unwrap();
+        in_rounds("the acquire is sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let guard = b.lock("k").acquire().await.unwrap();
+            let fault = proxy.swallow(1, then, step("acquire"));
+            let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+            if !fault.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{then:?}: {once:?}");
+            proxy.swallow(1, then, step("acquire"));
+            let waited = answered(|| a.lock("k").wait(RETRY_FOR).acquire())
+                .await
+                .unwrap_err();
+            assert!(waited.is_busy(), "{then:?}: {waited}");
+            is_confirmed(&guard).await;
+            guard.release().await.unwrap();
+            is_free(&a, "k").await;
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        })
+        .await;
     }
-    guard.release().await.unwrap();
-    is_free(&a, "k").await;
-    store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,14 +81,14 @@ async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost
     for then in SWALLOWS {
         let guard = a.lock("k").acquire().await.unwrap();
         let fault = proxy.swallow(1, then, step("release"));
-        within(RETRY_FOR, "release", guard.release()).await.unwrap();
+        within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
         is_free(&b, "k").await;
 
         let started = Instant::now();
         let guard = a.lock("k").min_hold(1000 * MS).acquire().await.unwrap();
         let fault = proxy.swallow(1, then, step("release"));
-        within(RETRY_FOR, "release", guard.release()).await.unwrap();
+        within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
         eventually("the minimum is over", || async {
             b.lock("k").try_acquire().await.is_ok()
@@ -86,63 +105,95 @@ async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_15_a_release_that_was_sent_stays_unknown_when_the_server_is_gone_afterwards() {
-    let (store, proxy, a, b) = setting().await;
-    let guard = a.lock("k").acquire().await.unwrap();
-    let fault = proxy.swallow(1, Swallow::Hang, step("release"));
-    let outcome = tokio::spawn(guard.release());
-    fault.swallowed().await;
-    proxy.refuse();
-    let outcome = within(RETRY_FOR, "release", outcome).await.unwrap();
-    assert!(is_unknown(&outcome), "{outcome:?}");
-    is_free(&b, "k").await;
-    proxy.accept();
-    is_back(&a).await;
-    store.assert_clean(&[&a, &b]).await;
+    in_rounds("the server is gone before it is asked again", async || {
+        let store = Store::server().await;
+        let proxy = Proxy::start(store.as_server().addr());
+        let (a, b) = (
+            impatient(&proxy.url()).await,
+            patient(&store.as_server().url()).await,
+        );
+        let guard = answered(|| a.lock("k").acquire()).await.unwrap();
+        let fault = proxy.swallow(1, Swallow::Hang, step("release"));
+        let outcome = tokio::spawn(guard.release());
+        fault.swallowed().await;
+        proxy.refuse();
+        let outcome = within(RETRY_FOR, "release", outcome).await.unwrap();
+        is_free(&b, "k").await;
+        proxy.accept();
+        is_back(&a).await;
+        store.assert_clean(&[&a, &b]).await;
+        if outcome.is_ok() {
+            return Err("it was asked again before");
+        }
+        assert!(is_unknown(&outcome), "{outcome:?}");
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_12_a_renewal_whose_reply_is_lost_is_a_doubt_and_no_loss() {
-    let (store, proxy, a, b) = setting().await;
-    for then in SWALLOWS {
-        let guard = a.lock("k").renewed_lease(3000 * MS).acquire().await.unwrap();
-        let fault = proxy.swallow(1, then, step("renew"));
-        fault.swallowed().await;
-        if then == Swallow::Hang {
+    /// What is left of it after the renewal that fails is more than a machine stands still.
+    const HELD: Duration = Duration::from_secs(12);
+    let faults = [Some(Swallow::Hang), Some(Swallow::Cut), None];
+    join_all(faults.map(async |then| {
+        let (store, proxy, a, b) = setting().await;
+        let guard = a.lock("k").renewed_lease(HELD).acquire().await.unwrap();
+        match then {
+            Some(then) => {
+                let fault = proxy.swallow(1, then, step("renew"));
+                fault.swallowed().await;
+            }
+            None => {
+                let fault = proxy.lose(1, step("renew"));
+                eventually("a renewal is due", || async { fault.fired() }).await;
+            }
+        }
+        if then == Some(Swallow::Hang) {
             eventually("it is in doubt", || async { guard.state() == HoldState::Suspect }).await;
         }
         eventually("it is held again", || async {
             assert!(guard.is_held(), "{then:?}: lost");
-            guard.state() == HoldState::Held && guard.remaining() > 2500 * MS
+            guard.state() == HoldState::Held && guard.remaining() > HELD * 3 / 4
         })
         .await;
         guard.release().await.unwrap();
         is_free(&b, "k").await;
-    }
-    store.assert_clean(&[&a, &b]).await;
+        store.assert_clean(&[&a, &b]).await;
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn looks_and_forced_releases_whose_reply_is_lost_end_in_time() {
-    let (store, proxy, a, b) = setting().await;
     for then in SWALLOWS {
-        let guard = b.lock("k").acquire().await.unwrap();
-        let fault = proxy.swallow(1, then, step("inspect"));
-        let seen = within(TIMEOUT, "inspect", a.inspect("k")).await;
-        assert!(fault.fired());
-        match (then, seen) {
-            (Swallow::Cut, seen) => assert!(seen.unwrap().is_some()),
-            (Swallow::Hang, seen) => assert!(seen.unwrap_err().is_unavailable()),
-        }
-        is_back(&a).await;
+        in_rounds("the steps are sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let guard = b.lock("k").acquire().await.unwrap();
+            let fault = proxy.swallow(1, then, step("inspect"));
+            let seen = within(TIMEOUT, "inspect", a.inspect("k")).await;
+            match (then, seen) {
+                (_, Err(_)) if !fault.fired() => return Err(TOO_LATE),
+                (Swallow::Cut, Err(_)) => return Err("its time was over before it was sent again"),
+                (Swallow::Cut, Ok(seen)) => assert!(fault.fired() && seen.is_some()),
+                (Swallow::Hang, seen) => assert!(fault.fired() && seen.unwrap_err().is_unavailable()),
+            }
+            is_back(&a).await;
 
-        proxy.swallow(1, then, step("force"));
-        let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
-        assert!(is_unknown(&forced), "{then:?}: {forced:?}");
-        is_free(&b, "k").await;
-        assert!(guard.release().await.unwrap_err().is_lost());
-        is_back(&a).await;
+            let fault = proxy.swallow(1, then, step("force"));
+            let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
+            if !fault.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&forced), "{then:?}: {forced:?}");
+            is_free(&b, "k").await;
+            assert!(guard.release().await.unwrap_err().is_lost());
+            is_back(&a).await;
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        })
+        .await;
     }
-    store.assert_clean(&[&a, &b]).await;
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -163,30 +214,16 @@ async fn scenario(store: &Store, k: u64, deed: Deed) -> bool {
         Deed::Lose => (Some(proxy.lose(k, any)), None),
         Deed::Hold => (None, Some(proxy.hold(k, any))),
     };
-    let guard = a
-        .lock(&*key)
-        .renewed_lease(3000 * MS)
-        .acquire()
-        .await
-        .expect(&case);
+    let guard = a.lock(&*key).acquire().await.expect(&case);
     let waiter = tokio::spawn(b.lock(&*key).acquire());
-    let renewed = Instant::now();
-    eventually("it was renewed", || async {
-        assert!(guard.is_held(), "{case}: lost");
-        renewed.elapsed() > 1200 * MS && guard.state() == HoldState::Held
-    })
-    .await;
+    settle().await;
+    is_confirmed(&guard).await;
     assert!(!waiter.is_finished(), "{case}: two holders");
     let token = guard.fencing_token();
-    let released = Instant::now();
     guard.release().await.expect(&case);
-    let next = waiter.await.unwrap().expect(&case);
     // A reply that hangs costs two timeouts until the connection is replaced; no lease is waited for.
-    assert!(
-        released.elapsed() < 4 * TIMEOUT + SLACK,
-        "{case}: woken after {:?}",
-        released.elapsed()
-    );
+    let next = within(4 * TIMEOUT, format!("{case}: the wake-up"), waiter).await;
+    let next = next.unwrap().expect(&case);
     assert!(next.fencing_token() > token, "{case}");
     next.release().await.expect(&case);
     let struck = match (&fault, held) {
@@ -248,25 +285,37 @@ async fn connecting_fails_in_time_at_each_command_and_says_why() {
         Deed::Lose,
     ] {
         for k in 1.. {
-            let proxy = Proxy::start(store.as_server().addr());
-            let any = |_: &Command| true;
-            let fault = match deed {
-                Deed::Swallow(then) => proxy.swallow(k, then, any),
-                _ => proxy.lose(k, any),
+            // Whether the fault struck.
+            let round = async || {
+                let proxy = Proxy::start(store.as_server().addr());
+                let any = |_: &Command| true;
+                let fault = match deed {
+                    Deed::Swallow(then) => proxy.swallow(k, then, any),
+                    _ => proxy.lose(k, any),
+                };
+                let builder = hasty_builder(&proxy.url());
+                let connected = within(TIMEOUT, "connecting", builder.build()).await;
+                match (fault.fired(), connected) {
+                    (true, connected) => {
+                        let error = connected.unwrap_err();
+                        assert!(
+                            matches!(error, Error::Unreachable { .. }),
+                            "{deed:?} {k}: {error}"
+                        );
+                        Ok(true)
+                    }
+                    (false, Err(error)) => Err(error),
+                    (false, Ok(client)) => {
+                        proxy.heal();
+                        is_free(&client, "k").await;
+                        Ok(false)
+                    }
+                }
             };
-            let builder = hasty_builder(&proxy.url());
-            let connected = within(TIMEOUT, "connecting", builder.build()).await;
-            if !fault.fired() {
-                proxy.heal();
-                is_free(&connected.unwrap(), "k").await;
+            if !in_rounds("it connects where no fault strikes", round).await {
                 assert!(k > 3, "connecting takes more commands than {k}");
                 break;
             }
-            let error = connected.unwrap_err();
-            assert!(
-                matches!(error, Error::Unreachable { .. }),
-                "{deed:?} {k}: {error}"
-            );
         }
     }
     settle().await;

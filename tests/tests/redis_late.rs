@@ -4,10 +4,16 @@
 use std::time::{Duration, Instant};
 
 use dlock::Error;
-use dlock_tests::faults::{RETRY_FOR, SLACK, TIMEOUT, is_back, is_free, setting, step, within};
+use dlock_tests::faults::{
+    LEASE, SLACK, SOON, TIMEOUT, answered, in_rounds, is_back, is_confirmed, is_free, is_free_soon, setting,
+    step, within,
+};
 use dlock_tests::{Held, eventually};
 
 const MS: Duration = Duration::from_millis(1);
+
+/// What a round says in which a step that fails was not even sent in its time.
+const TOO_LATE: &str = "its time was over before the step was sent";
 
 fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::OutcomeUnknown { .. }))
@@ -22,61 +28,87 @@ async fn let_go(held: Held) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_arrives_late_leaves_no_ghost_hold() {
     for new_connection in [false, true] {
-        let (store, proxy, a, b) = setting().await;
-        let held = proxy.hold(1, step("acquire"));
-        let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
-        assert!(held.fired() && is_unknown(&once), "{once:?}");
-        is_free(&b, "k").await;
-        if new_connection {
+        in_rounds("the acquire is sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let held = proxy.hold(1, step("acquire"));
+            let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+            if !held.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{once:?}");
+            is_free(&b, "k").await;
+            if new_connection {
+                is_back(&a).await;
+                assert!(proxy.connections_seen() > 1, "the silent connection is replaced");
+            }
+            let_go(held).await;
+            assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
+            is_free(&b, "k").await;
             is_back(&a).await;
-            assert_eq!(proxy.connections_seen(), 2, "the silent connection is replaced");
-        }
-        let_go(held).await;
-        assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
-        is_free(&b, "k").await;
-        is_back(&a).await;
-        is_free(&a, "k").await;
-        store.assert_clean(&[&a, &b]).await;
+            is_free(&a, "k").await;
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        })
+        .await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_the_server_takes_for_timely_is_still_undone() {
-    let (store, proxy, a, b) = setting().await;
-    // The one answer that the client has of the server's clock was long under way, so it believes that the
-    // server is ahead, and allows the acquire more time than it has itself.
-    let slow = proxy.hold(1, step("inspect"));
-    let look = tokio::spawn({
-        let a = a.clone();
-        async move { a.inspect("another").await }
-    });
-    slow.caught().await;
-    tokio::time::sleep(TIMEOUT - 60 * MS).await;
-    slow.release();
-    look.await.unwrap().unwrap();
+    in_rounds(
+        "the answer of the server's clock is slow, and in time",
+        async || {
+            let (store, proxy, a, b) = setting().await;
+            // The one answer that the client has of the server's clock was long under way, so it believes that the
+            // server is ahead, and allows the acquire more time than it has itself.
+            let slow = proxy.hold(1, step("inspect"));
+            let look = tokio::spawn({
+                let a = a.clone();
+                async move { a.inspect("another").await }
+            });
+            slow.caught().await;
+            tokio::time::sleep(TIMEOUT - 60 * MS).await;
+            slow.release();
+            if look.await.unwrap().is_err() {
+                return Err("the answer was too late");
+            }
 
-    let held = proxy.hold(1, step("acquire"));
-    let once = a.lock("k").try_acquire().await;
-    assert!(is_unknown(&once), "{once:?}");
-    tokio::time::sleep(100 * MS).await;
-    let_go(held).await;
-    let guard = b.lock("k").wait(Duration::from_secs(5)).acquire().await.unwrap();
-    guard.release().await.unwrap();
-    is_back(&a).await;
-    store.assert_clean(&[&a, &b]).await;
+            let held = proxy.hold(1, step("acquire"));
+            let once = a.lock("k").try_acquire().await;
+            if !held.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{once:?}");
+            tokio::time::sleep(100 * MS).await;
+            let_go(held).await;
+            is_free_soon(&b, "k").await;
+            is_back(&a).await;
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        },
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_of_a_busy_lock_that_arrives_late_takes_nothing() {
-    let (store, proxy, a, b) = setting().await;
-    let guard = b.lock("k").acquire().await.unwrap();
-    let held = proxy.hold(1, step("acquire"));
-    assert!(is_unknown(&a.lock("k").try_acquire().await));
-    is_back(&a).await;
-    guard.release().await.unwrap();
-    let_go(held).await;
-    assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
-    store.assert_clean(&[&a, &b]).await;
+    in_rounds("the acquire is sent", async || {
+        let (store, proxy, a, b) = setting().await;
+        let guard = b.lock("k").acquire().await.unwrap();
+        let held = proxy.hold(1, step("acquire"));
+        let once = a.lock("k").try_acquire().await;
+        if !held.fired() {
+            return Err(TOO_LATE);
+        }
+        assert!(is_unknown(&once), "{once:?}");
+        is_back(&a).await;
+        guard.release().await.unwrap();
+        let_go(held).await;
+        assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,10 +116,10 @@ async fn a_release_that_arrives_late_touches_no_successor() {
     let (store, proxy, a, b) = setting().await;
     let guard = a.lock("k").acquire().await.unwrap();
     let held = proxy.hold(1, step("release"));
-    within(RETRY_FOR, "release", guard.release()).await.unwrap();
+    within(SOON, "release", guard.release()).await.unwrap();
     let next = b.lock("k").try_acquire().await.unwrap();
     let_go(held).await;
-    next.ensure(Duration::from_secs(29)).await.unwrap();
+    is_confirmed(&next).await;
     next.release().await.unwrap();
     store.assert_clean(&[&a, &b]).await;
 }
@@ -95,12 +127,23 @@ async fn a_release_that_arrives_late_touches_no_successor() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_11_a_release_that_arrives_late_does_not_keep_the_key_any_longer() {
     let (store, proxy, a, b) = setting().await;
+    let server = store.as_server();
     let started = Instant::now();
     let guard = a.lock("k").min_hold(1500 * MS).acquire().await.unwrap();
     let held = proxy.hold(1, step("release"));
-    within(RETRY_FOR, "release", guard.release()).await.unwrap();
+    within(SOON, "release", guard.release()).await.unwrap();
+    // By the server's clock: at the latest before, at the earliest afterwards.
+    let left = server.ttl("k").await.unwrap_or_default();
+    let before = Instant::now() + left;
     tokio::time::sleep((1400 * MS).saturating_sub(started.elapsed())).await;
     let_go(held).await;
+    let asked = Instant::now();
+    let after = asked + server.ttl("k").await.unwrap_or_default();
+    assert!(
+        after <= before.max(asked) + 20 * MS,
+        "kept {:?} longer",
+        after - before
+    );
     eventually("the minimum is over", || async {
         b.lock("k").try_acquire().await.is_ok()
     })
@@ -112,24 +155,28 @@ async fn rule_11_a_release_that_arrives_late_does_not_keep_the_key_any_longer() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_arrives_late_prolongs_nothing() {
+    /// A lease that is shorter than what the late renewal asks for.
+    const LESS: Duration = Duration::from_secs(60);
     let (store, proxy, a, b) = setting().await;
     let server = store.as_server();
     // After the release the key is another's, or kept until its minimum: neither is the old grant's any more.
     for min_hold in [None, Some(2500 * MS)] {
         let started = Instant::now();
-        let mut lock = a.lock("k").renewed_lease(3000 * MS);
+        let mut lock = a.lock("k");
         if let Some(min) = min_hold {
             lock = lock.min_hold(min);
         }
         let guard = lock.acquire().await.unwrap();
         let held = proxy.hold(1, step("renew"));
+        let renewed = guard.held();
+        let renewal = tokio::spawn(async move { renewed.ensure(2 * LEASE).await });
         held.caught().await;
-        within(RETRY_FOR, "release", guard.release()).await.unwrap();
+        within(SOON, "release", guard.release()).await.unwrap();
         match min_hold {
             None => {
-                let next = b.lock("k").lease(2000 * MS).try_acquire().await.unwrap();
+                let next = b.lock("k").lease(LESS).try_acquire().await.unwrap();
                 let_go(held).await;
-                assert!(server.ttl("k").await.unwrap() <= 2000 * MS, "prolonged");
+                assert!(server.ttl("k").await.unwrap() <= LESS, "prolonged");
                 next.release().await.unwrap();
             }
             Some(min) => {
@@ -142,40 +189,51 @@ async fn a_renewal_that_arrives_late_prolongs_nothing() {
                 assert!(took >= min && took < min + SLACK, "kept for {took:?}");
             }
         }
+        assert!(renewal.await.unwrap().is_err());
     }
     store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forced_release_that_arrives_late_hits_nobody_who_came_after() {
-    let (store, proxy, a, b) = setting().await;
-    let first = b.lock("k").acquire().await.unwrap();
-    let held = proxy.hold(1, step("force"));
-    let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
-    assert!(is_unknown(&forced), "{forced:?}");
-    first.release().await.unwrap();
-    let next = b.lock("k").try_acquire().await.unwrap();
-    let_go(held).await;
-    next.ensure(Duration::from_secs(29)).await.unwrap();
-    next.release().await.unwrap();
-    is_back(&a).await;
-    store.assert_clean(&[&a, &b]).await;
+    in_rounds("the forced release is sent", async || {
+        let (store, proxy, a, b) = setting().await;
+        let first = b.lock("k").acquire().await.unwrap();
+        let held = proxy.hold(1, step("force"));
+        let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
+        if !held.fired() {
+            return Err(TOO_LATE);
+        }
+        assert!(is_unknown(&forced), "{forced:?}");
+        first.release().await.unwrap();
+        let next = b.lock("k").try_acquire().await.unwrap();
+        let_go(held).await;
+        is_confirmed(&next).await;
+        next.release().await.unwrap();
+        is_back(&a).await;
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_inspection_that_arrives_late_is_nobodys_answer() {
-    let (store, proxy, a, b) = setting().await;
-    let guard = b.lock("k").acquire().await.unwrap();
-    let held = proxy.hold(1, step("inspect"));
-    assert!(
-        within(TIMEOUT, "inspect", a.inspect("k"))
-            .await
-            .unwrap_err()
-            .is_unavailable()
-    );
-    let_go(held).await;
-    assert!(a.inspect("k").await.unwrap().is_some());
-    guard.release().await.unwrap();
-    assert!(a.inspect("k").await.unwrap().is_none());
-    store.assert_clean(&[&a, &b]).await;
+    in_rounds("the inspection is sent", async || {
+        let (store, proxy, a, b) = setting().await;
+        let guard = b.lock("k").acquire().await.unwrap();
+        let held = proxy.hold(1, step("inspect"));
+        let seen = within(TIMEOUT, "inspect", a.inspect("k")).await;
+        assert!(seen.unwrap_err().is_unavailable());
+        if !held.fired() {
+            return Err(TOO_LATE);
+        }
+        let_go(held).await;
+        assert!(answered(|| a.inspect("k")).await.unwrap().is_some());
+        guard.release().await.unwrap();
+        assert!(answered(|| a.inspect("k")).await.unwrap().is_none());
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
 }

@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock::{Error, HoldState, Loss};
-use dlock_tests::faults::{LEASE, RETRY_FOR, TIMEOUT, hasty_builder, is_back, is_free, setting, within};
-use dlock_tests::{Direction, Proxy, Server, eventually, settle};
+use dlock_tests::faults::{
+    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty_builder, impatient, in_rounds, is_back,
+    is_confirmed, is_free, is_free_soon, patient, setting, within,
+};
+use dlock_tests::{Direction, Proxy, Server, Store, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -49,9 +52,14 @@ async fn nothing_takes_longer_than_it_may_whatever_the_network_does() {
 }
 
 async fn keeps_its_time(fault: &'static str, begin: Act, end: Act) {
-    let (store, proxy, a, b) = setting().await;
-    let kept = a.lock("kept").acquire().await.unwrap();
-    let given = a.lock("given").acquire().await.unwrap();
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let (a, b) = (
+        impatient(&proxy.url()).await,
+        patient(&store.as_server().url()).await,
+    );
+    let kept = answered(|| a.lock("kept").acquire()).await.unwrap();
+    let given = answered(|| a.lock("given").acquire()).await.unwrap();
     begin(&proxy, store.as_server());
     for round in 0..2 {
         let case = |what| format!("{what} ({fault}, round {round})");
@@ -86,21 +94,18 @@ async fn keeps_its_time(fault: &'static str, begin: Act, end: Act) {
     let released = within(RETRY_FOR, "release", given.release()).await.unwrap_err();
     assert!(released.is_unavailable(), "{fault}: {released}");
     end(&proxy, store.as_server());
-    let back = Instant::now();
     eventually("the holder is confirmed", || async {
         kept.state() == HoldState::Held
     })
     .await;
-    kept.release().await.unwrap();
-    for key in ["k", "l", "given", "kept"] {
-        let guard = b.lock(key).wait(Duration::from_secs(5)).acquire().await.unwrap();
-        guard.release().await.unwrap();
-    }
+    let released = kept.release().await;
     assert!(
-        back.elapsed() < Duration::from_secs(4),
-        "{fault}: back after {:?}",
-        back.elapsed()
+        matches!(released, Ok(()) | Err(Error::OutcomeUnknown { .. })),
+        "{fault}: {released:?}"
     );
+    for key in ["k", "l", "given", "kept"] {
+        is_free_soon(&b, key).await;
+    }
     is_back(&a).await;
     is_free(&a, "k").await;
     store.assert_clean(&[&a, &b]).await;
@@ -109,15 +114,15 @@ async fn keeps_its_time(fault: &'static str, begin: Act, end: Act) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_timeouts_in_a_row_replace_the_connection() {
     let (store, proxy, a, _b) = setting().await;
-    let [first] = &proxy.connections()[..] else {
-        panic!("one connection")
-    };
+    eventually("one connection", || async { proxy.connections_open() == 1 }).await;
+    let first = proxy.connections()[0].id;
     let before = store.as_server().client_list().await;
     // Half open: this connection is dead, and nobody says so. New ones are fine.
     for direction in [Direction::ToClient, Direction::ToServer] {
+        eventually("one is open", || async { proxy.connections_open() == 1 }).await;
         let id = proxy.connections()[0].id;
         proxy.block_connection(id, direction);
-        within(RETRY_FOR, "acquire", a.lock("k").acquire())
+        within(SOON, "acquire", a.lock("k").acquire())
             .await
             .unwrap()
             .release()
@@ -133,7 +138,7 @@ async fn several_timeouts_in_a_row_replace_the_connection() {
         .await;
         proxy.unblock_connection(id, direction);
     }
-    assert_eq!(proxy.connections()[0].id, first.id + 2);
+    assert!(proxy.connections()[0].id >= first + 2);
     let ids = |list: &[std::collections::BTreeMap<String, String>]| -> Vec<String> {
         list.iter().map(|client| client["id"].clone()).collect()
     };
@@ -148,24 +153,27 @@ async fn several_timeouts_in_a_row_replace_the_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_timeout_of_a_slow_server_keeps_the_connection() {
-    let (store, proxy, a, _b) = setting().await;
-    let slow = proxy.hold(1, |command| command.is_script());
-    assert!(a.lock("k").try_acquire().await.is_err());
-    slow.release();
-    eventually("it answers", || async { a.inspect("k").await.is_ok() }).await;
-    settle().await;
-    assert_eq!(proxy.connections_seen(), 1);
-    store.assert_clean(&[&a]).await;
+    // A second one in a row would rightly cost the connection.
+    in_rounds("one timeout, and the connection stays", async || {
+        let (store, proxy, a, _b) = setting().await;
+        let slow = proxy.hold(1, |command| command.is_script());
+        assert!(a.lock("k").try_acquire().await.is_err());
+        slow.release();
+        eventually("it answers", || async { a.inspect("k").await.is_ok() }).await;
+        settle().await;
+        store.assert_clean(&[&a]).await;
+        match proxy.connections_seen() {
+            1 => Ok(()),
+            more => Err(more),
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
     let (store, proxy, _a, b) = setting().await;
-    let patient = hasty_builder(&proxy.url())
-        .timeout(Duration::from_secs(5))
-        .build()
-        .await
-        .unwrap();
+    let patient = patient(&proxy.url()).await;
     for small in [false, true] {
         if small {
             proxy.trickle(Direction::Both, Some(Duration::ZERO));
@@ -174,7 +182,7 @@ async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
         }
         let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let visits = (0..12).map(|i| {
-            let lock = [&patient, &b][i % 2].lock("k").wait(Duration::from_secs(20));
+            let lock = [&patient, &b][i % 2].lock("k").wait(PATIENCE);
             let (inside, most) = (inside.clone(), most.clone());
             tokio::spawn(async move {
                 let guard = lock.acquire().await.unwrap();
@@ -196,7 +204,9 @@ async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_18_what_was_dropped_is_free_for_the_next_line_also_over_a_slow_network() {
-    let (store, proxy, a, _b) = setting().await;
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let a = patient(&proxy.url()).await;
     proxy.delay(Direction::Both, 20 * MS, 20 * MS);
     for _ in 0..15 {
         drop(a.lock("k").try_acquire().await.unwrap());
@@ -212,7 +222,7 @@ async fn rule_18_what_was_dropped_is_free_for_the_next_line_also_over_a_slow_net
 async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
     let (store, _proxy, a, b) = setting().await;
     let server = store.as_server();
-    let guard = a.lock("k").renewed_lease(3000 * MS).acquire().await.unwrap();
+    let guard = a.lock("k").acquire().await.unwrap();
     let mut waiter = tokio::spawn(b.lock("k").acquire());
     for round in 0..3 {
         settle().await;
@@ -226,7 +236,7 @@ async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
                     .await;
             }
         }
-        guard.ensure(2900 * MS).await.unwrap();
+        is_confirmed(&guard).await;
         eventually("the holder is confirmed", || async {
             guard.state() == HoldState::Held
         })
@@ -235,21 +245,17 @@ async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
     }
     settle().await;
     server.script_flush().await;
-    let released = Instant::now();
     guard.release().await.unwrap();
-    let next = (&mut waiter).await.unwrap().unwrap();
-    assert!(
-        released.elapsed() < 1000 * MS,
-        "woken after {:?}",
-        released.elapsed()
-    );
+    let next = within(SOON, "the wake-up", &mut waiter).await.unwrap().unwrap();
     next.release().await.unwrap();
     store.assert_clean(&[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_15_a_release_that_the_server_was_asked_for_only_once_tells_the_loss() {
-    let (store, _proxy, a, _b) = setting().await;
+    // More than one question, and it might have been released by one whose answer was late.
+    let store = Store::server().await;
+    let a = patient(&store.as_server().url()).await;
     let guard = a.lock("k").acquire().await.unwrap();
     store.flush().await;
     // The script is not there either: that question was not carried out, so it counts for nothing.

@@ -4,16 +4,19 @@
 use std::time::{Duration, Instant};
 
 use dlock::{HoldState, LockClient, LockGuard, Loss};
-use dlock_tests::faults::{LEASE, RETRY_FOR, SLACK, TIMEOUT, hasty, hasty_builder, is_free, setting, within};
-use dlock_tests::{Direction, Flavor, Server, Store, eventually, settle};
+use dlock_tests::faults::{
+    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, impatient, in_rounds, is_confirmed, is_free,
+    is_free_soon, patient, setting, within,
+};
+use dlock_tests::{Direction, Flavor, Proxy, Server, Store, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// When a guard says for the first time that it is lost, looking all the time.
-async fn watch_loss(guard: &LockGuard) -> (Instant, Loss) {
+/// What a guard says that ended its hold, looking all the time.
+async fn watch_loss(guard: &LockGuard) -> Loss {
     loop {
         if let HoldState::Lost(loss) = guard.state() {
-            return (Instant::now(), loss);
+            return loss;
         }
         tokio::time::sleep(MS).await;
     }
@@ -34,24 +37,19 @@ async fn rule_16_a_server_that_comes_back_empty_gives_greater_tokens_and_its_hol
         a.lock("f").lease(LEASE).acquire().await.unwrap(),
     );
     let waiter = tokio::spawn({
-        let lock = b.lock("k").wait(Duration::from_secs(20));
-        async move { (lock.acquire().await, Instant::now()) }
+        let lock = b.lock("k").wait(PATIENCE);
+        async move { lock.acquire().await }
     });
     settle().await;
     server.restart_empty().await;
-    let back = Instant::now();
-    let (told, loss) = watch_loss(&guard).await;
-    assert_eq!((loss, watch_loss(&fixed).await.1), (Loss::Gone, Loss::Gone));
-    assert!(told.saturating_duration_since(back) < 2 * TIMEOUT + SLACK + Duration::from_secs(1));
-    let (next, woken) = waiter.await.unwrap();
-    let next = next.unwrap();
-    assert!(
-        woken.saturating_duration_since(back) < Duration::from_secs(3),
-        "the waiter looks again"
-    );
+    for guard in [&guard, &fixed] {
+        let loss = within(2 * TIMEOUT + SOON, "the news of the loss", watch_loss(guard)).await;
+        assert_eq!(loss, Loss::Gone);
+    }
+    let next = within(SOON, "the waiter's look", waiter).await.unwrap().unwrap();
     assert!(next.fencing_token() > guard.fencing_token() && guard.fencing_token() > last);
     assert!(guard.release().await.unwrap_err().is_lost());
-    next.ensure(LEASE - 500 * MS).await.unwrap();
+    is_confirmed(&next).await;
     next.release().await.unwrap();
     drop(fixed);
     store.assert_clean(&[&a, &b]).await;
@@ -75,7 +73,7 @@ async fn rule_12_holds_survive_a_restart_of_a_server_that_keeps_its_data() {
         a.lock("k").acquire().await.unwrap(),
         a.lock("f").lease(LEASE).acquire().await.unwrap(),
     ];
-    let waiter = tokio::spawn(b.lock("k").wait(Duration::from_secs(20)).acquire());
+    let waiter = tokio::spawn(b.lock("k").wait(PATIENCE).acquire());
     settle().await;
     server.kill();
     assert!(guards[0].ensure(LEASE).await.unwrap_err().is_unavailable());
@@ -96,15 +94,28 @@ async fn rule_12_holds_survive_a_restart_of_a_server_that_keeps_its_data() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_13_a_frozen_server_costs_every_holder_its_lock_before_the_lease_ends() {
+    in_rounds(
+        "the server is frozen between two renewals",
+        frozen_between_renewals,
+    )
+    .await;
+}
+
+/// When the hold ends as its guard has it, at the earliest and at the latest.
+fn deadline(guard: &LockGuard) -> (Instant, Instant) {
+    let before = Instant::now();
+    let remaining = guard.remaining();
+    (before + remaining, Instant::now() + remaining)
+}
+
+/// One round on a server of its own; what was missed where the machine was too slow for it.
+async fn frozen_between_renewals() -> Result<(), &'static str> {
     const SHORT: Duration = Duration::from_millis(1500);
+    /// What a lease ends earlier for its holder, and some rounding.
+    const MARGIN: Duration = Duration::from_millis(25);
     let store = Store::server().await;
     let server = store.as_server();
-    let patient = || {
-        hasty_builder(&server.url())
-            .retry_for(Duration::from_secs(20))
-            .build()
-    };
-    let (a, b) = (patient().await.unwrap(), patient().await.unwrap());
+    let (a, b) = (hasty(&server.url()).await, hasty(&server.url()).await);
     let mut guards = Vec::new();
     for i in 0..6 {
         let lock = a.lock(format!("k{i}"));
@@ -113,33 +124,63 @@ async fn rule_13_a_frozen_server_costs_every_holder_its_lock_before_the_lease_en
         } else {
             lock.renewed_lease(SHORT)
         };
-        guards.push(lock.acquire().await.unwrap());
-    }
-    let waiter = tokio::spawn(b.lock("k1").wait(Duration::from_secs(20)).acquire());
-    let behind = tokio::spawn(a.lock("k2").wait(Duration::from_secs(20)).acquire());
-    settle().await;
-    // When each of them would be free by the server's own clock, counted from before it was asked. No
-    // renewal comes in between: the next is far away.
-    let ends = loop {
-        let mut ends = Vec::new();
-        for i in 0..6 {
-            let before = Instant::now();
-            ends.push(before + server.ttl(&format!("k{i}")).await.unwrap());
-        }
         let asked = Instant::now();
-        if ends[1..].iter().all(|end| *end - asked > SHORT - 200 * MS) {
-            server.stop();
-            break ends;
-        }
-        tokio::time::sleep(5 * MS).await;
-    };
-    let stopped = Instant::now();
-    let losses = futures_util::future::join_all(guards.iter().map(watch_loss)).await;
-    for (i, (told, loss)) in losses.iter().enumerate() {
-        assert_eq!(*loss, Loss::Expired);
-        assert!(*told < ends[i], "k{i} was told {:?} too late", *told - ends[i]);
-        assert!(i == 0 || *told - stopped > SHORT / 2, "not before its time");
+        guards.push((lock.acquire().await.unwrap(), asked));
     }
+    let waiter = tokio::spawn(b.lock("k1").wait(2 * PATIENCE).acquire());
+    let behind = tokio::spawn(a.lock("k2").wait(2 * PATIENCE).acquire());
+    settle().await;
+    // When each of them would be free by the server's own clock, counted from before it was asked: good for as long
+    // as no renewal comes after the question, which the deadlines of the guards tell.
+    let mut ends = Vec::new();
+    for (i, (guard, _)) in guards.iter().enumerate() {
+        let (early, late) = deadline(guard);
+        if late - early > 20 * MS {
+            return Err("a pause before the question");
+        }
+        let before = Instant::now();
+        let Some(ttl) = server.ttl(&format!("k{i}")).await else {
+            return Err("a lease ended before the question");
+        };
+        ends.push((before + ttl, late + MS));
+    }
+    server.stop();
+    let stopped = Instant::now();
+    if ends.iter().any(|(end, _)| *end <= stopped) {
+        return Err("a lease ended before the server stood still");
+    }
+    let watch = guards
+        .iter()
+        .zip(&ends)
+        .map(async |((guard, asked), (end, deadline_then))| {
+            let mut late = None;
+            loop {
+                let now = Instant::now();
+                match guard.state() {
+                    HoldState::Lost(loss) => {
+                        return Ok((loss, Instant::now() >= *asked + SHORT - MARGIN, late));
+                    }
+                    // The guard was asked at this moment, or later: it must not say that it is held.
+                    _ if now >= *end => late = Some(now - *end),
+                    _ => {}
+                }
+                if deadline(guard).0 > *deadline_then {
+                    return Err("a renewal after the question");
+                }
+                tokio::time::sleep(MS).await;
+            }
+        });
+    for (i, lost) in futures_util::future::join_all(watch)
+        .await
+        .into_iter()
+        .enumerate()
+    {
+        let (loss, in_its_time, late) = lost?;
+        assert_eq!(loss, Loss::Expired);
+        assert_eq!(late, None, "k{i} was held on when the server had given it away");
+        assert!(in_its_time, "k{i} was lost before its time");
+    }
+    let guards: Vec<_> = guards.into_iter().map(|(guard, _)| guard).collect();
     for guard in &guards {
         assert!(guard.held().lost().await == Loss::Expired && guard.remaining() == Duration::ZERO);
         assert!(guard.cancellation_token().is_cancelled());
@@ -150,27 +191,27 @@ async fn rule_13_a_frozen_server_costs_every_holder_its_lock_before_the_lease_en
     }
     tokio::time::sleep((SHORT + 500 * MS).saturating_sub(stopped.elapsed())).await;
     server.cont();
-    let back = Instant::now();
-    let (next, behind) = (waiter.await.unwrap().unwrap(), behind.await.unwrap().unwrap());
+    let next = within(SOON, "the waiter elsewhere", waiter)
+        .await
+        .unwrap()
+        .unwrap();
+    let behind = within(SOON, "the waiter here", behind).await.unwrap().unwrap();
     for i in 3..9 {
-        let guard = a.lock(format!("k{i}")).acquire().await.unwrap();
+        let acquire = a.lock(format!("k{i}")).acquire();
+        let guard = within(SOON, "an acquire afterwards", acquire).await.unwrap();
         assert!(guard.fencing_token() > guards[5].fencing_token());
         guard.release().await.unwrap();
     }
-    assert!(
-        back.elapsed() < Duration::from_secs(3),
-        "back after {:?}",
-        back.elapsed()
-    );
     for guard in guards {
         assert_eq!(guard.state(), HoldState::Lost(Loss::Expired), "Lost is final");
         assert!(guard.release().await.unwrap_err().is_lost());
     }
     for guard in [next, behind] {
-        guard.ensure(LEASE - 2000 * MS).await.unwrap();
+        is_confirmed(&guard).await;
         guard.release().await.unwrap();
     }
     store.assert_clean(&[&a, &b]).await;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,20 +225,7 @@ async fn rule_18_a_guard_dropped_while_the_server_is_away_frees_its_lock_soon_af
         tokio::time::sleep(outage).await;
         assert!(b.lock("k").try_acquire().await.unwrap_err().is_busy());
         proxy.accept();
-        let back = Instant::now();
-        b.lock("k")
-            .wait(Duration::from_secs(10))
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
-        assert!(
-            back.elapsed() < Duration::from_secs(2),
-            "free {:?} after {outage:?}",
-            back.elapsed()
-        );
+        is_free_soon(&b, "k").await;
         store.assert_clean(&[&a, &b]).await;
     }
 }
@@ -213,12 +241,7 @@ async fn rule_18_a_client_that_is_back_never_finds_its_own_dropped_lock_busy() {
         drop(guard);
         tokio::time::sleep(outage).await;
         proxy.accept();
-        let again = loop {
-            match a.lock("k").try_acquire().await {
-                Err(error) if error.is_unavailable() => continue,
-                other => break other,
-            }
-        };
+        let again = answered(|| a.lock("k").try_acquire()).await;
         again
             .unwrap_or_else(|error| panic!("after {outage:?}: {error}"))
             .release()
@@ -230,21 +253,19 @@ async fn rule_18_a_client_that_is_back_never_finds_its_own_dropped_lock_busy() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_while_the_server_is_away_ends_in_time_and_says_what_is_left() {
-    let (store, proxy, a, b) = setting().await;
-    let guard = a.lock("k").acquire().await.unwrap();
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let (a, b) = (
+        impatient(&proxy.url()).await,
+        patient(&store.as_server().url()).await,
+    );
+    let guard = answered(|| a.lock("k").acquire()).await.unwrap();
     proxy.block(Direction::Both);
     let report = within(200 * MS + RETRY_FOR, "shutdown", a.shutdown(200 * MS)).await;
     assert_eq!((report.lost, report.unconfirmed), (1, 1));
     assert_eq!(guard.state(), HoldState::Lost(Loss::Shutdown));
     proxy.unblock(Direction::Both);
-    b.lock("k")
-        .wait(Duration::from_secs(10))
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    is_free_soon(&b, "k").await;
     is_free(&b, "k").await;
     drop(guard);
     store.assert_clean(&[&b]).await;

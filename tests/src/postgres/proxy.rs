@@ -19,7 +19,7 @@ use super::wire;
 use crate::{Direction, Swallow};
 
 /// How long a test waits for a fault to strike.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a client asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::shared::Shared;
 use crate::resp::Command;
 
 /// How long a test waits for a fault to fire.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What becomes of the connection whose reply is swallowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
