@@ -29,7 +29,7 @@ const AT_ONCE: usize = 16;
 const EARLIEST: Duration = Duration::from_millis(500);
 
 /// The books: every live grant and when it needs attention.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Registry {
     books: Mutex<Books>,
     /// Something is due sooner than the watchdog thinks.
@@ -38,25 +38,44 @@ pub(crate) struct Registry {
     emptied: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Books {
     grants: HashMap<u64, Entry>,
-    schedule: BTreeSet<(Instant, u64)>,
+    schedule: BTreeSet<(Moment, u64)>,
     /// When the watchdog will look by itself.
-    looks_at: Option<Instant>,
+    looks_at: Option<Moment>,
     closed: Option<Loss>,
+    /// From when on moments are counted.
+    origin: Instant,
+}
+
+/// An instant in half the room: microseconds, rounded up so that what is due at a deadline is due when that
+/// has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment(u64);
+
+impl Moment {
+    fn of(origin: Instant, at: Instant) -> Moment {
+        let nanos = at.saturating_duration_since(origin).as_nanos();
+        Moment(u64::try_from(nanos.div_ceil(1000)).unwrap_or(u64::MAX))
+    }
 }
 
 #[derive(Debug)]
 struct Entry {
     grant: Arc<Grant>,
-    due: Instant,
+    due: Moment,
     /// A renewal is under way.
     asked: bool,
 }
 
 impl Books {
+    fn moment(&self, at: Instant) -> Moment {
+        Moment::of(self.origin, at)
+    }
+
     fn set_due(&mut self, number: u64, due: Instant) {
+        let due = self.moment(due);
         if let Some(entry) = self.grants.get_mut(&number) {
             self.schedule.remove(&(entry.due, number));
             entry.due = due;
@@ -73,12 +92,28 @@ impl Books {
     }
 }
 
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry {
+            books: Mutex::new(Books {
+                grants: HashMap::new(),
+                schedule: BTreeSet::new(),
+                looks_at: None,
+                closed: None,
+                origin: clock::now(),
+            }),
+            sooner: Notify::new(),
+            emptied: Notify::new(),
+        }
+    }
+}
+
 impl Registry {
     /// Enters a grant that was just given, by a step sent at `sent`.
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant) {
         let due = next_due(grant, sent);
         let mut books = self.books.lock();
-        let due = spread(&books, grant, due, 2);
+        let due = books.moment(spread(&books, grant, due, 2));
         if let Some(loss) = books.closed {
             drop(books);
             return grant.lose(loss);
@@ -177,9 +212,11 @@ impl Registry {
         let mut books = self.books.lock();
         let due: Vec<_> = books
             .schedule
-            .range(..=(now + EARLIEST, u64::MAX))
+            .range(..=(books.moment(now + EARLIEST), u64::MAX))
             .copied()
             .collect();
+        let origin = books.origin;
+        let limit = |early| Moment::of(origin, now + early);
         let (mut renew, mut over) = (Vec::new(), Vec::new());
         for (due, number) in due {
             let Some(entry) = books.grants.get_mut(&number) else {
@@ -191,7 +228,7 @@ impl Registry {
             } else {
                 Duration::ZERO
             };
-            if due > now + early {
+            if due > limit(early) {
                 continue;
             }
             let state = grant.peek();
@@ -267,7 +304,7 @@ impl Registry {
         if let Some(due) = due {
             books.set_due(number, due);
         }
-        let sooner = due.is_some_and(|due| books.looks_at.is_none_or(|at| due < at));
+        let sooner = due.is_some_and(|due| books.looks_at.is_none_or(|at| books.moment(due) < at));
         let emptied = books.grants.is_empty();
         drop(books);
         if let Err(error) = answer {
@@ -314,7 +351,7 @@ impl Registry {
         let mut books = self.books.lock();
         let first = books.schedule.first().map(|(due, _)| *due);
         books.looks_at = first;
-        first
+        first.map(|Moment(micros)| books.origin + Duration::from_micros(micros))
     }
 }
 
