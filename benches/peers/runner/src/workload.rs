@@ -1,0 +1,172 @@
+//! What is measured.
+
+use crate::peer::Peer::{
+    self, Dlock, DlockUnawaited, NodeRedlock, RedisPy, Redisson, RedissonDefaults, Redsync, Rslock,
+};
+
+/// One of the measurements of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    /// One task takes one lock over and over.
+    Sequential,
+    /// 64 tasks, each with a lock of its own.
+    Parallel,
+    /// 16 tasks of one process want one lock.
+    Contended,
+    /// The same with a fair lock.
+    Fair,
+    /// Two processes with 8 tasks each want one lock.
+    Processes,
+    /// 16 tasks of one process want one lock, and so does one task of another process.
+    Lone,
+    /// One client waits for a lock that another one gives back.
+    Wakeup,
+    /// 100,000 locks are held and renewed.
+    Held,
+}
+
+/// How many locks are held in [`Workload::Held`].
+pub const HOLDS: u32 = 100_000;
+/// The lease that they are renewed with is 30 s, so each is renewed once in this many seconds.
+pub const PERIOD: f64 = 10.0;
+
+impl Workload {
+    /// All, in the order in which they are measured and shown.
+    pub const ALL: [Workload; 8] = [
+        Workload::Sequential,
+        Workload::Parallel,
+        Workload::Contended,
+        Workload::Fair,
+        Workload::Processes,
+        Workload::Lone,
+        Workload::Wakeup,
+        Workload::Held,
+    ];
+
+    /// As it is written in the results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::Sequential => "sequential",
+            Workload::Parallel => "parallel",
+            Workload::Contended => "contended",
+            Workload::Fair => "fair",
+            Workload::Processes => "processes",
+            Workload::Lone => "lone",
+            Workload::Wakeup => "wakeup",
+            Workload::Held => "held",
+        }
+    }
+
+    /// As people read it.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Workload::Sequential => "One task, one lock",
+            Workload::Parallel => "64 tasks, each its own lock",
+            Workload::Contended => "16 tasks of one process, one lock",
+            Workload::Fair => "16 tasks of one process, one fair lock",
+            Workload::Processes => "Two processes with 8 tasks each, one lock",
+            Workload::Lone => "16 tasks of one process and a lone one of another, one lock",
+            Workload::Wakeup => "Wake-up",
+            Workload::Held => "100,000 locks held and renewed",
+        }
+    }
+
+    /// Tasks in each process.
+    #[must_use]
+    pub fn tasks(self) -> usize {
+        match self {
+            Workload::Parallel => 64,
+            Workload::Contended | Workload::Fair | Workload::Lone => 16,
+            Workload::Processes => 8,
+            Workload::Sequential | Workload::Wakeup | Workload::Held => 1,
+        }
+    }
+
+    /// Who takes part: the one that is measured, and for [`Workload::Lone`] the one that waits alone.
+    #[must_use]
+    pub fn entrants(self) -> Vec<Entrant> {
+        let alone = |peers: &[Peer]| {
+            peers
+                .iter()
+                .map(|peer| Entrant {
+                    peer: *peer,
+                    lone: None,
+                })
+                .collect()
+        };
+        match self {
+            Workload::Sequential => alone(&[
+                Redisson,
+                Redsync,
+                NodeRedlock,
+                RedisPy,
+                Rslock,
+                Dlock,
+                DlockUnawaited,
+            ]),
+            Workload::Parallel => alone(&[
+                Redisson,
+                RedissonDefaults,
+                Redsync,
+                NodeRedlock,
+                RedisPy,
+                Rslock,
+                Dlock,
+                DlockUnawaited,
+            ]),
+            Workload::Contended => alone(&[
+                Redisson,
+                RedissonDefaults,
+                Redsync,
+                NodeRedlock,
+                RedisPy,
+                Rslock,
+                Dlock,
+            ]),
+            Workload::Processes | Workload::Wakeup => {
+                alone(&[Redisson, Redsync, NodeRedlock, RedisPy, Rslock, Dlock])
+            }
+            Workload::Fair | Workload::Held => alone(&[Redisson, Dlock]),
+            Workload::Lone => [(Redisson, Redisson), (Dlock, Dlock), (Dlock, Redisson)]
+                .map(|(peer, lone)| Entrant {
+                    peer,
+                    lone: Some(lone),
+                })
+                .into(),
+        }
+    }
+
+    /// For how many seconds it is measured when rates are measured for `seconds`.
+    #[must_use]
+    pub fn seconds(self, seconds: f64) -> f64 {
+        match self {
+            // Pollers give no more than six wake-ups a second.
+            Workload::Wakeup => seconds * 2.0,
+            // Two whole periods of renewal, however short the rest is.
+            Workload::Held => 2.0 * PERIOD,
+            _ => seconds,
+        }
+    }
+}
+
+/// Who is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entrant {
+    /// The library that the workload is about.
+    pub peer: Peer,
+    /// The library of the process that waits alone.
+    pub lone: Option<Peer>,
+}
+
+impl Entrant {
+    /// As it is written in the results, as in `dlock+redisson`.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self.lone {
+            Some(lone) => format!("{}+{}", self.peer.name(), lone.name()),
+            None => self.peer.name().to_owned(),
+        }
+    }
+}
