@@ -29,15 +29,19 @@ fn suspended() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     use std::sync::OnceLock;
 
-    static AT_START: OnceLock<i128> = OnceLock::new();
+    static AT_START: OnceLock<i64> = OnceLock::new();
 
+    // Half of the range is good for 146 years.
     let nanos = |id| {
         let t = clock_gettime(id);
-        i128::from(t.tv_sec) * 1_000_000_000 + i128::from(t.tv_nsec)
+        t.tv_sec * 1_000_000_000 + t.tv_nsec
     };
     let ahead = nanos(ClockId::Boottime) - nanos(ClockId::Monotonic);
     let slept = ahead - *AT_START.get_or_init(|| ahead);
-    Duration::from_millis(u64::try_from(slept / 1_000_000).unwrap_or(0))
+    if slept < 1_000_000 {
+        return Duration::ZERO;
+    }
+    Duration::from_millis(slept.unsigned_abs() / 1_000_000)
 }
 
 #[cfg(not(target_os = "linux"))]
