@@ -21,6 +21,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a call goes on through failures of the store, unless said otherwise.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 
+/// How many requests may wait to be sent to a store, unless said otherwise.
+pub(crate) const DEFAULT_MAX_QUEUED: usize = 65_536;
+
 /// Options of a [`LockClient`].
 #[must_use = "a builder does nothing until it is built"]
 #[derive(Default)]
@@ -30,6 +33,7 @@ pub struct LockClientBuilder {
     lease: Option<Duration>,
     timeout: Option<Duration>,
     retry_for: Option<Duration>,
+    max_queued: Option<usize>,
     prefix: Option<String>,
     service_name: Option<String>,
     runtime: Option<runtime::Handle>,
@@ -68,6 +72,15 @@ impl LockClientBuilder {
     /// up; 3 s by default.
     pub fn retry_for(mut self, retry_for: Duration) -> Self {
         self.retry_for = Some(retry_for);
+        self
+    }
+
+    /// How many acquires, claims and inspections may wait to be sent to a server that does not keep up;
+    /// 65,536 by default. One more fails at once, as [`Error::Unreachable`] (an acquire that waits tries again
+    /// until `retry_for` is over). Releases and renewals are never turned away: there are no more of them
+    /// than holds.
+    pub fn max_queued(mut self, requests: usize) -> Self {
+        self.max_queued = Some(requests);
         self
     }
 
@@ -141,6 +154,13 @@ impl LockClientBuilder {
         check_lease("lease", Some(settings.lease))?;
         check_duration("retry_for", Some(settings.retry_for))?;
         check_duration("timeout", Some(timeout))?;
+        let max_queued = self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED);
+        if max_queued == 0 {
+            return Err(Error::InvalidOption {
+                option: "max_queued",
+                reason: "it must be at least 1".to_owned(),
+            });
+        }
         let prefix = self.prefix.or(in_url.prefix).unwrap_or_default();
         check_prefix(&prefix)?;
         let uuid = Uuid::new_v4();
@@ -150,6 +170,7 @@ impl LockClientBuilder {
             (None, Some(url)) => {
                 let common = Common {
                     timeout,
+                    max_queued,
                     prefix,
                     service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
                     tls: self.tls,
@@ -182,6 +203,8 @@ impl fmt::Debug for LockClientBuilder {
 #[derive(Debug, Clone)]
 pub(crate) struct Common {
     pub(crate) timeout: Duration,
+    /// How many requests may wait to be sent.
+    pub(crate) max_queued: usize,
     pub(crate) prefix: String,
     pub(crate) service_name: String,
     pub(crate) tls: Tls,

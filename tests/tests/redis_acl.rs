@@ -15,7 +15,6 @@ const NEEDED: &[&str] = &[
     "+evalsha",
     "+eval",
     "+time",
-    "+type",
     "+hlen",
     "+hgetall",
     "+hget",
@@ -34,8 +33,9 @@ const NEEDED: &[&str] = &[
 /// For `list` alone.
 const FOR_LIST: &str = "+scan";
 /// What makes a connection better and is done without where it is forbidden: the test of an idle connection,
-/// the name in the list of clients (from Redis 7.2 on `+client|setinfo` as well), the script before its first call, and a look at the settings.
-const WISHED: &[&str] = &["+ping", "+client|setname", "+script|load", "+info"];
+/// the name in the list of clients (from Redis 7.2 on `+client|setinfo` as well), the script before its first
+/// call, a look at the settings, and errors that say what other data a key holds.
+const WISHED: &[&str] = &["+ping", "+client|setname", "+script|load", "+info", "+type"];
 const KEYS: &str = "~dlock:fence ~shop:* &redisson_lock__channel:{shop:*";
 
 async fn server() -> Store {
@@ -127,6 +127,32 @@ async fn a_user_with_one_permission_less_cannot() {
         .await;
     }))
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_could_not_end_does_not_come_to_be() {
+    for missing in [
+        &["+pexpire"][..],
+        &["+pexpire", "+hdel"],
+        &["+pexpire", "+hdel", "+del"],
+    ] {
+        let store = server().await;
+        allow(
+            &store,
+            NEEDED.iter().filter(|command| !missing.contains(*command)),
+        )
+        .await;
+        let a = client(&store).await.unwrap();
+        // One of them alone, and several in one call.
+        for names in [&["shop:1"][..], &["shop:1", "shop:2", "shop:3"]] {
+            let outcomes = join_all(names.iter().map(|name| a.lock(*name).try_acquire())).await;
+            for outcome in outcomes {
+                assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}");
+            }
+        }
+        settle().await;
+        assert_eq!(store.as_server().keys().await, ["dlock:fence"], "{missing:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,9 @@
 //! How a connection to one server is made, and what is looked at when it stands.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Once};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -9,6 +12,8 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
     ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value,
 };
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -32,9 +37,14 @@ pub(super) struct Connector {
     warned: Arc<Once>,
 }
 
+/// What moves the bytes of a connection; over when the connection is.
+pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A connection that stands.
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
+    /// `None` where it runs by itself.
+    pub(super) driver: Option<Driver>,
     pub(super) disconnected: Disconnected,
     /// The server's clock in µs, read after `asked_at`.
     pub(super) server_time: u64,
@@ -45,10 +55,11 @@ pub(super) struct Connected {
 pub(super) struct Disconnected(mpsc::UnboundedReceiver<PushInfo>);
 
 impl Disconnected {
-    pub(super) async fn wait(&mut self) {
-        while let Some(push) = self.0.recv().await {
-            if push.kind == PushKind::Disconnection {
-                return;
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match std::task::ready!(self.0.poll_recv(cx)) {
+                Some(push) if push.kind != PushKind::Disconnection => {}
+                _ => return Poll::Ready(()),
             }
         }
     }
@@ -111,20 +122,59 @@ impl Connector {
         })
     }
 
-    /// A connection by our name, and what the server sends on it without being asked.
-    pub(super) async fn open(
-        &self,
-    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), RedisError> {
+    fn config() -> (AsyncConnectionConfig, mpsc::UnboundedReceiver<PushInfo>) {
         let (pushes, pushed) = mpsc::unbounded_channel();
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(pushes);
+        (config, pushed)
+    }
+
+    /// A connection by our name, and what the server sends on it without being asked.
+    pub(super) async fn open(
+        &self,
+    ) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>), RedisError> {
+        let (config, pushed) = Self::config();
         let mut connection = redis::Client::open(self.info.clone())?
             .get_multiplexed_async_connection_with_config(&config)
             .await?;
         self.set_name(&mut connection).await?;
         Ok((connection, pushed))
+    }
+
+    /// The same, driven by whoever uses it: a task between the two would cost each call two wake-ups.
+    async fn open_driven(
+        &self,
+    ) -> Result<
+        (
+            MultiplexedConnection,
+            Option<Driver>,
+            mpsc::UnboundedReceiver<PushInfo>,
+        ),
+        RedisError,
+    > {
+        let stream: Pin<Box<dyn Stream>> = match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                stream.set_nodelay(true)?;
+                Box::pin(stream)
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Box::pin(tokio::net::UnixStream::connect(path).await?),
+            // The library has its driver run by itself there.
+            _ => {
+                let (connection, pushed) = self.open().await?;
+                return Ok((connection, None, pushed));
+            }
+        };
+        let (config, pushed) = Self::config();
+        let (mut connection, driver) =
+            MultiplexedConnection::new_with_config(self.info.redis_settings(), stream, config).await?;
+        let mut driver: Option<Driver> = Some(Box::pin(driver));
+        let name = self.set_name(&mut connection);
+        driven(&mut driver, name).await?;
+        Ok((connection, driver, pushed))
     }
 
     /// Connects and looks at the server, within the timeout.
@@ -141,14 +191,19 @@ impl Connector {
     }
 
     async fn try_connect(&self) -> Result<Connected, RedisError> {
-        let (mut connection, disconnected) = self.open().await?;
+        let (mut connection, mut driver, disconnected) = self.open_driven().await?;
         let asked_at = clock::now();
-        let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
-        // Only to save the first call a round trip.
-        ask(&mut connection, &script::load()).await?;
-        self.look_at_server(&mut connection).await?;
+        let look = async {
+            let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
+            // Only to save the first call a round trip.
+            ask(&mut connection, &script::load()).await?;
+            self.look_at_server(&mut connection).await?;
+            Ok::<_, RedisError>(time)
+        };
+        let time = driven(&mut driver, look).await?;
         Ok(Connected {
             connection,
+            driver,
             disconnected: Disconnected(disconnected),
             server_time: time.0 * 1_000_000 + time.1,
             asked_at,
@@ -227,6 +282,25 @@ impl Connector {
             _ => {}
         }
         explained
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
+
+/// Does `work` on a connection that has no task of its own. When the connection ends, so does the work, with
+/// an error.
+async fn driven<T>(
+    driver: &mut Option<Driver>,
+    work: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, RedisError> {
+    let Some(driver) = driver else { return work.await };
+    tokio::pin!(work);
+    tokio::select! {
+        biased;
+        result = &mut work => result,
+        () = driver => work.await,
     }
 }
 

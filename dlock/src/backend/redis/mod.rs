@@ -49,6 +49,7 @@ impl RedisBackend {
             service_name,
             tls,
             uuid,
+            max_queued,
         } = common;
         let name = client_name(&service_name, uuid);
         let connect = async move {
@@ -64,7 +65,7 @@ impl RedisBackend {
         };
         let (doubts, _) = broadcast::channel(16);
         let for_news = connector.clone();
-        let node = Node::start(connector, connected, doubts.clone(), runtime);
+        let node = Node::start(connector, connected, max_queued, doubts.clone(), runtime);
         let pubsub = PubSub::start(for_news, runtime);
         Ok(RedisBackend {
             node,

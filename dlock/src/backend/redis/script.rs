@@ -160,6 +160,14 @@ impl Call {
         )
     }
 
+    /// Whether it begins something: then it can be refused where too many wait already.
+    pub(super) fn may_be_turned_away(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::Acquire { .. } | Verb::Claim(_) | Verb::Inspect | Verb::Force
+        )
+    }
+
     /// How many bytes it adds to a call, beside what every step has.
     pub(super) fn weight(&self) -> usize {
         match &self.verb {
@@ -171,19 +179,16 @@ impl Call {
     fn write(&self, refuse_after: u64, cmd: &mut Cmd) {
         match &self.verb {
             Verb::Acquire { grant, lease, tokens } => {
-                cmd.arg("acquire").arg(4).arg(grant.as_str()).arg(millis(*lease));
-                cmd.arg(refuse_after).arg((*tokens).max(1));
+                cmd.arg("acquire").arg(grant.as_str()).arg(millis(*lease));
+                cmd.arg((*tokens).max(1));
             }
             Verb::Release { grant, keep_until } => {
                 let keep = keep_until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()));
-                cmd.arg("release")
-                    .arg(3)
-                    .arg(grant.as_str())
-                    .arg(millis(keep))
-                    .arg(channel(&self.key));
+                cmd.arg("release").arg(grant.as_str()).arg(millis(keep));
+                cmd.arg(channel(&self.key));
             }
             Verb::Renew { grant, lease } => {
-                cmd.arg("renew").arg(2).arg(grant.as_str()).arg(millis(*lease));
+                cmd.arg("renew").arg(grant.as_str()).arg(millis(*lease));
             }
             Verb::Inspect => {
                 cmd.arg("inspect").arg(0);
@@ -255,21 +260,30 @@ pub(super) enum By {
     Text,
 }
 
-/// The call that carries these steps, each with the server time (µs) after which an acquire or a forced
-/// release refuses itself.
+/// The call that carries these steps, each with the server time (µs) after which it refuses itself where it
+/// takes something. Acquires share the latest one.
 pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Clone) -> Cmd {
-    let mut cmd = match by {
-        By::Hash => redis::cmd("EVALSHA"),
-        By::Text => redis::cmd("EVAL"),
+    let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
+    let mut size = 0;
+    for (step, refuse_after) in steps.clone() {
+        count += 1;
+        size += step.key.len() + step.weight();
+        if let Verb::Acquire { tokens: wanted, .. } = &step.verb {
+            acquires += 1;
+            tokens += u64::from((*wanted).max(1));
+            late = late.max(refuse_after);
+        }
+    }
+    let (name, script) = match by {
+        By::Hash => ("EVALSHA", STEPS.get_hash()),
+        By::Text => ("EVAL", TEXT),
     };
-    match by {
-        By::Hash => cmd.arg(STEPS.get_hash()),
-        By::Text => cmd.arg(TEXT),
-    };
-    cmd.arg(1 + steps.clone().count()).arg(FENCE);
+    let mut cmd = Cmd::with_capacity(8 + 5 * count, script.len() + 128 * (1 + count) + size);
+    cmd.arg(name).arg(script).arg(1 + count).arg(FENCE);
     for (step, _) in steps.clone() {
         cmd.arg(&*step.key);
     }
+    cmd.arg(late).arg(acquires).arg(tokens);
     for (step, refuse_after) in steps {
         step.write(refuse_after, &mut cmd);
     }
@@ -283,17 +297,48 @@ pub(super) fn load() -> Cmd {
     cmd
 }
 
-/// The server's time (µs) and the answers, as many as were asked.
-pub(super) fn read(reply: Value, asked: usize) -> Option<(u64, Vec<Result<Answer, BackendError>>)> {
+/// The server's time (µs), and the answers to these steps in their order.
+pub(super) fn read<'a>(
+    reply: Value,
+    steps: impl ExactSizeIterator<Item = &'a Call>,
+) -> Option<(u64, Vec<Result<Answer, BackendError>>)> {
     let Value::Array(parts) = reply else { return None };
-    let mut parts = parts.into_iter();
-    let now = number(&parts.next()?)?;
-    let answers: Vec<_> = parts.map(|part| read_answer(&part)).collect();
-    (answers.len() == asked).then_some((now, answers))
+    let now = number(parts.first()?)?;
+    if parts.len() != 1 + steps.len() {
+        return None;
+    }
+    let answers = parts[1..].iter().zip(steps).map(|(part, step)| match part {
+        Value::Int(number) => read_number(*number, step),
+        other => read_answer(other),
+    });
+    Some((now, answers.collect()))
+}
+
+fn strange() -> BackendError {
+    BackendError::unknown("the server gave an answer that makes no sense")
+}
+
+/// The common answers are single numbers.
+fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
+    let positive = u64::try_from(number).ok();
+    match (&step.verb, positive) {
+        (Verb::Acquire { .. }, Some(token)) => Ok(Answer::Acquired {
+            first: token,
+            last: token,
+        }),
+        (Verb::Acquire { .. }, None) => Ok(Answer::Busy {
+            remaining: u64::try_from(-2 - number).ok().map(Duration::from_millis),
+        }),
+        (Verb::Release { .. } | Verb::Renew { .. }, Some(0)) => Ok(Answer::Gone),
+        (Verb::Release { .. }, positive) => Ok(Answer::Released {
+            heard: positive.map(|one_more| one_more - 1),
+        }),
+        (Verb::Renew { .. }, Some(_)) => Ok(Answer::Renewed),
+        _ => Err(strange()),
+    }
 }
 
 fn read_answer(part: &Value) -> Result<Answer, BackendError> {
-    let strange = || BackendError::unknown("the server gave an answer that makes no sense");
     let Value::Array(words) = part else {
         return Err(strange());
     };
@@ -315,14 +360,12 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             first: num(1)?,
             last: num(2)?,
         }),
-        "busy" => Ok(Answer::Busy { remaining: ttl(1)? }),
         "late" => Err(BackendError::not_done(
             Reason::Unreachable,
             "the request reached the server too late and was refused there",
         )),
         "released" => Ok(Answer::Released { heard: heard(1)? }),
         "gone" => Ok(Answer::Gone),
-        "renewed" => Ok(Answer::Renewed),
         "holder" => Ok(Answer::Holder {
             id: string(1)?,
             holds: num(2)?,
@@ -350,10 +393,11 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         "not-owner" => Ok(Answer::NotOwner),
         "taken" => {
             let found = string(1)?;
-            let article = if found == "hash" {
-                "other data (a hash)".to_owned()
-            } else {
-                format!("a {found}")
+            let article = match found.as_str() {
+                "hash" => "other data (a hash)".to_owned(),
+                // This user may not ask.
+                "unknown" => "other data".to_owned(),
+                found => format!("a {found}"),
             };
             Err(BackendError::not_done(
                 Reason::KeyTaken(article.clone()),

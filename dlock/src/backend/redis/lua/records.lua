@@ -4,7 +4,7 @@
 --
 -- KEYS, ARGV and the reply to the whole call: see steps.lua; KEYS[1 + i] is the record of step i. Answers:
 --   claimed ATTEMPT FENCE | completed RESPONSE | running µs-LEFT ATTEMPT | mismatch | orphan ATTEMPT | late |
---   again (this call carries enough results already: ask once more) | done TOLD | not-owner |
+--   again (this call carries enough results already: ask once more) | done HEARD | not-owner |
 --   taken WHAT (other data, or a record that cannot be read) | failed MESSAGE (nothing was changed)
 --
 -- Data: STRING key, its TTL is the retention:
@@ -13,18 +13,16 @@
 -- LEASE has 16 digits: the end of the claim's lease, server time in µs. The fingerprint has 32 bytes, any
 -- bytes, and all that follows is the response. News go to the channel that is called like the key.
 
--- Adds the steps. Called for the first of them only: calls without any do not pay for them.
+-- Adds the steps, where one of them is asked for: calls without any do not pay for them.
 local function add_record_steps()
   local results = 0
   local enough = 4 * 1024 * 1024
 
   -- What a key holds, nil if nothing. Ends the step where that is no record of this format.
   local function record_at(key)
-    local head = redis.pcall('GETRANGE', key, 0, 255)
-    if type(head) == 'table' then
-      if string.find(head.err, 'WRONGTYPE', 1, true) then error({ taken = run('TYPE', key).ok }) end
-      error({ failed = head.err })
-    end
+    local head = ask('GETRANGE', key, 0, 255)
+    if is_wrong_type(head) then error({ taken = type_of(key) }) end
+    if is_error(head) then error({ failed = head.err }) end
     if head == '' and run('TYPE', key).ok == 'none' then return nil end
     local state, lease, attempt, fence, token, at =
       string.match(head, '^dlock1 ([cod]) (%d+) (%d+) (%d+) (%S+) ()')
@@ -75,11 +73,13 @@ local function add_record_steps()
       if record.state == 'c' and record.lease > now then
         return { 'running', digits(record.lease - now), record.attempt }
       end
+      -- Of a claim that its owner has given back this is a copy that comes late: it would count once more.
+      if record.state == 'o' and record.token == token then return { 'late' } end
       if orphan ~= 'over' then return { 'orphan', record.attempt } end
       attempt = digits(record.attempt + 1)
       retention = digits(math.max(run('PTTL', key), tonumber(retention)))
     end
-    local token_of_fence = digits(math.max(now, tonumber(run('GET', fence) or 0) + 1))
+    local token_of_fence = digits(math.max(now, last_token() + 1))
     run('SET', fence, token_of_fence)
     local head = head_of('c', lease_until, attempt, token_of_fence, token, print)
     run('SET', key, head, 'PX', retention)
@@ -91,14 +91,14 @@ local function add_record_steps()
     local record = record_at(key)
     if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
     if record.state == 'c' then prolong(key, now + tonumber(lease), retention) end
-    return { 'done', '1' }
+    return { 'done', 0 }
   end
 
   -- token, retention in ms, response
   function steps.complete(key, token, retention, response)
     local record = record_at(key)
     if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
-    if record.state == 'd' then return { 'done', '1' } end
+    if record.state == 'd' then return { 'done', 0 } end
     local head = head_of('d', record.lease, digits(record.attempt), record.fence, token, record.print)
     run('SET', key, head .. response, 'PX', retention)
     return { 'done', tell(key) }
@@ -107,9 +107,9 @@ local function add_record_steps()
   -- token
   function steps.forget(key, token)
     local record = record_at(key)
-    if not record then return { 'done', '1' } end
+    if not record then return { 'done', 0 } end
     if record.token ~= token or record.state == 'd' then return { 'not-owner' } end
-    if record.state == 'o' then return { 'done', '1' } end
+    if record.state == 'o' then return { 'done', 0 } end
     if record.attempt == 1 then
       run('DEL', key)
     else

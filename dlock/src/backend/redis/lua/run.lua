@@ -1,23 +1,114 @@
 
 -- Takes the steps in their order, see steps.lua.
 
-local replies = { digits(now) }
-local at, step = 1, 1
-while ARGV[at] do
-  local count = tonumber(ARGV[at + 1])
-  if not steps[ARGV[at]] then add_record_steps() end
-  local ok, reply = pcall(steps[ARGV[at]], KEYS[step + 1], unpack(ARGV, at + 2, at + 1 + count))
-  if not ok then
-    if type(reply) ~= 'table' then
-      reply = { 'failed', tostring(reply) }
-    elseif reply.taken then
-      reply = { 'taken', reply.taken }
-    else
-      reply = { 'failed', tostring(reply.failed or reply.err) }
-    end
-  end
+local replies = { now }
+local late = now > tonumber(ARGV[1])
+-- Acquires from the present one on.
+local acquires = tonumber(ARGV[2])
+-- The next fencing token, and the last of those that were reserved for the acquires of this call.
+local token, last
+
+-- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
+-- after a flush the clock alone must be ahead of every token ever given.
+local function reserve(key, lease)
+  local least = last_token() + 1
+  local upto = math.max(now, least + acquires - 1)
+  run('SET', fence, digits(upto))
+  -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
+  run('PEXPIRE', key, lease)
+  last = upto
+  token = math.max(least, upto - ARGV[3] + 1)
+end
+
+-- What became of an acquire that is not as simple as it should be.
+local function busy(key, left)
+  if is_error(left) then error({ failed = left.err }) end
+  -- It may have ended since its time was asked for.
+  if not holder_of(key) then return -2 end
+  return -2 - left
+end
+
+-- As `lease` could not be set: nothing stays.
+local function undo(key, grant, reply)
+  if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
+  return { 'failed', tostring(reply.err) }
+end
+
+local at, step = 4, 1
+local what = ARGV[4]
+while what do
   step = step + 1
+  local key = KEYS[step]
+  local reply
+  if what == 'acquire' then
+    acquires = acquires - 1
+    local left = not late and ask('PTTL', key)
+    if late then
+      reply = { 'late' }
+    elseif left ~= -2 then
+      reply = attempt(busy, key, left)
+    else
+      local lease = ARGV[at + 2]
+      if not token then
+        acquires = acquires + 1
+        reply = attempt(reserve, key, lease)
+        acquires = acquires - 1
+      end
+      if not reply then
+        local set = ask('HSET', key, ARGV[at + 1], '1')
+        if set ~= 1 then
+          reply = { 'failed', tostring(set.err) }
+        else
+          set = ask('PEXPIRE', key, lease)
+          if set ~= 1 then
+            reply = undo(key, ARGV[at + 1], set)
+          elseif ARGV[at + 3] == '1' then
+            reply = token
+            token = token + 1
+          else
+            -- One is left for each acquire after this.
+            local upto = math.min(token + ARGV[at + 3] - 1, last - acquires)
+            reply = { 'acquired', token, upto }
+            token = upto + 1
+          end
+        end
+      end
+    end
+    at = at + 4
+  elseif what == 'release' then
+    if ARGV[at + 2] ~= '0' then
+      if not steps then steps = {} add_lock_steps() add_record_steps() end
+      reply = attempt(steps.keep, key, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+    else
+      local gone = ask('HDEL', key, ARGV[at + 1])
+      if gone == 1 then
+        reply = released(tell(ARGV[at + 3]))
+      elseif gone == 0 or is_wrong_type(gone) then
+        -- Other data in its place is a loss like any other.
+        reply = 0
+      else
+        reply = { 'failed', tostring(gone.err) }
+      end
+    end
+    at = at + 4
+  elseif what == 'renew' then
+    local holds = ask('HGET', key, ARGV[at + 1])
+    if holds == '1' then
+      local set = ask('PEXPIRE', key, ARGV[at + 2])
+      reply = is_error(set) and { 'failed', tostring(set.err) } or 1
+    elseif is_error(holds) and not is_wrong_type(holds) then
+      reply = { 'failed', tostring(holds.err) }
+    else
+      reply = 0
+    end
+    at = at + 3
+  else
+    if not steps then steps = {} add_lock_steps() add_record_steps() end
+    local count = tonumber(ARGV[at + 1])
+    reply = attempt(steps[what], key, unpack(ARGV, at + 2, at + 1 + count))
+    at = at + 2 + count
+  end
   replies[step] = reply
-  at = at + 2 + count
+  what = ARGV[at]
 end
 return replies

@@ -1,19 +1,32 @@
--- Steps on locks, several in one call. Each step is atomic by itself and harms no other: whatever goes
--- wrong with it is its own answer. records.lua has the steps on records, run.lua takes them all in turn: the
--- three are one script.
+-- Steps on locks and on records, several in one call. Each step is atomic by itself and harms no other:
+-- whatever goes wrong with it is its own answer. run.lua takes them all in turn and has the three steps that
+-- are most of the work; the rarer ones on locks stand here, those on records in records.lua. The three files
+-- are one script.
 --
 -- KEYS[1]      the fence of this server: the last fencing token that was given
 -- KEYS[1 + i]  the lock or record of step i
--- ARGV         for each step: its name, the number of its arguments, its arguments
+-- ARGV[1]      the server time in µs after which acquires refuse themselves
+-- ARGV[2]      how many acquires there are
+-- ARGV[3]      how many fencing tokens they want in all
+-- ARGV[4...]   for each step its name and its arguments:
+--                acquire GRANT LEASE-ms TOKENS | renew GRANT LEASE-ms | release GRANT KEEP-ms CHANNEL
+--                any other: the number of its arguments, its arguments
 --
--- Reply: { server time in µs, answer of step 1, answer of step 2, ... }; an answer is an array whose first
--- element says what it is:
---   acquired FIRST LAST | busy PTTL | late | released HEARD | gone | renewed | holder ID COUNT PTTL | free |
+-- Reply: { server time in µs, answer of step 1, answer of step 2, ... }. Common answers are numbers:
+--   acquire  the fencing token; -2 - PTTL when the lock is busy
+--   renew    1 renewed, 0 gone
+--   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
+-- All others are arrays whose first element says what they are:
+--   acquired FIRST LAST | late | released HEARD | gone | holder ID COUNT PTTL | free |
 --   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
 --
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
 -- id of a grant and its count is always 1; 0 for one that was released and keeps its key for a while yet.
+--
+-- A command costs a fifth of a microsecond or more, as do a call of string.format and a number that becomes
+-- text: the steps of run.lua do without what they can.
 
+local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local fence = KEYS[1]
@@ -21,30 +34,40 @@ local fence = KEYS[1]
 -- Lua prints large numbers as 1.79e+15.
 local function digits(number) return string.format('%.0f', number) end
 
+local function is_error(reply) return type(reply) == 'table' and reply.err end
+
+local function is_wrong_type(reply) return is_error(reply) and string.find(reply.err, 'WRONGTYPE', 1, true) end
+
 -- Runs a command; a failure ends the step.
 local function run(...)
-  local reply = redis.pcall(...)
-  if type(reply) == 'table' and reply.err then error({ failed = reply.err }) end
+  local reply = ask(...)
+  if is_error(reply) then error({ failed = reply.err }) end
   return reply
 end
 
+-- Takes a step that may be ended by an error, and gives its answer.
+local function attempt(step, ...)
+  local ok, reply = pcall(step, ...)
+  if ok then return reply end
+  if type(reply) ~= 'table' then return { 'failed', tostring(reply) } end
+  if reply.taken then return { 'taken', reply.taken } end
+  return { 'failed', tostring(reply.failed or reply.err) }
+end
+
+-- What stands in the way there, as far as this user may know.
 local function type_of(key)
-  local found = run('TYPE', key)
-  return type(found) == 'table' and found.ok or found
+  local found = ask('TYPE', key)
+  return type(found) == 'table' and found.ok or 'unknown'
 end
 
--- Ends the step unless the key is a lock or free; says which.
-local function is_lock(key)
-  local found = type_of(key)
-  if found == 'none' then return false end
-  if found ~= 'hash' then error({ taken = found }) end
-  return true
-end
-
--- The one field of a plain lock and its value. Ends the step where the hash is something else, as a
--- read-write lock is, which has its mode besides.
+-- The one field of a plain lock and its value, nil if the key is free. Ends the step where there is
+-- something else: a string, or a hash as that of a read-write lock, which has its mode besides.
 local function holder_of(key)
-  local holder = run('HLEN', key) == 1 and run('HGETALL', key)
+  local fields = ask('HLEN', key)
+  if fields == 0 then return nil end
+  if is_wrong_type(fields) then error({ taken = type_of(key) }) end
+  if is_error(fields) then error({ failed = fields.err }) end
+  local holder = fields == 1 and run('HGETALL', key)
   if not holder
     or not string.find(holder[1], '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
     or not string.find(holder[2], '^%d+$') or #holder[2] > 15 then
@@ -53,74 +76,48 @@ local function holder_of(key)
   return holder
 end
 
--- Messages are for others; a channel that may not be used fails no release. Says how many heard of it.
+-- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
 local function tell(channel)
-  local reply = redis.pcall('PUBLISH', channel, '0')
-  return type(reply) == 'number' and reply or -1
+  local heard = ask('PUBLISH', channel, '0')
+  return is_error(heard) and -1 or heard
 end
 
+-- The answer to a release.
+local function released(heard) return heard < 0 and -1 or 1 + heard end
+
 local function last_token()
-  local last = redis.pcall('GET', fence)
-  if type(last) == 'table' then error({ failed = fence .. ': ' .. tostring(last.err) }) end
+  local last = ask('GET', fence)
+  if is_error(last) then error({ failed = fence .. ': ' .. last.err }) end
   return tonumber(last or 0) or error({ failed = fence .. ' does not hold a fencing token' })
 end
 
-local steps = {}
+-- The steps that run.lua does not have itself, when one of them comes.
+local steps
 
--- grant, lease in ms, refuse after this server time in µs, number of fencing tokens
-function steps.acquire(key, grant, lease, refuse_after, tokens)
-  if now > tonumber(refuse_after) then return { 'late' } end
-  if is_lock(key) then
-    holder_of(key)
-    return { 'busy', run('PTTL', key) }
-  end
-  -- Tokens reach back, so that they never outrun the clock: after a flush the clock alone must be ahead
-  -- of every token ever given.
-  local least = last_token() + 1
-  local last = math.max(now, least)
-  local first = math.max(least, last - tonumber(tokens) + 1)
-  run('SET', fence, digits(last))
-  run('HSET', key, grant, 1)
-  local reply = redis.pcall('PEXPIRE', key, lease)
-  if type(reply) == 'table' and reply.err then
-    redis.pcall('HDEL', key, grant)
-    error({ failed = reply.err })
-  end
-  return { 'acquired', digits(first), digits(last) }
-end
-
--- grant, ms to keep the key taken yet, channel
-function steps.release(key, grant, keep, channel)
-  -- Other data in its place is a loss like any other.
-  if type_of(key) ~= 'hash' or run('HEXISTS', key, grant) == 0 then return { 'gone' } end
-  if tonumber(keep) > 0 then
+local function add_lock_steps()
+  -- grant, ms to keep the key taken yet, channel
+  function steps.keep(key, grant, keep, channel)
+    local holds = ask('HEXISTS', key, grant)
+    -- Other data in its place is a loss like any other.
+    if holds == 0 or is_wrong_type(holds) then return 0 end
+    if is_error(holds) then error({ failed = holds.err }) end
     -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
     if run('PTTL', key) > tonumber(keep) then run('PEXPIRE', key, keep) end
-    redis.pcall('HSET', key, grant, 0)
-  else
-    run('HDEL', key, grant)
+    ask('HSET', key, grant, '0')
+    return released(tell(channel))
   end
-  return { 'released', tell(channel) }
-end
 
--- grant, lease in ms
-function steps.renew(key, grant, lease)
-  if type_of(key) ~= 'hash' or run('HGET', key, grant) ~= '1' then return { 'gone' } end
-  run('PEXPIRE', key, lease)
-  return { 'renewed' }
-end
+  function steps.inspect(key)
+    local holder = holder_of(key)
+    if not holder then return { 'free' } end
+    return { 'holder', holder[1], holder[2], run('PTTL', key) }
+  end
 
-function steps.inspect(key)
-  if not is_lock(key) then return { 'free' } end
-  local holder = holder_of(key)
-  return { 'holder', holder[1], holder[2], run('PTTL', key) }
-end
-
--- channel, refuse after this server time in µs
-function steps.force(key, channel, refuse_after)
-  if now > tonumber(refuse_after) then return { 'late' } end
-  if not is_lock(key) then return { 'gone' } end
-  holder_of(key)
-  run('DEL', key)
-  return { 'released', tell(channel) }
+  -- channel, refuse after this server time in µs
+  function steps.force(key, channel, refuse_after)
+    if now > tonumber(refuse_after) then return { 'late' } end
+    if not holder_of(key) then return { 'gone' } end
+    run('DEL', key)
+    return { 'released', tell(channel) }
+  end
 end

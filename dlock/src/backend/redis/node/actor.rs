@@ -1,0 +1,347 @@
+//! The task that has the connection: what goes out, what comes back, and what happens when nothing does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use redis::{RedisError, Value};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::landing::After;
+use super::line::Line;
+use super::unsettled::{Unsettled, micros};
+use super::wire::Wire;
+use super::{Plain, Request, Step};
+use crate::backend::Lane;
+use crate::backend::redis::connect::{Connected, Connector};
+use crate::backend::redis::script::{self, By, Verb};
+use crate::clock;
+
+/// Calls under way at a time.
+const CALLS: usize = 2;
+/// Calls in a row without an answer after which the connection is given up.
+const SILENT: u32 = 2;
+/// Requests that are taken in before anything else is looked at.
+const MANY: usize = 1024;
+
+/// What came of a call; `None` for no answer in time.
+pub(super) type Outcome = Option<Result<Value, RedisError>>;
+
+/// A call under way.
+pub(super) struct Flight {
+    pub(super) load: Load,
+    pub(super) by: By,
+    pub(super) sent_at: Instant,
+    /// When the first of its steps that nobody has answered yet is over its time.
+    pub(super) due: Instant,
+    /// From then on no answer is expected.
+    pub(super) until: Instant,
+    /// Steps that went out before these have to be sent again, so that these may have come first.
+    pub(super) overtook: bool,
+    answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
+}
+
+pub(super) enum Load {
+    Steps(Vec<Step>),
+    Plain(Plain),
+}
+
+/// Why a connection is not served any more.
+enum End {
+    Broken,
+    Closed,
+}
+
+enum Event {
+    /// The answer to one of the flights.
+    Landed(usize, Result<Value, RedisError>),
+    Disconnected,
+    /// Requests, or nobody can make any more.
+    Asked(usize),
+    Alarm,
+}
+
+pub(super) struct Actor {
+    pub(super) connector: Arc<Connector>,
+    requests: mpsc::UnboundedReceiver<Request>,
+    /// Those of them that are being taken in.
+    taken: Vec<Request>,
+    doubts: broadcast::Sender<Lane>,
+    pub(super) line: Line,
+    pub(super) plain: VecDeque<Plain>,
+    /// Releases that are to be sent again at their time.
+    pub(super) later: BTreeMap<(Instant, u64), Step>,
+    pub(super) next: u64,
+    /// In the order in which they were sent, in which the answers come too.
+    pub(super) flights: VecDeque<Flight>,
+    pub(super) unsettled: Unsettled,
+    alarm: Alarm,
+    /// What was wrong with the connection last.
+    pub(super) trouble: String,
+}
+
+impl Actor {
+    pub(super) fn new(
+        connector: Connector,
+        connected: &Connected,
+        requests: mpsc::UnboundedReceiver<Request>,
+        doubts: broadcast::Sender<Lane>,
+    ) -> Actor {
+        Actor {
+            connector: Arc::new(connector),
+            requests,
+            taken: Vec::new(),
+            doubts,
+            line: Line::default(),
+            plain: VecDeque::new(),
+            later: BTreeMap::new(),
+            next: 0,
+            flights: VecDeque::new(),
+            unsettled: Unsettled::new(connected.server_time, connected.asked_at),
+            alarm: Alarm::default(),
+            trouble: String::new(),
+        }
+    }
+
+    pub(super) async fn run(mut self, first: Connected) {
+        let mut connected = first;
+        loop {
+            match self.serve(connected).await {
+                End::Closed => return,
+                End::Broken => {}
+            }
+            tracing::warn!(server = %self.connector.address, trouble = %self.trouble, "the connection to the lock store is lost");
+            connected = match self.reconnect().await {
+                Some(connected) => connected,
+                None => return,
+            };
+            tracing::info!(server = %self.connector.address, "connected to the lock store again");
+            self.unsettled
+                .server_says(connected.server_time, connected.asked_at);
+            self.line.releases_first();
+            let _ = self.doubts.send(Lane::default());
+        }
+    }
+
+    /// Connects, for as long as it takes. `None` when nobody wants it any more.
+    async fn reconnect(&mut self) -> Option<Connected> {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let connector = self.connector.clone();
+            let attempt = async move { connector.connect().await };
+            tokio::pin!(attempt);
+            let outcome = loop {
+                let due = self.due();
+                tokio::select! {
+                    outcome = &mut attempt => break outcome,
+                    request = self.requests.recv() => self.take_in(request?),
+                    () = sleep_until(due) => self.look_at_the_clock(),
+                }
+            };
+            match outcome {
+                Ok(connected) => return Some(connected),
+                Err(error) => self.trouble = error.message,
+            }
+            let again = clock::now() + pause.mul_f64(0.5 + fastrand::f64());
+            pause = (pause * 2).min(Duration::from_secs(1));
+            loop {
+                let due = self.due().map_or(again, |due| due.min(again));
+                tokio::select! {
+                    request = self.requests.recv() => self.take_in(request?),
+                    () = clock::sleep_until(due) => self.look_at_the_clock(),
+                }
+                if clock::now() >= again {
+                    break;
+                }
+            }
+        }
+    }
+
+    async fn serve(&mut self, connected: Connected) -> End {
+        let mut wire = Wire::new(connected);
+        let mut silent = 0;
+        let end = loop {
+            while self.flights.len() < CALLS {
+                match self.next_load() {
+                    Some(load) => self.take_off(load, By::Hash, &wire),
+                    None => break,
+                }
+            }
+            self.alarm.set(self.due());
+            let landed = match poll_fn(|cx| self.poll_event(cx, &mut wire)).await {
+                Event::Landed(at, result) => {
+                    silent = 0;
+                    self.landed(at, Some(result))
+                }
+                Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
+                Event::Asked(0) => break End::Closed,
+                Event::Asked(_) => {
+                    let mut taken = std::mem::take(&mut self.taken);
+                    taken.drain(..).for_each(|request| self.take_in(request));
+                    self.taken = taken;
+                    continue;
+                }
+                Event::Alarm => {
+                    self.look_at_the_clock();
+                    let now = clock::now();
+                    let Some(at) = self.flights.iter().position(|flight| flight.until <= now) else {
+                        continue;
+                    };
+                    silent += 1;
+                    self.landed(at, None)
+                }
+            };
+            match landed {
+                After::Fine if silent >= SILENT => {
+                    self.trouble = format!("{silent} requests in a row were not answered");
+                    break End::Broken;
+                }
+                // A second question settles it, without waiting for somebody to ask one.
+                After::Fine if silent > 0 && self.line.is_empty() => self.ping(),
+                After::Fine => {}
+                After::Again(load) => self.take_off(load, By::Text, &wire),
+                After::Broken(trouble) => {
+                    self.trouble = trouble;
+                    break End::Broken;
+                }
+            }
+        };
+        // The connection goes first, so that nothing more arrives of what is written off here.
+        drop(wire);
+        for flight in std::mem::take(&mut self.flights) {
+            self.write_off(flight.load);
+        }
+        end
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>, wire: &mut Wire) -> Poll<Event> {
+        let flights = &mut self.flights;
+        let landed = wire.poll(cx, |cx| {
+            for (at, flight) in flights.iter_mut().enumerate() {
+                if let Poll::Ready(result) = flight.answer.as_mut().poll(cx) {
+                    return Poll::Ready((at, result));
+                }
+            }
+            Poll::Pending
+        });
+        match landed {
+            Poll::Ready(Some((at, result))) => return Poll::Ready(Event::Landed(at, result)),
+            Poll::Ready(None) => return Poll::Ready(Event::Disconnected),
+            Poll::Pending => {}
+        }
+        // Before the requests, of which there may be more and more.
+        if self.alarm.poll(cx).is_ready() {
+            return Poll::Ready(Event::Alarm);
+        }
+        let taken = self.requests.poll_recv_many(cx, &mut self.taken, MANY);
+        taken.map(Event::Asked)
+    }
+
+    fn take_in(&mut self, request: Request) {
+        match request {
+            Request::Step(step) => self.line.push(step),
+            Request::Plain(plain) => self.plain.push_back(plain),
+        }
+    }
+
+    /// Asks whether the server is there; nobody waits for the answer.
+    fn ping(&mut self) {
+        self.plain.push_back(Plain {
+            cmd: redis::cmd("PING"),
+            deadline: clock::now() + self.connector.timeout,
+            reply: oneshot::channel().0,
+        });
+    }
+
+    /// What goes out next.
+    fn next_load(&mut self) -> Option<Load> {
+        match self.plain.pop_front() {
+            Some(plain) => Some(Load::Plain(plain)),
+            None => self.line.take().map(Load::Steps),
+        }
+    }
+
+    fn take_off(&mut self, mut load: Load, by: By, wire: &Wire) {
+        let now = clock::now();
+        let (cmd, due, until) = match &mut load {
+            Load::Plain(plain) => (plain.cmd.clone(), plain.deadline, plain.deadline),
+            Load::Steps(steps) => {
+                let server_now = self.unsettled.server_time(now);
+                let due = steps.iter().map(|step| step.deadline).min().unwrap_or(now);
+                let until = steps.iter().map(|step| step.deadline).max().unwrap_or(now);
+                let refuse = |deadline: Instant| server_now + micros(deadline.saturating_duration_since(now));
+                for step in steps.iter_mut() {
+                    step.seat = None;
+                    step.sent += 1;
+                    // Acquires have one time in common.
+                    step.refuse_after = refuse(match step.call.verb {
+                        Verb::Acquire { .. } => until,
+                        _ => step.deadline,
+                    });
+                }
+                let cmd = script::call(by, steps.iter().map(|step| (&step.call, step.refuse_after)));
+                (cmd, due, until)
+            }
+        };
+        let mut connection = wire.connection.clone();
+        self.flights.push_back(Flight {
+            load,
+            by,
+            sent_at: now,
+            due,
+            until,
+            overtook: false,
+            // An error of the server comes as a value here.
+            answer: Box::pin(async move {
+                let answer = connection.send_packed_command(&cmd).await;
+                answer.and_then(Value::extract_error)
+            }),
+        });
+    }
+
+    /// When something here needs attention without anybody saying so.
+    fn due(&self) -> Option<Instant> {
+        let flying = self.flights.iter().map(|flight| flight.due);
+        let plain = self.plain.front().map(|plain| plain.deadline);
+        let later = self.later.keys().next().map(|(at, _)| *at);
+        flying.chain(self.line.due()).chain(plain).chain(later).min()
+    }
+}
+
+/// A timer that is set anew only when it must ring earlier: it may ring for nothing, and that is cheaper than
+/// setting it for each call.
+#[derive(Default)]
+struct Alarm(Option<(Instant, Timer)>);
+
+type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Alarm {
+    fn set(&mut self, due: Option<Instant>) {
+        let Some(due) = due else { return };
+        if self.0.as_ref().is_none_or(|(at, _)| due < *at) {
+            self.0 = Some((due, Box::pin(clock::sleep_until(due))));
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((_, timer)) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        let poll = timer.as_mut().poll(cx);
+        if poll.is_ready() {
+            self.0 = None;
+        }
+        poll
+    }
+}
+
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => clock::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,43 @@
+//! What a failure says: of the connection, and of the steps that were under way.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::backend::{BackendError, Reason};
+
+pub(super) fn broke() -> BackendError {
+    BackendError::unknown("the connection broke before the answer came")
+}
+
+pub(super) fn no_answer() -> BackendError {
+    BackendError::unknown("the server did not answer in time")
+}
+
+/// Whether the connection is of no use any more.
+pub(super) fn is_broken(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) || error.code() == Some("NOAUTH")
+}
+
+/// What an error says that came as the answer to a whole call: of most of them the call was not executed.
+pub(in super::super) fn classify(error: &RedisError) -> BackendError {
+    use ServerErrorKind as S;
+    let refused = |error: &RedisError, hint: &str| {
+        BackendError::not_done(Reason::Refused, format!("{error}{hint}")).caused_by(error.clone())
+    };
+    match error.kind() {
+        ErrorKind::Server(S::ReadOnly) => refused(
+            error,
+            " (this server is a read-only replica: give the master's address)",
+        ),
+        ErrorKind::Server(S::NoPerm) | ErrorKind::AuthenticationFailed => refused(error, ""),
+        ErrorKind::Server(
+            S::BusyLoading | S::NoScript | S::Moved | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,
+        ) => BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone()),
+        _ => match error.code() {
+            Some("WRONGPASS" | "NOAUTH" | "OOM" | "MISCONF" | "NOREPLICAS") => refused(error, ""),
+            Some("BUSY") => {
+                BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone())
+            }
+            _ => BackendError::unknown(error.to_string()).caused_by(error.clone()),
+        },
+    }
+}

@@ -1,0 +1,297 @@
+//! What becomes of steps: answered, failed, sent again, or remembered because a copy may yet take effect.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, ServerErrorKind};
+use tokio::sync::oneshot;
+
+use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
+use super::failure::{broke, classify, is_broken, no_answer};
+use super::{Done, Step};
+use crate::backend::redis::script::{self, Answer, By, Call, Verb};
+use crate::backend::{BackendError, Outcome, Reason};
+use crate::clock;
+
+/// What to do after a call came back.
+pub(super) enum After {
+    Fine,
+    /// The server does not know the script: the same steps again, with its text.
+    Again(Load),
+    Broken(String),
+}
+
+impl Actor {
+    /// Fails what is over its time, and queues what is due again.
+    pub(super) fn look_at_the_clock(&mut self) {
+        let now = clock::now();
+        while self
+            .later
+            .first_key_value()
+            .is_some_and(|((at, _), _)| *at <= now)
+        {
+            // At the back, where it is the last to run out of time.
+            if let Some((_, step)) = self.later.pop_first() {
+                self.line.push(step);
+            }
+        }
+        while let Some(mut step) = self.line.pop_overdue(now) {
+            let error = match step.sent {
+                0 => BackendError::not_done(Reason::Unreachable, self.waited_because()),
+                _ => BackendError::unknown(self.waited_because()),
+            };
+            self.fail(&mut step, error);
+        }
+        while self.plain.front().is_some_and(|plain| plain.deadline <= now) {
+            if let Some(plain) = self.plain.pop_front() {
+                let error = BackendError::not_done(Reason::Unreachable, self.waited_because());
+                let _ = plain.reply.send(Err(error));
+            }
+        }
+        let mut flights = std::mem::take(&mut self.flights);
+        for flight in flights.iter_mut().filter(|flight| flight.due <= now) {
+            let mut due = flight.until;
+            if let Load::Steps(steps) = &mut flight.load {
+                for step in steps.iter_mut().filter(|step| step.reply.is_some()) {
+                    if step.deadline <= now {
+                        self.fail(step, no_answer());
+                    } else {
+                        due = due.min(step.deadline);
+                    }
+                }
+            }
+            flight.due = due;
+        }
+        self.flights = flights;
+    }
+
+    fn waited_because(&self) -> String {
+        match self.trouble.as_str() {
+            "" => "it had to wait too long".to_owned(),
+            trouble => trouble.to_owned(),
+        }
+    }
+
+    /// Answers a step with a failure, and remembers what may yet take effect.
+    fn fail(&mut self, step: &mut Step, mut error: BackendError) {
+        step.admit(&mut error);
+        if error.outcome == Outcome::Unknown
+            && let Some(id) = step.call.takes()
+        {
+            self.unsettled.remember(id, step.refuse_after);
+        }
+        let Some(reply) = step.reply.take() else { return };
+        if let Verb::Forget { token } = &step.call.verb
+            && reply.is_closed()
+            && error.is_passing()
+            && self.unsettled.get(token.as_str()).is_some()
+        {
+            self.release_again(step.call.clone(), self.connector.timeout);
+        }
+        let _ = reply.send(Err(error));
+    }
+
+    /// A claim goes out anew, and its release may have overtaken it.
+    fn remember_claim(&mut self, step: &Step) {
+        if let Some(id) = step.call.claims() {
+            self.unsettled.remember(id, step.refuse_after);
+        }
+    }
+
+    /// Releases a claim after a while; nobody waits for the answer.
+    fn release_again(&mut self, call: Call, wait: Duration) {
+        let at = clock::now() + wait.min(self.connector.timeout * 2);
+        let deadline = at + self.connector.timeout;
+        let step = Step::new(call, deadline, oneshot::channel().0, None);
+        self.next += 1;
+        self.later.insert((at, self.next), step);
+    }
+
+    /// Deals with what came of the flight at this place.
+    pub(super) fn landed(&mut self, at: usize, outcome: CallOutcome) -> After {
+        let Some(Flight {
+            load,
+            by,
+            sent_at,
+            overtook,
+            ..
+        }) = self.flights.remove(at)
+        else {
+            return After::Fine;
+        };
+        let mut steps = match load {
+            Load::Steps(steps) => steps,
+            Load::Plain(plain) => {
+                let result = match outcome {
+                    Some(result) => result.map_err(|error| classify(&error)),
+                    None => Err(no_answer()),
+                };
+                let _ = plain.reply.send(result);
+                return After::Fine;
+            }
+        };
+        let error = match outcome {
+            None => no_answer(),
+            Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
+                Some((server_time, answers)) => {
+                    self.unsettled.server_says(server_time, sent_at);
+                    self.all_answered(steps, answers, server_time, overtook);
+                    return After::Fine;
+                }
+                None => BackendError::unknown("the server gave an answer that makes no sense"),
+            },
+            Some(Err(error)) => {
+                if is_broken(&error) {
+                    self.write_off(Load::Steps(steps));
+                    return After::Broken(error.to_string());
+                }
+                let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+                if unknown_script && by == By::Hash {
+                    let steps = self.not_carried_out(steps);
+                    return match steps.is_empty() {
+                        true => After::Fine,
+                        false => After::Again(Load::Steps(steps)),
+                    };
+                }
+                let error = classify(&error);
+                // Refused as a whole, perhaps because of one of them.
+                if error.reason == Reason::Refused && steps.len() > 1 {
+                    let mut steps = self.not_carried_out(steps);
+                    steps.iter_mut().for_each(|step| step.alone = true);
+                    self.line.put_back(steps);
+                    return After::Fine;
+                }
+                error
+            }
+        };
+        for step in &mut steps {
+            self.fail(step, error.clone());
+        }
+        After::Fine
+    }
+
+    /// A call was refused before any of its steps was looked at: those that somebody waits for are to be sent
+    /// again, as if for the first time. Calls that are under way may be carried out before them.
+    fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
+        for flight in &mut self.flights {
+            flight.overtook = true;
+        }
+        let mut again = Vec::with_capacity(steps.len());
+        for mut step in steps {
+            step.sent -= 1;
+            if step.reply.is_some() {
+                self.remember_claim(&step);
+                again.push(step);
+            } else if step.sent == 0
+                && let Some(id) = step.call.takes()
+            {
+                // Failed meanwhile, and this was the only copy.
+                self.unsettled.settle(id);
+            }
+        }
+        again
+    }
+
+    fn all_answered(
+        &mut self,
+        steps: Vec<Step>,
+        answers: Vec<Result<Answer, BackendError>>,
+        server_time: u64,
+        overtook: bool,
+    ) {
+        let mut again = Vec::new();
+        for (mut step, answer) in steps.into_iter().zip(answers) {
+            let once_more = match &answer {
+                Ok(Answer::Again) => true,
+                // It may have come before a release of our own that stood before it in the line.
+                Ok(Answer::Busy { .. } | Answer::Running { .. }) => overtook,
+                _ => false,
+            };
+            if once_more && step.reply.is_some() {
+                step.sent -= 1;
+                self.remember_claim(&step);
+                again.push(step);
+            } else {
+                self.answered(step, answer, server_time);
+            }
+        }
+        self.line.put_back(again);
+    }
+
+    fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, server_time: u64) {
+        if let Verb::Release { grant, .. } = &step.call.verb {
+            // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
+            // any more.
+            if let Some(refuse_after) = self.unsettled.get(grant.as_str()) {
+                if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
+                    let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
+                    let at = clock::now() + wait.min(self.connector.timeout * 2);
+                    step.deadline = at + self.connector.timeout;
+                    self.next += 1;
+                    self.later.insert((at, self.next), step);
+                    return;
+                }
+                self.unsettled.settle(grant.as_str());
+            }
+        }
+        self.settle_claim(&step, &answer, server_time);
+        if let Ok(Answer::Released { heard: None }) = answer {
+            tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
+        }
+        if let Ok(Answer::Done { told: false }) = answer {
+            tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids to tell: who waits for it finds out by looking");
+        }
+        let Some(reply) = step.reply.take() else { return };
+        let repeated = step.sent > 1;
+        let _ = reply.send(match answer {
+            Ok(answer) => Ok(Done { answer, repeated }),
+            Err(mut error) => {
+                step.admit(&mut error);
+                Err(error)
+            }
+        });
+    }
+
+    /// What an answer says of the copies of a claim that may be on their way.
+    fn settle_claim(&mut self, step: &Step, answer: &Result<Answer, BackendError>, server_time: u64) {
+        if let Some(id) = step.call.claims()
+            && step.sent == 1
+        {
+            self.unsettled.settle(id);
+        }
+        let Some(id) = step.call.ends_claim() else { return };
+        let Some(refuse_after) = self.unsettled.get(id) else {
+            return;
+        };
+        match (&step.call.verb, answer) {
+            // Released, and a copy of the claim may yet arrive: once more when none can take effect any more.
+            (Verb::Forget { .. }, _) if server_time <= refuse_after => {
+                let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
+                self.release_again(step.call.clone(), wait);
+            }
+            // Whatever comes finds the result.
+            (Verb::Forget { .. }, _) | (_, Ok(Answer::Done { .. })) => self.unsettled.settle(id),
+            _ => {}
+        }
+    }
+
+    /// The connection broke under these: what may be repeated is sent again, the rest has failed.
+    pub(super) fn write_off(&mut self, load: Load) {
+        let steps = match load {
+            Load::Steps(steps) => steps,
+            Load::Plain(plain) => {
+                let _ = plain.reply.send(Err(broke()));
+                return;
+            }
+        };
+        let mut again = Vec::new();
+        for mut step in steps {
+            if step.call.is_repeatable() && step.reply.is_some() {
+                self.remember_claim(&step);
+                again.push(step);
+            } else {
+                self.fail(&mut step, broke());
+            }
+        }
+        self.line.put_back(again);
+    }
+}

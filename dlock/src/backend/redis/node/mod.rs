@@ -1,0 +1,203 @@
+//! One server: a line of steps, and a supervised connection that carries them.
+//!
+//! Steps go out in the order in which they were queued. Those that wait when a call can be made travel
+//! together in one script call; a step that is alone goes out at once. A step that is not answered within
+//! its time fails, whatever the connection does. A connection that broke, or did not answer several times
+//! in a row, is replaced, for ever and with growing pauses.
+
+mod actor;
+mod failure;
+mod landing;
+mod line;
+mod unsettled;
+mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::Instant;
+
+use self::actor::Actor;
+pub(super) use self::failure::classify;
+use super::connect::{Connected, Connector};
+use super::script::{Answer, Call};
+use crate::backend::{BackendError, Lane, Outcome, Reason};
+use crate::clock;
+
+/// What a step brought.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) answer: Answer,
+    /// The step was sent more than once.
+    pub(crate) repeated: bool,
+}
+
+type Reply = oneshot::Sender<Result<Done, BackendError>>;
+
+struct Step {
+    call: Call,
+    deadline: Instant,
+    /// Its place in the line.
+    place: u64,
+    /// How often it was sent.
+    sent: u32,
+    /// A call of its own, because in company it was refused.
+    alone: bool,
+    /// Until when the server may carry out an acquire or a forced release, by the server's clock in µs.
+    refuse_after: u64,
+    /// `None` once it was answered.
+    reply: Option<Reply>,
+    /// Its share of the room for those that wait to be sent.
+    seat: Option<Seat>,
+}
+
+impl Step {
+    fn new(call: Call, deadline: Instant, reply: Reply, seat: Option<Seat>) -> Step {
+        Step {
+            call,
+            deadline,
+            place: 0,
+            sent: 0,
+            alone: false,
+            refuse_after: 0,
+            reply: Some(reply),
+            seat,
+        }
+    }
+
+    /// Of a step on a record that was sent before nobody can tell what became of the earlier copy.
+    fn admit(&self, error: &mut BackendError) {
+        if self.sent > 1 && self.call.is_on_record() {
+            error.outcome = Outcome::Unknown;
+        }
+    }
+}
+
+/// A command that is not a step.
+struct Plain {
+    cmd: Cmd,
+    deadline: Instant,
+    reply: oneshot::Sender<Result<Value, BackendError>>,
+}
+
+enum Request {
+    Step(Step),
+    Plain(Plain),
+}
+
+/// How many steps may wait for a server that does not keep up. Those that end or extend something are let in
+/// always: there are never more of them than holds.
+#[derive(Debug, Clone)]
+struct Room {
+    taken: Arc<AtomicUsize>,
+    seats: usize,
+}
+
+/// A place in the room, given back when it is dropped.
+#[derive(Debug)]
+struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Room {
+    fn enter(&self) -> Result<Seat, BackendError> {
+        let seat = Seat(self.taken.clone());
+        if self.taken.fetch_add(1, Ordering::Relaxed) < self.seats {
+            return Ok(seat);
+        }
+        Err(BackendError::not_done(
+            Reason::Unreachable,
+            format!("{} requests are waiting for the server already", self.seats),
+        ))
+    }
+}
+
+/// A server, for those who have steps for it. The connection ends when the last of these is gone.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    queue: mpsc::UnboundedSender<Request>,
+    room: Room,
+    timeout: Duration,
+}
+
+impl Node {
+    /// Starts with a connection that stands. `doubts` is told whenever it had to be made anew. At most
+    /// `seats` requests wait to be sent.
+    pub(super) fn start(
+        connector: Connector,
+        connected: Connected,
+        seats: usize,
+        doubts: broadcast::Sender<Lane>,
+        runtime: &tokio::runtime::Handle,
+    ) -> Node {
+        let (queue, requests) = mpsc::unbounded_channel();
+        let timeout = connector.timeout;
+        let actor = Actor::new(connector, &connected, requests, doubts);
+        runtime.spawn(actor.run(connected));
+        let room = Room {
+            taken: Arc::default(),
+            seats,
+        };
+        Node { queue, room, timeout }
+    }
+
+    /// Queues a step now; the future is its answer, within the timeout.
+    pub(super) fn step(&self, call: Call) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+        let queued = self.enter(call);
+        async move {
+            let (answer, queued) = queued?;
+            match answer.await {
+                Ok(answer) => answer,
+                Err(_) => Err(closed(queued)),
+            }
+        }
+    }
+
+    /// Where its answer comes, and whether it was queued.
+    #[allow(clippy::type_complexity, reason = "said in the line above")]
+    fn enter(
+        &self,
+        call: Call,
+    ) -> Result<(oneshot::Receiver<Result<Done, BackendError>>, bool), BackendError> {
+        let seat = match call.may_be_turned_away() {
+            true => Some(self.room.enter()?),
+            false => None,
+        };
+        let (reply, answer) = oneshot::channel();
+        let step = Step::new(call, clock::now() + self.timeout, reply, seat);
+        let queued = self.queue.send(Request::Step(step)).is_ok();
+        Ok((answer, queued))
+    }
+
+    /// Sends a command that is not a step, and does not keep the order of steps.
+    pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, BackendError> {
+        let (reply, answer) = oneshot::channel();
+        let deadline = clock::now() + self.timeout;
+        let queued = self
+            .queue
+            .send(Request::Plain(Plain { cmd, deadline, reply }))
+            .is_ok();
+        answer.await.unwrap_or_else(|_| Err(closed(queued)))
+    }
+}
+
+/// The background work is gone, by shutdown or with its runtime.
+fn closed(queued: bool) -> BackendError {
+    BackendError {
+        outcome: if queued {
+            Outcome::Unknown
+        } else {
+            Outcome::NotDone
+        },
+        reason: Reason::Closed,
+        message: "the lock client is shut down".to_owned(),
+        source: None,
+    }
+}

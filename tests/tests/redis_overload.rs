@@ -1,0 +1,78 @@
+//! More requests than a server takes: those that cannot wait are turned away at once and told why, releases
+//! and renewals are not, and all is well again when the server is.
+
+use std::time::{Duration, Instant};
+
+use dlock::Error;
+use dlock_tests::faults::{TIMEOUT, hasty_builder, is_back, is_free};
+use dlock_tests::{Store, eventually};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+const SEATS: usize = 20_000;
+const CALLERS: usize = 100_000;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_has_only_so_many_waiting_for_it() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let client = hasty_builder(&server.url())
+        .max_queued(SEATS)
+        .retry_for(Duration::from_secs(60))
+        .build()
+        .await
+        .unwrap();
+    let guard = client.lock("held").acquire().await.unwrap();
+    let given_back = client.lock("given back").acquire().await.unwrap();
+    server.stop();
+    let asked = (0..CALLERS).map(|n| tokio::spawn(client.lock(format!("k{n}")).try_acquire()));
+    let asked: Vec<_> = asked.collect();
+    // It is in line before the room is empty again.
+    let release = tokio::spawn(given_back.release());
+    let begun = Instant::now();
+    let (mut turned_away, mut others) = (0, 0);
+    for outcome in join_all(asked).await {
+        match outcome.unwrap() {
+            Err(Error::Unreachable { message, .. }) if message.contains("waiting for the server already") => {
+                turned_away += 1;
+            }
+            Err(Error::Unreachable { .. } | Error::OutcomeUnknown { .. }) => others += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    println!(
+        "{turned_away} turned away, {others} waited, {:?} in all",
+        begun.elapsed()
+    );
+    assert!(turned_away > 0, "{others} waited");
+    // A caller that has patience is among them again and again, and gets in.
+    let patient = tokio::spawn(client.lock("patient").acquire());
+    tokio::time::sleep(TIMEOUT).await;
+    assert!(!release.is_finished() && !patient.is_finished());
+    server.cont();
+    release.await.unwrap().expect("no release is turned away");
+    patient.await.unwrap().unwrap().release().await.unwrap();
+    is_back(&client).await;
+    guard.ensure(29 * Duration::from_secs(1)).await.unwrap();
+    guard.release().await.unwrap();
+    // No ghosts: not now and not when all that was under way has arrived.
+    eventually("nothing is held", || async {
+        server.keys().await == ["dlock:fence"]
+    })
+    .await;
+    tokio::time::sleep(2 * TIMEOUT + 50 * MS).await;
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+    is_free(&client, "k1").await;
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test]
+async fn an_option_that_lets_nobody_in_is_refused() {
+    let store = Store::server().await;
+    let error = hasty_builder(&store.as_server().url())
+        .max_queued(0)
+        .build()
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("max_queued"), "{error}");
+}
