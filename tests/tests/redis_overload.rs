@@ -4,12 +4,14 @@
 use std::time::{Duration, Instant};
 
 use dlock::Error;
-use dlock_tests::faults::{TIMEOUT, hasty_builder, is_back, is_free};
+use dlock_tests::faults::{hasty_builder, is_back, is_free};
 use dlock_tests::{Store, eventually};
 use futures_util::future::join_all;
 
-const MS: Duration = Duration::from_millis(1);
-const SEATS: usize = 20_000;
+const SECOND: Duration = Duration::from_secs(1);
+/// What one step may take: long enough for the room to be full before the first has waited too long.
+const STEP: Duration = Duration::from_secs(3);
+const SEATS: usize = 5_000;
 const CALLERS: usize = 100_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,7 +20,8 @@ async fn a_server_that_stands_still_has_only_so_many_waiting_for_it() {
     let server = store.as_server();
     let client = hasty_builder(&server.url())
         .max_queued(SEATS)
-        .retry_for(Duration::from_secs(60))
+        .timeout(STEP)
+        .retry_for(60 * SECOND)
         .build()
         .await
         .unwrap();
@@ -47,20 +50,20 @@ async fn a_server_that_stands_still_has_only_so_many_waiting_for_it() {
     assert!(turned_away > 0, "{others} waited");
     // A caller that has patience is among them again and again, and gets in.
     let patient = tokio::spawn(client.lock("patient").acquire());
-    tokio::time::sleep(TIMEOUT).await;
+    tokio::time::sleep(SECOND).await;
     assert!(!release.is_finished() && !patient.is_finished());
     server.cont();
     release.await.unwrap().expect("no release is turned away");
     patient.await.unwrap().unwrap().release().await.unwrap();
     is_back(&client).await;
-    guard.ensure(29 * Duration::from_secs(1)).await.unwrap();
+    guard.ensure(29 * SECOND).await.unwrap();
     guard.release().await.unwrap();
     // No ghosts: not now and not when all that was under way has arrived.
     eventually("nothing is held", || async {
         server.keys().await == ["dlock:fence"]
     })
     .await;
-    tokio::time::sleep(2 * TIMEOUT + 50 * MS).await;
+    tokio::time::sleep(STEP).await;
     assert_eq!(server.keys().await, ["dlock:fence"]);
     is_free(&client, "k1").await;
     store.assert_clean(&[&client]).await;
