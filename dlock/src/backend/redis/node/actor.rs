@@ -50,6 +50,12 @@ pub(super) enum Load {
     Plain(Plain),
 }
 
+impl Load {
+    fn is_many(&self) -> bool {
+        matches!(self, Load::Steps(steps) if steps.len() > 1)
+    }
+}
+
 /// Why a connection is not served any more.
 enum End {
     Broken,
@@ -164,7 +170,15 @@ impl Actor {
     async fn serve(&mut self, connected: Connected) -> End {
         let mut wire = Wire::new(connected);
         let mut silent = 0;
+        let mut many_answered = false;
         let end = loop {
+            // Those who were answered run first, so that what they ask for next goes out together.
+            if std::mem::take(&mut many_answered) {
+                tokio::task::yield_now().await;
+                while let Ok(request) = self.requests.try_recv() {
+                    self.take_in(request);
+                }
+            }
             while self.flights.len() < CALLS {
                 match self.next_load() {
                     Some(load) => self.take_off(load, By::Hash, &wire),
@@ -175,6 +189,7 @@ impl Actor {
             let landed = match poll_fn(|cx| self.poll_event(cx, &mut wire)).await {
                 Event::Landed(at, result) => {
                     silent = 0;
+                    many_answered = self.flights.get(at).is_some_and(|flight| flight.load.is_many());
                     self.landed(at, Some(result))
                 }
                 Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
