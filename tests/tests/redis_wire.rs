@@ -51,8 +51,9 @@ async fn a_lock_is_a_hash_with_one_field_and_a_lease() {
     assert_eq!(holds, "1");
     assert!(left > 18 * SECOND && left <= 20 * SECOND, "{left:?}");
     assert_eq!(server.keys().await, ["dlock:fence", "k"]);
-    let fence: String = server.query(&["GET", "dlock:fence"]).await;
-    assert_eq!(fence, guard.fencing_token().to_string());
+    // The last of those that were reserved for holders in this process.
+    let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
+    assert!((guard.fencing_token()..).contains(&fence), "{fence}");
     assert_eq!(server.ttl("dlock:fence").await, None);
     // Re-entry is counted here and not there.
     let again = guard.reenter().unwrap();
@@ -322,5 +323,5 @@ async fn the_fence_is_no_lock() {
     assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error}");
     assert!(client.force_release("dlock:fence").await.is_err());
     let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
-    assert_eq!(fence, token);
+    assert!(fence >= token);
 }

@@ -304,14 +304,23 @@ pub(super) fn read<'a>(
 ) -> Option<(u64, Vec<Result<Answer, BackendError>>)> {
     let Value::Array(parts) = reply else { return None };
     let now = number(parts.first()?)?;
-    if parts.len() != 1 + steps.len() {
-        return None;
+    let mut parts = parts[1..].iter();
+    let mut answers = Vec::with_capacity(steps.len());
+    for step in steps {
+        answers.push(match (parts.next()?, &step.verb) {
+            (Value::Int(first), Verb::Acquire { .. }) if *first >= 0 => {
+                let first = u64::try_from(*first).ok()?;
+                let tokens = number(parts.next()?)?.checked_sub(1)?;
+                Ok(Answer::Acquired {
+                    first,
+                    last: first + tokens,
+                })
+            }
+            (Value::Int(number), _) => read_number(*number, step),
+            (other, _) => read_answer(other),
+        });
     }
-    let answers = parts[1..].iter().zip(steps).map(|(part, step)| match part {
-        Value::Int(number) => read_number(*number, step),
-        other => read_answer(other),
-    });
-    Some((now, answers.collect()))
+    parts.next().is_none().then_some((now, answers))
 }
 
 fn strange() -> BackendError {
@@ -322,10 +331,6 @@ fn strange() -> BackendError {
 fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
     let positive = u64::try_from(number).ok();
     match (&step.verb, positive) {
-        (Verb::Acquire { .. }, Some(token)) => Ok(Answer::Acquired {
-            first: token,
-            last: token,
-        }),
         (Verb::Acquire { .. }, None) => Ok(Answer::Busy {
             remaining: u64::try_from(-2 - number).ok().map(Duration::from_millis),
         }),
@@ -356,10 +361,6 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
     };
     let attempt = |at: usize| u32::try_from(num(at)?).map_err(|_| strange());
     match name.as_str() {
-        "acquired" => Ok(Answer::Acquired {
-            first: num(1)?,
-            last: num(2)?,
-        }),
         "late" => Err(BackendError::not_done(
             Reason::Unreachable,
             "the request reached the server too late and was refused there",

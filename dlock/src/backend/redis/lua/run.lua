@@ -34,7 +34,7 @@ local function undo(key, grant, reply)
   return { 'failed', tostring(reply.err) }
 end
 
-local at, step = 4, 1
+local at, step, filled = 4, 1, 1
 local what = ARGV[4]
 while what do
   step = step + 1
@@ -62,14 +62,13 @@ while what do
           set = ask('PEXPIRE', key, lease)
           if set ~= 1 then
             reply = undo(key, ARGV[at + 1], set)
-          elseif ARGV[at + 3] == '1' then
-            reply = token
-            token = token + 1
           else
             -- One is left for each acquire after this.
-            local upto = math.min(token + ARGV[at + 3] - 1, last - acquires)
-            reply = { 'acquired', token, upto }
-            token = upto + 1
+            local tokens = math.min(ARGV[at + 3], last - acquires - token + 1)
+            filled = filled + 1
+            replies[filled] = token
+            token = token + tokens
+            reply = tokens
           end
         end
       end
@@ -108,7 +107,8 @@ while what do
     reply = attempt(steps[what], key, unpack(ARGV, at + 2, at + 1 + count))
     at = at + 2 + count
   end
-  replies[step] = reply
+  filled = filled + 1
+  replies[filled] = reply
   what = ARGV[at]
 end
 return replies

@@ -13,11 +13,11 @@
 --                any other: the number of its arguments, its arguments
 --
 -- Reply: { server time in µs, answer of step 1, answer of step 2, ... }. Common answers are numbers:
---   acquire  the fencing token; -2 - PTTL when the lock is busy
+--   acquire  two: the first fencing token, how many there are; or one: -2 - PTTL when the lock is busy
 --   renew    1 renewed, 0 gone
 --   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
 -- All others are arrays whose first element says what they are:
---   acquired FIRST LAST | late | released HEARD | gone | holder ID COUNT PTTL | free |
+--   late | released HEARD | gone | holder ID COUNT PTTL | free |
 --   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
 --
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
