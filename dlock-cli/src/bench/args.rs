@@ -50,7 +50,8 @@ pub(crate) struct BenchArgs {
     /// What the names of the locks begin with. Runs that are given the same prefix share their locks.
     #[arg(long)]
     prefix: Option<String>,
-    /// Threads of each process; 1 is a single-threaded runtime [default: one for each core, divided among the processes].
+    /// Threads of each process; 1 is a single-threaded runtime [default: the cores, divided among the processes, but no
+    /// more than tasks].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Print one JSON object instead of a table.
@@ -213,7 +214,10 @@ impl BenchArgs {
         }
         let threads = match self.threads {
             Some(threads) => within("--threads", threads, 1, MOST_THREADS)?,
-            None => available_parallelism().map_or(1, |cores| (cores.get() / processes).max(1)),
+            // More threads than tasks only pass the work from one to the other.
+            None => available_parallelism()
+                .map_or(1, |cores| cores.get() / processes)
+                .clamp(1, tasks),
         };
         let seconds = self.seconds.unwrap_or(match workload {
             Workload::Held => 30.0,
