@@ -1,5 +1,5 @@
 //! How many instructions the pieces that matter take. Unlike a time, that is the same on a noisy machine, so a
-//! regression shows. Run by benches/instructions, which says what it needs.
+//! regression shows. Run it by `benches/instructions`, which says what it needs and sets what Valgrind needs.
 
 #![allow(missing_docs, unreachable_pub, reason = "of what the macros make")]
 
