@@ -184,7 +184,9 @@ impl Peer {
         with("--url", task.url.to_owned());
         with("--prefix", task.prefix.to_owned());
         with("--seconds", task.seconds.to_string());
-        with("--warmup", self.warmup().to_string());
+        if task.workload != Workload::Held {
+            with("--warmup", self.warmup().to_string());
+        }
         if task.processes > 1 {
             with("--processes", task.processes.to_string());
         }
