@@ -25,6 +25,9 @@ import org.redisson.config.Config;
  */
 public final class Driver {
 
+    /** A third of the default lease. */
+    private static final long PERIOD_MILLIS = 10_000;
+
     private final String workload;
     private final String url;
     private final int tasks;
@@ -179,6 +182,7 @@ public final class Driver {
     private void held() throws Exception {
         Semaphore slots = new Semaphore(64);
         AtomicLong errors = new AtomicLong();
+        long begin = System.nanoTime();
         List<CompletableFuture<?>> pending = new ArrayList<>();
         for (int i = 0; i < holds; i++) {
             slots.acquireUninterruptibly();
@@ -192,7 +196,10 @@ public final class Driver {
         }
         CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new)).handle((a, b) -> null).join();
         pending.clear();
-        Thread.sleep((long) (warmup * 1000));
+        // All are renewed together, ten seconds after the first was taken and so on. The measurement begins between two
+        // renewals, so that whole ones are in it.
+        long sinceRenewal = (System.nanoTime() - begin) / 1_000_000 % PERIOD_MILLIS;
+        Thread.sleep((PERIOD_MILLIS * 3 / 2 - sinceRenewal) % PERIOD_MILLIS);
         ready();
         Thread.sleep((long) (seconds * 1000));
         Report report = new Report();
