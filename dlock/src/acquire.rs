@@ -144,7 +144,7 @@ impl Attempt {
         let request = AcquireRequest {
             kind,
             key: key.clone(),
-            grant: id.clone(),
+            grant: id,
             lease: first_lease,
             tokens: handover::tokens(handovers, handed),
         };

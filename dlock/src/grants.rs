@@ -84,8 +84,6 @@ pub(crate) struct Grant {
     pub(crate) kind: Kind,
     pub(crate) key: LockKey,
     pub(crate) id: GrantId,
-    /// Unique in the process; the grant's name in the watchdog's books.
-    pub(crate) number: u64,
     pub(crate) client: Weak<Shared>,
     pub(crate) terms: Terms,
     state: Mutex<State>,
@@ -140,7 +138,6 @@ impl Grant {
             kind,
             key,
             id,
-            number: next_id(),
             client: Arc::downgrade(client),
             terms,
             state: Mutex::new(state),
@@ -169,8 +166,7 @@ impl Grant {
         let grant = Grant {
             kind: self.kind,
             key: self.key.clone(),
-            id: self.id.clone(),
-            number: self.number,
+            id: self.id,
             client: self.client.clone(),
             terms: Terms::new(
                 self.terms.lease,
@@ -219,6 +215,11 @@ impl Grant {
 
     pub(crate) fn take_turn(&self) -> Option<Box<Turn>> {
         self.state.lock().turn.take()
+    }
+
+    /// The grant's name in the watchdog's books.
+    pub(crate) fn number(&self) -> u64 {
+        self.id.number()
     }
 
     /// Whether this hold is still there.
@@ -270,8 +271,17 @@ impl Grant {
 
     /// The same without telling anybody, for callers that hold a lock: whoever is told may call back.
     pub(crate) fn peek(&self) -> HoldState {
+        self.peek_at(clock::now()).0
+    }
+
+    /// The same as of `now`, and when the grant is lost unless it is renewed.
+    pub(crate) fn peek_at(&self, now: Instant) -> (HoldState, Instant) {
         let state = self.state.lock();
-        if state.ended.is_none() && clock::now() >= state.deadline {
+        (self.judge(&state, now), state.deadline)
+    }
+
+    fn judge(&self, state: &State, now: Instant) -> HoldState {
+        if state.ended.is_none() && now >= state.deadline {
             let loss = match self.terms.max_end() {
                 Some(end) if self.terms.renewed && state.deadline + margin(self.terms.lease) >= end => {
                     Loss::MaxHold
@@ -357,7 +367,7 @@ impl Grant {
         ReleaseRequest {
             kind: self.kind,
             key: self.key.clone(),
-            grant: self.id.clone(),
+            grant: self.id,
             keep_for: self.min_hold_left(),
         }
     }
@@ -391,16 +401,16 @@ impl Grant {
         RenewRequest {
             kind: self.kind,
             key: self.key.clone(),
-            grant: self.id.clone(),
+            grant: self.id,
             lease,
         }
     }
 
     /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too
     /// late: what had expired before the answer came stays lost.
-    pub(crate) fn renewed(&self, sent: Instant, lease: Duration) {
+    pub(crate) fn renewed(&self, now: Instant, sent: Instant, lease: Duration) {
         let mut state = self.state.lock();
-        if clock::now() >= state.deadline {
+        if now >= state.deadline {
             return;
         }
         state.suspect = false;

@@ -63,6 +63,11 @@ impl LockKey {
         &self.name
     }
 
+    #[cfg(feature = "redis")]
+    pub(crate) fn shared(&self) -> Arc<str> {
+        self.name.clone()
+    }
+
     /// Whether the name keeps the rules.
     ///
     /// # Errors

@@ -136,7 +136,7 @@ impl TestStore {
         let request = AcquireRequest {
             kind: Kind::Lock,
             key: key.clone(),
-            grant: grant.clone(),
+            grant,
             lease,
             tokens: 1,
         };
@@ -244,7 +244,7 @@ impl Drop for Busy {
         let request = ReleaseRequest {
             kind: Kind::Lock,
             key: self.key.clone(),
-            grant: self.grant.clone(),
+            grant: self.grant,
             keep_for: Duration::ZERO,
         };
         drop(Backend::release(Arc::new(self.store.clone()), request));

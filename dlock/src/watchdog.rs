@@ -5,6 +5,7 @@
 //! nothing is held.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,13 +41,36 @@ pub(crate) struct Registry {
 
 #[derive(Debug)]
 struct Books {
-    grants: HashMap<u64, Entry>,
+    grants: HashMap<u64, Entry, BuildHasherDefault<NumberHasher>>,
     schedule: BTreeSet<(Moment, u64)>,
     /// When the watchdog will look by itself.
     looks_at: Option<Moment>,
     closed: Option<Loss>,
     /// From when on moments are counted.
     origin: Instant,
+}
+
+/// The numbers of grants are our own and count up: nobody can choose them, and they spread well.
+#[derive(Debug, Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // By the golden ratio, as Knuth has it: the map takes the upper bits, and the lower ones.
+        self.0 = (self.0 ^ number)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(32);
+    }
 }
 
 /// An instant in half the room: microseconds, rounded up so that what is due at a deadline is due when that
@@ -74,6 +98,11 @@ impl Books {
         Moment::of(self.origin, at)
     }
 
+    /// Whether there are so many that it pays to renew them in batches that were planned.
+    fn are_many(&self) -> bool {
+        self.grants.len() >= CHUNK
+    }
+
     fn set_due(&mut self, number: u64, due: Instant) {
         let due = self.moment(due);
         if let Some(entry) = self.grants.get_mut(&number) {
@@ -96,7 +125,7 @@ impl Default for Registry {
     fn default() -> Registry {
         Registry {
             books: Mutex::new(Books {
-                grants: HashMap::new(),
+                grants: HashMap::default(),
                 schedule: BTreeSet::new(),
                 looks_at: None,
                 closed: None,
@@ -119,14 +148,14 @@ impl Registry {
             return grant.lose(loss);
         }
         books.grants.insert(
-            grant.number,
+            grant.number(),
             Entry {
                 grant: grant.clone(),
                 due,
                 asked: false,
             },
         );
-        books.schedule.insert((due, grant.number));
+        books.schedule.insert((due, grant.number()));
         let sooner = books.looks_at.is_none_or(|at| due < at);
         drop(books);
         if sooner {
@@ -137,7 +166,7 @@ impl Registry {
     /// Puts another grant in the place of the one it is the heir of. `false` when that is not there any more.
     pub(crate) fn replace(&self, heir: &Arc<Grant>) -> bool {
         let mut books = self.books.lock();
-        let Some(entry) = books.grants.get_mut(&heir.number) else {
+        let Some(entry) = books.grants.get_mut(&heir.number()) else {
             return false;
         };
         entry.grant = heir.clone();
@@ -194,7 +223,7 @@ impl Registry {
             .filter(|grant| grant.key == *key)
             .collect();
         for grant in &grants {
-            books.remove(grant.number);
+            books.remove(grant.number());
         }
         let emptied = books.grants.is_empty();
         // Whoever is told of a loss may call back, so nobody is told under the lock, here and below.
@@ -210,39 +239,42 @@ impl Registry {
     /// Whose renewal is due about now; whatever else is due is dealt with here.
     fn collect(&self, now: Instant) -> Vec<Arc<Grant>> {
         let mut books = self.books.lock();
-        let due: Vec<_> = books
-            .schedule
-            .range(..=(books.moment(now + EARLIEST), u64::MAX))
-            .copied()
-            .collect();
+        // Many are due together anyway; a few go along with the first of them.
+        let early = if books.are_many() {
+            Duration::ZERO
+        } else {
+            EARLIEST
+        };
+        let last = (books.moment(now + early), u64::MAX);
+        let due: Vec<_> = books.schedule.range(..=last).copied().collect();
         let origin = books.origin;
-        let limit = |early| Moment::of(origin, now + early);
-        let (mut renew, mut over) = (Vec::new(), Vec::new());
+        let (mut renew, mut over) = (Vec::with_capacity(due.len()), Vec::new());
         for (due, number) in due {
             let Some(entry) = books.grants.get_mut(&number) else {
                 continue;
             };
-            let grant = entry.grant.clone();
-            let early = if grant.terms.renewed {
-                grant.terms.lease / 60
-            } else {
-                Duration::ZERO
-            };
-            if due > limit(early) {
-                continue;
+            let grant = &entry.grant;
+            if early > Duration::ZERO {
+                let early = if grant.terms.renewed {
+                    grain(grant)
+                } else {
+                    Duration::ZERO
+                };
+                if due > Moment::of(origin, now + early) {
+                    continue;
+                }
             }
-            let state = grant.peek();
+            let (state, deadline) = grant.peek_at(now);
             if let HoldState::Lost(loss) = state {
+                over.push((grant.clone(), loss));
                 books.remove(number);
-                over.push((grant, loss));
                 continue;
             }
             let wanted = grant.terms.renewed || state == HoldState::Suspect;
-            // The next look is at the deadline, unless an answer comes first.
-            let deadline = grant.deadline();
             if wanted && !std::mem::replace(&mut entry.asked, true) {
-                renew.push(grant);
+                renew.push(entry.grant.clone());
             }
+            // The next look is at the deadline, unless an answer comes first.
             books.set_due(number, deadline);
         }
         let emptied = books.grants.is_empty();
@@ -273,47 +305,59 @@ impl Registry {
         asked
     }
 
-    /// What a renewal brought for one grant.
-    fn answered(&self, number: u64, sent: Instant, lease: Duration, answer: Result<Renewal, BackendError>) {
+    /// What renewals brought that were sent at `sent`, each for its lease.
+    fn answered(
+        &self,
+        sent: Instant,
+        answers: impl Iterator<Item = (u64, Duration, Result<Renewal, BackendError>)>,
+    ) {
+        let (mut sooner, mut lost, mut failed) = (false, Vec::new(), Vec::new());
         let mut books = self.books.lock();
-        // Released meanwhile: whatever the store said is of no interest.
-        let Some(entry) = books.grants.get_mut(&number) else {
-            return;
-        };
-        entry.asked = false;
-        // Who has it now; it may have been handed on since the question was asked. All that follows from
-        // the answer is entered before it can be handed on again.
-        let grant = entry.grant.clone();
-        let ended = match (&answer, grant.peek()) {
-            (_, HoldState::Lost(loss)) if loss != Loss::Released => Some(loss),
-            (Ok(Renewal::Gone), _) => Some(Loss::Gone),
-            (Err(error), _) if matches!(error.reason, Reason::KeyTaken(_)) => Some(Loss::Gone),
-            _ => None,
-        };
-        let mut doubted = false;
-        let due = if ended.is_some() {
-            books.remove(number);
-            None
-        } else if answer.is_ok() {
-            grant.renewed(sent, lease);
-            Some(spread(&books, &grant, next_due(&grant, sent), 5))
-        } else {
-            doubted = grant.suspect();
-            Some(next_try(&grant))
-        };
-        if let Some(due) = due {
+        let now = clock::now();
+        for (number, lease, answer) in answers {
+            // Released meanwhile: whatever the store said is of no interest.
+            let Some(entry) = books.grants.get_mut(&number) else {
+                continue;
+            };
+            entry.asked = false;
+            // Who has it now; it may have been handed on since the question was asked. All that follows from
+            // the answer is entered before it can be handed on again.
+            let grant = entry.grant.clone();
+            let ended = match (&answer, grant.peek_at(now).0) {
+                (_, HoldState::Lost(loss)) if loss != Loss::Released => Some(loss),
+                (Ok(Renewal::Gone), _) => Some(Loss::Gone),
+                (Err(error), _) if matches!(error.reason, Reason::KeyTaken(_)) => Some(Loss::Gone),
+                _ => None,
+            };
+            if let Some(loss) = ended {
+                books.remove(number);
+                lost.push((grant, loss));
+                continue;
+            }
+            let due = match answer {
+                Ok(_) => {
+                    grant.renewed(now, sent, lease);
+                    spread(&books, &grant, next_due(&grant, sent), 5)
+                }
+                Err(error) => {
+                    let doubted = grant.suspect();
+                    let again = next_try(&grant);
+                    failed.push((grant.clone(), error, doubted));
+                    again
+                }
+            };
             books.set_due(number, due);
+            sooner |= books.looks_at.is_none_or(|at| books.moment(due) < at);
         }
-        let sooner = due.is_some_and(|due| books.looks_at.is_none_or(|at| books.moment(due) < at));
         let emptied = books.grants.is_empty();
         drop(books);
-        if let Err(error) = answer {
-            tracing::debug!(key = %grant.key, %error, "a renewal failed");
+        for (grant, error, doubted) in failed {
+            tracing::debug!(key = %grant.key, %error, "a renewal failed and is tried again");
+            if doubted {
+                grant.tell_suspect();
+            }
         }
-        if doubted {
-            grant.tell_suspect();
-        }
-        if let Some(loss) = ended {
+        for (grant, loss) in lost {
             grant.lose(loss);
         }
         if sooner {
@@ -336,7 +380,7 @@ impl Registry {
             .collect();
         let mut news = Vec::new();
         for grant in doubtful {
-            books.set_due(grant.number, now);
+            books.set_due(grant.number(), now);
             if grant.suspect() {
                 news.push(grant);
             }
@@ -368,11 +412,21 @@ fn next_due(grant: &Grant, sent: Instant) -> Instant {
 /// Where many are held, what was acquired at once is not renewed at once for ever: a renewal comes earlier,
 /// by up to one of `parts` of its period.
 fn spread(books: &Books, grant: &Grant, due: Instant, parts: u32) -> Instant {
-    if !grant.terms.renewed || books.grants.len() < CHUNK {
+    if !grant.terms.renewed || !books.are_many() {
         return due;
     }
     let earlier = (grant.terms.lease / 3 / parts).mul_f64(fastrand::f64());
-    due.checked_sub(earlier).unwrap_or(due)
+    let due = due.checked_sub(earlier).unwrap_or(due);
+    // All that are due within a grain go along with the first.
+    let grain = grain(grant).as_micros().max(1);
+    let since = due.saturating_duration_since(books.origin).as_micros();
+    let late = u64::try_from(since % grain).unwrap_or(0);
+    due.checked_sub(Duration::from_micros(late)).unwrap_or(due)
+}
+
+/// By how much a renewal may come early, to go along with others.
+fn grain(grant: &Grant) -> Duration {
+    (grant.terms.lease / 60).min(EARLIEST)
 }
 
 /// When to try again after a renewal failed: the sooner, the less is left.
@@ -421,7 +475,7 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
         if news {
             for grant in registry.collect(clock::now()) {
                 let lane = lanes.entry(shared.backend.lane(&grant.key)).or_default();
-                lane.numbers.push_back(grant.number);
+                lane.numbers.push_back(grant.number());
             }
         }
         lanes.retain(|_, due| {
@@ -486,15 +540,16 @@ async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
         Err(_) => Err(BackendError::unknown(format!("no answer within {patience:?}"))),
     };
     let mut answers = answers.map(Vec::into_iter);
-    for (grant, lease) in asked {
+    let answers = asked.iter().map(|(grant, lease)| {
         let answer = match &mut answers {
             Ok(answers) => answers
                 .next()
                 .unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
             Err(error) => Err(error.clone()),
         };
-        shared.registry.answered(grant.number, sent, lease, answer);
-    }
+        (grant.number(), *lease, answer)
+    });
+    shared.registry.answered(sent, answers);
 }
 
 impl Shared {
@@ -511,7 +566,8 @@ impl Shared {
                 .unwrap_or_else(|| Err(BackendError::unknown("no answer")))
         });
         let failed = answer.as_ref().err().cloned();
-        self.registry.answered(grant.number, sent, lease, answer);
+        self.registry
+            .answered(sent, std::iter::once((grant.number(), lease, answer)));
         match failed {
             Some(error) if grant.status() != HoldState::Lost(Loss::Gone) => {
                 Err(error.into_error("the renewal of lock", &grant.key))

@@ -66,7 +66,7 @@ impl Held {
         self.entries.insert(
             key.clone(),
             Entry {
-                grant: grant.clone(),
+                grant: *grant,
                 until,
             },
         );
@@ -290,7 +290,7 @@ impl Backend for MemoryBackend {
 impl Entry {
     fn holder(&self, now: Instant) -> Holder {
         Holder::new(
-            self.grant.as_str().to_owned(),
+            self.grant.to_string(),
             1,
             Some(self.until.saturating_duration_since(now)),
         )

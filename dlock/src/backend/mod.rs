@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
+use uuid::Uuid;
 
 use crate::error::Cause;
 use crate::record::Records;
@@ -63,24 +64,46 @@ impl fmt::Display for Kind {
 
 /// What a store knows a grant by: `<client uuid>:<number>`, drawn anew for every acquire that is sent and
 /// never used again.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct GrantId(Arc<str>);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GrantId {
+    client: Uuid,
+    number: u64,
+}
 
 impl GrantId {
-    pub(crate) fn new(client: impl fmt::Display, number: u64) -> GrantId {
-        GrantId(format!("{client}:{number}").into())
+    pub(crate) fn new(client: Uuid, number: u64) -> GrantId {
+        GrantId { client, number }
     }
 
-    /// The id as it stands in the store.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+    /// Unique in its client.
+    pub(crate) fn number(self) -> u64 {
+        self.number
+    }
+
+    /// Writes the id as it stands in the store to the end of a buffer; where it begins there. It is sent with
+    /// every step, and what `Display` costs shows.
+    #[cfg(feature = "redis")]
+    pub(crate) fn write(self, buffer: &mut [u8; 57]) -> usize {
+        let (mut at, mut number) = (buffer.len(), self.number);
+        loop {
+            at -= 1;
+            buffer[at] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        at -= 1;
+        buffer[at] = b':';
+        let begin = at - uuid::fmt::Hyphenated::LENGTH;
+        self.client.hyphenated().encode_lower(&mut buffer[begin..at]);
+        begin
     }
 }
 
 impl fmt::Display for GrantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{}:{}", self.client, self.number)
     }
 }
 
@@ -495,5 +518,20 @@ pub(crate) fn only_plain(kind: Kind) -> Result<(), BackendError> {
             Reason::Unsupported,
             format!("kind {other} does not exist yet, only the plain lock does"),
         )),
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_written_as_it_is_displayed() {
+        for number in [0, 7, 10, 1234, u64::MAX] {
+            let id = GrantId::new(Uuid::new_v4(), number);
+            let mut buffer = [0; 57];
+            let begin = id.write(&mut buffer);
+            assert_eq!(&buffer[begin..], id.to_string().as_bytes());
+        }
     }
 }

@@ -77,7 +77,7 @@ impl RedisBackend {
 
     fn name(&self, key: &LockKey) -> Arc<str> {
         match self.prefix.as_str() {
-            "" => key.as_str().into(),
+            "" => key.shared(),
             prefix => format!("{prefix}{}", key.as_str()).into(),
         }
     }

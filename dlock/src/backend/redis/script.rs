@@ -130,10 +130,10 @@ impl Call {
     }
 
     /// The id under which this takes something: what may then have to be given back.
-    pub(super) fn takes(&self) -> Option<&str> {
+    pub(super) fn takes(&self) -> Option<String> {
         match &self.verb {
-            Verb::Acquire { grant, .. } => Some(grant.as_str()),
-            _ => self.claims(),
+            Verb::Acquire { grant, .. } => Some(grant.to_string()),
+            _ => self.claims().map(str::to_owned),
         }
     }
 
@@ -179,16 +179,18 @@ impl Call {
     fn write(&self, refuse_after: u64, cmd: &mut Cmd) {
         match &self.verb {
             Verb::Acquire { grant, lease, tokens } => {
-                cmd.arg("acquire").arg(grant.as_str()).arg(millis(*lease));
+                cmd.arg("acquire")
+                    .arg(id(*grant, &mut [0; 57]))
+                    .arg(millis(*lease));
                 cmd.arg((*tokens).max(1));
             }
             Verb::Release { grant, keep_until } => {
                 let keep = keep_until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()));
-                cmd.arg("release").arg(grant.as_str()).arg(millis(keep));
+                cmd.arg("release").arg(id(*grant, &mut [0; 57])).arg(millis(keep));
                 cmd.arg(channel(&self.key));
             }
             Verb::Renew { grant, lease } => {
-                cmd.arg("renew").arg(grant.as_str()).arg(millis(*lease));
+                cmd.arg("renew").arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
             }
             Verb::Inspect => {
                 cmd.arg("inspect").arg(0);
@@ -226,6 +228,12 @@ impl Call {
             }
         }
     }
+}
+
+/// A grant's id, written into a buffer.
+fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
+    let begin = grant.write(buffer);
+    &buffer[begin..]
 }
 
 /// The channel on which Redisson and we tell of the release of a plain lock.

@@ -77,7 +77,7 @@ impl Actor {
         if error.outcome == Outcome::Unknown
             && let Some(id) = step.call.takes()
         {
-            self.unsettled.remember(id, step.refuse_after);
+            self.unsettled.remember(&id, step.refuse_after);
         }
         let Some(reply) = step.reply.take() else { return };
         if let Verb::Forget { token } = &step.call.verb
@@ -185,7 +185,7 @@ impl Actor {
                 && let Some(id) = step.call.takes()
             {
                 // Failed meanwhile, and this was the only copy.
-                self.unsettled.settle(id);
+                self.unsettled.settle(&id);
             }
         }
         again
@@ -221,7 +221,7 @@ impl Actor {
         if let Verb::Release { grant, .. } = &step.call.verb {
             // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
             // any more.
-            if let Some(refuse_after) = self.unsettled.get(grant.as_str()) {
+            if let Some(refuse_after) = self.unsettled.get(grant) {
                 if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
                     let at = clock::now() + wait.min(self.connector.timeout * 2);
@@ -230,7 +230,7 @@ impl Actor {
                     self.later.insert((at, self.next), step);
                     return;
                 }
-                self.unsettled.settle(grant.as_str());
+                self.unsettled.settle(grant);
             }
         }
         self.settle_claim(&step, &answer, server_time);

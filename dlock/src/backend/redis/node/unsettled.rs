@@ -13,7 +13,7 @@ const KEPT: u64 = 60_000_000;
 
 pub(super) struct Unsettled {
     /// By the id of the grant or claim, the server time (µs) after which no copy can take effect any more.
-    until: HashMap<Box<str>, u64>,
+    until: HashMap<String, u64>,
     /// How many there may be before the old ones are forgotten.
     enough: usize,
     /// The server's clock (µs) not after this moment of ours.
@@ -41,25 +41,28 @@ impl Unsettled {
     }
 
     /// A copy may be on its way, until then.
-    pub(super) fn remember(&mut self, id: &str, refuse_after: u64) {
+    pub(super) fn remember(&mut self, id: &(impl ToString + ?Sized), refuse_after: u64) {
         if self.until.len() >= self.enough {
             let now = self.server_time(clock::now());
             self.until.retain(|_, until| *until + KEPT > now);
             self.enough = (2 * self.until.len()).max(1024);
         }
-        let until = self.until.entry(id.into()).or_default();
+        let until = self.until.entry(id.to_string()).or_default();
         *until = refuse_after.max(*until);
     }
 
-    pub(super) fn get(&self, id: &str) -> Option<u64> {
-        self.until.get(id).copied()
+    pub(super) fn get(&self, id: &(impl ToString + ?Sized)) -> Option<u64> {
+        // Nearly always there are none.
+        if self.until.is_empty() {
+            return None;
+        }
+        self.until.get(&id.to_string()).copied()
     }
 
     /// No copy can do anything any more.
-    pub(super) fn settle(&mut self, id: &str) {
-        // Nearly always there are none.
+    pub(super) fn settle(&mut self, id: &(impl ToString + ?Sized)) {
         if !self.until.is_empty() {
-            self.until.remove(id);
+            self.until.remove(&id.to_string());
         }
     }
 }
