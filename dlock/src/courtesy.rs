@@ -18,18 +18,21 @@ use crate::backend::Watch;
 use crate::clock;
 use crate::waiters::Name;
 
-/// The shortest time slice of a process, and the shortest time for which it lets others go first.
-const SHORT: Duration = Duration::from_millis(5);
-/// The longest of both, however slow the store is.
+/// The shortest time for which a process lets others go first: enough for one that is slow to wake up. It ends
+/// when they have come, so it costs only where nobody does.
+const SHORT: Duration = Duration::from_millis(10);
+/// The longest, however slow the store is.
 const LONG: Duration = Duration::from_millis(100);
 /// For how long it is remembered who did not come.
 const MEMORY: Duration = Duration::from_secs(1);
+/// How many times in a row nobody may come before pauses are left out.
+const PATIENCE: u32 = 2;
 /// Of how many pauses all but one are left out at the most, as a power of two.
 const RAREST: u32 = 6;
 
-/// Four round trips of the store, within limits.
-pub(crate) fn some_round_trips(sent: Instant, answered: Instant) -> Duration {
-    (answered.saturating_duration_since(sent) * 4).clamp(SHORT, LONG)
+/// Four round trips of the store, but no less than `least`.
+pub(crate) fn some_round_trips(sent: Instant, answered: Instant, least: Duration) -> Duration {
+    (answered.saturating_duration_since(sent) * 4).clamp(least, LONG)
 }
 
 /// A release that went to the store while others wait here.
@@ -68,7 +71,7 @@ impl After {
         }
         let now = clock::now();
         Some(Pause {
-            until: now + some_round_trips(self.sent, now),
+            until: now + some_round_trips(self.sent, now, SHORT),
             // The first is our own release, the second that of another.
             news: self.news.map(|news| news + 2),
         })
@@ -101,7 +104,7 @@ impl Courtesies {
             if courtesy.skip > 0 {
                 courtesy.skip -= 1;
             } else {
-                courtesy.until = Some(now + some_round_trips(sent, now));
+                courtesy.until = Some(now + some_round_trips(sent, now, SHORT));
             }
         });
     }
@@ -152,9 +155,9 @@ impl Courtesies {
             courtesy.in_vain = if came {
                 0
             } else {
-                (courtesy.in_vain + 1).min(RAREST)
+                courtesy.in_vain.saturating_add(1)
             };
-            courtesy.skip = (1 << courtesy.in_vain) - 1;
+            courtesy.skip = (1 << courtesy.in_vain.saturating_sub(PATIENCE).min(RAREST)) - 1;
         });
     }
 

@@ -26,6 +26,8 @@ use crate::{clock, courtesy};
 
 /// How many times a lock is handed on, unless said otherwise: more than fit into a slice.
 pub(crate) const DEFAULT_HANDOVERS: u32 = 4096;
+/// The time slice of a process, where four round trips of the store are no longer than that.
+const SLICE: Duration = Duration::from_millis(5);
 /// Tokens that an acquire reserves for hand-overs at least.
 const FEW: u32 = 16;
 
@@ -55,7 +57,7 @@ impl Chain {
         Chain {
             next_token: first.saturating_add(1),
             left: if exclusive { handovers.min(tokens) } else { 0 },
-            until: now + courtesy::some_round_trips(sent, now),
+            until: now + courtesy::some_round_trips(sent, now, SLICE),
         }
     }
 

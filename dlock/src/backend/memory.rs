@@ -63,13 +63,7 @@ impl Held {
     fn put(&mut self, key: &LockKey, grant: &GrantId, until: Instant) {
         self.take(key);
         self.ends.insert((until, key.clone()));
-        self.entries.insert(
-            key.clone(),
-            Entry {
-                grant: *grant,
-                until,
-            },
-        );
+        self.entries.insert(key.clone(), Entry { grant: *grant, until });
     }
 
     fn take(&mut self, key: &LockKey) -> Option<Entry> {
