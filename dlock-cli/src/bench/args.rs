@@ -1,7 +1,6 @@
 //! What `dlock bench` is asked for, and whether that makes sense.
 
 use std::path::PathBuf;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -50,10 +49,9 @@ pub(crate) struct BenchArgs {
     /// What the names of the locks begin with. Runs that are given the same prefix share their locks.
     #[arg(long)]
     prefix: Option<String>,
-    /// Threads of each process; 1 is a single-threaded runtime [default: the cores, divided among the processes, but no
-    /// more than tasks].
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    /// Threads of each process; with 1 nothing has to wake another thread, and a server is busy before it is.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -212,13 +210,7 @@ impl BenchArgs {
             }
             _ => {}
         }
-        let threads = match self.threads {
-            Some(threads) => within("--threads", threads, 1, MOST_THREADS)?,
-            // More threads than tasks only pass the work from one to the other.
-            None => available_parallelism()
-                .map_or(1, |cores| cores.get() / processes)
-                .clamp(1, tasks),
-        };
+        let threads = within("--threads", self.threads, 1, MOST_THREADS)?;
         let seconds = self.seconds.unwrap_or(match workload {
             Workload::Held => 30.0,
             _ => 5.0,
