@@ -56,6 +56,16 @@ pub async fn patient(url: &str) -> LockClient {
     built(|| hasty_builder(url).timeout(PATIENCE)).await
 }
 
+/// A client with nothing but the defaults, as far as time does not matter: its steps are never late.
+///
+/// # Panics
+/// When it cannot connect.
+pub async fn ordinary(url: &str) -> LockClient {
+    let builder = LockClient::builder().url(url);
+    let built = builder.timeout(PATIENCE).retry_for(PATIENCE).build().await;
+    built.unwrap_or_else(|error| panic!("the server is there: {error}"))
+}
+
 /// Builds it until it is connected.
 ///
 /// # Panics
@@ -139,16 +149,16 @@ where
 /// gives what it saw instead.
 ///
 /// # Panics
-/// When no round of ten hit the moment.
+/// When no round of twenty hit the moment.
 pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<T, M>) -> T {
     let mut missed = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..20 {
         match round().await {
             Ok(done) => return done,
             Err(instead) => missed.push(instead),
         }
     }
-    panic!("not once in ten rounds: {what}; instead {missed:?}");
+    panic!("not once in twenty rounds: {what}; instead {missed:?}");
 }
 
 /// Takes the lock, asking once, and gives it back.

@@ -198,7 +198,12 @@ impl Postgres {
     /// When that fails.
     pub async fn records(&self, table: &str) -> (PostgresRecords, Records) {
         let builder = PostgresRecords::builder(self.config(), NoTls).table(table);
-        let store = builder.connect().await.expect("the server is there");
+        // A machine that stands still for a while is no trouble that the tests with these are about.
+        let store = builder
+            .timeout(PATIENCE)
+            .connect()
+            .await
+            .expect("the server is there");
         store.create_table().await.expect("the table can be made");
         (store.clone(), Records::new(store))
     }

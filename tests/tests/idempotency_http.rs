@@ -35,7 +35,7 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(Duration::from_secs(20), looking).await.expect(what);
+    timeout(Duration::from_secs(60), looking).await.expect(what);
 }
 
 fn ask(method: &str, uri: &str, key: &str) -> Request<Body> {
@@ -392,7 +392,7 @@ mod over_http {
                 problem(409, "in-progress")
             );
             shop.go_on.add_permits(1);
-            assert_eq!(shop.handle.shutdown(Duration::from_secs(10)).await, 0);
+            assert_eq!(shop.handle.shutdown(Duration::from_secs(60)).await, 0);
             let got = other.answer("/pay", "k").await;
             assert!(got.is_replay() && got.text() == "run 1");
             assert_eq!((shop.run.count(), shop.handle.claims()), (1, 0));
@@ -430,7 +430,7 @@ mod over_http {
             drop((response, client));
             eventually("it is read on", || shop.handle.tasks() == 1).await;
             shop.go_on.add_permits(18);
-            assert_eq!(shop.handle.shutdown(Duration::from_secs(10)).await, 0);
+            assert_eq!(shop.handle.shutdown(Duration::from_secs(60)).await, 0);
             let got = shop.client(http2).await.answer("/stream", "k").await;
             assert!(got.is_replay() && got.body.len() == 20_000);
             assert_eq!((shop.run.count(), shop.handle.claims()), (1, 0));
@@ -458,7 +458,7 @@ mod over_http {
     #[tokio::test]
     async fn a_thousand_equal_requests_from_many_clients_run_once() {
         for http2 in [false, true] {
-            let shop = Arc::new(Shop::open(layer().wait(Duration::from_secs(20))).await);
+            let shop = Arc::new(Shop::open(layer().wait(Duration::from_secs(60))).await);
             let mut all = tokio::task::JoinSet::new();
             for _ in 0..20 {
                 let shop = shop.clone();

@@ -5,14 +5,15 @@ mod idempotency_support;
 use std::time::Duration;
 
 use dlock::LockClient;
-use dlock_tests::faults::{setting, step};
+use dlock_tests::faults::{in_rounds, setting, step};
+use dlock_tests::records::fresh_key;
 use dlock_tests::{Swallow, eventually, on_every_store};
 use dlock_tower::IdempotencyLayer;
 use dlock_tower::idempotency::caller::{Public, public};
 use http::Response;
 use http_body_util::Full;
 use idempotency_support::{Counting, SECOND, around, post, problem, send};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 fn on(client: &LockClient) -> IdempotencyLayer<Public> {
@@ -24,7 +25,7 @@ on_every_store! {
         let run = Counting::default();
         let mut all = tokio::task::JoinSet::new();
         for _ in 0..2 {
-            let layer = on(&store.client().await).wait(SECOND * 30);
+            let layer = on(&store.client().await).wait(SECOND * 60);
             let service = around(&layer, run.taking(Duration::from_millis(100)));
             for _ in 0..500 {
                 let service = service.clone();
@@ -36,37 +37,55 @@ on_every_store! {
     }
 
     async fn what_one_process_did_another_one_knows(store: &Store) {
-        let run = Counting::default();
-        let (a, b) = (on(&store.client().await), on(&store.client().await));
-        let slow = around(&a, run.taking(SECOND / 5));
-        let (a, b) = (around(&a, run.service()), around(&b, run.service()));
-        assert_eq!(send(&a, post("k")).await.text(), "run 1");
-        let again = send(&b, post("k")).await;
-        assert!(again.is_replay() && again.text() == "run 1");
-        // A client that goes away here finds its result there.
-        assert!(timeout(SECOND / 20, send(&slow, post("k2"))).await.is_err());
-        assert_eq!(send(&b, post("k2")).await.problem(), problem(409, "in-progress"));
-        sleep(SECOND / 2).await;
-        assert_eq!(send(&b, post("k2")).await.text(), "run 2");
+        in_rounds("the second asks while the first is at it", async || {
+            let run = Counting::default();
+            let (k, k2) = (fresh_key(), fresh_key());
+            let (a, b) = (on(&store.client().await), on(&store.client().await));
+            let slow = around(&a, run.taking(SECOND / 2));
+            let (a, b) = (around(&a, run.service()), around(&b, run.service()));
+            assert_eq!(send(&a, post(k.as_str())).await.text(), "run 1");
+            let again = send(&b, post(k.as_str())).await;
+            assert!(again.is_replay() && again.text() == "run 1");
+            // A client that goes away here finds its result there.
+            let gone = timeout(SECOND / 5, send(&slow, post(k2.as_str()))).await;
+            let there = send(&b, post(k2.as_str())).await;
+            if gone.is_ok() || there.problem() != problem(409, "in-progress") {
+                return Err(there.text().to_owned());
+            }
+            eventually("it is done", || async {
+                let there = send(&b, post(k2.as_str())).await;
+                there.is_replay() && there.text() == "run 2"
+            })
+            .await;
+            Ok(())
+        })
+        .await;
     }
 
     async fn a_waiter_takes_over_from_a_process_that_is_gone(store: &Store) {
-        let run = Counting::default();
-        let layer = on(&store.client().await).lease(SECOND / 2);
-        // Its claim stands, and nobody renews it.
-        let gone = std::thread::spawn({
-            let service = around(&layer, run.taking(SECOND * 60));
-            move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(async {
-                    assert!(timeout(SECOND / 5, service.oneshot(post("k"))).await.is_err());
-                });
+        in_rounds("the first has claimed before it is gone", async || {
+            let (run, key) = (Counting::default(), fresh_key());
+            let layer = on(&store.client().await).lease(SECOND / 2);
+            // Its claim stands, and nobody renews it.
+            let gone = std::thread::spawn({
+                let (service, key) = (around(&layer, run.taking(SECOND * 60)), key.clone());
+                move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                    runtime.block_on(async {
+                        assert!(timeout(SECOND / 5, service.oneshot(post(key.as_str()))).await.is_err());
+                    });
+                }
+            });
+            gone.join().unwrap();
+            if run.count() == 0 {
+                return Err("it is gone before");
             }
-        });
-        gone.join().unwrap();
-        let layer = on(&store.client().await).wait(SECOND * 10);
-        assert_eq!(send(&around(&layer, run.service()), post("k")).await.text(), "run 2");
-        assert_eq!(layer.stats().taken_over, 1);
+            let layer = on(&store.client().await).wait(SECOND * 60);
+            assert_eq!(send(&around(&layer, run.service()), post(key.as_str())).await.text(), "run 2");
+            assert_eq!(layer.stats().taken_over, 1);
+            Ok(())
+        })
+        .await;
     }
 }
 
@@ -76,7 +95,7 @@ async fn a_reply_that_is_lost_changes_nothing() {
         for swallow in [Swallow::Cut, Swallow::Hang] {
             let (_store, proxy, behind, beside) = setting().await;
             let run = Counting::default();
-            let layer = on(&behind).retry_for(SECOND * 2);
+            let layer = on(&behind).retry_for(SECOND * 60);
             let released = what == "forget";
             let handler = run.answering(move |n| async move {
                 let mut response = Response::new(Full::from(format!("run {n}")));
@@ -89,7 +108,7 @@ async fn a_reply_that_is_lost_changes_nothing() {
             let first = send(&around(&layer, handler.clone()), post("k")).await;
             assert_eq!(first.text(), "run 1", "{what}");
             assert!(fault.fired(), "{what}");
-            assert_eq!(layer.handle().shutdown(SECOND * 10).await, 0);
+            assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
             let second = send(&around(&on(&beside), handler), post("k")).await;
             let wanted = if released { "run 2" } else { "run 1" };
             assert_eq!((second.text(), second.is_replay()), (wanted, !released), "{what}");
@@ -123,7 +142,7 @@ async fn a_network_that_is_away_at_the_claim_and_at_the_completion() {
     );
     assert_eq!((run.count(), layer.handle().tasks()), (1, 1));
     proxy.accept();
-    assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+    assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
     let again = send(&around(&on(&beside), run.service()), post("k")).await;
     assert!(again.is_replay() && again.text() == "run 1");
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use std::{env, path::Path};
 
 use dlock_tests::bins::{Answer, Checkout, example, run};
+use dlock_tests::faults::{SLACK, in_rounds};
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -29,7 +30,7 @@ fn count(answers: &[Answer], status: u16) -> usize {
 
 /// The text of a failed start: one line, told by the program and not by a panic.
 fn refusal(args: &[&str]) -> String {
-    let output = run("checkout", args, Duration::from_secs(8));
+    let output = run("checkout", args, Duration::from_secs(60));
     let error = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(
         matches!(output.status.code(), Some(1 | 2)),
@@ -225,18 +226,23 @@ async fn charges_of_an_account_come_one_after_another() {
 #[tokio::test]
 async fn two_accounts_do_not_wait_for_each_other() {
     let shop = Checkout::start(&["--think", "1s"]);
-    let started = Instant::now();
-    let amount = json!({ "amount": 5 });
-    let (ada, bob) = tokio::join!(
-        shop.post("/accounts/ada/charge", amount.clone()),
-        shop.post("/accounts/bob/charge", amount)
-    );
-    assert_eq!((ada.status, bob.status), (201, 201));
-    assert!(
-        started.elapsed() < Duration::from_millis(1_900),
-        "{:?}",
-        started.elapsed()
-    );
+    // One after the other it is never less than 2 s.
+    in_rounds("both at a time", async || {
+        let started = Instant::now();
+        let amount = json!({ "amount": 5 });
+        let (ada, bob) = tokio::join!(
+            shop.post("/accounts/ada/charge", amount.clone()),
+            shop.post("/accounts/bob/charge", amount)
+        );
+        assert_eq!((ada.status, bob.status), (201, 201));
+        let took = started.elapsed();
+        if took < Duration::from_millis(1_900) {
+            Ok(())
+        } else {
+            Err(took)
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -247,10 +253,7 @@ async fn holding_the_lock_twice_at_once_takes_twice_as_long() {
     assert_eq!((a.status, b.status), (200, 200));
     assert_ne!(a.token(), b.token());
     let took = started.elapsed();
-    assert!(
-        (Duration::from_millis(800)..Duration::from_secs(2)).contains(&took),
-        "{took:?}"
-    );
+    assert!((Duration::from_millis(800)..SLACK).contains(&took), "{took:?}");
 
     // longer than the time after which a lock layer would answer that somebody else has it
     let started = Instant::now();
@@ -278,12 +281,15 @@ async fn a_crowd_buys_every_piece_once() {
 async fn without_locks_a_crowd_buys_more_than_there_is() {
     for think in ["5ms", "0"] {
         let shop = Checkout::start(&["--without-locks", "--think", think]);
-        shop.put("sneaker", 100).await;
-        let answers = crowd(&shop, 200, 32).await;
-        assert!(
-            count(&answers, 201) > 100,
-            "thinking for {think}: the demonstration proves nothing"
-        );
+        let round = async || {
+            shop.put("sneaker", 100).await;
+            let answers = crowd(&shop, 200, 32).await;
+            match count(&answers, 201) {
+                101.. => Ok(answers),
+                sold => Err(sold),
+            }
+        };
+        let answers = in_rounds("more are sold than there are", round).await;
         assert!(
             answers
                 .iter()
@@ -292,10 +298,18 @@ async fn without_locks_a_crowd_buys_more_than_there_is() {
         assert!(shop.log().contains("WITHOUT LOCKS"));
     }
     let shop = Checkout::start(&["--without-locks"]);
-    let started = Instant::now();
-    let (a, b) = tokio::join!(shop.get("/lock?hold_ms=1000"), shop.get("/lock?hold_ms=1000"));
-    assert_eq!((a.status, b.status), (200, 200));
-    assert!(started.elapsed() < Duration::from_millis(1_900));
+    in_rounds("both at a time", async || {
+        let started = Instant::now();
+        let (a, b) = tokio::join!(shop.get("/lock?hold_ms=1000"), shop.get("/lock?hold_ms=1000"));
+        assert_eq!((a.status, b.status), (200, 200));
+        let took = started.elapsed();
+        if took < Duration::from_millis(1_900) {
+            Ok(())
+        } else {
+            Err(took)
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -398,15 +412,32 @@ async fn a_charge_under_a_key_happens_once_and_needs_its_lock_once() {
 
 #[tokio::test]
 async fn a_purchase_whose_buyer_has_gone_is_finished_and_told_later() {
-    let shop = Checkout::start(&["--think", "500ms"]);
-    shop.put("sneaker", 2).await;
-    let buy = || shop.post_once("cart-9", "/items/sneaker/buy", json!({ "quantity": 1 }));
-    let gone = tokio::time::timeout(Duration::from_millis(200), buy()).await;
-    assert!(gone.is_err(), "the buyer has gone before the answer");
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    let again = buy().await.unwrap();
-    assert!(again.status == 201 && again.replayed, "{again:?}");
-    assert_eq!(shop.item("sneaker").await, (1, 1));
+    in_rounds("the buyer is gone while the purchase is made", async || {
+        let shop = Checkout::start(&["--think", "500ms"]);
+        shop.put("sneaker", 2).await;
+        let buy = || shop.post_once("cart-9", "/items/sneaker/buy", json!({ "quantity": 1 }));
+        if tokio::time::timeout(Duration::from_millis(200), buy())
+            .await
+            .is_ok()
+        {
+            return Err("the answer was quicker");
+        }
+        let again = loop {
+            let again = buy().await.unwrap();
+            if again.status == 201 {
+                break again;
+            }
+            assert_eq!(again.status, 409, "{again:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        assert_eq!(shop.item("sneaker").await, (1, 1));
+        if again.replayed {
+            Ok(())
+        } else {
+            Err("the first had not arrived")
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -514,16 +545,23 @@ async fn a_crowd_from_the_page_buys_no_more_than_there_is() {
 
 #[tokio::test]
 async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
-    let shop = Checkout::start(&["--think", "100ms"]);
-    shop.put("sneaker", 5).await;
-    let (said, ()) = tokio::join!(shop.events("event: replay"), async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        let buy = || shop.post_once("cart-12345", "/items/sneaker/buy", json!({ "quantity": 1 }));
-        assert_eq!(
-            (buy().await.unwrap().status, buy().await.unwrap().status),
-            (201, 201)
-        );
-    });
+    let (shop, said) = in_rounds("the page is opened before the purchase", async || {
+        let shop = Checkout::start(&["--think", "100ms"]);
+        shop.put("sneaker", 5).await;
+        let (said, ()) = tokio::join!(shop.events("event: replay"), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let buy = || shop.post_once("cart-12345", "/items/sneaker/buy", json!({ "quantity": 1 }));
+            assert_eq!(
+                (buy().await.unwrap().status, buy().await.unwrap().status),
+                (201, 201)
+            );
+        });
+        match said.matches("event: key").count() {
+            3 => Ok((shop, said)),
+            _ => Err(said),
+        }
+    })
+    .await;
     let events: Vec<(&str, Value)> = said
         .split_terminator("\n\n")
         .filter_map(|event| {
@@ -557,8 +595,9 @@ async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
     let (rest, ()) = tokio::join!(reqwest::get(format!("{}/events", shop.url())), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         shop.signal(Signal::SIGINT);
-        assert_eq!(shop.ended(Duration::from_secs(3)).code(), Some(0));
+        assert_eq!(shop.ended(SLACK).code(), Some(0));
     });
+    assert!(!shop.log().contains("will be cut off"), "{}", shop.log());
     assert!(rest.unwrap().text().await.unwrap().starts_with("event: snapshot"));
 }
 
@@ -583,19 +622,25 @@ async fn more_pages_than_it_bears_are_told_to_come_back() {
 #[tokio::test]
 async fn it_ends_cleanly_on_ctrl_c_and_on_sigterm() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let shop = Checkout::start(&["--think", "300ms"]);
-        shop.put("sneaker", 1).await;
-        let (sale, ()) = tokio::join!(shop.buy("sneaker"), async {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            shop.signal(signal);
-        });
-        assert_eq!(
-            sale.expect("an answer").status,
-            201,
-            "a sale under way is finished"
-        );
-        assert_eq!(shop.ended(Duration::from_secs(2)).code(), Some(0));
-        assert!(shop.log().contains("nothing held"), "{}", shop.log());
+        in_rounds("a sale under way is finished", async || {
+            let shop = Checkout::start(&["--think", "300ms"]);
+            shop.put("sneaker", 1).await;
+            let (sale, ()) = tokio::join!(shop.buy("sneaker"), async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                shop.signal(signal);
+            });
+            assert_eq!(shop.ended(SLACK).code(), Some(0));
+            let said = shop.log();
+            assert!(
+                said.contains("nothing held") && !said.contains("will be cut off"),
+                "{said}"
+            );
+            // Or it had not even arrived.
+            let sale = sale.map_err(|error| error.to_string())?;
+            assert_eq!(sale.status, 201);
+            Ok::<_, String>(())
+        })
+        .await;
     }
 }
 
@@ -612,7 +657,7 @@ async fn neither_an_open_connection_nor_a_long_request_keeps_it_from_ending() {
         async {
             tokio::time::sleep(Duration::from_millis(200)).await;
             shop.signal(Signal::SIGINT);
-            let wait = shop.ended(Duration::from_secs(10));
+            let wait = shop.ended(Duration::from_secs(10) + SLACK);
             assert_eq!(wait.code(), Some(0));
         }
     );

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use dlock::record::Records;
 use dlock::record::postgres::PostgresRecords;
 use dlock_tests::Swallow;
+use dlock_tests::faults::PATIENCE;
 use dlock_tests::postgres::{PgProxy, Postgres, connect, fresh_table};
 use dlock_tower::idempotency::{Outcome, caller};
 use dlock_tower::{Idempotency, IdempotencyLayer};
@@ -41,6 +42,7 @@ struct Shop {
 async fn shop() -> Arc<Shop> {
     let (server, table) = (Postgres::shared().await, fresh_table());
     let store = PostgresRecords::builder(server.config(), NoTls)
+        .timeout(PATIENCE)
         .table(&table)
         .connect()
         .await

@@ -8,6 +8,7 @@ use dlock::backend::{Outcome, Reason};
 use dlock::record::postgres::PostgresRecords;
 use dlock::record::{ClaimReply, ClaimState, OwnerReply, Records};
 use dlock_tests::eventually;
+use dlock_tests::faults::{PATIENCE, in_rounds};
 use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
 use dlock_tests::records::{
     a_record_that_cannot_be_read, a_store_that_lost_its_data, ask, ask_for, by, claimed, fresh_key, leaving,
@@ -106,7 +107,7 @@ async fn what_became_of_a_claim_can_be_read() {
 async fn each_step_is_one_round_trip() {
     let server = Postgres::shared().await;
     let (proxy, table) = (PgProxy::start(server.addr()), fresh_table());
-    let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls);
+    let builder = PostgresRecords::builder(server.config_at(proxy.addr()), NoTls).timeout(PATIENCE);
     let store = builder
         .table(&table)
         .connections(1)
@@ -165,7 +166,11 @@ async fn a_claim_that_its_release_overtook_does_not_stand() {
 #[tokio::test]
 async fn what_is_forgotten_is_removed_in_small_steps_and_by_itself() {
     let (server, table) = (Postgres::shared().await, fresh_table());
-    let builder = || PostgresRecords::builder(server.config(), NoTls).table(&table);
+    let builder = || {
+        PostgresRecords::builder(server.config(), NoTls)
+            .timeout(PATIENCE)
+            .table(&table)
+    };
     let by_hand = builder().sweep_every(None).connect().await.unwrap();
     by_hand.create_table().await.unwrap();
     let (records, client) = (Records::new(by_hand.clone()), server.client().await);
@@ -209,7 +214,7 @@ async fn the_table_is_made_once_by_many_at_a_time_and_in_a_schema() {
     let server = Postgres::shared().await;
     let table = fresh_table();
     let stores = join_all((0..8).map(|_| {
-        let builder = PostgresRecords::builder(server.config(), NoTls).timeout(10 * SEC);
+        let builder = PostgresRecords::builder(server.config(), NoTls).timeout(PATIENCE);
         builder.table(&table).connections(1).connect()
     }))
     .await;
@@ -238,7 +243,9 @@ async fn the_table_is_made_once_by_many_at_a_time_and_in_a_schema() {
 #[tokio::test]
 async fn without_a_table_every_step_says_what_to_do_and_works_once_it_is_there() {
     let server = Postgres::shared().await;
-    let builder = PostgresRecords::builder(server.config(), NoTls).table(fresh_table());
+    let builder = PostgresRecords::builder(server.config(), NoTls)
+        .timeout(PATIENCE)
+        .table(fresh_table());
     let store = builder.connect().await.unwrap();
     let records = Records::new(store.clone());
     for _ in 0..2 {
@@ -266,7 +273,7 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
     let error = PostgresRecords::connect(nobody, NoTls).await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 
-    let builder = || PostgresRecords::builder(server.config(), NoTls);
+    let builder = || PostgresRecords::builder(server.config(), NoTls).timeout(PATIENCE);
     for bad in [
         builder().table("a; DROP TABLE b"),
         builder().connections(0),
@@ -286,6 +293,7 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
     let mut config = server.config();
     config.user(&user).password("p");
     let reader = PostgresRecords::builder(config, NoTls)
+        .timeout(PATIENCE)
         .table(&table)
         .connect()
         .await
@@ -301,6 +309,7 @@ async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
     for listen in [true, false] {
         let builder = || {
             PostgresRecords::builder(server.config(), NoTls)
+                .timeout(PATIENCE)
                 .table(&table)
                 .listen(listen)
         };
@@ -311,25 +320,34 @@ async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
         a.create_table().await.unwrap();
         let (a, b) = (Records::new(a), Records::new(b));
         let key = fresh_key();
-        let (token, _) = claimed(&a, ask(&key), 1).await;
-        let (mut here, mut there) = (a.watch(&key), b.watch(&key));
-        here.changed().await;
+        claimed(&a, ask(&key), 1).await;
+        let mut there = b.watch(&key);
         there.changed().await;
         if listen {
             // Nothing happens, so nobody is woken.
             assert!(timeout(600 * MS, there.changed()).await.is_err());
         }
-        let at = Instant::now();
-        a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
-        here.changed().await;
-        let local = at.elapsed();
-        there.changed().await;
-        let remote = at.elapsed();
-        let most = if listen { 100 * MS } else { 600 * MS };
-        assert!(
-            local < 100 * MS && remote < most,
-            "listen {listen}: {local:?}, {remote:?}"
-        );
+        // Each time a bit late is possible, always is not.
+        in_rounds("within a moment", async || {
+            let key = fresh_key();
+            let (token, _) = claimed(&a, ask(&key), 1).await;
+            let (mut here, mut there) = (a.watch(&key), b.watch(&key));
+            here.changed().await;
+            there.changed().await;
+            let at = Instant::now();
+            a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
+            here.changed().await;
+            let local = at.elapsed();
+            there.changed().await;
+            let remote = at.elapsed();
+            let most = if listen { 100 * MS } else { 600 * MS };
+            if local < 100 * MS && remote < most {
+                Ok(())
+            } else {
+                Err(format!("listen {listen}: {local:?}, {remote:?}"))
+            }
+        })
+        .await;
     }
 }
 
@@ -344,6 +362,7 @@ async fn the_connections_end_with_the_last_handle() {
         client.query_one(sql, &[&table]).await.unwrap().get::<_, i64>(0)
     };
     let builder = PostgresRecords::builder(config, NoTls)
+        .timeout(PATIENCE)
         .table(&table)
         .connections(3);
     let store = builder.connect().await.unwrap();

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use dlock_tests::bins::{Answer, Checkout, run};
+use dlock_tests::faults::{SLACK, in_rounds, within};
 use dlock_tests::{Command, Flavor, Proxy, Server, Swallow, eventually};
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
@@ -70,7 +71,7 @@ async fn two_copies_sell_every_piece_once() {
     for copy in [&a, &b] {
         assert!(copy.log().contains(" sold "), "both copies sell");
         copy.signal(Signal::SIGINT);
-        assert_eq!(copy.ended(Duration::from_secs(5)).code(), Some(0));
+        assert_eq!(copy.ended(Duration::from_secs(5) + SLACK).code(), Some(0));
         assert!(copy.log().contains("nothing held"));
     }
     assert_eq!(
@@ -164,10 +165,7 @@ async fn when_a_copy_is_killed_the_other_goes_on_selling_within_the_lease() {
         .find(|at| **at > killed + Duration::from_millis(100))
         .or(sold.last());
     let gap = next.expect("sales go on").saturating_duration_since(killed);
-    assert!(
-        gap < lease + Duration::from_millis(1_500),
-        "the next sale came {gap:?} after the kill"
-    );
+    assert!(gap < lease + SLACK, "the next sale came {gap:?} after the kill");
 }
 
 #[tokio::test]
@@ -209,100 +207,105 @@ async fn a_purchase_of_a_copy_that_was_killed_is_made_by_another_one_within_the_
         dies.signal(Signal::SIGKILL);
     });
     assert!(answer.is_err());
-    let killed = Instant::now();
-    eventually("the other copy takes over", async || {
-        buy(&other).await.unwrap().status == 201
+    within(Duration::from_secs(4), "the takeover", async {
+        eventually("the other copy takes over", async || {
+            buy(&other).await.unwrap().status == 201
+        })
+        .await;
     })
     .await;
-    assert!(
-        killed.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        killed.elapsed()
-    );
     assert!(buy(&other).await.unwrap().replayed);
     assert_eq!(other.item("sneaker").await, (4, 1));
 }
 
 #[tokio::test]
 async fn the_page_of_a_copy_shows_what_another_one_has_sold() {
-    let server = server().await;
-    let (a, b) = (copy(&server, &[]), copy(&server, &[]));
-    a.put("sneaker", 5).await;
-    let (said, ()) = tokio::join!(b.events("\"stock\":4"), async {
-        tokio::time::sleep(Duration::from_millis(700)).await;
-        assert_eq!(a.buy("sneaker").await.unwrap().status, 201);
-    });
-    assert!(
-        said.contains(r#"{"sku":"sneaker","stock":5,"sold":0,"promised":0}"#),
-        "{said}"
-    );
-    assert!(
-        said.ends_with("{\"sku\":\"sneaker\",\"stock\":4,\"sold\":1,\"promised\":0}\n\n"),
-        "{said}"
-    );
+    in_rounds("the page is opened before the sale", async || {
+        let server = server().await;
+        let (a, b) = (copy(&server, &[]), copy(&server, &[]));
+        a.put("sneaker", 5).await;
+        let (said, ()) = tokio::join!(b.events("\"stock\":4"), async {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            assert_eq!(a.buy("sneaker").await.unwrap().status, 201);
+        });
+        if !said.contains(r#"{"sku":"sneaker","stock":5,"sold":0,"promised":0}"#) {
+            return Err(said);
+        }
+        assert!(
+            said.ends_with("{\"sku\":\"sneaker\",\"stock\":4,\"sold\":1,\"promised\":0}\n\n"),
+            "{said}"
+        );
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_copy_stopped_past_its_lease_cannot_write_afterwards() {
-    let server = server().await;
-    let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);
-    let other = copy(&server, &["--lease", "1s"]);
-    slow.put("sneaker", 10).await;
-    let before = token(&server).await;
-    let (late, ()) = tokio::join!(slow.buy("sneaker"), async {
-        newer_token(&server, before).await;
-        slow.signal(Signal::SIGSTOP);
-        let started = Instant::now();
-        let sale = other.buy("sneaker").await.expect("an answer");
-        assert_eq!(sale.status, 201);
-        assert!(
-            started.elapsed() < Duration::from_millis(2_500),
-            "{:?}",
-            started.elapsed()
+    in_rounds("the copy is stopped before it writes", async || {
+        let server = server().await;
+        let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);
+        let other = copy(&server, &["--lease", "1s"]);
+        slow.put("sneaker", 10).await;
+        let before = token(&server).await;
+        let (late, ()) = tokio::join!(slow.buy("sneaker"), async {
+            newer_token(&server, before).await;
+            slow.signal(Signal::SIGSTOP);
+            let sale = within(Duration::from_millis(2_500), "the sale", other.buy("sneaker")).await;
+            assert_eq!(sale.expect("an answer").status, 201);
+            slow.signal(Signal::SIGCONT);
+        });
+        let late = late.expect("an answer");
+        if late.status == 201 {
+            return Err("it was too late to stop it");
+        }
+        assert!(late.is_problem(503, "urn:dlock:problem:fenced"), "{late:?}");
+        assert!(late.retry_after.is_some());
+        assert_eq!(
+            slow.item("sneaker").await,
+            (9, 1),
+            "the late write changed nothing"
         );
-        assert_eq!(other.item("sneaker").await, (9, 1));
-        slow.signal(Signal::SIGCONT);
-    });
-    let late = late.expect("an answer");
-    assert!(late.is_problem(503, "urn:dlock:problem:fenced"), "{late:?}");
-    assert!(late.retry_after.is_some());
-    assert_eq!(
-        slow.item("sneaker").await,
-        (9, 1),
-        "the late write changed nothing"
-    );
-    // and the copy is as good as before
-    assert_eq!(slow.buy("sneaker").await.unwrap().status, 201);
-    assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
-    assert_eq!(slow.item("sneaker").await, (7, 3));
+        // and the copy is as good as before
+        assert_eq!(slow.buy("sneaker").await.unwrap().status, 201);
+        assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
+        assert_eq!(slow.item("sneaker").await, (7, 3));
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_late_write_is_refused_even_before_the_new_holder_has_written() {
-    let server = server().await;
-    let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);
-    let other = copy(&server, &["--lease", "1s", "--think", "1s"]);
-    slow.put("sneaker", 10).await;
-    let before = token(&server).await;
-    let (late, sale) = tokio::join!(slow.buy("sneaker"), async {
-        let ours = newer_token(&server, before).await;
-        slow.signal(Signal::SIGSTOP);
-        let (sale, ()) = tokio::join!(other.buy("sneaker"), async {
-            newer_token(&server, ours).await;
-            slow.signal(Signal::SIGCONT);
+    in_rounds("the copy is stopped before it writes", async || {
+        let server = server().await;
+        let slow = copy(&server, &["--lease", "1s", "--think", "300ms"]);
+        let other = copy(&server, &["--lease", "1s", "--think", "1s"]);
+        slow.put("sneaker", 10).await;
+        let before = token(&server).await;
+        let (late, sale) = tokio::join!(slow.buy("sneaker"), async {
+            let ours = newer_token(&server, before).await;
+            slow.signal(Signal::SIGSTOP);
+            let (sale, ()) = tokio::join!(other.buy("sneaker"), async {
+                newer_token(&server, ours).await;
+                slow.signal(Signal::SIGCONT);
+            });
+            sale
         });
-        sale
-    });
-    assert!(
-        late.expect("an answer")
-            .is_problem(503, "urn:dlock:problem:fenced")
-    );
-    assert_eq!(
-        sale.expect("an answer").status,
-        201,
-        "the new holder is untouched"
-    );
-    assert_eq!(other.item("sneaker").await, (9, 1));
+        let late = late.expect("an answer");
+        if late.status == 201 {
+            return Err("it was too late to stop it");
+        }
+        assert!(late.is_problem(503, "urn:dlock:problem:fenced"), "{late:?}");
+        assert_eq!(
+            sale.expect("an answer").status,
+            201,
+            "the new holder is untouched"
+        );
+        assert_eq!(other.item("sneaker").await, (9, 1));
+        Ok(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -322,11 +325,7 @@ async fn a_server_that_hangs_or_restarts_is_a_503_for_as_long_as_it_does() {
         );
         assert!(answer.retry_after.is_some());
     }
-    assert!(
-        started.elapsed() < Duration::from_secs(8),
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
     server.cont();
     eventually("it sells again after the hang", async || {
         shop.buy("sneaker").await.unwrap().status == 201
@@ -399,24 +398,34 @@ async fn a_write_that_is_held_up_in_the_network_is_refused_when_it_arrives() {
     assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
     assert_eq!(other.item("sneaker").await, (8, 2));
     held.release();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    held.answered().await;
     assert_eq!(other.buy("sneaker").await.unwrap().status, 201);
     assert_eq!(other.item("sneaker").await, (7, 3));
 }
 
 #[tokio::test]
 async fn it_ends_in_bounded_time_while_the_server_hangs() {
-    let server = server().await;
-    let shop = copy(&server, &["--lease", "2s", "--think", "1s"]);
-    shop.put("sneaker", 10).await;
-    let before = token(&server).await;
-    let (answer, ()) = tokio::join!(shop.buy("sneaker"), async {
-        newer_token(&server, before).await;
-        server.stop();
-        shop.signal(Signal::SIGTERM);
-        assert_eq!(shop.ended(Duration::from_secs(15)).code(), Some(0));
-    });
-    assert!(answer.map_or(true, |answer| answer.status == 503));
+    in_rounds("the server hangs before the sale is written", async || {
+        let server = server().await;
+        let shop = copy(&server, &["--lease", "2s", "--think", "1s"]);
+        shop.put("sneaker", 10).await;
+        let before = token(&server).await;
+        let (answer, ()) = tokio::join!(shop.buy("sneaker"), async {
+            newer_token(&server, before).await;
+            server.stop();
+            shop.signal(Signal::SIGTERM);
+            assert_eq!(shop.ended(Duration::from_secs(15) + SLACK).code(), Some(0));
+        });
+        match answer {
+            Ok(answer) if answer.status == 201 => Err("it was too late to hang"),
+            Ok(answer) => {
+                assert_eq!(answer.status, 503);
+                Ok(())
+            }
+            Err(_) => Ok(()),
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -444,7 +453,7 @@ async fn a_wrong_password_is_one_line_that_does_not_repeat_it() {
     let (right, wrong) = (server.url(), format!("redis://:hunter2@{}", server.addr()));
     for (locks, store) in [(&wrong, &right), (&right, &wrong)] {
         let args = ["--listen", "127.0.0.1:0", "--locks", locks, "--store", store];
-        let output = run("checkout", &args, Duration::from_secs(10));
+        let output = run("checkout", &args, Duration::from_secs(60));
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");

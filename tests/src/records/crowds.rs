@@ -4,7 +4,7 @@ use super::*;
 
 /// Who watches a record looks when it has begun to, and when it is completed or released.
 pub async fn a_watch_wakes_on_completion_and_release(a: &Records, b: &Records) {
-    const SOON: Duration = Duration::from_secs(10);
+    const SOON: Duration = Duration::from_secs(60);
     for complete in [true, false] {
         let key = fresh_key();
         let (token, _) = claimed(a, ask(&key), 1).await;

@@ -1,47 +1,80 @@
 //! How long claims and records last.
 
+use std::time::Instant;
+
 use super::*;
+use crate::faults::in_rounds;
 
 /// From the claim on the record is kept for the retention, after a crash too, and no longer.
 pub async fn the_retention_counts_from_the_claim(a: &Records, b: &Records) {
-    let key = fresh_key();
-    claimed(a, ask_for(&key, MS, 2 * LATER), 1).await;
-    sleep(SHORT).await;
-    assert_eq!(reply(b, ask_other(&key)).await, ClaimReply::Mismatch);
-    sleep(2 * LATER).await;
-    claimed(b, ask_other(&key), 1).await;
+    in_rounds("it is asked for while it is kept", async || {
+        let key = fresh_key();
+        let claimed_at = Instant::now();
+        claimed(a, ask_for(&key, MS, 2 * LATER), 1).await;
+        sleep(SHORT).await;
+        let kept = reply(b, ask_other(&key)).await;
+        if kept != ClaimReply::Mismatch {
+            assert!(claimed_at.elapsed() >= 2 * LATER, "{kept:?}");
+            return Err(kept);
+        }
+        sleep(2 * LATER).await;
+        claimed(b, ask_other(&key), 1).await;
+        Ok(())
+    })
+    .await;
 }
 
 /// From the completion on it counts anew.
 pub async fn the_retention_counts_anew_from_the_completion(a: &Records, b: &Records) {
-    let (long, short) = (fresh_key(), fresh_key());
-    let (token, _) = claimed(a, ask_for(&long, SHORT, SHORT), 1).await;
-    a.complete(&long, &token, b"x".to_vec(), DAY).await.unwrap();
-    let (token, _) = claimed(a, ask(&short), 1).await;
-    a.complete(&short, &token, b"x".to_vec(), SHORT).await.unwrap();
-    sleep(LATER).await;
-    is_completed(b, &long, b"x").await;
-    claimed(b, ask(&short), 1).await;
+    in_rounds("it is completed while it is kept", async || {
+        let (long, short) = (fresh_key(), fresh_key());
+        let (token, _) = claimed(a, ask_for(&long, SHORT, SHORT), 1).await;
+        let completed = a.complete(&long, &token, b"x".to_vec(), DAY).await.unwrap();
+        if completed != Done {
+            return Err(completed);
+        }
+        let (token, _) = claimed(a, ask(&short), 1).await;
+        a.complete(&short, &token, b"x".to_vec(), SHORT).await.unwrap();
+        sleep(LATER).await;
+        is_completed(b, &long, b"x").await;
+        claimed(b, ask(&short), 1).await;
+        Ok(())
+    })
+    .await;
 }
 
 /// The lease is never longer than the record.
 pub async fn a_record_outlives_its_lease(a: &Records, b: &Records) {
-    let (at_claim, at_extend) = (fresh_key(), fresh_key());
-    claimed(a, ask_for(&at_claim, HOUR, MS), 1).await;
-    let (token, _) = claimed(a, ask_for(&at_extend, SHORT, MS), 1).await;
-    a.extend(&at_extend, &token, HOUR, MS).await.unwrap();
-    sleep(LATER).await;
-    is_running(b, &at_claim, 1).await;
-    is_running(b, &at_extend, 1).await;
+    in_rounds("it is extended while it is kept", async || {
+        let (at_claim, at_extend) = (fresh_key(), fresh_key());
+        claimed(a, ask_for(&at_claim, HOUR, MS), 1).await;
+        let (token, _) = claimed(a, ask_for(&at_extend, SHORT, MS), 1).await;
+        let extended = a.extend(&at_extend, &token, HOUR, MS).await.unwrap();
+        if extended != Done {
+            return Err(extended);
+        }
+        sleep(LATER).await;
+        is_running(b, &at_claim, 1).await;
+        is_running(b, &at_extend, 1).await;
+        Ok(())
+    })
+    .await;
 }
 
 /// An extension sets the lease anew, and keeps the record as long as it was to be kept before.
 pub async fn an_extension_keeps_both_times(a: &Records, b: &Records) {
-    let (lease, retention, less) = (fresh_key(), fresh_key(), fresh_key());
-    let (token, _) = claimed(a, ask_for(&lease, SHORT, SHORT), 1).await;
-    a.extend(&lease, &token, HOUR, SHORT).await.unwrap();
-    let (token, _) = claimed(a, ask_for(&retention, SHORT, SHORT), 1).await;
-    a.extend(&retention, &token, SHORT, DAY).await.unwrap();
+    let (lease, retention, less) = in_rounds("they are extended while they are kept", async || {
+        let (lease, retention, less) = (fresh_key(), fresh_key(), fresh_key());
+        for (key, by, keep) in [(&lease, HOUR, SHORT), (&retention, SHORT, DAY)] {
+            let (token, _) = claimed(a, ask_for(key, SHORT, SHORT), 1).await;
+            let extended = a.extend(key, &token, by, keep).await.unwrap();
+            if extended != Done {
+                return Err(extended);
+            }
+        }
+        Ok((lease, retention, less))
+    })
+    .await;
     let (token, _) = claimed(a, ask(&less), 1).await;
     a.extend(&less, &token, SHORT, MS).await.unwrap();
     sleep(LATER).await;
