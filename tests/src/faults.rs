@@ -56,13 +56,13 @@ pub async fn patient(url: &str) -> LockClient {
     built(|| hasty_builder(url).timeout(PATIENCE)).await
 }
 
-/// A client with nothing but the defaults, as far as time does not matter: its steps are never late.
+/// A client with nothing but the defaults, except that its steps are never late.
 ///
 /// # Panics
 /// When it cannot connect.
 pub async fn ordinary(url: &str) -> LockClient {
     let builder = LockClient::builder().url(url);
-    let built = builder.timeout(PATIENCE).retry_for(PATIENCE).build().await;
+    let built = builder.timeout(PATIENCE).build().await;
     built.unwrap_or_else(|error| panic!("the server is there: {error}"))
 }
 

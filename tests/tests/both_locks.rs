@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use dlock::{Error, HoldState, Loss, scope};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
 use dlock_tests::{eventually, on_every_store, settle};
+use futures_util::poll;
 use futures_util::stream::{self, StreamExt};
 
 const MS: Duration = Duration::from_millis(1);
@@ -416,12 +417,14 @@ on_every_store! {
         let mut waiters = Vec::new();
         for i in 0..5 {
             let (lock, order) = (client.lock("k"), order.clone());
-            waiters.push(tokio::spawn(async move {
+            let mut waiter = Box::pin(async move {
                 let guard = lock.acquire().await.unwrap();
                 order.lock().push(i);
                 guard.release().await.unwrap();
-            }));
-            eventually("it stands in line", || async { client.waited_for() == i + 1 }).await;
+            });
+            // From its first poll on it stands in line.
+            assert!(poll!(&mut waiter).is_pending());
+            waiters.push(tokio::spawn(waiter));
         }
         guard.release().await.unwrap();
         for waiter in waiters {
@@ -435,8 +438,9 @@ on_every_store! {
         let client = store.client().await;
         let guard = client.lock("k").acquire().await.unwrap();
         let lock = client.lock("k").max_waiters(2);
-        let waiters = [tokio::spawn(lock.acquire()), tokio::spawn(lock.acquire())];
-        eventually("two wait", || async { client.waited_for() == 2 }).await;
+        let (mut first, mut second) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
+        assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
+        let waiters = [tokio::spawn(first), tokio::spawn(second)];
         let refused = lock.acquire().await.unwrap_err();
         assert!(matches!(refused, Error::TooManyWaiters { limit: 2, .. }), "{refused}");
         assert!(matches!(
@@ -464,10 +468,9 @@ on_every_store! {
     async fn a_waiter_in_front_that_gives_up_leaves_its_place_to_the_next(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         let guard = a.lock("k").acquire().await.unwrap();
-        let first = tokio::spawn(b.lock("k").acquire());
-        eventually("one waits", || async { b.waited_for() == 1 }).await;
-        let second = tokio::spawn(b.lock("k").acquire());
-        eventually("two wait", || async { b.waited_for() == 2 }).await;
+        let (mut first, mut second) = (Box::pin(b.lock("k").acquire()), Box::pin(b.lock("k").acquire()));
+        assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
+        let (first, second) = (tokio::spawn(first), tokio::spawn(second));
         settle().await;
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
