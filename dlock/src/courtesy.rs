@@ -23,10 +23,14 @@ use crate::waiters::Name;
 const SHORT: Duration = Duration::from_millis(10);
 /// The longest, however slow the store is.
 const LONG: Duration = Duration::from_millis(100);
+/// For how long the answer to a release is waited for: whoever released may not be polled for a while.
+const ANSWER: Duration = Duration::from_secs(1);
 /// For how long it is remembered who did not come.
 const MEMORY: Duration = Duration::from_secs(1);
 /// How many times in a row nobody may come before pauses are left out.
 const PATIENCE: u32 = 2;
+/// As many keys are remembered without looking which can be forgotten.
+const LEAST_ROOM: usize = 64;
 /// Of how many pauses all but one are left out at the most, as a power of two.
 const RAREST: u32 = 6;
 
@@ -51,6 +55,8 @@ pub(crate) struct Pause {
     until: Instant,
     /// How many news there will have been when another holder has come and gone.
     news: Option<u64>,
+    /// That it is not one of those which are left out is known.
+    due: bool,
 }
 
 impl After {
@@ -64,7 +70,7 @@ impl After {
 
     /// Whether there are others, once the store has answered.
     pub(crate) async fn pause(self) -> Option<Pause> {
-        let heard = self.heard.await.ok()?;
+        let heard = tokio::time::timeout(ANSWER, self.heard).await.ok()?.ok()?;
         let own = u64::from(self.news.is_some());
         if heard.is_some_and(|heard| heard <= own) {
             return None;
@@ -74,6 +80,7 @@ impl After {
             until: now + some_round_trips(self.sent, now, SHORT),
             // The first is our own release, the second that of another.
             news: self.news.map(|news| news + 2),
+            due: false,
         })
     }
 }
@@ -82,7 +89,14 @@ impl After {
 #[derive(Debug, Default)]
 pub(crate) struct Courtesies {
     any: AtomicBool,
-    keys: Mutex<HashMap<Name, Courtesy>>,
+    keys: Mutex<Keys>,
+}
+
+#[derive(Debug, Default)]
+struct Keys {
+    known: HashMap<Name, Courtesy>,
+    /// How many there may be before it is looked which of them can be forgotten.
+    room: usize,
 }
 
 #[derive(Debug)]
@@ -114,8 +128,12 @@ impl Courtesies {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
-        let until = self.keys.lock().get_mut(of)?.until.take()?;
-        Some(Pause { until, news: None })
+        let until = self.keys.lock().known.get_mut(of)?.until.take()?;
+        Some(Pause {
+            until,
+            news: None,
+            due: true,
+        })
     }
 
     /// Waits until another holder was seen, or could have come; not at all where those who wait elsewhere
@@ -132,7 +150,7 @@ impl Courtesies {
         if pause.until <= now || end.is_some_and(|end| end <= pause.until) {
             return;
         }
-        let skipped = pause.news.is_some()
+        let skipped = !pause.due
             && self.with(of.clone(), now, |courtesy| {
                 let skip = courtesy.skip > 0;
                 courtesy.skip = courtesy.skip.saturating_sub(1);
@@ -164,7 +182,7 @@ impl Courtesies {
     /// Somebody else has the lock: whoever waits elsewhere does come.
     pub(crate) fn came(&self, of: &Name) {
         if self.any.load(Ordering::Relaxed)
-            && let Some(courtesy) = self.keys.lock().get_mut(of)
+            && let Some(courtesy) = self.keys.lock().known.get_mut(of)
         {
             courtesy.in_vain = 0;
             courtesy.skip = 0;
@@ -173,11 +191,14 @@ impl Courtesies {
 
     fn with<T>(&self, of: Name, now: Instant, change: impl FnOnce(&mut Courtesy) -> T) -> T {
         let mut keys = self.keys.lock();
-        // Swept before it grows.
-        if keys.len() == keys.capacity() {
-            keys.retain(|_, courtesy| now < courtesy.forgotten);
+        let Keys { known, room } = &mut *keys;
+        // Swept when it has doubled: every key has paid for its part of that.
+        if known.len() >= *room {
+            known.retain(|_, courtesy| now < courtesy.forgotten);
+            *room = (known.len() * 2).max(LEAST_ROOM);
+            known.shrink_to(*room);
         }
-        let courtesy = keys.entry(of).or_insert(Courtesy {
+        let courtesy = known.entry(of).or_insert(Courtesy {
             until: None,
             in_vain: 0,
             skip: 0,

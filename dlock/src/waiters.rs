@@ -106,8 +106,10 @@ impl Seat {
         self.left.load(Ordering::Relaxed)
     }
 
-    fn is_open(&self) -> bool {
-        !self.call.lock().closed
+    /// Whether the lock can be given to it: somebody listens, and has not been given it already.
+    fn takes_a_guard(&self) -> bool {
+        let call = self.call.lock();
+        !call.closed && call.guard.is_none()
     }
 
     fn tell(&self, tell: impl FnOnce(&mut Call)) -> bool {
@@ -121,10 +123,16 @@ impl Seat {
         true
     }
 
-    /// Hands over the lock; gives it back when nobody listens.
+    /// Hands over the lock; gives it back when nobody listens, or when one that was handed over before was
+    /// not looked at yet. That one is lost, or will be: it is not for us to drop it, under a lock, since
+    /// what is dropped passes on and comes back here.
     pub(crate) fn give(&self, guard: LockGuard) -> Result<(), LockGuard> {
         let mut guard = Some(guard);
-        self.tell(|call| call.guard = guard.take());
+        self.tell(|call| {
+            if call.guard.is_none() {
+                call.guard = guard.take();
+            }
+        });
         guard.map_or(Ok(()), Err)
     }
 }
@@ -223,10 +231,10 @@ impl Waiters {
         self.queues.lock().values().filter(waited_for).count()
     }
 
-    /// Who has the turn of a key.
+    /// Who has the turn of a key, if the lock can be given to it.
     pub(crate) fn front(&self, kind: Kind, key: &LockKey) -> Option<Arc<Seat>> {
         let front = self.queues.lock().get(&(kind, key.clone()))?.front.clone();
-        front.filter(|seat| seat.is_open())
+        front.filter(|seat| seat.takes_a_guard())
     }
 }
 
@@ -288,6 +296,8 @@ impl Drop for Ticket {
         call.closed = true;
         let unheard = (call.guard.take(), call.turn.take());
         drop(call);
+        // The place in line may be swept only later, and then under the lock of the queues.
+        drop(self.seat.waker.take());
         drop(unheard);
     }
 }

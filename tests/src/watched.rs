@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
@@ -33,6 +34,8 @@ pub struct Seen {
     pub hang_renewals: AtomicBool,
     /// Renewals in this lane hang.
     pub hang_lane: AtomicUsize,
+    /// For so many milliseconds the answers to acquires and releases are on their way.
+    pub slow_answers: AtomicUsize,
     /// Tells of lanes in doubt.
     pub doubts: broadcast::Sender<Lane>,
 }
@@ -47,12 +50,18 @@ impl Watched {
             renew_calls: AtomicUsize::new(0),
             hang_renewals: AtomicBool::new(false),
             hang_lane: AtomicUsize::new(usize::MAX),
+            slow_answers: AtomicUsize::new(0),
             doubts: broadcast::channel(16).0,
         };
         Watched {
             memory,
             seen: Arc::new(seen),
         }
+    }
+
+    /// The store.
+    pub fn memory(&self) -> &MemoryBackend {
+        &self.memory
     }
 
     /// The counters.
@@ -62,6 +71,17 @@ impl Watched {
 
     fn inner(&self) -> Arc<MemoryBackend> {
         Arc::new(self.memory.clone())
+    }
+
+    /// The step was done when it was called; its answer takes a while.
+    fn on_its_way<F: Future>(&self, step: F) -> impl Future<Output = F::Output> + use<F> {
+        let slow = self.seen.slow_answers.load(Ordering::SeqCst) as u64;
+        async move {
+            if slow > 0 {
+                tokio::time::sleep(Duration::from_millis(slow)).await;
+            }
+            step.await
+        }
     }
 }
 
@@ -80,7 +100,7 @@ impl Backend for Watched {
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
         self.seen.acquires.fetch_add(1, Ordering::SeqCst);
-        Backend::acquire(self.inner(), request)
+        self.on_its_way(Backend::acquire(self.inner(), request))
     }
 
     fn release(
@@ -88,7 +108,7 @@ impl Backend for Watched {
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
         self.seen.releases.fetch_add(1, Ordering::SeqCst);
-        Backend::release(self.inner(), request)
+        self.on_its_way(Backend::release(self.inner(), request))
     }
 
     async fn renew(

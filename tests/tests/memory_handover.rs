@@ -467,3 +467,67 @@ async fn a_forced_release_in_a_chain_is_noticed() {
     got(after).await.release().await.unwrap();
     s.assert_clean().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_nobody_took_up_yet_does_not_stand_in_the_way_of_another() {
+    let s = setting().await;
+    let lock = s.client.lock("k");
+    let guard = lock.acquire().await.unwrap();
+    let next = waiting(&lock);
+    sleep(MS).await;
+    // Handed over to one who has not looked yet, when the store forgets it and somebody else here gets it.
+    drop(guard);
+    s.store.clear();
+    let another = lock.try_acquire().await.unwrap();
+    let token = another.fencing_token();
+    drop(another);
+    drop(got(next).await);
+    assert!(lock.acquire().await.unwrap().fencing_token() > token);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_not_polled_on_keeps_nobody_waiting() {
+    let s = setting().await;
+    let lock = s.client.lock("k").local_handovers(1);
+    let first = lock.acquire().await.unwrap();
+    let (next, after) = (waiting(&lock), waiting(&lock));
+    sleep(MS).await;
+    first.release().await.unwrap();
+    let next = got(next).await;
+    s.watched.seen().slow_answers.store(2, SeqCst);
+    let mut release = Box::pin(next.release());
+    poll_once(release.as_mut());
+    // The store has it back, only nobody looks at the answer.
+    let begin = Instant::now();
+    let after = got(after).await;
+    assert!(begin.elapsed() <= 2 * SEC, "{:?}", begin.elapsed());
+    drop(after);
+    release.await.unwrap();
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_listens_and_never_comes_costs_little_where_the_crowd_comes_anew_each_time() {
+    let s = setting().await;
+    let key = LockKey::new("k").unwrap();
+    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key);
+    let lock = s.client.lock("k");
+    s.watched.seen().slow_answers.store(1, SeqCst);
+    let mut idle = Duration::ZERO;
+    for _ in 0..200 {
+        // The second waits behind the first while that is on its way to the store.
+        let (first, second) = (waiting(&lock), waiting(&lock));
+        let first = got(first).await;
+        sleep(6 * MS).await;
+        let begin = Instant::now();
+        drop(first);
+        drop(got(second).await);
+        idle += begin.elapsed();
+        sleep(10 * MS).await;
+    }
+    // Two round trips each time, and hardly ever a pause besides.
+    assert!(idle < 200 * 3 * MS + 200 * MS, "{idle:?}");
+    drop(silent);
+    s.assert_clean().await;
+}

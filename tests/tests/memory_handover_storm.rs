@@ -1,0 +1,326 @@
+//! Hand-over inside the process where nearly everything goes wrong that can: callers that go away at any
+//! poll, leases that run out, renewals that hang, answers that are slow, releases that nobody polls on, and a
+//! store that forgets. One seed is one course of events.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::{Error, Held, Lock, LockClient, LockGuard};
+use dlock_tests::Watched;
+use fastrand::Rng;
+use parking_lot::Mutex;
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const KEYS: usize = 2;
+
+/// What is allowed to happen.
+#[derive(Clone, Copy, PartialEq)]
+enum Weather {
+    /// Callers come and go; all want the same, and are served in the order in which they came.
+    Fair,
+    /// All options, leases that run out: still one holder at a time by any holder's own clock, and tokens
+    /// that grow.
+    Rough,
+    /// The store forgets and takes locks away too: nobody waits for ever, nothing is left, and no token is
+    /// used twice.
+    Wild,
+}
+
+/// What a lock protects.
+#[derive(Default)]
+struct Register {
+    inside: Vec<Held>,
+    tokens: Vec<u64>,
+    /// Who came last to be served, of each process.
+    served: [u64; 2],
+    came: u64,
+}
+
+struct World {
+    weather: Weather,
+    watched: [Watched; 2],
+    clients: [LockClient; 2],
+    registers: [Mutex<Register>; KEYS],
+}
+
+/// A future that is given up after so many polls.
+struct Patience<F> {
+    future: Option<Pin<Box<F>>>,
+    polls: u32,
+}
+
+fn patience<F: Future>(future: F, polls: u32) -> Patience<F> {
+    let future = Some(Box::pin(future));
+    Patience { future, polls }
+}
+
+impl<F: Future> Future for Patience<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(future) = &mut self.future else {
+            return Poll::Ready(None);
+        };
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        self.polls = self.polls.saturating_sub(1);
+        if self.polls == 0 {
+            self.future = None;
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+}
+
+impl World {
+    async fn new(weather: Weather) -> World {
+        let store = MemoryBackend::new();
+        let watched = [Watched::new(store.clone()), Watched::new(store)];
+        let client = |watched: &Watched| LockClient::builder().backend(watched.clone()).lease(SEC).build();
+        let clients = [
+            client(&watched[0]).await.unwrap(),
+            client(&watched[1]).await.unwrap(),
+        ];
+        World {
+            weather,
+            watched,
+            clients,
+            registers: Default::default(),
+        }
+    }
+
+    fn lock(&self, process: usize, key: usize, rng: &mut Rng) -> Lock {
+        let mut lock = self.clients[process].lock(format!("{key}"));
+        if self.weather == Weather::Fair {
+            return lock;
+        }
+        if rng.u32(..4) == 0 {
+            lock = lock.local_handovers(rng.u32(..4));
+        }
+        if rng.u32(..6) == 0 {
+            lock = lock.renewed_lease(200 * MS);
+        }
+        if rng.u32(..8) == 0 {
+            lock = lock.lease(rng.u32(30..400) * MS);
+        }
+        if rng.u32(..6) == 0 {
+            lock = lock.max_hold(rng.u32(20..1500) * MS);
+        } else if rng.u32(..8) == 0 {
+            lock = lock.min_hold(rng.u32(1..25) * MS);
+        }
+        if rng.u32(..6) == 0 {
+            lock = lock.wait(rng.u32(1..40) * MS);
+        }
+        if rng.u32(..8) == 0 {
+            lock = lock.max_waiters(rng.usize(..6));
+        }
+        lock
+    }
+
+    async fn take(&self, process: usize, key: usize, rng: &mut Rng) -> Option<LockGuard> {
+        let lock = self.lock(process, key, rng);
+        // So that what is polled next joins the queue at that poll.
+        yield_now().await;
+        let came = {
+            let mut register = self.registers[key].lock();
+            register.came += 1;
+            register.came
+        };
+        let once = self.weather != Weather::Fair && rng.u32(..8) == 0;
+        let got = if once {
+            Some(lock.try_acquire().await)
+        } else if rng.u32(..3) == 0 {
+            patience(lock.acquire(), rng.u32(1..6)).await
+        } else if rng.u32(..4) == 0 {
+            timeout(rng.u32(..12) * MS, lock.acquire()).await.ok()
+        } else {
+            Some(lock.acquire().await)
+        };
+        match got {
+            Some(Ok(guard)) => {
+                self.enter(process, key, &guard, came);
+                Some(guard)
+            }
+            Some(Err(
+                Error::NotAcquired { .. } | Error::TooManyWaiters { .. } | Error::InvalidOption { .. },
+            ))
+            | None => None,
+            Some(Err(error)) => panic!("{error}"),
+        }
+    }
+
+    fn enter(&self, process: usize, key: usize, guard: &LockGuard, came: u64) {
+        let mut register = self.registers[key].lock();
+        let token = guard.fencing_token();
+        match self.weather {
+            Weather::Wild => assert!(!register.tokens.contains(&token), "a token was used twice"),
+            _ => {
+                assert!(
+                    !register.inside.iter().any(Held::is_held),
+                    "two hold the lock by their own clocks"
+                );
+                assert!(
+                    register.tokens.last().is_none_or(|last| *last < token),
+                    "a token does not grow"
+                );
+            }
+        }
+        if self.weather == Weather::Fair {
+            assert!(
+                register.served[process] < came,
+                "somebody was served before who came earlier"
+            );
+            register.served[process] = came;
+        }
+        register.tokens.push(token);
+        register.inside.retain(Held::is_held);
+        register.inside.push(guard.held());
+    }
+
+    async fn give_back(&self, guard: LockGuard, rng: &mut Rng) {
+        let view = guard.held();
+        match rng.u32(..6) {
+            0 => drop(guard),
+            1 => {
+                let _ = patience(guard.release(), rng.u32(1..3)).await;
+            }
+            2 => {
+                // Begun, and then forgotten for a while.
+                let mut release = Box::pin(guard.release());
+                let _ = futures_util::poll!(release.as_mut());
+                sleep(rng.u32(..80) * MS).await;
+                drop(release);
+            }
+            3 => {
+                if let Ok(second) = guard.reenter() {
+                    drop(guard);
+                    yield_now().await;
+                    drop(second);
+                }
+            }
+            4 => {
+                if rng.bool() {
+                    let _ = timeout(5 * MS, view.ensure(rng.u32(1..1200) * MS)).await;
+                }
+                drop(guard);
+            }
+            _ => {
+                let _ = guard.release().await;
+            }
+        }
+        assert!(!view.is_held());
+    }
+
+    async fn comes_and_goes(&self, process: usize, mut rng: Rng) {
+        for _ in 0..25 {
+            let key = if rng.u32(..4) == 0 { 1 } else { 0 };
+            let Some(guard) = self.take(process, key, &mut rng).await else {
+                if rng.bool() {
+                    sleep(rng.u32(..6) * MS).await;
+                }
+                continue;
+            };
+            match rng.u32(..8) {
+                0 => sleep(rng.u32(1..9) * MS).await,
+                1 => yield_now().await,
+                2 if self.weather != Weather::Fair && rng.u32(..4) == 0 => {
+                    sleep(rng.u32(1..2500) * MS).await;
+                }
+                _ => {}
+            }
+            self.give_back(guard, &mut rng).await;
+        }
+    }
+
+    async fn trouble(&self, mut rng: Rng) {
+        loop {
+            sleep(rng.u32(1..120) * MS).await;
+            let one = rng.usize(..2);
+            let seen = self.watched[one].seen();
+            match rng.u32(..6) {
+                0 => seen.slow_answers.store(rng.usize(..4), SeqCst),
+                1 => drop(seen.doubts.send(Default::default())),
+                2 if self.weather != Weather::Fair => {
+                    seen.hang_renewals.store(true, SeqCst);
+                    sleep(rng.u32(..1500) * MS).await;
+                    seen.hang_renewals.store(false, SeqCst);
+                }
+                3 if self.weather == Weather::Wild => self.watched[0].memory().clear(),
+                4 if self.weather == Weather::Wild => {
+                    let key = rng.usize(..KEYS).to_string();
+                    self.clients[one].force_release(key).await.unwrap();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+async fn course(weather: Weather, seed: u64) {
+    let mut rng = Rng::with_seed(seed);
+    let world = Arc::new(World::new(weather).await);
+    let trouble = {
+        let (world, rng) = (world.clone(), rng.fork());
+        tokio::spawn(async move { world.trouble(rng).await })
+    };
+    let tasks: Vec<_> = (0..rng.usize(2..16))
+        .map(|i| {
+            let (world, rng) = (world.clone(), rng.fork());
+            tokio::spawn(async move { world.comes_and_goes(i % 3 % 2, rng).await })
+        })
+        .collect();
+    for task in tasks {
+        timeout(3600 * SEC, task)
+            .await
+            .expect("somebody waits for ever")
+            .unwrap();
+    }
+    trouble.abort();
+    for watched in &world.watched {
+        watched.seen().slow_answers.store(0, SeqCst);
+        watched.seen().hang_renewals.store(false, SeqCst);
+    }
+    // Leases of what nobody could give back, and what `min_hold` keeps.
+    sleep(10 * SEC).await;
+    for client in &world.clients {
+        assert_eq!((client.held(), client.waited_for()), (0, 0));
+    }
+    let store = world.watched[0].memory();
+    assert!(store.is_empty(), "something is held");
+    assert_eq!(store.watched(), 0, "something is listened for");
+}
+
+async fn courses(weather: Weather) {
+    let seeds = std::env::var("DLOCK_TEST_SEEDS").map_or(0..60, |seeds| {
+        let (from, to) = seeds.split_once("..").expect("FROM..TO");
+        from.parse().unwrap()..to.parse().unwrap()
+    });
+    for seed in seeds {
+        println!("seed {seed}");
+        course(weather, seed).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_fair_weather() {
+    courses(Weather::Fair).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_rough_weather() {
+    courses(Weather::Rough).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_wild_weather() {
+    courses(Weather::Wild).await;
+}
