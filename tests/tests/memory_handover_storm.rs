@@ -29,8 +29,8 @@ enum Weather {
     /// All options, leases that run out: still one holder at a time by any holder's own clock, and tokens
     /// that grow.
     Rough,
-    /// The store forgets and takes locks away too: nobody waits for ever, nothing is left, and no token is
-    /// used twice.
+    /// The store forgets and takes locks away too, and a client is shut down: nobody waits for ever, nothing
+    /// is left, and no token is used twice.
     Wild,
 }
 
@@ -46,6 +46,8 @@ struct Register {
 
 struct World {
     weather: Weather,
+    /// By a real clock, in many threads.
+    parallel: bool,
     watched: [Watched; 2],
     clients: [LockClient; 2],
     registers: [Mutex<Register>; KEYS],
@@ -58,8 +60,10 @@ struct Patience<F> {
 }
 
 fn patience<F: Future>(future: F, polls: u32) -> Patience<F> {
-    let future = Some(Box::pin(future));
-    Patience { future, polls }
+    Patience {
+        future: Some(Box::pin(future)),
+        polls,
+    }
 }
 
 impl<F: Future> Future for Patience<F> {
@@ -82,20 +86,31 @@ impl<F: Future> Future for Patience<F> {
 }
 
 impl World {
-    async fn new(weather: Weather) -> World {
+    async fn new(weather: Weather, parallel: bool) -> World {
         let store = MemoryBackend::new();
         let watched = [Watched::new(store.clone()), Watched::new(store)];
-        let client = |watched: &Watched| LockClient::builder().backend(watched.clone()).lease(SEC).build();
+        let client = |watched: &Watched| {
+            LockClient::builder()
+                .backend(watched.clone())
+                .lease(if parallel { 150 * MS } else { SEC })
+                .build()
+        };
         let clients = [
             client(&watched[0]).await.unwrap(),
             client(&watched[1]).await.unwrap(),
         ];
         World {
             weather,
+            parallel,
             watched,
             clients,
             registers: Default::default(),
         }
+    }
+
+    /// Milliseconds as they were meant for a lease of a second.
+    fn scale(&self, ms: u32) -> u32 {
+        if self.parallel { ms / 6 } else { ms }
     }
 
     fn lock(&self, process: usize, key: usize, rng: &mut Rng) -> Lock {
@@ -107,13 +122,13 @@ impl World {
             lock = lock.local_handovers(rng.u32(..4));
         }
         if rng.u32(..6) == 0 {
-            lock = lock.renewed_lease(200 * MS);
+            lock = lock.renewed_lease(self.scale(400) * MS);
         }
         if rng.u32(..8) == 0 {
-            lock = lock.lease(rng.u32(30..400) * MS);
+            lock = lock.lease(rng.u32(30..self.scale(400)) * MS);
         }
         if rng.u32(..6) == 0 {
-            lock = lock.max_hold(rng.u32(20..1500) * MS);
+            lock = lock.max_hold(rng.u32(20..self.scale(1500)) * MS);
         } else if rng.u32(..8) == 0 {
             lock = lock.min_hold(rng.u32(1..25) * MS);
         }
@@ -141,6 +156,16 @@ impl World {
         } else if rng.u32(..3) == 0 {
             patience(lock.acquire(), rng.u32(1..6)).await
         } else if rng.u32(..4) == 0 {
+            // Not polled for a while, with the lock in its hands perhaps.
+            let mut acquire = Box::pin(lock.acquire());
+            match futures_util::poll!(acquire.as_mut()) {
+                Poll::Ready(got) => Some(got),
+                Poll::Pending => {
+                    sleep(rng.u32(..self.scale(80)) * MS).await;
+                    patience(acquire, rng.u32(1..12)).await
+                }
+            }
+        } else if rng.u32(..4) == 0 {
             timeout(rng.u32(..12) * MS, lock.acquire()).await.ok()
         } else {
             Some(lock.acquire().await)
@@ -154,6 +179,9 @@ impl World {
                 Error::NotAcquired { .. } | Error::TooManyWaiters { .. } | Error::InvalidOption { .. },
             ))
             | None => None,
+            Some(Err(Error::ClientClosed)) if self.weather == Weather::Wild => None,
+            // It was looked at so late that the lease had run out.
+            Some(Err(Error::Unreachable { .. })) if self.weather != Weather::Fair => None,
             Some(Err(error)) => panic!("{error}"),
         }
     }
@@ -161,6 +189,10 @@ impl World {
     fn enter(&self, process: usize, key: usize, guard: &LockGuard, came: u64) {
         let mut register = self.registers[key].lock();
         let token = guard.fencing_token();
+        if !guard.is_held() {
+            // So long ago that somebody else has been here perhaps.
+            return;
+        }
         match self.weather {
             Weather::Wild => assert!(!register.tokens.contains(&token), "a token was used twice"),
             _ => {
@@ -174,7 +206,7 @@ impl World {
                 );
             }
         }
-        if self.weather == Weather::Fair {
+        if self.weather == Weather::Fair && !self.parallel {
             assert!(
                 register.served[process] < came,
                 "somebody was served before who came earlier"
@@ -188,8 +220,9 @@ impl World {
 
     async fn give_back(&self, guard: LockGuard, rng: &mut Rng) {
         let view = guard.held();
-        match rng.u32(..6) {
+        match rng.u32(..7) {
             0 => drop(guard),
+            6 if self.parallel => std::thread::spawn(move || drop(guard)).join().unwrap(),
             1 => {
                 let _ = patience(guard.release(), rng.u32(1..3)).await;
             }
@@ -197,7 +230,7 @@ impl World {
                 // Begun, and then forgotten for a while.
                 let mut release = Box::pin(guard.release());
                 let _ = futures_util::poll!(release.as_mut());
-                sleep(rng.u32(..80) * MS).await;
+                sleep(rng.u32(..self.scale(80)) * MS).await;
                 drop(release);
             }
             3 => {
@@ -209,7 +242,7 @@ impl World {
             }
             4 => {
                 if rng.bool() {
-                    let _ = timeout(5 * MS, view.ensure(rng.u32(1..1200) * MS)).await;
+                    let _ = timeout(5 * MS, view.ensure(rng.u32(1..self.scale(1200)) * MS)).await;
                 }
                 drop(guard);
             }
@@ -233,7 +266,7 @@ impl World {
                 0 => sleep(rng.u32(1..9) * MS).await,
                 1 => yield_now().await,
                 2 if self.weather != Weather::Fair && rng.u32(..4) == 0 => {
-                    sleep(rng.u32(1..2500) * MS).await;
+                    sleep(rng.u32(1..self.scale(2500)) * MS).await;
                 }
                 _ => {}
             }
@@ -251,7 +284,7 @@ impl World {
                 1 => drop(seen.doubts.send(Default::default())),
                 2 if self.weather != Weather::Fair => {
                     seen.hang_renewals.store(true, SeqCst);
-                    sleep(rng.u32(..1500) * MS).await;
+                    sleep(rng.u32(..self.scale(1500)) * MS).await;
                     seen.hang_renewals.store(false, SeqCst);
                 }
                 3 if self.weather == Weather::Wild => self.watched[0].memory().clear(),
@@ -265,21 +298,40 @@ impl World {
     }
 }
 
-async fn course(weather: Weather, seed: u64) {
+async fn course(weather: Weather, seed: u64, parallel: bool) {
     let mut rng = Rng::with_seed(seed);
-    let world = Arc::new(World::new(weather).await);
+    let world = Arc::new(World::new(weather, parallel).await);
     let trouble = {
         let (world, rng) = (world.clone(), rng.fork());
         tokio::spawn(async move { world.trouble(rng).await })
     };
     let tasks: Vec<_> = (0..rng.usize(2..16))
         .map(|i| {
-            let (world, rng) = (world.clone(), rng.fork());
+            let (world, mut rng) = (world.clone(), rng.fork());
+            if parallel && i % 4 == 0 {
+                // On a runtime of its own, which ends in the middle.
+                return tokio::task::spawn_blocking(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread()
+                        .enable_all()
+                        .build()
+                        .unwrap();
+                    for _ in 0..4 {
+                        let (world, rng) = (world.clone(), rng.fork());
+                        drop(runtime.spawn(async move { world.comes_and_goes(i % 3 % 2, rng).await }));
+                    }
+                    runtime.block_on(sleep(rng.u32(1..60) * MS));
+                });
+            }
             tokio::spawn(async move { world.comes_and_goes(i % 3 % 2, rng).await })
         })
         .collect();
+    if weather == Weather::Wild && rng.u32(..3) == 0 {
+        sleep(rng.u32(..200) * MS).await;
+        world.clients[0].shutdown(rng.u32(..50) * MS).await;
+    }
     for task in tasks {
-        timeout(3600 * SEC, task)
+        let long = if parallel { 60 * SEC } else { 3600 * SEC };
+        timeout(long, task)
             .await
             .expect("somebody waits for ever")
             .unwrap();
@@ -290,37 +342,57 @@ async fn course(weather: Weather, seed: u64) {
         watched.seen().hang_renewals.store(false, SeqCst);
     }
     // Leases of what nobody could give back, and what `min_hold` keeps.
-    sleep(10 * SEC).await;
+    let store = world.watched[0].memory();
+    for _ in 0..100 {
+        sleep(100 * MS).await;
+        if store.is_empty() && world.clients.iter().all(|client| client.held() == 0) {
+            break;
+        }
+    }
     for client in &world.clients {
         assert_eq!((client.held(), client.waited_for()), (0, 0));
     }
-    let store = world.watched[0].memory();
     assert!(store.is_empty(), "something is held");
     assert_eq!(store.watched(), 0, "something is listened for");
 }
 
-async fn courses(weather: Weather) {
-    let seeds = std::env::var("DLOCK_TEST_SEEDS").map_or(0..60, |seeds| {
+async fn courses(weather: Weather, count: u64, parallel: bool) {
+    let seeds = std::env::var("DLOCK_TEST_SEEDS").map_or(0..count, |seeds| {
         let (from, to) = seeds.split_once("..").expect("FROM..TO");
         from.parse().unwrap()..to.parse().unwrap()
     });
     for seed in seeds {
         println!("seed {seed}");
-        course(weather, seed).await;
+        course(weather, seed, parallel).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn in_fair_weather() {
-    courses(Weather::Fair).await;
+    courses(Weather::Fair, 60, false).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn in_rough_weather() {
-    courses(Weather::Rough).await;
+    courses(Weather::Rough, 60, false).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn in_wild_weather() {
-    courses(Weather::Wild).await;
+    courses(Weather::Wild, 60, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn in_fair_weather_in_parallel() {
+    courses(Weather::Fair, 6, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn in_rough_weather_in_parallel() {
+    courses(Weather::Rough, 4, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn in_wild_weather_in_parallel() {
+    courses(Weather::Wild, 4, true).await;
 }
