@@ -160,9 +160,16 @@ impl Courtesies {
             return;
         }
         let watch = watch.get_or_insert_with(listen);
-        // Without a subscription the first is "subscribed".
-        let enough = pause.news.unwrap_or_else(|| watch.count() + 2);
         let other = async {
+            let enough = match pause.news {
+                Some(news) => news,
+                None => {
+                    // The first that one who begins to listen hears is "subscribed", at once where somebody
+                    // listened already.
+                    watch.changed().await;
+                    watch.count() + 1
+                }
+            };
             while watch.count() < enough {
                 watch.changed().await;
             }

@@ -527,7 +527,30 @@ async fn one_who_listens_and_never_comes_costs_little_where_the_crowd_comes_anew
         sleep(10 * MS).await;
     }
     // Two round trips each time, and hardly ever a pause besides.
-    assert!(idle < 200 * 3 * MS + 200 * MS, "{idle:?}");
+    assert!(idle < 200 * 3 * MS + 400 * MS, "{idle:?}");
     drop(silent);
+    s.assert_clean().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_lets_others_go_first_goes_on_when_they_have_come() {
+    let s = setting().await;
+    let other = s.other().await;
+    let lock = s.client.lock("k");
+    for _ in 0..10 {
+        let guard = lock.acquire().await.unwrap();
+        let elsewhere = waiting(&other.lock("k"));
+        sleep(MS).await;
+        guard.release().await.unwrap();
+        let begin = Instant::now();
+        let next = waiting(&lock);
+        let elsewhere = got(elsewhere).await;
+        sleep(2 * MS).await;
+        elsewhere.release().await.unwrap();
+        let next = got(next).await;
+        assert!(begin.elapsed() < 5 * MS, "{:?}", begin.elapsed());
+        drop(next);
+        sleep(20 * MS).await;
+    }
     s.assert_clean().await;
 }
