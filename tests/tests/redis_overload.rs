@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use dlock::Error;
-use dlock_tests::faults::{hasty_builder, is_back, is_free};
+use dlock_tests::faults::{hasty_builder, is_back, is_confirmed, is_free};
 use dlock_tests::{Store, eventually};
 use futures_util::future::join_all;
 
@@ -56,7 +56,7 @@ async fn a_server_that_stands_still_has_only_so_many_waiting_for_it() {
     release.await.unwrap().expect("no release is turned away");
     patient.await.unwrap().unwrap().release().await.unwrap();
     is_back(&client).await;
-    guard.ensure(29 * SECOND).await.unwrap();
+    is_confirmed(&guard).await;
     guard.release().await.unwrap();
     // No ghosts: not now and not when all that was under way has arrived.
     eventually("nothing is held", || async {
