@@ -111,7 +111,12 @@ impl Attempt {
         let lease = self.lease();
         // What has to be set up at the store, the store is asked for.
         let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
-        (plain && self.handovers() > 0).then_some(Wanted { lease, max_hold })
+        let handovers = self.handovers();
+        (plain && handovers > 0).then_some(Wanted {
+            lease,
+            max_hold,
+            handovers,
+        })
     }
 
     /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::client::Shared;
 use crate::guard::HoldState;
-use crate::handover::Chain;
+use crate::handover::{Chain, Wanted};
 use crate::waiters::Turn;
 use crate::{LockKey, Loss, clock};
 
@@ -146,14 +146,10 @@ impl Grant {
 
     /// The grant as the next holder in this process has it, with its hold and its fencing token. To the
     /// store, and in the watchdog's books, it is the same.
-    pub(crate) fn heir(
-        &self,
-        max_hold: Option<Duration>,
-        by: &'static Location<'static>,
-    ) -> (Grant, u64, u64) {
+    pub(crate) fn heir(&self, wanted: &Wanted, by: &'static Location<'static>) -> (Grant, u64, u64) {
         let hold = next_id();
         let state = self.state.lock();
-        let (chain, token) = state.chain.step();
+        let (chain, token) = state.chain.step(wanted.handovers);
         let state = State {
             deadline: state.deadline,
             suspect: state.suspect,
@@ -171,7 +167,7 @@ impl Grant {
             terms: Terms::new(
                 self.terms.lease,
                 self.terms.renewed,
-                max_hold.map(|d| clock::now() + d),
+                wanted.max_hold.map(|d| clock::now() + d),
                 None,
             ),
             state: Mutex::new(state),

@@ -36,6 +36,8 @@ const FEW: u32 = 16;
 pub(crate) struct Wanted {
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,
+    /// How many times it hands the lock on.
+    pub(crate) handovers: u32,
 }
 
 /// How far a grant may be handed on.
@@ -66,11 +68,11 @@ impl Chain {
         self.left > 0 && now < self.until
     }
 
-    /// The chain after one more hand-over, and the token of that.
-    pub(crate) fn step(self) -> (Chain, u64) {
+    /// The chain after a hand-over to one who hands on at most so many times, and the token of that.
+    pub(crate) fn step(self, most: u32) -> (Chain, u64) {
         let chain = Chain {
             next_token: self.next_token + 1,
-            left: self.left - 1,
+            left: (self.left - 1).min(most),
             ..self
         };
         (chain, self.next_token)
@@ -137,9 +139,9 @@ fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Tur
 
 /// The grant as the next holder has it.
 fn heir(grant: &Arc<Grant>, seat: &Seat) -> Option<(Arc<Grant>, HoldRef)> {
-    let max_hold = seat.wanted.as_ref()?.max_hold;
+    let wanted = seat.wanted?;
     let by: &'static Location<'static> = seat.by;
-    let (heir, id, token) = grant.heir(max_hold, by);
+    let (heir, id, token) = grant.heir(&wanted, by);
     let grant = Arc::new(heir);
     let hold = HoldRef {
         id,

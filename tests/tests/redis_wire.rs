@@ -333,3 +333,48 @@ async fn the_fence_is_no_lock() {
     let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
     assert!(fence >= token);
 }
+
+/// Reserved tokens reach back in time. Where the last one is gone, a flush may have come just after it was given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_flush_no_reservation_reaches_back() {
+    const SCRIPT: &str = concat!(
+        include_str!("../../dlock/src/backend/redis/lua/steps.lua"),
+        include_str!("../../dlock/src/backend/redis/lua/records.lua"),
+        include_str!("../../dlock/src/backend/redis/lua/run.lua"),
+    );
+    let server = server().await;
+    let acquire = async |key: &str| {
+        let step = [
+            "acquire",
+            "00000000-0000-0000-0000-000000000000:1",
+            "30000",
+            "4000",
+        ];
+        let call = [
+            "EVAL",
+            SCRIPT,
+            "2",
+            "dlock:fence",
+            key,
+            "9000000000000000",
+            "1",
+            "4000",
+        ];
+        let (now, token, count): (u64, u64, u64) = server.query(&[&call[..], &step[..]].concat()).await;
+        (now, token, count)
+    };
+    let mut last = 0;
+    for _ in 0..3 {
+        let (now, token, count) = acquire("a").await;
+        assert!(token >= now && count == 1, "{token} {count} at {now}");
+        assert!(token > last);
+        tokio::time::sleep(5 * MS).await;
+        let (now, token, count) = acquire("b").await;
+        assert!(
+            count > 1000 && token + count - 1 == now,
+            "{token} {count} at {now}"
+        );
+        last = token + count - 1;
+        server.flush().await;
+    }
+}

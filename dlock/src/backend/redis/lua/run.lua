@@ -9,9 +9,11 @@ local acquires = tonumber(ARGV[2])
 local token, last
 
 -- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
--- after a flush the clock alone must be ahead of every token ever given.
+-- after a flush the clock alone must be ahead of every token ever given. Where there is no last token, it may
+-- have been flushed a moment ago, so nothing reaches back and each acquire has one.
 local function reserve(key, lease)
-  local least = last_token() + 1
+  local before = last_token()
+  local least = before > 0 and before + 1 or now
   local upto = math.max(now, least + acquires - 1)
   run('SET', fence, digits(upto))
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
