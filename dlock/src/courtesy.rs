@@ -110,14 +110,21 @@ struct Courtesy {
     forgotten: Instant,
 }
 
+impl Courtesy {
+    /// Whether this pause is one of those that are left out.
+    fn is_left_out(&mut self) -> bool {
+        let left_out = self.skip > 0;
+        self.skip = self.skip.saturating_sub(1);
+        left_out
+    }
+}
+
 impl Courtesies {
     /// A lock that nobody else here waits for was given back, and others heard of it.
     pub(crate) fn owe(&self, of: Name, sent: Instant) {
         let now = clock::now();
         self.with(of, now, |courtesy| {
-            if courtesy.skip > 0 {
-                courtesy.skip -= 1;
-            } else {
+            if !courtesy.is_left_out() {
                 courtesy.until = Some(now + some_round_trips(sent, now, SHORT));
             }
         });
@@ -150,13 +157,7 @@ impl Courtesies {
         if pause.until <= now || end.is_some_and(|end| end <= pause.until) {
             return;
         }
-        let skipped = !pause.due
-            && self.with(of.clone(), now, |courtesy| {
-                let skip = courtesy.skip > 0;
-                courtesy.skip = courtesy.skip.saturating_sub(1);
-                skip
-            });
-        if skipped {
+        if !pause.due && self.with(of.clone(), now, Courtesy::is_left_out) {
             return;
         }
         let watch = watch.get_or_insert_with(listen);

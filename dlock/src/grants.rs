@@ -101,6 +101,20 @@ struct State {
     turn: Option<Box<Turn>>,
 }
 
+impl State {
+    fn new(deadline: Instant, suspect: bool, hold: (u64, &'static Location<'static>), chain: Chain) -> State {
+        State {
+            deadline,
+            suspect,
+            ended: None,
+            signals: None,
+            holds: smallvec![hold],
+            chain,
+            turn: None,
+        }
+    }
+}
+
 /// What became of an attempt to enter a grant again.
 pub(crate) enum Entry {
     /// A hold more, with this id.
@@ -125,15 +139,7 @@ impl Grant {
         by: &'static Location<'static>,
         chain: Chain,
     ) -> Grant {
-        let state = State {
-            deadline: sent + lease - margin(lease),
-            suspect: false,
-            ended: None,
-            signals: None,
-            holds: smallvec![(hold, by)],
-            chain,
-            turn: None,
-        };
+        let state = State::new(sent + lease - margin(lease), false, (hold, by), chain);
         Grant {
             kind,
             key,
@@ -150,15 +156,7 @@ impl Grant {
         let hold = next_id();
         let state = self.state.lock();
         let (chain, token) = state.chain.step(wanted.handovers);
-        let state = State {
-            deadline: state.deadline,
-            suspect: state.suspect,
-            ended: None,
-            signals: None,
-            holds: smallvec![(hold, by)],
-            chain,
-            turn: None,
-        };
+        let state = State::new(state.deadline, state.suspect, (hold, by), chain);
         let grant = Grant {
             kind: self.kind,
             key: self.key.clone(),
@@ -250,9 +248,10 @@ impl Grant {
         if last {
             state.ended.get_or_insert(Loss::Released);
         }
+        let signals = state.signals.clone();
         drop(state);
         // Told already of a loss, perhaps by who calls this from a waker.
-        self.tell(last && before.is_none());
+        tell(signals, last && before.is_none());
         last.then_some(before)
     }
 
@@ -298,28 +297,13 @@ impl Grant {
         let mut state = self.state.lock();
         if state.ended.is_none() {
             state.ended = Some(loss);
-            let turn = state.turn.take();
+            let (signals, turn) = (state.signals.clone(), state.turn.take());
             drop(state);
-            self.tell_lost(loss);
+            tracing::warn!(key = %self.key, grant = %self.id, %loss, "a lock was lost");
+            crate::telemetry::lost(loss);
+            tell(signals, true);
             // Who waits here looks at the store now.
             drop(turn);
-        }
-    }
-
-    fn tell_lost(&self, loss: Loss) {
-        tracing::warn!(key = %self.key, grant = %self.id, %loss, "a lock was lost");
-        crate::telemetry::lost(loss);
-        self.tell(true);
-    }
-
-    /// Tells that a hold has left, and whether it is all over.
-    fn tell(&self, over: bool) {
-        let signals = self.state.lock().signals.clone();
-        if let Some(signals) = signals {
-            signals.gate.notify_waiters();
-            if over {
-                signals.over.cancel();
-            }
         }
     }
 
@@ -440,6 +424,16 @@ impl std::fmt::Debug for Grant {
             .field("id", &self.id)
             .field("terms", &self.terms)
             .finish_non_exhaustive()
+    }
+}
+
+/// Tells that a hold has left, and whether it is all over. For callers that hold no lock.
+fn tell(signals: Option<Arc<Signals>>, over: bool) {
+    if let Some(signals) = signals {
+        signals.gate.notify_waiters();
+        if over {
+            signals.over.cancel();
+        }
     }
 }
 

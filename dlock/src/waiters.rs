@@ -62,6 +62,11 @@ impl Queue {
         }
     }
 
+    fn put_back(&mut self, seat: Arc<Seat>) {
+        seat.stands(true);
+        self.behind.push_front(seat);
+    }
+
     /// Who leaves the middle of a long queue costs nothing; the queue is swept when half of it has left.
     fn leaves(&mut self) {
         self.left += 1;
@@ -344,14 +349,10 @@ impl Turn {
     /// The one who had the turn has the lock: where others wait and it can be handed on to them, the turn
     /// goes to rest in the grant.
     pub(crate) fn rests(self, guard: &LockGuard) {
-        let mut queues = self.waiters.queues.lock();
-        if let Some(queue) = queues.get_mut(&self.of)
-            && queue.waiting() > 0
-            && guard.can_be_handed_on()
-        {
-            queue.front = None;
-            queue.front_waits = true;
-            drop(queues);
+        let queues = self.waiters.queues.lock();
+        let others_wait = queues.get(&self.of).is_some_and(|queue| queue.waiting() > 0);
+        drop(queues);
+        if others_wait && guard.can_be_handed_on() {
             guard.rest(self);
         }
     }
@@ -372,16 +373,14 @@ impl Turn {
         if seat.wanted.as_ref().is_some_and(fits) {
             return Some(seat);
         }
-        seat.stands(true);
-        queue.behind.push_front(seat);
+        queue.put_back(seat);
         None
     }
 
     /// Puts one back in line who was to take over and could not.
     pub(crate) fn back_in_line(&self, seat: Arc<Seat>) {
         if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
-            seat.stands(true);
-            queue.behind.push_front(seat);
+            queue.put_back(seat);
         }
     }
 }

@@ -82,6 +82,18 @@ pub async fn setting() -> (Store, Proxy, LockClient, LockClient) {
     (store, proxy, behind, beside)
 }
 
+/// The same for suites about faults that last: the client behind the proxy gives up soon, the one beside it
+/// does not.
+pub async fn setting_of_faults() -> (Store, Proxy, LockClient, LockClient) {
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let (behind, beside) = (
+        impatient(&proxy.url()).await,
+        patient(&store.as_server().url()).await,
+    );
+    (store, proxy, behind, beside)
+}
+
 /// Matches the calls that carry a step of this name.
 pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
     move |command| command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes())

@@ -60,12 +60,28 @@ impl Setting {
     }
 }
 
-fn waiting(lock: &Lock) -> JoinHandle<Result<LockGuard, Error>> {
+type Waiting = JoinHandle<Result<LockGuard, Error>>;
+
+fn waiting(lock: &Lock) -> Waiting {
     tokio::spawn(lock.acquire())
 }
 
-async fn got(waiting: JoinHandle<Result<LockGuard, Error>>) -> LockGuard {
+async fn got(waiting: Waiting) -> LockGuard {
     waiting.await.unwrap().unwrap()
+}
+
+/// Held for this long, while so many wait behind.
+async fn held(lock: &Lock, behind: usize, time: Duration) -> (LockGuard, Vec<Waiting>) {
+    let guard = lock.acquire().await.unwrap();
+    let waiters = (0..behind).map(|_| waiting(lock)).collect();
+    sleep(time).await;
+    (guard, waiters)
+}
+
+/// Held, with two who wait behind.
+async fn held_before_two(lock: &Lock) -> (LockGuard, [Waiting; 2]) {
+    let (guard, waiters) = held(lock, 2, MS).await;
+    (guard, waiters.try_into().expect("two"))
 }
 
 /// Polls once what must not be ready.
@@ -118,9 +134,7 @@ async fn a_crowd_is_served_in_order_almost_without_the_store() {
 async fn a_lock_that_asks_for_none_goes_to_the_store_each_time() {
     let s = setting().await;
     let lock = s.client.lock("k").local_handovers(0);
-    let first = lock.acquire().await.unwrap();
-    let waiters: Vec<_> = (0..5).map(|_| waiting(&lock)).collect();
-    sleep(MS).await;
+    let (first, waiters) = held(&lock, 5, MS).await;
     first.release().await.unwrap();
     for waiter in waiters {
         got(waiter).await.release().await.unwrap();
@@ -133,9 +147,7 @@ async fn a_lock_that_asks_for_none_goes_to_the_store_each_time() {
 async fn a_number_of_hand_overs_is_kept() {
     let s = setting().await;
     let lock = s.client.lock("k").local_handovers(3);
-    let first = lock.acquire().await.unwrap();
-    let waiters: Vec<_> = (0..8).map(|_| waiting(&lock)).collect();
-    sleep(MS).await;
+    let (first, waiters) = held(&lock, 8, MS).await;
     first.release().await.unwrap();
     for (i, waiter) in waiters.into_iter().enumerate() {
         // After the first three, one from the store and three more, and again.
@@ -150,9 +162,7 @@ async fn a_number_of_hand_overs_is_kept() {
 async fn after_the_time_slice_the_lock_goes_back_to_the_store() {
     let s = setting().await;
     let lock = s.client.lock("k");
-    let first = lock.acquire().await.unwrap();
-    let waiters: Vec<_> = (0..6).map(|_| waiting(&lock)).collect();
-    sleep(6 * MS).await;
+    let (first, waiters) = held(&lock, 6, 6 * MS).await;
     first.release().await.unwrap();
     for waiter in waiters {
         let guard = got(waiter).await;
@@ -273,9 +283,7 @@ async fn what_is_in_doubt_is_not_handed_on() {
 async fn one_that_was_handed_over_is_renewed_and_lost_like_any_other() {
     let s = setting().await;
     let lock = s.client.lock("k");
-    let guard = lock.acquire().await.unwrap();
-    let (next, after) = (waiting(&lock), waiting(&lock));
-    sleep(MS).await;
+    let (guard, [next, after]) = held_before_two(&lock).await;
     let view = guard.held();
     guard.release().await.unwrap();
     let next = got(next).await;
@@ -303,9 +311,7 @@ async fn one_that_was_handed_over_is_renewed_and_lost_like_any_other() {
 async fn one_that_was_handed_over_is_lost_when_the_store_hangs() {
     let s = setting().await;
     let lock = s.client.lock("k");
-    let guard = lock.acquire().await.unwrap();
-    let (next, after) = (waiting(&lock), waiting(&lock));
-    sleep(MS).await;
+    let (guard, [next, after]) = held_before_two(&lock).await;
     s.watched.seen().hang_renewals.store(true, SeqCst);
     let begin = Instant::now();
     guard.release().await.unwrap();
@@ -387,9 +393,7 @@ async fn a_wait_that_ends_in_a_chain_leaves_the_others_in_order() {
 async fn shutdown_in_a_chain() {
     let s = setting().await;
     let lock = s.client.lock("k");
-    let guard = lock.acquire().await.unwrap();
-    let (next, after) = (waiting(&lock), waiting(&lock));
-    sleep(MS).await;
+    let (guard, [next, after]) = held_before_two(&lock).await;
     guard.release().await.unwrap();
     let next = got(next).await;
     let lost = tokio::spawn(next.lost());
@@ -405,9 +409,7 @@ async fn shutdown_in_a_chain() {
 async fn max_waiters_counts_those_behind_a_lock_that_is_held_here() {
     let s = setting().await;
     let lock = s.client.lock("k").max_waiters(2);
-    let guard = lock.acquire().await.unwrap();
-    let (next, after) = (waiting(&lock), waiting(&lock));
-    sleep(MS).await;
+    let (guard, [next, after]) = held_before_two(&lock).await;
     assert!(matches!(lock.acquire().await, Err(Error::TooManyWaiters { .. })));
     guard.release().await.unwrap();
     let next = got(next).await;
@@ -452,9 +454,7 @@ async fn re_entry_and_second_guards_hold_the_hand_over_back() {
 async fn a_forced_release_in_a_chain_is_noticed() {
     let s = setting().await;
     let lock = s.client.lock("k");
-    let guard = lock.acquire().await.unwrap();
-    let (next, after) = (waiting(&lock), waiting(&lock));
-    sleep(MS).await;
+    let (guard, [next, after]) = held_before_two(&lock).await;
     guard.release().await.unwrap();
     let next = got(next).await;
     assert!(s.other().await.force_release("k").await.unwrap());

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState};
 use dlock_tests::faults::{
-    RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, impatient, in_rounds, is_back,
-    is_confirmed, is_free, is_free_soon, patient, setting, step, within,
+    RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_back, is_confirmed,
+    is_free, is_free_soon, setting, setting_of_faults, step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -106,12 +106,7 @@ async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_15_a_release_that_was_sent_stays_unknown_when_the_server_is_gone_afterwards() {
     in_rounds("the server is gone before it is asked again", async || {
-        let store = Store::server().await;
-        let proxy = Proxy::start(store.as_server().addr());
-        let (a, b) = (
-            impatient(&proxy.url()).await,
-            patient(&store.as_server().url()).await,
-        );
+        let (store, proxy, a, b) = setting_of_faults().await;
         let guard = answered(|| a.lock("k").acquire()).await.unwrap();
         let fault = proxy.swallow(1, Swallow::Hang, step("release"));
         let outcome = tokio::spawn(guard.release());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dlock::{Error, HoldState, Loss};
 use dlock_tests::faults::{
-    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty_builder, impatient, in_rounds, is_back,
-    is_confirmed, is_free, is_free_soon, patient, setting, within,
+    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty_builder, in_rounds, is_back, is_confirmed,
+    is_free, is_free_soon, patient, setting, setting_of_faults, within,
 };
 use dlock_tests::{Direction, Proxy, Server, Store, eventually, settle};
 
@@ -52,12 +52,7 @@ async fn nothing_takes_longer_than_it_may_whatever_the_network_does() {
 }
 
 async fn keeps_its_time(fault: &'static str, begin: Act, end: Act) {
-    let store = Store::server().await;
-    let proxy = Proxy::start(store.as_server().addr());
-    let (a, b) = (
-        impatient(&proxy.url()).await,
-        patient(&store.as_server().url()).await,
-    );
+    let (store, proxy, a, b) = setting_of_faults().await;
     let kept = answered(|| a.lock("kept").acquire()).await.unwrap();
     let given = answered(|| a.lock("given").acquire()).await.unwrap();
     begin(&proxy, store.as_server());

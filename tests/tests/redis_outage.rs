@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use dlock::{HoldState, LockClient, LockGuard, Loss};
 use dlock_tests::faults::{
-    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, impatient, in_rounds, is_confirmed, is_free,
-    is_free_soon, patient, setting, within,
+    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, in_rounds, is_confirmed, is_free,
+    is_free_soon, setting, setting_of_faults, within,
 };
-use dlock_tests::{Direction, Flavor, Proxy, Server, Store, eventually, settle};
+use dlock_tests::{Direction, Flavor, Server, Store, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -253,12 +253,7 @@ async fn rule_18_a_client_that_is_back_never_finds_its_own_dropped_lock_busy() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_while_the_server_is_away_ends_in_time_and_says_what_is_left() {
-    let store = Store::server().await;
-    let proxy = Proxy::start(store.as_server().addr());
-    let (a, b) = (
-        impatient(&proxy.url()).await,
-        patient(&store.as_server().url()).await,
-    );
+    let (store, proxy, a, b) = setting_of_faults().await;
     let guard = answered(|| a.lock("k").acquire()).await.unwrap();
     proxy.block(Direction::Both);
     let report = within(200 * MS + RETRY_FOR, "shutdown", a.shutdown(200 * MS)).await;

@@ -36,12 +36,8 @@ pub(super) struct Report {
     /// Acquisitions with their releases.
     pairs: u64,
     pairs_per_s: f64,
-    mean_us: Option<f64>,
-    p50_us: Option<f64>,
-    p90_us: Option<f64>,
-    p99_us: Option<f64>,
-    p999_us: Option<f64>,
-    max_us: Option<f64>,
+    #[serde(flatten)]
+    spread: Spread,
     /// Of all acquisitions, those of the task that had the fewest.
     share_min: Option<f64>,
     /// Of all acquisitions, those of the task that had the most.
@@ -197,11 +193,11 @@ impl Report {
         };
         let server = around.counters;
         let spread = |series| sums.times.get(&series).map(Spread::of);
-        let (bare, replay) = (spread(Series::Bare), spread(Series::Replay));
+        let (main, bare, replay) = (Spread::of(&times), spread(Series::Bare), spread(Series::Replay));
         Report {
             added_us: bare
                 .as_ref()
-                .and_then(|bare: &Spread| Some(times.quantile(0.5)? - bare.p50_us?)),
+                .and_then(|bare: &Spread| Some(main.p50_us? - bare.p50_us?)),
             bare,
             replay,
             held: Held::of(outcomes, server),
@@ -221,12 +217,7 @@ impl Report {
             interrupted,
             pairs,
             pairs_per_s: rate.sum(),
-            mean_us: times.mean(),
-            p50_us: times.quantile(0.5),
-            p90_us: times.quantile(0.9),
-            p99_us: times.quantile(0.99),
-            p999_us: times.quantile(0.999),
-            max_us: times.max(),
+            spread: main,
             share_min: share(by_task.clone().min()),
             share_max: share(by_task.max()),
             process_share_min: share(by_process.iter().min().copied()),
@@ -356,7 +347,7 @@ impl Report {
                 );
             }
         };
-        times(self.what(), &Spread::of(&self.times));
+        times(self.what(), &self.spread);
         if let Some(replay) = &self.replay {
             times("replay", replay);
         }

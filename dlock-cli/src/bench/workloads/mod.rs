@@ -119,6 +119,15 @@ impl Job {
         }
     }
 
+    /// Takes a lock and gives it back; how long it was until it was had, or the kind of the error.
+    async fn pair(&self, lock: &Lock) -> Result<Duration, &'static str> {
+        let begin = Instant::now();
+        let guard = lock.acquire().await.map_err(|error| kind_of(&error))?;
+        let took = begin.elapsed();
+        self.give_back(guard).await?;
+        Ok(took)
+    }
+
     /// Gives a lock back as the user has chosen.
     async fn give_back(&self, guard: LockGuard) -> Result<(), &'static str> {
         if self.plan.await_release {

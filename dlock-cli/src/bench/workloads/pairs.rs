@@ -2,29 +2,21 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
 
 use dlock::{Lock, LockClient};
 
 use super::Job;
 use crate::bench::args::Workload;
-use crate::bench::tally::{Series, kind_of};
+use crate::bench::tally::Series;
 
 pub(super) async fn work(job: Arc<Job>, task: usize) {
     let mut recorder = job.tally.recorder(task, Series::Main);
     let mut keys = Keys::of(&job, task);
     while !job.tally.is_over() {
         let lock = keys.next(&job);
-        let begin = Instant::now();
-        match lock.acquire().await {
-            Ok(guard) => {
-                let took = begin.elapsed();
-                match job.give_back(guard).await {
-                    Ok(()) => recorder.done(took),
-                    Err(kind) => recorder.failed(kind).await,
-                }
-            }
-            Err(error) => recorder.failed(kind_of(&error)).await,
+        match job.pair(&lock).await {
+            Ok(took) => recorder.done(took),
+            Err(kind) => recorder.failed(kind).await,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! `reentrant`: take a lock again inside of the code that holds it, where the store need not be asked.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::Job;
 use crate::bench::tally::{Recorder, Series, kind_of};
@@ -22,16 +21,9 @@ pub(super) async fn work(job: Arc<Job>, task: usize) {
 
 async fn enter_again(job: Arc<Job>, lock: dlock::Lock, mut recorder: Recorder) {
     while !job.tally.is_over() {
-        let begin = Instant::now();
-        match lock.acquire().await {
-            Ok(guard) => {
-                let took = begin.elapsed();
-                match job.give_back(guard).await {
-                    Ok(()) => recorder.done(took),
-                    Err(kind) => return recorder.failed(kind).await,
-                }
-            }
-            Err(error) => return recorder.failed(kind_of(&error)).await,
+        match job.pair(&lock).await {
+            Ok(took) => recorder.done(took),
+            Err(kind) => return recorder.failed(kind).await,
         }
     }
 }
