@@ -251,6 +251,30 @@ async fn rule_18_a_client_that_is_back_never_finds_its_own_dropped_lock_busy() {
     store.assert_clean(&[&a]).await;
 }
 
+#[tokio::test]
+async fn rule_18_nor_on_a_machine_that_is_slow() {
+    let (store, proxy, a, _b) = setting().await;
+    // Much happens between two looks of every task: a release runs out of time while the connection comes back.
+    let slow = tokio::spawn(async {
+        loop {
+            std::thread::sleep(25 * MS);
+            tokio::task::yield_now().await;
+        }
+    });
+    for outage in (0..25).map(|n| TIMEOUT - 320 * MS + n * 12 * MS) {
+        let guard = answered(|| a.lock("k").acquire()).await.unwrap();
+        proxy.refuse();
+        proxy.cut();
+        drop(guard);
+        tokio::time::sleep(outage).await;
+        proxy.accept();
+        let again = answered(|| a.lock("k").try_acquire()).await;
+        drop(again.unwrap_or_else(|error| panic!("after {outage:?}: {error}")));
+    }
+    slow.abort();
+    store.assert_clean(&[&a]).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_while_the_server_is_away_ends_in_time_and_says_what_is_left() {
     let (store, proxy, a, b) = setting_of_faults().await;

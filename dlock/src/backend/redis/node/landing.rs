@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redis::{ErrorKind, ServerErrorKind};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
 use super::failure::{broke, classify, is_broken, no_answer};
@@ -80,6 +81,11 @@ impl Actor {
             self.unsettled.remember(&id, step.refuse_after);
         }
         let Some(reply) = step.reply.take() else { return };
+        if step.call.is_release() && error.is_passing() && !reply.is_closed() {
+            error.outcome = Outcome::Unknown;
+            let deadline = clock::now() + self.connector.timeout * 4;
+            self.line.keep(unanswered(step.call.clone(), deadline));
+        }
         if let Verb::Forget { token } = &step.call.verb
             && reply.is_closed()
             && error.is_passing()
@@ -101,9 +107,8 @@ impl Actor {
     fn release_again(&mut self, call: Call, wait: Duration) {
         let at = clock::now() + wait.min(self.connector.timeout * 2);
         let deadline = at + self.connector.timeout;
-        let step = Step::new(call, deadline, oneshot::channel().0, None);
         self.next += 1;
-        self.later.insert((at, self.next), step);
+        self.later.insert((at, self.next), unanswered(call, deadline));
     }
 
     /// Deals with what came of the flight at this place.
@@ -294,4 +299,9 @@ impl Actor {
         }
         self.line.put_back(again);
     }
+}
+
+/// A step of which nobody waits for the answer.
+fn unanswered(call: Call, deadline: Instant) -> Step {
+    Step::new(call, deadline, oneshot::channel().0, None)
 }

@@ -16,11 +16,19 @@ const HEAVY: usize = 1024 * 1024;
 pub(super) struct Line {
     steps: VecDeque<Step>,
     next: u64,
+    /// Releases that have failed, for the time until whoever asked for them asks again: an acquire that comes
+    /// in between shall not find the lock taken. They go out before everything else.
+    failed_releases: VecDeque<Step>,
 }
 
 impl Line {
     pub(super) fn is_empty(&self) -> bool {
-        self.steps.is_empty()
+        self.steps.is_empty() && self.failed_releases.is_empty()
+    }
+
+    /// Keeps a release that has failed until its deadline, which is never before that of one kept earlier.
+    pub(super) fn keep(&mut self, release: Step) {
+        self.failed_releases.push_back(release);
     }
 
     pub(super) fn push(&mut self, mut step: Step) {
@@ -49,18 +57,23 @@ impl Line {
 
     /// When the first of them is over its time.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.steps.front().map(|step| step.deadline)
+        let queues = [&self.steps, &self.failed_releases];
+        let fronts = queues.into_iter().filter_map(VecDeque::front);
+        fronts.map(|step| step.deadline).min()
     }
 
     pub(super) fn pop_overdue(&mut self, now: Instant) -> Option<Step> {
-        if self.due()? > now {
-            return None;
-        }
-        self.steps.pop_front()
+        let queues = [&mut self.steps, &mut self.failed_releases];
+        let is_overdue = |queue: &&mut VecDeque<Step>| queue.front().is_some_and(|step| step.deadline <= now);
+        queues.into_iter().find(is_overdue)?.pop_front()
     }
 
     /// Those that go out together next.
     pub(super) fn take(&mut self) -> Option<Vec<Step>> {
+        if !self.failed_releases.is_empty() {
+            let count = self.failed_releases.len().min(BATCH);
+            return Some(self.failed_releases.drain(..count).collect());
+        }
         let first = self.steps.front()?;
         let mut weight = 0;
         let count = if first.alone {
