@@ -147,11 +147,8 @@ impl Attempt {
             .min(max_hold.unwrap_or(Duration::MAX));
         let (key, by, id) = (self.key.clone(), self.by, shared.next_grant());
         let request = AcquireRequest {
-            kind,
-            key: key.clone(),
-            grant: id,
-            lease: first_lease,
             tokens: handover::tokens(handovers, handed),
+            ..AcquireRequest::new(kind, key.clone(), id, first_lease)
         };
         let step = shared.backend.clone().acquire(request);
         let carrier = handle.clone();
@@ -350,7 +347,8 @@ impl Wait<'_> {
             handle, key, options, ..
         } = self.attempt;
         let shared = handle.shared();
-        let listen = || shared.backend.clone().watch(options.kind, key);
+        let waiter = shared.next_grant();
+        let listen = || shared.backend.clone().watch(options.kind, key, waiter);
         let of = (options.kind, key.clone());
         let courtesies = &shared.courtesies;
         let after = turn.after.take();

@@ -226,12 +226,22 @@ impl LockClient {
         self.handle.shared.waiters.len()
     }
 
-    /// Who holds a lock, as the store sees it; `None` when nobody does.
+    /// Who holds a lock, as the store sees it; `None` when nobody does. Of several readers it is one, see
+    /// [`holders`](Self::holders).
     ///
     /// # Errors
     ///
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<Option<Holder>, Error> {
+        Ok(self.holders(key).await?.into_iter().next())
+    }
+
+    /// All who hold a lock, as the store sees it: nobody, one, or several readers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn holders(&self, key: impl Into<LockKey>) -> Result<Vec<Holder>, Error> {
         let key = LockKey::new(key)?;
         self.ask("the inspection of lock", &key, |backend| {
             read(backend.inspect(key.clone()))

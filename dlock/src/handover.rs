@@ -54,11 +54,11 @@ impl Chain {
     /// Of a grant that came from the store just now, by a step sent at `sent`.
     pub(crate) fn new(kind: Kind, handovers: u32, (first, last): (u64, u64), sent: Instant) -> Chain {
         let now = clock::now();
-        let exclusive = matches!(kind, Kind::Lock | Kind::Write);
+        let goes_on = matches!(kind, Kind::Lock | Kind::Write);
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
         Chain {
             next_token: first.saturating_add(1),
-            left: if exclusive { handovers.min(tokens) } else { 0 },
+            left: if goes_on { handovers.min(tokens) } else { 0 },
             until: now + courtesy::some_round_trips(sent, now, SLICE),
         }
     }

@@ -133,13 +133,7 @@ impl TestStore {
         let key = key.into();
         self.lose(key.clone());
         let grant = GrantId::new(Uuid::new_v4(), 1);
-        let request = AcquireRequest {
-            kind: Kind::Lock,
-            key: key.clone(),
-            grant,
-            lease,
-            tokens: 1,
-        };
+        let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, lease);
         drop(Backend::acquire(Arc::new(self.memory.clone()), request));
         Busy {
             store: self.memory.clone(),
@@ -302,7 +296,7 @@ impl Backend for TestBackend {
     fn inspect(
         self: Arc<Self>,
         key: LockKey,
-    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
         Backend::inspect(self.memory(), key)
     }
 
@@ -320,7 +314,7 @@ impl Backend for TestBackend {
         Backend::force_release(self.memory(), key)
     }
 
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
-        Backend::watch(self.memory(), kind, key)
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Backend::watch(self.memory(), kind, key, grant)
     }
 }

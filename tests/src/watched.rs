@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, Holder, Lane, ReleaseReply, ReleaseRequest,
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, ReleaseReply, ReleaseRequest,
     RenewRequest, Renewal, Watch,
 };
 use dlock::{Kind, LockKey};
@@ -129,7 +129,7 @@ impl Backend for Watched {
     fn inspect(
         self: Arc<Self>,
         key: LockKey,
-    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
         Backend::inspect(self.inner(), key)
     }
 
@@ -147,8 +147,8 @@ impl Backend for Watched {
         Backend::force_release(self.inner(), key)
     }
 
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
-        Backend::watch(self.inner(), kind, key)
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Backend::watch(self.inner(), kind, key, grant)
     }
 
     fn lane(&self, key: &LockKey) -> Lane {

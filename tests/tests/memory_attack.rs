@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, Holder, ReleaseReply, ReleaseRequest, RenewRequest,
-    Renewal, Watch,
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Watch,
 };
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
@@ -398,7 +398,7 @@ impl Backend for Strange {
         }
         answer
     }
-    async fn inspect(self: Arc<Self>, key: LockKey) -> Result<Option<Holder>, BackendError> {
+    async fn inspect(self: Arc<Self>, key: LockKey) -> Result<Vec<Holder>, BackendError> {
         Backend::inspect(self.0.clone(), key).await
     }
     async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
@@ -407,9 +407,9 @@ impl Backend for Strange {
     async fn force_release(self: Arc<Self>, key: LockKey) -> Result<bool, BackendError> {
         Backend::force_release(self.0.clone(), key).await
     }
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         if !self.1.always_news {
-            return Backend::watch(self.0.clone(), kind, key);
+            return Backend::watch(self.0.clone(), kind, key, grant);
         }
         let (news, changes) = tokio::sync::watch::channel(0);
         let task = tokio::spawn(async move {

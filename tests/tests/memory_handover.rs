@@ -8,14 +8,16 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use dlock::backend::Backend;
 use dlock::backend::memory::MemoryBackend;
+use dlock::backend::{Backend, GrantId};
 use dlock::{Error, HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
 use dlock_tests::Watched;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+/// Who listens only.
+const NOBODY: GrantId = GrantId::from_parts(0, 0);
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(30);
@@ -220,7 +222,7 @@ async fn one_who_listens_and_never_comes_costs_little() {
     let s = setting().await;
     // A process that was stopped while it waited: subscribed, and silent.
     let key = LockKey::new("k").unwrap();
-    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key);
+    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key, NOBODY);
     let lock = s.client.lock("k");
     let begin = Instant::now();
     for _ in 0..1000 {
@@ -511,7 +513,7 @@ async fn a_release_that_is_not_polled_on_keeps_nobody_waiting() {
 async fn one_who_listens_and_never_comes_costs_little_where_the_crowd_comes_anew_each_time() {
     let s = setting().await;
     let key = LockKey::new("k").unwrap();
-    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key);
+    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key, NOBODY);
     let lock = s.client.lock("k");
     s.watched.seen().slow_answers.store(1, SeqCst);
     let mut idle = Duration::ZERO;

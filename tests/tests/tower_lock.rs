@@ -11,8 +11,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, Holder, Kind, Reason as BackendReason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason as BackendReason,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use dlock::{Held, LockClient, LockKey, Loss};
 use dlock_tower::key::{fixed, from_fn, header};
@@ -147,7 +147,7 @@ impl Backend for Flaky {
     fn inspect(
         self: Arc<Self>,
         key: LockKey,
-    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
         Backend::inspect(Arc::new(self.inner.clone()), key)
     }
 
@@ -165,8 +165,8 @@ impl Backend for Flaky {
         Backend::force_release(Arc::new(self.inner.clone()), key)
     }
 
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
-        Backend::watch(Arc::new(self.inner.clone()), kind, key)
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Backend::watch(Arc::new(self.inner.clone()), kind, key, grant)
     }
 }
 

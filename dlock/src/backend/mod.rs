@@ -49,6 +49,18 @@ pub enum Kind {
     Read,
     /// The writer that keeps readers out.
     Write,
+    /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name.
+    Fenced,
+    /// One permit of a semaphore.
+    Permit,
+}
+
+impl Kind {
+    /// Whether one holder keeps out all others.
+    #[must_use]
+    pub fn is_exclusive(self) -> bool {
+        !matches!(self, Kind::Read | Kind::Permit)
+    }
 }
 
 impl fmt::Display for Kind {
@@ -58,6 +70,8 @@ impl fmt::Display for Kind {
             Kind::Fair => "fair",
             Kind::Read => "read",
             Kind::Write => "write",
+            Kind::Fenced => "fenced",
+            Kind::Permit => "permit",
         })
     }
 }
@@ -73,6 +87,16 @@ pub struct GrantId {
 impl GrantId {
     pub(crate) fn new(client: Uuid, number: u64) -> GrantId {
         GrantId { client, number }
+    }
+
+    /// The id of a grant for whoever calls a backend directly: the bits of a client's UUID, and a number that
+    /// is unique in that client.
+    #[must_use]
+    pub const fn from_parts(client: u128, number: u64) -> GrantId {
+        GrantId {
+            client: Uuid::from_u128(client),
+            number,
+        }
     }
 
     /// Unique in its client.
@@ -126,6 +150,33 @@ pub struct AcquireRequest {
     pub lease: Duration,
     /// How many fencing tokens to reserve; at least 1.
     pub tokens: u32,
+    /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
+    /// place is given up by a [`release`](Backend::release) of the same id.
+    pub queue: bool,
+    /// Read locks: the write grant of the same key whose holder asks, which is not in its way.
+    pub under: Option<GrantId>,
+    /// Read and write locks: writers who wait go before readers who come later.
+    pub prefer_writers: bool,
+    /// Permits: how many there are in all, where nobody has said so before.
+    pub permits: Option<u32>,
+}
+
+impl AcquireRequest {
+    /// Asks for a lock with one fencing token, and nothing that is special to a kind.
+    #[must_use]
+    pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> AcquireRequest {
+        AcquireRequest {
+            kind,
+            key,
+            grant,
+            lease,
+            tokens: 1,
+            queue: false,
+            under: None,
+            prefer_writers: false,
+            permits: None,
+        }
+    }
 }
 
 /// The answer to an [`AcquireRequest`].
@@ -206,6 +257,8 @@ pub enum Renewal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
+    /// What it holds the key as.
+    pub kind: Kind,
     /// The wire id, `<client uuid>:<number>` for dlock and Redisson alike.
     pub id: String,
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a
@@ -218,8 +271,13 @@ pub struct Holder {
 impl Holder {
     /// A holder as a store reports it.
     #[must_use]
-    pub fn new(id: String, holds: u64, remaining: Option<Duration>) -> Holder {
-        Holder { id, holds, remaining }
+    pub fn new(kind: Kind, id: String, holds: u64, remaining: Option<Duration>) -> Holder {
+        Holder {
+            kind,
+            id,
+            holds,
+            remaining,
+        }
     }
 }
 
@@ -421,11 +479,11 @@ pub trait Backend: Send + Sync + 'static {
         requests: Vec<RenewRequest>,
     ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static;
 
-    /// Who holds the key.
+    /// Who holds the key: nobody, one, or several readers.
     fn inspect(
         self: Arc<Self>,
         key: LockKey,
-    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static;
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static;
 
     /// The locks whose names begin with `prefix`, in no order. A look at everything: for people and
     /// tools, not for a service at work.
@@ -440,8 +498,9 @@ pub trait Backend: Send + Sync + 'static {
         key: LockKey,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static;
 
-    /// Subscribes to the releases of a key.
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch;
+    /// Subscribes to the releases of a key. `grant` is the id under which is waited, for kinds whose waiters
+    /// are woken one by one.
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
 
     /// The lane of a key.
     fn lane(&self, _key: &LockKey) -> Lane {
@@ -468,10 +527,10 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> Step<AcquireReply>;
     fn release(self: Arc<Self>, request: ReleaseRequest) -> Step<ReleaseReply>;
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> Step<Vec<Result<Renewal, BackendError>>>;
-    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Option<Holder>>;
+    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Vec<Holder>>;
     fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>>;
     fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool>;
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch;
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
     fn lane(&self, key: &LockKey) -> Lane;
     fn records(self: Arc<Self>) -> Option<Records>;
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>>;
@@ -487,7 +546,7 @@ impl<B: Backend> DynBackend for B {
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> Step<Vec<Result<Renewal, BackendError>>> {
         Box::pin(Backend::renew(self, requests))
     }
-    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Option<Holder>> {
+    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Vec<Holder>> {
         Box::pin(Backend::inspect(self, key))
     }
     fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>> {
@@ -496,8 +555,8 @@ impl<B: Backend> DynBackend for B {
     fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool> {
         Box::pin(Backend::force_release(self, key))
     }
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey) -> Watch {
-        Backend::watch(self, kind, key)
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Backend::watch(self, kind, key, grant)
     }
     fn lane(&self, key: &LockKey) -> Lane {
         Backend::lane(self, key)

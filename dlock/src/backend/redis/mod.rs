@@ -1,6 +1,7 @@
 //! Locks on a Redis or Valkey server, with the data of Redisson's lock.
 
 mod connect;
+mod kinds;
 mod node;
 mod pubsub;
 mod script;
@@ -12,14 +13,15 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use self::connect::Connector;
+use self::kinds::KindStep;
 pub(crate) use self::node::Done;
 use self::node::Node;
 use self::pubsub::PubSub;
 use self::script::Call;
 pub(crate) use self::script::{Answer, Response, Verb};
 use super::{
-    AcquireReply, AcquireRequest, Backend, BackendError, Holder, Kind, Lane, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch, only_plain,
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::builder::Common;
 use crate::record::redis::RedisRecords;
@@ -161,14 +163,16 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        let AcquireRequest {
-            kind,
-            key,
-            grant,
-            lease,
-            tokens,
-        } = request;
-        let step = only_plain(kind).map(|()| self.step(&key, Verb::Acquire { grant, lease, tokens }));
+        let step = kinds::exists(request.kind).map(|()| {
+            let AcquireRequest {
+                grant, lease, tokens, ..
+            } = request;
+            let verb = match request.kind {
+                Kind::Lock => Verb::Acquire { grant, lease, tokens },
+                _ => Verb::As(KindStep::Acquire(request.clone())),
+            };
+            self.step(&request.key, verb)
+        });
         async move {
             match step?.await?.answer {
                 Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
@@ -185,11 +189,16 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        let ReleaseRequest {
-            key, grant, keep_for, ..
-        } = request;
+        let ReleaseRequest { grant, keep_for, .. } = request;
         let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
-        let step = self.step(&key, Verb::Release { grant, keep_until });
+        let verb = match request.kind {
+            Kind::Lock | Kind::Fenced => Verb::Release { grant, keep_until },
+            _ => Verb::As(KindStep::Release {
+                request: request.clone(),
+                keep_until,
+            }),
+        };
+        let step = self.step(&request.key, verb);
         async move {
             let Done { answer, repeated } = step.await?;
             match answer {
@@ -206,11 +215,14 @@ impl Backend for RedisBackend {
     ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
         let steps: Vec<_> = requests
             .into_iter()
-            .map(
-                |RenewRequest {
-                     key, grant, lease, ..
-                 }| self.step(&key, Verb::Renew { grant, lease }),
-            )
+            .map(|request| {
+                let RenewRequest { grant, lease, .. } = request;
+                let verb = match request.kind {
+                    Kind::Lock | Kind::Fenced | Kind::Fair => Verb::Renew { grant, lease },
+                    _ => Verb::As(KindStep::Renew(request.clone())),
+                };
+                self.step(&request.key, verb)
+            })
             .collect();
         async move {
             let mut renewals = Vec::with_capacity(steps.len());
@@ -228,12 +240,14 @@ impl Backend for RedisBackend {
     fn inspect(
         self: Arc<Self>,
         key: LockKey,
-    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
         let step = self.step(&key, Verb::Inspect);
         async move {
             match step.await?.answer {
-                Answer::Holder { id, holds, remaining } => Ok(Some(Holder::new(id, holds, remaining))),
-                Answer::Free => Ok(None),
+                Answer::Holder { id, holds, remaining } => {
+                    Ok(vec![Holder::new(Kind::Lock, id, holds, remaining)])
+                }
+                Answer::Free => Ok(Vec::new()),
                 other => Err(strange(&other)),
             }
         }
@@ -265,7 +279,7 @@ impl Backend for RedisBackend {
             for (step, key) in steps {
                 match step.await.map(|done| done.answer) {
                     Ok(Answer::Holder { id, holds, remaining }) if is_holder(&id) => {
-                        found.insert(key, Holder::new(id, holds, remaining));
+                        found.insert(key, Holder::new(Kind::Lock, id, holds, remaining));
                     }
                     // Other people's hashes, and locks that ended meanwhile.
                     Ok(_) => {}
@@ -295,7 +309,7 @@ impl Backend for RedisBackend {
         }
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
         self.pubsub.watch(script::channel(&self.name(key)))
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
-use crate::backend::{BackendError, GrantId, Reason};
+use super::kinds::KindStep;
+use crate::backend::{AcquireRequest, BackendError, GrantId, Reason};
 use crate::clock;
 use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
 
@@ -46,6 +47,8 @@ pub(crate) enum Verb {
         grant: GrantId,
         lease: Duration,
     },
+    /// What a kind beside the plain lock does its own way.
+    As(KindStep),
     Inspect,
     Force,
     Claim(ClaimRequest),
@@ -122,18 +125,35 @@ pub(crate) enum Answer {
 impl Call {
     /// Whether sending it twice does no more than sending it once.
     pub(super) fn is_repeatable(&self) -> bool {
-        !matches!(self.verb, Verb::Acquire { .. } | Verb::Force)
+        !matches!(
+            self.verb,
+            Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)) | Verb::Force
+        )
     }
 
-    pub(super) fn is_release(&self) -> bool {
-        matches!(self.verb, Verb::Release { .. })
+    /// The grant that this releases.
+    pub(super) fn releases(&self) -> Option<GrantId> {
+        match &self.verb {
+            Verb::Release { grant, .. } => Some(*grant),
+            Verb::As(step) => step.releases(),
+            _ => None,
+        }
+    }
+
+    /// The grant that this acquires.
+    pub(super) fn acquires(&self) -> Option<GrantId> {
+        match &self.verb {
+            Verb::Acquire { grant, .. } => Some(*grant),
+            Verb::As(step) => step.acquires(),
+            _ => None,
+        }
     }
 
     /// The id under which this takes something: what may then have to be given back.
     pub(super) fn takes(&self) -> Option<String> {
-        match &self.verb {
-            Verb::Acquire { grant, .. } => Some(grant.to_string()),
-            _ => self.claims().map(str::to_owned),
+        match self.acquires() {
+            Some(grant) => Some(grant.to_string()),
+            None => self.claims().map(str::to_owned),
         }
     }
 
@@ -164,7 +184,11 @@ impl Call {
     pub(super) fn may_be_turned_away(&self) -> bool {
         matches!(
             self.verb,
-            Verb::Acquire { .. } | Verb::Claim(_) | Verb::Inspect | Verb::Force
+            Verb::Acquire { .. }
+                | Verb::As(KindStep::Acquire(_))
+                | Verb::Claim(_)
+                | Verb::Inspect
+                | Verb::Force
         )
     }
 
@@ -185,13 +209,14 @@ impl Call {
                 cmd.arg((*tokens).max(1));
             }
             Verb::Release { grant, keep_until } => {
-                let keep = keep_until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()));
-                cmd.arg("release").arg(id(*grant, &mut [0; 57])).arg(millis(keep));
+                cmd.arg("release").arg(id(*grant, &mut [0; 57]));
+                cmd.arg(millis(left(*keep_until)));
                 cmd.arg(channel(&self.key));
             }
             Verb::Renew { grant, lease } => {
                 cmd.arg("renew").arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
             }
+            Verb::As(step) => step.write(&self.key, cmd),
             Verb::Inspect => {
                 cmd.arg("inspect").arg(0);
             }
@@ -231,7 +256,7 @@ impl Call {
 }
 
 /// A grant's id, written into a buffer.
-fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
+pub(super) fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
     let begin = grant.write(buffer);
     &buffer[begin..]
 }
@@ -246,8 +271,13 @@ pub(super) fn channel(key: &str) -> String {
     }
 }
 
+/// How long it is until then.
+pub(super) fn left(until: Option<Instant>) -> Duration {
+    until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()))
+}
+
 /// Whole milliseconds, never less than asked for.
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
@@ -276,7 +306,9 @@ pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Cl
     for (step, refuse_after) in steps.clone() {
         count += 1;
         size += step.key.len() + step.weight();
-        if let Verb::Acquire { tokens: wanted, .. } = &step.verb {
+        if let Verb::Acquire { tokens: wanted, .. }
+        | Verb::As(KindStep::Acquire(AcquireRequest { tokens: wanted, .. })) = &step.verb
+        {
             acquires += 1;
             tokens += u64::from((*wanted).max(1));
             late = late.max(refuse_after);
@@ -369,6 +401,12 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
     };
     let attempt = |at: usize| u32::try_from(num(at)?).map_err(|_| strange());
     match name.as_str() {
+        "acquired" => {
+            let first = num(1)?;
+            let last = first + num(2)?.checked_sub(1).ok_or_else(strange)?;
+            Ok(Answer::Acquired { first, last })
+        }
+        "busy" => Ok(Answer::Busy { remaining: ttl(1)? }),
         "late" => Err(BackendError::not_done(
             Reason::Unreachable,
             "the request reached the server too late and was refused there",

@@ -14,12 +14,29 @@ local token, last
 local function reserve(key, lease)
   local before = last_token()
   local least = before > 0 and before + 1 or now
-  local upto = math.max(now, least + acquires - 1)
+  -- The present one is not counted any more.
+  local upto = math.max(now, least + acquires)
   run('SET', fence, digits(upto))
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
   run('PEXPIRE', key, lease)
   last = upto
   token = math.max(least, upto - ARGV[3] + 1)
+end
+
+-- Tokens for an acquire that has come to its end: the first, and how many.
+function take(wanted, key, lease)
+  if not token then reserve(key, lease) end
+  -- One is left for each acquire after this.
+  local count = math.min(wanted, last - acquires - token + 1)
+  local first = token
+  token = token + count
+  return first, count
+end
+
+local function add_steps()
+  steps = {}
+  add_lock_steps()
+  add_record_steps()
 end
 
 -- What became of an acquire that is not as simple as it should be.
@@ -51,11 +68,7 @@ while what do
       reply = attempt(busy, key, left)
     else
       local lease = ARGV[at + 2]
-      if not token then
-        acquires = acquires + 1
-        reply = attempt(reserve, key, lease)
-        acquires = acquires - 1
-      end
+      if not token then reply = attempt(reserve, key, lease) end
       if not reply then
         local set = ask('HSET', key, ARGV[at + 1], '1')
         if set ~= 1 then
@@ -65,12 +78,8 @@ while what do
           if set ~= 1 then
             reply = undo(key, ARGV[at + 1], set)
           else
-            -- One is left for each acquire after this.
-            local tokens = math.min(ARGV[at + 3], last - acquires - token + 1)
             filled = filled + 1
-            replies[filled] = token
-            token = token + tokens
-            reply = tokens
+            replies[filled], reply = take(ARGV[at + 3])
           end
         end
       end
@@ -78,7 +87,7 @@ while what do
     at = at + 4
   elseif what == 'release' then
     if ARGV[at + 2] ~= '0' then
-      if not steps then steps = {} add_lock_steps() add_record_steps() end
+      if not steps then add_steps() end
       reply = attempt(steps.keep, key, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
     else
       local gone = ask('HDEL', key, ARGV[at + 1])
@@ -104,9 +113,15 @@ while what do
     end
     at = at + 3
   else
-    if not steps then steps = {} add_lock_steps() add_record_steps() end
+    if not steps then add_steps() end
     local count = tonumber(ARGV[at + 1])
-    reply = attempt(steps[what], key, unpack(ARGV, at + 2, at + 1 + count))
+    local step_of_kind = acquire_as[what]
+    if step_of_kind then acquires = acquires - 1 end
+    if step_of_kind and late then
+      reply = { 'late' }
+    else
+      reply = attempt(step_of_kind or steps[what], key, unpack(ARGV, at + 2, at + 1 + count))
+    end
     at = at + 2 + count
   end
   filled = filled + 1

@@ -91,8 +91,13 @@ local function last_token()
   return tonumber(last or 0) or error({ failed = fence .. ' does not hold a fencing token' })
 end
 
--- The steps that run.lua does not have itself, when one of them comes.
+-- The steps that run.lua does not have itself, when one of them comes; and those that acquire a lock of
+-- another kind than the plain one: they count as acquires, and refuse themselves when they are late.
 local steps
+local acquire_as = {}
+-- (wanted, key, lease in ms): fencing tokens for one of these, once nothing can fail any more; the first, and
+-- how many. Answer with { 'acquired', first, count }.
+local take
 
 local function add_lock_steps()
   -- grant, ms to keep the key taken yet, channel

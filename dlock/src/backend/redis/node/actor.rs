@@ -18,7 +18,7 @@ use super::wire::Wire;
 use super::{Plain, Request, Step};
 use crate::backend::Lane;
 use crate::backend::redis::connect::{Connected, Connector};
-use crate::backend::redis::script::{self, By, Verb};
+use crate::backend::redis::script::{self, By};
 use crate::clock;
 
 /// Calls under way at a time.
@@ -293,9 +293,9 @@ impl Actor {
                     step.seat = None;
                     step.sent += 1;
                     // Acquires have one time in common.
-                    step.refuse_after = refuse(match step.call.verb {
-                        Verb::Acquire { .. } => until,
-                        _ => step.deadline,
+                    step.refuse_after = refuse(match step.call.acquires() {
+                        Some(_) => until,
+                        None => step.deadline,
                     });
                 }
                 let cmd = script::call(by, steps.iter().map(|step| (&step.call, step.refuse_after)));

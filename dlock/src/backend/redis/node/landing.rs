@@ -81,7 +81,7 @@ impl Actor {
             self.unsettled.remember(&id, step.refuse_after);
         }
         let Some(reply) = step.reply.take() else { return };
-        if step.call.is_release() && error.is_passing() && !reply.is_closed() {
+        if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
             error.outcome = Outcome::Unknown;
             let deadline = clock::now() + self.connector.timeout * 4;
             self.line.keep(unanswered(step.call.clone(), deadline));
@@ -223,7 +223,7 @@ impl Actor {
     }
 
     fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, server_time: u64) {
-        if let Verb::Release { grant, .. } = &step.call.verb {
+        if let Some(grant) = &step.call.releases() {
             // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
             // any more.
             if let Some(refuse_after) = self.unsettled.get(grant) {

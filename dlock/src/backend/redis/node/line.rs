@@ -48,8 +48,10 @@ impl Line {
 
     /// Releases go first from now on: what is free shall be seen as free.
     pub(super) fn releases_first(&mut self) {
-        let (releases, others): (Vec<_>, Vec<_>) =
-            self.steps.drain(..).partition(|step| step.call.is_release());
+        let (releases, others): (Vec<_>, Vec<_>) = self
+            .steps
+            .drain(..)
+            .partition(|step| step.call.releases().is_some());
         for step in releases.into_iter().chain(others) {
             self.push(step);
         }

@@ -246,9 +246,10 @@ impl Backend for MemoryBackend {
     fn inspect(
         self: Arc<Self>,
         key: LockKey,
-    ) -> impl Future<Output = Result<Option<Holder>, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
         ready(Ok(self.with(|held, now| {
-            held.entries.get(&key).map(|entry| entry.holder(now))
+            let entry = held.entries.get(&key);
+            entry.map(|entry| entry.holder(now)).into_iter().collect()
         })))
     }
 
@@ -272,7 +273,7 @@ impl Backend for MemoryBackend {
         ready(Ok(self.take(&key)))
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey) -> Watch {
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
         self.store.hub.listen(key.as_str().into(), |_| true, |_| ())
     }
 
@@ -284,6 +285,7 @@ impl Backend for MemoryBackend {
 impl Entry {
     fn holder(&self, now: Instant) -> Holder {
         Holder::new(
+            Kind::Lock,
             self.grant.to_string(),
             1,
             Some(self.until.saturating_duration_since(now)),

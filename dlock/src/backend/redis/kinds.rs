@@ -1,0 +1,69 @@
+//! The steps of the kinds beside the plain lock: which there are, and their arguments.
+
+use redis::Cmd;
+use tokio::time::Instant;
+
+use super::script::{id, left, millis};
+use crate::backend::{AcquireRequest, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest};
+
+/// A step that a kind has for itself.
+#[derive(Debug, Clone)]
+pub(crate) enum KindStep {
+    Acquire(AcquireRequest),
+    Release {
+        request: ReleaseRequest,
+        /// Until when the key stays taken.
+        keep_until: Option<Instant>,
+    },
+    Renew(RenewRequest),
+}
+
+impl KindStep {
+    /// The grant that this acquires.
+    pub(super) fn acquires(&self) -> Option<GrantId> {
+        match self {
+            KindStep::Acquire(request) => Some(request.grant),
+            _ => None,
+        }
+    }
+
+    /// The grant that this releases.
+    pub(super) fn releases(&self) -> Option<GrantId> {
+        match self {
+            KindStep::Release { request, .. } => Some(request.grant),
+            _ => None,
+        }
+    }
+
+    /// Its name, the number of its arguments, and these.
+    pub(super) fn write(&self, _key: &str, cmd: &mut Cmd) {
+        let mut buffer = [0; 57];
+        match self {
+            KindStep::Acquire(request) => {
+                cmd.arg(request.kind.to_string()).arg(3);
+                cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
+                cmd.arg(request.tokens.max(1));
+            }
+            KindStep::Release { request, keep_until } => {
+                cmd.arg(format!("release_{}", request.kind)).arg(2);
+                cmd.arg(id(request.grant, &mut buffer));
+                cmd.arg(millis(left(*keep_until)));
+            }
+            KindStep::Renew(request) => {
+                cmd.arg(format!("renew_{}", request.kind)).arg(2);
+                cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
+            }
+        }
+    }
+}
+
+/// What is answered for kinds that are not there yet.
+pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
+    match kind {
+        Kind::Lock => Ok(()),
+        other => Err(BackendError::not_done(
+            Reason::Unsupported,
+            format!("kind {other} does not exist yet, only the plain lock does"),
+        )),
+    }
+}
