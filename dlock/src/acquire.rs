@@ -6,20 +6,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{AcquireReply, AcquireRequest, BackendError, Outcome, Reason, ReleaseRequest};
+use crate::backend::{AcquireReply, BackendError};
 use crate::client::Handle;
-use crate::grants::{Entry, Grant, Terms, next_id};
-use crate::guard::{HoldState, LockGuard};
-use crate::handover::{self, Chain, DEFAULT_HANDOVERS, Wanted};
+use crate::grants::Entry;
+use crate::guard::LockGuard;
+use crate::handover::{DEFAULT_HANDOVERS, Wanted};
 use crate::lock::{LONGEST, Options};
+use crate::question::{Goal, Look, Question};
 use crate::scope::{self, HoldRef, Scope};
 use crate::waiters::{Called, Ticket, Turn};
-use crate::{Error, LockKey, Loss, clock, telemetry};
+use crate::{Error, LockKey, clock, telemetry};
 
 /// How long a waiter sleeps at the most when the holder's lease has no end or is very long.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 
-/// One call of acquire.
+/// One call of acquire, or what a call for several keys says of one of them.
 pub(crate) struct Attempt {
     pub(crate) handle: Arc<Handle>,
     pub(crate) key: LockKey,
@@ -29,10 +30,56 @@ pub(crate) struct Attempt {
     pub(crate) by: &'static Location<'static>,
 }
 
-/// What one look at the store brought.
-enum Look {
-    Acquired(LockGuard),
-    Busy(Option<Duration>),
+impl Goal for Attempt {
+    type Got = LockGuard;
+
+    fn wanted(&self) -> Option<Wanted> {
+        let Options {
+            lease: fixed,
+            max_hold,
+            min_hold,
+            ..
+        } = self.options;
+        let lease = self.lease();
+        // What has to be set up at the store, the store is asked for.
+        let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
+        let handovers = self.handovers();
+        (plain && handovers > 0).then_some(Wanted {
+            lease,
+            max_hold,
+            handovers,
+        })
+    }
+
+    fn look(&self, handed: u32) -> impl Future<Output = Result<Look<LockGuard>, BackendError>> + Send {
+        let question = Question::new(self, handed);
+        let step = question.backend().acquire(question.request.clone());
+        question.handle.clone().carry(async move {
+            match step.await {
+                Ok(AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }) => question.granted((first_token, last_token)).map(Look::Got),
+                Ok(AcquireReply::Busy { remaining }) => Ok(Look::Busy(remaining)),
+                Err(error) => {
+                    question.failed(&error);
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    fn handed_over(&self, guard: LockGuard) -> LockGuard {
+        guard
+    }
+
+    fn guard(got: &LockGuard) -> Option<&LockGuard> {
+        Some(got)
+    }
+
+    fn is_held(got: &LockGuard) -> bool {
+        got.is_held()
+    }
 }
 
 impl Attempt {
@@ -63,6 +110,7 @@ impl Attempt {
         };
         let wait = Wait {
             attempt: self,
+            goal: self,
             started,
             until,
         };
@@ -74,19 +122,19 @@ impl Attempt {
         }
         if self.once {
             return match self.look(0).await.map_err(|error| self.failed(error))? {
-                Look::Acquired(guard) => Ok(guard),
+                Look::Got(guard) => Ok(guard),
                 Look::Busy(remaining) => Err(wait.not_acquired(remaining)),
             };
         }
         wait.in_turn().await
     }
 
-    fn handovers(&self) -> u32 {
+    pub(crate) fn handovers(&self) -> u32 {
         self.options.local_handovers.unwrap_or(DEFAULT_HANDOVERS)
     }
 
     /// The lease that is asked for.
-    fn lease(&self) -> Duration {
+    pub(crate) fn lease(&self) -> Duration {
         let Options {
             lease,
             renewed_lease,
@@ -100,134 +148,23 @@ impl Attempt {
             .unwrap_or(self.handle.shared().settings.lease)
     }
 
-    /// What it takes from others in this process, if it does.
-    fn wanted(&self) -> Option<Wanted> {
-        let Options {
-            lease: fixed,
-            max_hold,
-            min_hold,
-            ..
-        } = self.options;
-        let lease = self.lease();
-        // What has to be set up at the store, the store is asked for.
-        let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
-        let handovers = self.handovers();
-        (plain && handovers > 0).then_some(Wanted {
-            lease,
-            max_hold,
-            handovers,
-        })
-    }
-
-    /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
-    /// many times the lock was handed over here after it last came from the store.
-    fn look(&self, handed: u32) -> impl Future<Output = Result<Look, BackendError>> + Send + use<> {
-        let handle = self.handle.clone();
-        let shared = handle.shared().clone();
-        let Options {
-            kind,
-            lease: fixed,
-            max_hold,
-            min_hold,
-            ..
-        } = self.options;
-        let handovers = self.handovers();
-        let sent = clock::now();
-        let terms = Terms::new(
-            self.lease(),
-            fixed.is_none(),
-            max_hold.map(|d| sent + d),
-            min_hold.map(|d| sent + d),
-        );
-        // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
-        // contradict each other are refused.
-        let first_lease = terms
-            .lease
-            .max(min_hold.unwrap_or_default())
-            .min(max_hold.unwrap_or(Duration::MAX));
-        let (key, by, id) = (self.key.clone(), self.by, shared.next_grant());
-        let request = AcquireRequest {
-            tokens: handover::tokens(handovers, handed),
-            ..AcquireRequest::new(kind, key.clone(), id, first_lease)
-        };
-        let step = shared.backend.clone().acquire(request);
-        let carrier = handle.clone();
-        carrier.carry(async move {
-            match step.await {
-                Ok(AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }) => {
-                    let hold = next_id();
-                    let grant = Arc::new(Grant::new(
-                        kind,
-                        key,
-                        id,
-                        &shared,
-                        terms,
-                        sent,
-                        first_lease,
-                        hold,
-                        by,
-                        Chain::new(kind, handovers, (first_token, last_token), sent),
-                    ));
-                    shared.registry.add(&grant, sent);
-                    let status = grant.status();
-                    let guard = LockGuard::new(
-                        HoldRef {
-                            id: hold,
-                            token: first_token,
-                            grant,
-                        },
-                        handle,
-                    );
-                    // Dropped where it is lost already, which gives it back.
-                    match status {
-                        HoldState::Lost(Loss::Expired) => Err(BackendError::not_done(
-                            Reason::Unreachable,
-                            "the answer came only after the lease had run out",
-                        )),
-                        HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(BackendError::not_done(
-                            Reason::Closed,
-                            "the answer came only after the client was shut down",
-                        )),
-                        _ => Ok(Look::Acquired(guard)),
-                    }
-                }
-                Ok(AcquireReply::Busy { remaining }) => Ok(Look::Busy(remaining)),
-                Err(error) => {
-                    if error.outcome == Outcome::Unknown {
-                        let keep_for = Duration::ZERO;
-                        handle.undo(
-                            ReleaseRequest {
-                                kind,
-                                key,
-                                grant: id,
-                                keep_for,
-                            },
-                            first_lease,
-                        );
-                    }
-                    Err(error)
-                }
-            }
-        })
-    }
-
-    fn failed(&self, error: BackendError) -> Error {
+    pub(crate) fn failed(&self, error: BackendError) -> Error {
         error.into_error("the acquire of lock", &self.key)
     }
 }
 
 /// A call that may wait.
-struct Wait<'a> {
-    attempt: &'a Attempt,
-    started: Instant,
-    until: Option<Instant>,
+pub(crate) struct Wait<'a, G> {
+    /// The key that is waited for.
+    pub(crate) attempt: &'a Attempt,
+    /// What the store is asked for.
+    pub(crate) goal: &'a G,
+    pub(crate) started: Instant,
+    pub(crate) until: Option<Instant>,
 }
 
-impl Wait<'_> {
-    fn not_acquired(&self, remaining: Option<Duration>) -> Error {
+impl<G: Goal> Wait<'_, G> {
+    pub(crate) fn not_acquired(&self, remaining: Option<Duration>) -> Error {
         let waited = match self.attempt.once {
             true => Duration::ZERO,
             false => clock::now().saturating_duration_since(self.started),
@@ -250,7 +187,7 @@ impl Wait<'_> {
     /// Enters the hold that encloses the asker, if there is one. When somebody else is inside whom the
     /// asker's frames do not contain (another branch of a `join!`), it waits until a hold leaves and looks
     /// again; it never queues up for the lock behind them.
-    async fn reenter(&self, scope: &Scope) -> Result<Option<LockGuard>, Error> {
+    pub(crate) async fn reenter(&self, scope: &Scope) -> Result<Option<LockGuard>, Error> {
         let Attempt {
             handle,
             key,
@@ -307,7 +244,7 @@ impl Wait<'_> {
     }
 
     /// Waits for the turn in this process, then at the store, or until somebody here hands the lock over.
-    async fn in_turn(&self) -> Result<LockGuard, Error> {
+    pub(crate) async fn in_turn(&self) -> Result<G::Got, Error> {
         let Attempt {
             handle,
             key,
@@ -317,7 +254,7 @@ impl Wait<'_> {
         } = self.attempt;
         let shared = handle.shared();
         loop {
-            let wanted = self.attempt.wanted();
+            let wanted = self.goal.wanted();
             let limit = options.max_waiters;
             let ticket = shared.waiters.join(options.kind, key, limit, wanted, by)?;
             let called = tokio::select! {
@@ -330,19 +267,19 @@ impl Wait<'_> {
                     return Err(self.not_acquired(until.map(|until| until - now)));
                 }
             };
-            let guard = match called {
-                Called::Guard(guard) => guard,
+            let got = match called {
+                Called::Guard(guard) => self.goal.handed_over(guard),
                 Called::Turn(turn) => self.at_store(&ticket, turn).await?,
             };
             // Handed over before, and taken only now, after the process was stopped perhaps.
-            if guard.is_held() {
-                return Ok(guard);
+            if G::is_held(&got) {
+                return Ok(got);
             }
         }
     }
 
     /// Has the turn: asks the store until it grants the lock.
-    async fn at_store(&self, ticket: &Ticket, mut turn: Turn) -> Result<LockGuard, Error> {
+    async fn at_store(&self, ticket: &Ticket, mut turn: Turn) -> Result<G::Got, Error> {
         let Attempt {
             handle, key, options, ..
         } = self.attempt;
@@ -368,7 +305,7 @@ impl Wait<'_> {
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_over(ticket) => return Ok(took(guard?, turn)),
+                guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
                 () = self.over() => return Err(self.not_acquired(None)),
                 () = others_first => {}
             }
@@ -385,17 +322,19 @@ impl Wait<'_> {
             turn.watch.iter_mut().for_each(crate::backend::Watch::seen);
             let look = tokio::select! {
                 biased;
-                guard = handed_over(ticket) => return Ok(took(guard?, turn)),
-                look = self.attempt.look(turn.handed) => look,
+                guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
+                look = self.goal.look(turn.handed) => look,
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
                 () = sleep_until(patience_ends) => return Err(self.gave_up(failing, holder_until)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
-                Ok(Look::Acquired(guard)) => {
+                Ok(Look::Got(got)) => {
                     turn.handed = 0;
-                    turn.rests(&guard);
-                    return Ok(guard);
+                    if let Some(guard) = G::guard(&got) {
+                        turn.rests(guard);
+                    }
+                    return Ok(got);
                 }
                 Ok(Look::Busy(left)) => {
                     failing = None;
@@ -423,12 +362,18 @@ impl Wait<'_> {
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_over(ticket) => return Ok(took(guard?, turn)),
+                guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
                 () = changed(&mut turn.watch) => {}
                 () = tokio::time::sleep(sleep) => {}
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
             }
         }
+    }
+
+    /// The turn rests in what was handed over.
+    fn took(&self, guard: LockGuard, turn: Turn) -> G::Got {
+        guard.rest(turn);
+        self.goal.handed_over(guard)
     }
 
     /// The wait, or the patience with the store, is over.
@@ -451,12 +396,6 @@ async fn handed_over(ticket: &Ticket) -> Result<LockGuard, Error> {
             return Ok(guard);
         }
     }
-}
-
-/// The turn rests in what was handed over.
-fn took(guard: LockGuard, turn: Turn) -> LockGuard {
-    guard.rest(turn);
-    guard
 }
 
 /// How long a waiter sleeps if it hears nothing, with `left` of the holder's lease now and `longest` at

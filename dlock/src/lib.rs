@@ -125,6 +125,7 @@ mod handover;
 mod key;
 mod lock;
 mod problem;
+mod question;
 pub mod record;
 mod release;
 pub mod scope;

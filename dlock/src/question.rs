@@ -1,0 +1,173 @@
+//! What is asked of the store for a lock, and the guard of what it grants.
+
+use std::future::Future;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::acquire::Attempt;
+use crate::backend::{AcquireRequest, BackendError, DynBackend, Outcome, Reason, ReleaseRequest};
+use crate::client::Handle;
+use crate::grants::{Grant, Terms, next_id};
+use crate::guard::{HoldState, LockGuard};
+use crate::handover::{self, Chain, Wanted};
+use crate::lock::Options;
+use crate::scope::HoldRef;
+use crate::{Loss, clock};
+
+/// What one look at the store brought.
+pub(crate) enum Look<T> {
+    Got(T),
+    /// The key that is waited for is held by somebody, whose lease has so much left.
+    Busy(Option<Duration>),
+}
+
+/// What is asked of the store by one who waits for a key.
+pub(crate) trait Goal: Sync {
+    /// What ends the wait.
+    type Got: Send;
+
+    /// What it takes from others in this process, if it does.
+    fn wanted(&self) -> Option<Wanted>;
+
+    /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
+    /// many times the lock was handed over here after it last came from the store.
+    fn look(&self, handed: u32) -> impl Future<Output = Result<Look<Self::Got>, BackendError>> + Send;
+
+    /// The lock came from somebody in this process.
+    fn handed_over(&self, guard: LockGuard) -> Self::Got;
+
+    /// The lock that was waited for, if it was got.
+    fn guard(got: &Self::Got) -> Option<&LockGuard>;
+
+    /// Whether what was got is still held.
+    fn is_held(got: &Self::Got) -> bool;
+}
+
+/// One key as the store is asked for it, and what is to be known when it is granted.
+pub(crate) struct Question {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) request: AcquireRequest,
+    /// From then on the lease counts.
+    sent: Instant,
+    lease: Duration,
+    fixed: bool,
+    max_hold: Option<Duration>,
+    min_hold: Option<Duration>,
+    handovers: u32,
+    by: &'static Location<'static>,
+}
+
+impl Question {
+    /// Asks for the attempt's key now. `handed` says how many times the lock was handed over here after it
+    /// last came from the store.
+    pub(crate) fn new(attempt: &Attempt, handed: u32) -> Question {
+        let Options {
+            kind,
+            lease: fixed,
+            max_hold,
+            min_hold,
+            ..
+        } = attempt.options;
+        let (lease, handovers) = (attempt.lease(), attempt.handovers());
+        // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
+        // contradict each other are refused.
+        let first_lease = lease
+            .max(min_hold.unwrap_or_default())
+            .min(max_hold.unwrap_or(Duration::MAX));
+        let grant = attempt.handle.shared().next_grant();
+        let request = AcquireRequest {
+            tokens: handover::tokens(handovers, handed),
+            ..AcquireRequest::new(kind, attempt.key.clone(), grant, first_lease)
+        };
+        Question {
+            handle: attempt.handle.clone(),
+            request,
+            sent: clock::now(),
+            lease,
+            fixed: fixed.is_some(),
+            max_hold,
+            min_hold,
+            handovers,
+            by: attempt.by,
+        }
+    }
+
+    pub(crate) fn backend(&self) -> Arc<dyn DynBackend> {
+        self.handle.shared().backend.clone()
+    }
+
+    /// The guard of what was granted with these tokens.
+    pub(crate) fn granted(self, tokens: (u64, u64)) -> Result<LockGuard, BackendError> {
+        let Question {
+            handle,
+            request,
+            sent,
+            ..
+        } = self;
+        let shared = handle.shared();
+        let terms = Terms::new(
+            self.lease,
+            !self.fixed,
+            self.max_hold.map(|d| sent + d),
+            self.min_hold.map(|d| sent + d),
+        );
+        let hold = next_id();
+        let kind = request.kind;
+        let grant = Arc::new(Grant::new(
+            kind,
+            request.key,
+            request.grant,
+            shared,
+            terms,
+            sent,
+            request.lease,
+            hold,
+            self.by,
+            Chain::new(kind, self.handovers, tokens, sent),
+        ));
+        shared.registry.add(&grant, sent);
+        let status = grant.status();
+        let hold = HoldRef {
+            id: hold,
+            token: tokens.0,
+            grant,
+        };
+        let guard = LockGuard::new(hold, handle);
+        // Dropped where it is lost already, which gives it back.
+        match status {
+            HoldState::Lost(Loss::Expired) => Err(BackendError::not_done(
+                Reason::Unreachable,
+                "the answer came only after the lease had run out",
+            )),
+            HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(BackendError::not_done(
+                Reason::Closed,
+                "the answer came only after the client was shut down",
+            )),
+            _ => Ok(guard),
+        }
+    }
+
+    /// The step has failed: nothing stays of it.
+    pub(crate) fn failed(&self, error: &BackendError) {
+        if error.outcome == Outcome::Unknown {
+            self.undo();
+        }
+    }
+
+    /// Gives back what was granted, or may have been. The step takes its place in line before this returns.
+    pub(crate) fn undo(&self) {
+        let AcquireRequest {
+            kind, grant, lease, ..
+        } = self.request;
+        let request = ReleaseRequest {
+            kind,
+            key: self.request.key.clone(),
+            grant,
+            keep_for: Duration::ZERO,
+        };
+        self.handle.undo(request, lease);
+    }
+}
