@@ -208,6 +208,37 @@ async fn a_key_that_is_out_of_bounds_harms_no_other_in_the_same_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_refused_takes_no_other_along() {
+    let store = server().await;
+    let server = store.as_server();
+    allow(&store, NEEDED.iter()).await;
+    server.command(&["ACL", "SETUSER", "svc", "~private:*"]).await;
+    let a = client(&store).await.unwrap();
+    let names = ["shop:1", "private:1", "shop:2", "shop:3"];
+    let lease = 30 * SOON;
+    let guards = join_all(names.map(|name| a.lock(name).renewed_lease(lease).acquire())).await;
+    let guards: Vec<_> = guards.into_iter().map(Result::unwrap).collect();
+    allow(&store, NEEDED.iter()).await;
+    // As if they were due: a reconnection has all of them confirmed at once.
+    server.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    eventually("one is in doubt and the others are not", || async {
+        let states = guards.iter().map(dlock::LockGuard::state);
+        states.eq([
+            HoldState::Held,
+            HoldState::Suspect,
+            HoldState::Held,
+            HoldState::Held,
+        ])
+    })
+    .await;
+    server.command(&["ACL", "SETUSER", "svc", "~private:*"]).await;
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    store.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_channel_that_is_out_of_bounds_delays_only_those_who_wait_for_it() {
     let store = server().await;
     let server = store.as_server();

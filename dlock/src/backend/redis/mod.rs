@@ -4,6 +4,7 @@ mod connect;
 mod kinds;
 mod node;
 mod pubsub;
+mod renewals;
 mod script;
 
 use std::future::Future;
@@ -110,10 +111,16 @@ impl RedisBackend {
         key: &LockKey,
         verb: Verb,
     ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
-        self.node.step(Call {
-            key: self.name(key),
-            verb,
-        })
+        self.step_on(self.name(key), verb)
+    }
+
+    /// The same with the key as the server knows it.
+    fn step_on(
+        &self,
+        key: Arc<str>,
+        verb: Verb,
+    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+        self.node.step(Call { key, verb })
     }
 }
 
@@ -213,28 +220,7 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         requests: Vec<RenewRequest>,
     ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        let steps: Vec<_> = requests
-            .into_iter()
-            .map(|request| {
-                let RenewRequest { grant, lease, .. } = request;
-                let verb = match request.kind {
-                    Kind::Lock | Kind::Fenced | Kind::Fair => Verb::Renew { grant, lease },
-                    _ => Verb::As(KindStep::Renew(request.clone())),
-                };
-                self.step(&request.key, verb)
-            })
-            .collect();
-        async move {
-            let mut renewals = Vec::with_capacity(steps.len());
-            for step in steps {
-                renewals.push(step.await.and_then(|done| match done.answer {
-                    Answer::Renewed => Ok(Renewal::Renewed),
-                    Answer::Gone => Ok(Renewal::Gone),
-                    other => Err(strange(&other)),
-                }));
-            }
-            Ok(renewals)
-        }
+        renewals::renew(self, requests)
     }
 
     fn inspect(

@@ -8,7 +8,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::kinds::KindStep;
-use crate::backend::{AcquireRequest, BackendError, GrantId, Reason};
+use crate::backend::{AcquireRequest, BackendError, GrantId, Reason, Renewal};
 use crate::clock;
 use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
 
@@ -23,12 +23,21 @@ static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 /// The last fencing token of a server; the one key that stays.
 pub(super) const FENCE: &str = "dlock:fence";
 
-/// One step on one key.
+/// One step on one key, or one that carries many.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
-    /// The key as the server knows it.
+    /// The key as the server knows it; of a step that carries many the first.
     pub(super) key: Arc<str>,
     pub(super) verb: Verb,
+}
+
+/// One renewal among many.
+#[derive(Debug, Clone)]
+pub(crate) struct OneRenewal {
+    /// The key as the server knows it.
+    pub(crate) key: Arc<str>,
+    pub(crate) grant: GrantId,
+    pub(crate) lease: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -43,10 +52,9 @@ pub(crate) enum Verb {
         /// Until when the key stays taken.
         keep_until: Option<Instant>,
     },
-    Renew {
-        grant: GrantId,
-        lease: Duration,
-    },
+    /// Renewals of plain locks, of which each has an answer of its own: never none. To the server they are
+    /// steps like others.
+    Renew(Vec<OneRenewal>),
     /// What a kind beside the plain lock does its own way.
     As(KindStep),
     Inspect,
@@ -79,7 +87,7 @@ impl fmt::Debug for Response {
 }
 
 /// What a step answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Acquired {
         first: u64,
@@ -95,6 +103,8 @@ pub(crate) enum Answer {
     /// The grant is not there.
     Gone,
     Renewed,
+    /// To each of the renewals that a step carries.
+    Renewals(Vec<Result<Renewal, BackendError>>),
     Holder {
         id: String,
         holds: u64,
@@ -192,6 +202,23 @@ impl Call {
         )
     }
 
+    /// How many steps the server sees in it.
+    pub(super) fn width(&self) -> usize {
+        match &self.verb {
+            Verb::Renew(all) => all.len(),
+            _ => 1,
+        }
+    }
+
+    /// The keys that it is about.
+    fn keys(&self) -> impl Iterator<Item = &str> {
+        let (one, many) = match &self.verb {
+            Verb::Renew(all) => (None, &all[..]),
+            _ => (Some(&*self.key), &[][..]),
+        };
+        one.into_iter().chain(many.iter().map(|one| &*one.key))
+    }
+
     /// How many bytes it adds to a call, beside what every step has.
     pub(super) fn weight(&self) -> usize {
         match &self.verb {
@@ -213,8 +240,10 @@ impl Call {
                 cmd.arg(millis(left(*keep_until)));
                 cmd.arg(channel(&self.key));
             }
-            Verb::Renew { grant, lease } => {
-                cmd.arg("renew").arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
+            Verb::Renew(all) => {
+                for OneRenewal { grant, lease, .. } in all {
+                    cmd.arg("renew").arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
+                }
             }
             Verb::As(step) => step.write(&self.key, cmd),
             Verb::Inspect => {
@@ -304,8 +333,8 @@ pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Cl
     let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
     let mut size = 0;
     for (step, refuse_after) in steps.clone() {
-        count += 1;
-        size += step.key.len() + step.weight();
+        count += step.width();
+        size += step.weight() + step.keys().map(str::len).sum::<usize>();
         if let Verb::Acquire { tokens: wanted, .. }
         | Verb::As(KindStep::Acquire(AcquireRequest { tokens: wanted, .. })) = &step.verb
         {
@@ -321,7 +350,9 @@ pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Cl
     let mut cmd = Cmd::with_capacity(8 + 5 * count, script.len() + 128 * (1 + count) + size);
     cmd.arg(name).arg(script).arg(1 + count).arg(FENCE);
     for (step, _) in steps.clone() {
-        cmd.arg(&*step.key);
+        for key in step.keys() {
+            cmd.arg(key);
+        }
     }
     cmd.arg(late).arg(acquires).arg(tokens);
     for (step, refuse_after) in steps {
@@ -347,6 +378,14 @@ pub(super) fn read<'a>(
     let mut parts = parts[1..].iter();
     let mut answers = Vec::with_capacity(steps.len());
     for step in steps {
+        if let Verb::Renew(all) = &step.verb {
+            let each = all
+                .iter()
+                .map(|_| parts.next().map(renewal))
+                .collect::<Option<_>>();
+            answers.push(Ok(Answer::Renewals(each?)));
+            continue;
+        }
         answers.push(match (parts.next()?, &step.verb) {
             (Value::Int(first), Verb::Acquire { .. }) if *first >= 0 => {
                 let first = u64::try_from(*first).ok()?;
@@ -367,6 +406,15 @@ fn strange() -> BackendError {
     BackendError::unknown("the server gave an answer that makes no sense")
 }
 
+/// What became of one renewal among many.
+fn renewal(part: &Value) -> Result<Renewal, BackendError> {
+    match part {
+        Value::Int(0) => Ok(Renewal::Gone),
+        Value::Int(1) => Ok(Renewal::Renewed),
+        other => read_answer(other).and(Err(strange())),
+    }
+}
+
 /// The common answers are single numbers.
 fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
     let positive = u64::try_from(number).ok();
@@ -374,11 +422,13 @@ fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
         (Verb::Acquire { .. }, None) => Ok(Answer::Busy {
             remaining: u64::try_from(-2 - number).ok().map(Duration::from_millis),
         }),
-        (Verb::Release { .. } | Verb::Renew { .. }, Some(0)) => Ok(Answer::Gone),
-        (Verb::Release { .. }, positive) => Ok(Answer::Released {
+        (Verb::Release { .. } | Verb::As(KindStep::Release { .. } | KindStep::Renew(_)), Some(0)) => {
+            Ok(Answer::Gone)
+        }
+        (Verb::As(KindStep::Renew(_)), Some(_)) => Ok(Answer::Renewed),
+        (Verb::Release { .. } | Verb::As(KindStep::Release { .. }), positive) => Ok(Answer::Released {
             heard: positive.map(|one_more| one_more - 1),
         }),
-        (Verb::Renew { .. }, Some(_)) => Ok(Answer::Renewed),
         _ => Err(strange()),
     }
 }

@@ -77,13 +77,14 @@ impl Line {
             return Some(self.failed_releases.drain(..count).collect());
         }
         let first = self.steps.front()?;
-        let mut weight = 0;
+        let (mut weight, mut width) = (0, 0);
         let count = if first.alone {
             1
         } else {
-            let company = self.steps.iter().take(BATCH).take_while(|step| {
+            let company = self.steps.iter().take_while(|step| {
                 weight += step.call.weight();
-                !step.alone && weight <= HEAVY
+                width += step.call.width();
+                !step.alone && weight <= HEAVY && width <= BATCH
             });
             company.count().max(1)
         };
