@@ -1,8 +1,9 @@
-//! Renewals: all that come together are one step, since a service may hold hundreds of thousands of locks and
+//! Renewals: those that come together are one step, since a service may hold hundreds of thousands of locks and
 //! what each of them costs shows.
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::kinds::KindStep;
 use super::node::Done;
@@ -12,58 +13,81 @@ use crate::backend::{BackendError, Kind, Reason, RenewRequest, Renewal};
 
 type Answers = Vec<Result<Renewal, BackendError>>;
 
+/// Renewals in one step: as many as a call carries.
+const TOGETHER: usize = 256;
+
 /// Queues these renewals now; the answers stand in their order.
 pub(super) fn renew(
     backend: Arc<RedisBackend>,
     requests: Vec<RenewRequest>,
 ) -> impl Future<Output = Result<Answers, BackendError>> + Send + 'static {
-    // Whether a request is among the plain ones, and the steps of the others.
-    let (mut plain, mut places, mut others) = (Vec::with_capacity(requests.len()), Vec::new(), Vec::new());
-    for request in requests {
-        let is_plain = matches!(request.kind, Kind::Lock | Kind::Fenced | Kind::Fair);
-        if is_plain {
-            plain.push(OneRenewal {
-                key: backend.name(&request.key),
-                grant: request.grant,
-                lease: request.lease,
-            });
-        } else {
-            places.push(plain.len() + others.len());
-            let key = backend.name(&request.key);
-            others.push(backend.step_on(key, Verb::As(KindStep::Renew(request))));
+    let mut steps = Vec::new();
+    let mut some: Vec<OneRenewal> = Vec::new();
+    let mut requests = requests.into_iter().peekable();
+    while let Some(request) = requests.next() {
+        let lease = request.lease;
+        let key = backend.name(&request.key);
+        if !is_plain(&request) {
+            steps.push(Step::Kind(
+                backend.step_on(key, Verb::As(KindStep::Renew(request))),
+            ));
+            continue;
+        }
+        let grant = request.grant;
+        some.push(OneRenewal { key, grant });
+        // Nearly always all have the same lease.
+        let goes_on = |next: &RenewRequest| is_plain(next) && next.lease == lease;
+        if some.len() == TOGETHER || !requests.peek().is_some_and(goes_on) {
+            let some = std::mem::take(&mut some);
+            let step = send(&backend, some.clone(), lease);
+            steps.push(Step::Plain { step, some, lease });
         }
     }
-    let together = (!plain.is_empty()).then(|| send(&backend, plain.clone()));
     async move {
-        let mut answers = match together {
-            Some(step) => match step.await {
-                // Refused as a whole, perhaps because of one of them.
-                Err(error) if error.reason == Reason::Refused && plain.len() > 1 => {
-                    one_by_one(&backend, plain).await
-                }
-                answer => answer?,
-            },
-            None => Vec::new(),
-        };
-        for (at, step) in places.into_iter().zip(others) {
-            let answer = step.await.and_then(|done| match done.answer {
-                Answer::Renewed => Ok(Renewal::Renewed),
-                Answer::Gone => Ok(Renewal::Gone),
-                other => Err(strange(&other)),
-            });
-            answers.insert(at, answer);
+        let mut answers = Vec::new();
+        for step in steps {
+            match step {
+                Step::Kind(step) => answers.push(step.await.and_then(|done| match done.answer {
+                    Answer::Renewed => Ok(Renewal::Renewed),
+                    Answer::Gone => Ok(Renewal::Gone),
+                    other => Err(strange(&other)),
+                })),
+                Step::Plain { step, some, lease } => match step.await {
+                    Ok(all) => answers.extend(all),
+                    // Refused as a whole, perhaps because of one of them.
+                    Err(error) if error.reason == Reason::Refused && some.len() > 1 => {
+                        answers.extend(one_by_one(&backend, some, lease).await);
+                    }
+                    Err(error) => answers.extend(some.iter().map(|_| Err(error.clone()))),
+                },
+            }
         }
         Ok(answers)
     }
+}
+
+enum Step<K, P> {
+    Kind(K),
+    Plain {
+        step: P,
+        some: Vec<OneRenewal>,
+        lease: Duration,
+    },
+}
+
+/// Whether its data, while it is held, are those of the plain lock.
+fn is_plain(request: &RenewRequest) -> bool {
+    matches!(request.kind, Kind::Lock | Kind::Fenced | Kind::Fair)
 }
 
 /// One step for all of these.
 fn send(
     backend: &RedisBackend,
     all: Vec<OneRenewal>,
+    lease: Duration,
 ) -> impl Future<Output = Result<Answers, BackendError>> + Send + use<> {
     let key = all.first().map_or_else(|| "".into(), |first| first.key.clone());
-    let step = backend.step_on(key, Verb::Renew(all));
+    let step = backend.step_on(key, Verb::Renew { all, lease });
     async move {
         let Done { answer, .. } = step.await?;
         match answer {
@@ -74,12 +98,17 @@ fn send(
 }
 
 /// A step for each, so that one that is refused harms no other.
-async fn one_by_one(backend: &RedisBackend, all: Vec<OneRenewal>) -> Answers {
-    let steps: Vec<_> = all.into_iter().map(|one| send(backend, vec![one])).collect();
+async fn one_by_one(backend: &RedisBackend, all: Vec<OneRenewal>, lease: Duration) -> Answers {
+    let steps: Vec<_> = all
+        .into_iter()
+        .map(|one| send(backend, vec![one], lease))
+        .collect();
     let mut answers = Vec::with_capacity(steps.len());
     for step in steps {
-        let answer = step.await;
-        answers.push(answer.and_then(|mut one| one.pop().unwrap_or_else(|| Err(strange(&Answer::Gone)))));
+        match step.await {
+            Ok(one) => answers.extend(one),
+            Err(error) => answers.push(Err(error)),
+        }
     }
     answers
 }

@@ -37,7 +37,6 @@ pub(crate) struct OneRenewal {
     /// The key as the server knows it.
     pub(crate) key: Arc<str>,
     pub(crate) grant: GrantId,
-    pub(crate) lease: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -52,9 +51,11 @@ pub(crate) enum Verb {
         /// Until when the key stays taken.
         keep_until: Option<Instant>,
     },
-    /// Renewals of plain locks, of which each has an answer of its own: never none. To the server they are
-    /// steps like others.
-    Renew(Vec<OneRenewal>),
+    /// Renewals of plain locks, of which each has an answer of its own: never none.
+    Renew {
+        all: Vec<OneRenewal>,
+        lease: Duration,
+    },
     /// What a kind beside the plain lock does its own way.
     As(KindStep),
     Inspect,
@@ -202,10 +203,10 @@ impl Call {
         )
     }
 
-    /// How many steps the server sees in it.
+    /// How many locks it is about.
     pub(super) fn width(&self) -> usize {
         match &self.verb {
-            Verb::Renew(all) => all.len(),
+            Verb::Renew { all, .. } => all.len(),
             _ => 1,
         }
     }
@@ -213,7 +214,7 @@ impl Call {
     /// The keys that it is about.
     fn keys(&self) -> impl Iterator<Item = &str> {
         let (one, many) = match &self.verb {
-            Verb::Renew(all) => (None, &all[..]),
+            Verb::Renew { all, .. } => (None, &all[..]),
             _ => (Some(&*self.key), &[][..]),
         };
         one.into_iter().chain(many.iter().map(|one| &*one.key))
@@ -240,9 +241,10 @@ impl Call {
                 cmd.arg(millis(left(*keep_until)));
                 cmd.arg(channel(&self.key));
             }
-            Verb::Renew(all) => {
-                for OneRenewal { grant, lease, .. } in all {
-                    cmd.arg("renew").arg(id(*grant, &mut [0; 57])).arg(millis(*lease));
+            Verb::Renew { all, lease } => {
+                cmd.arg("renew").arg(millis(*lease)).arg(all.len());
+                for OneRenewal { grant, .. } in all {
+                    cmd.arg(id(*grant, &mut [0; 57]));
                 }
             }
             Verb::As(step) => step.write(&self.key, cmd),
@@ -378,15 +380,10 @@ pub(super) fn read<'a>(
     let mut parts = parts[1..].iter();
     let mut answers = Vec::with_capacity(steps.len());
     for step in steps {
-        if let Verb::Renew(all) = &step.verb {
-            let each = all
-                .iter()
-                .map(|_| parts.next().map(renewal))
-                .collect::<Option<_>>();
-            answers.push(Ok(Answer::Renewals(each?)));
-            continue;
-        }
         answers.push(match (parts.next()?, &step.verb) {
+            (part, Verb::Renew { all, .. }) => read_renewals(part, all.len())
+                .map(Answer::Renewals)
+                .ok_or_else(strange),
             (Value::Int(first), Verb::Acquire { .. }) if *first >= 0 => {
                 let first = u64::try_from(*first).ok()?;
                 let tokens = number(parts.next()?)?.checked_sub(1)?;
@@ -406,13 +403,23 @@ fn strange() -> BackendError {
     BackendError::unknown("the server gave an answer that makes no sense")
 }
 
-/// What became of one renewal among many.
-fn renewal(part: &Value) -> Result<Renewal, BackendError> {
+/// What became of each of these renewals.
+fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, BackendError>>> {
+    let mut all = vec![Ok(Renewal::Renewed); count];
     match part {
-        Value::Int(0) => Ok(Renewal::Gone),
-        Value::Int(1) => Ok(Renewal::Renewed),
-        other => read_answer(other).and(Err(strange())),
+        Value::Int(1) => {}
+        Value::Array(words) if words.first().and_then(text)? == "others" => {
+            for pair in words[1..].chunks(2) {
+                let place = usize::try_from(number(&pair[0])?).ok()?.checked_sub(1)?;
+                *all.get_mut(place)? = match pair.get(1)? {
+                    Value::Int(0) => Ok(Renewal::Gone),
+                    message => Err(refused(&text(message)?)),
+                };
+            }
+        }
+        _ => return None,
     }
+    Some(all)
 }
 
 /// The common answers are single numbers.

@@ -102,16 +102,23 @@ while what do
     end
     at = at + 4
   elseif what == 'renew' then
-    local holds = ask('HGET', key, ARGV[at + 1])
-    if holds == '1' then
-      local set = ask('PEXPIRE', key, ARGV[at + 2])
-      reply = is_error(set) and { 'failed', tostring(set.err) } or 1
-    elseif is_error(holds) and not is_wrong_type(holds) then
-      reply = { 'failed', tostring(holds.err) }
-    else
-      reply = 0
+    local lease, count, others = ARGV[at + 1], tonumber(ARGV[at + 2]), nil
+    at = at + 2
+    for i = 1, count do
+      key = KEYS[step + i - 1]
+      local holds = ask('HGET', key, ARGV[at + i])
+      local set = holds == '1' and ask('PEXPIRE', key, lease)
+      if set ~= 1 then
+        local err = is_error(set) or is_error(holds)
+        others = others or { 'others' }
+        others[#others + 1] = i
+        -- Other data in its place is a loss like any other.
+        others[#others + 1] = err and not is_wrong_type(holds) and tostring(err) or 0
+      end
     end
-    at = at + 3
+    reply = others or 1
+    step = step + count - 1
+    at = at + 1 + count
   else
     if not steps then add_steps() end
     local count = tonumber(ARGV[at + 1])

@@ -9,12 +9,14 @@
 -- ARGV[2]      how many acquires there are
 -- ARGV[3]      how many fencing tokens they want in all
 -- ARGV[4...]   for each step its name and its arguments:
---                acquire GRANT LEASE-ms TOKENS | renew GRANT LEASE-ms | release GRANT KEEP-ms CHANNEL
+--                acquire GRANT LEASE-ms TOKENS | release GRANT KEEP-ms CHANNEL |
+--                renew LEASE-ms COUNT GRANT... (it has as many keys as grants)
 --                any other: the number of its arguments, its arguments
 --
 -- Reply: { server time in µs, answer of step 1, answer of step 2, ... }. Common answers are numbers:
 --   acquire  two: the first fencing token, how many there are; or one: -2 - PTTL when the lock is busy
---   renew    1 renewed, 0 gone
+--   renew    1 all are renewed; or { 'others', PLACE, 0 (gone) or MESSAGE (not done), ... } for those that
+--            are not, places counted from 1
 --   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
 -- All others are arrays whose first element says what they are:
 --   late | released HEARD | gone | holder ID COUNT PTTL | free |
