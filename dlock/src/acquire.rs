@@ -61,6 +61,7 @@ impl Goal for Attempt {
                     last_token,
                 }) => question.granted((first_token, last_token)).map(Look::Got),
                 Ok(AcquireReply::Busy { remaining }) => Ok(Look::Busy(remaining)),
+                Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy(Some(votes_in))),
                 Err(error) => {
                     question.failed(&error);
                     Err(error)
@@ -169,10 +170,14 @@ impl<G: Goal> Wait<'_, G> {
             true => Duration::ZERO,
             false => clock::now().saturating_duration_since(self.started),
         };
+        let Attempt {
+            handle, key, options, ..
+        } = self.attempt;
         Error::NotAcquired {
-            key: self.attempt.key.clone(),
+            key: key.clone(),
             waited,
             remaining,
+            votes: handle.shared().backend.explain(options.kind, key),
         }
     }
 

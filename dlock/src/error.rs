@@ -15,7 +15,10 @@ pub(crate) type Cause = Arc<dyn std::error::Error + Send + Sync + 'static>;
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else holds the lock, and it did not come free in the time that was allowed.
-    #[error("lock \"{key}\" is held by somebody else{}{}", after(*waited), lease_left(*remaining))]
+    #[error(
+        "lock \"{key}\" is held by somebody else{}{}{}",
+        after(*waited), lease_left(*remaining), said(votes.as_deref())
+    )]
     #[non_exhaustive]
     NotAcquired {
         /// The lock that was asked for.
@@ -25,6 +28,8 @@ pub enum Error {
         /// What was left of the holder's lease when it was last looked at, where that is known. A holder
         /// that is alive renews it, so this is no promise of when the lock comes free.
         remaining: Option<Duration>,
+        /// What each server of a quorum said when it was last asked; `None` on every other store.
+        votes: Option<Arc<str>>,
     },
 
     /// The lock was held and is not any more. Whoever holds this error must not go on with the work.
@@ -256,6 +261,10 @@ fn after(waited: Duration) -> String {
     } else {
         format!(", and was for the {waited:.1?} of waiting")
     }
+}
+
+fn said(votes: Option<&str>) -> String {
+    votes.map(|votes| format!("; {votes}")).unwrap_or_default()
 }
 
 fn lease_left(remaining: Option<Duration>) -> String {

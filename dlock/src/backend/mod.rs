@@ -20,6 +20,7 @@
 
 pub(crate) mod hub;
 pub mod memory;
+pub mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
@@ -159,6 +160,10 @@ pub struct AcquireRequest {
     pub prefer_writers: bool,
     /// Permits: how many there are in all, where nobody has said so before.
     pub permits: Option<u32>,
+    /// Asked as a member of a [quorum](quorum::Quorum): the store has its say only when it has been up with its
+    /// data for this long, by a mark that it keeps beside them, and answers
+    /// [`Abstained`](AcquireReply::Abstained) before. A store that cannot tell refuses.
+    pub vote_after: Option<Duration>,
 }
 
 impl AcquireRequest {
@@ -175,6 +180,7 @@ impl AcquireRequest {
             under: None,
             prefer_writers: false,
             permits: None,
+            vote_after: None,
         }
     }
 }
@@ -194,6 +200,11 @@ pub enum AcquireReply {
     Busy {
         /// What is left of the holder's lease; `None` when it has no end.
         remaining: Option<Duration>,
+    },
+    /// A member of a quorum that has not been up with its data for long enough.
+    Abstained {
+        /// When it will have been.
+        votes_in: Duration,
     },
 }
 
@@ -513,6 +524,29 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// Has every fencing token that the store gives from now on be greater than `at_least`, if it still knows
+    /// the grant; answers whether it does. For members of a [quorum](quorum::Quorum), which has to give one
+    /// token for all of them; refused by default.
+    fn raise_fence(
+        self: Arc<Self>,
+        kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let _ = (kind, key, grant, at_least);
+        std::future::ready(Err(BackendError::not_done(
+            Reason::Unsupported,
+            "this store cannot be a member of a quorum",
+        )))
+    }
+
+    /// What stood in the way of the last acquire of a key that was not granted, beyond its answer; `None` where
+    /// there is no more to tell.
+    fn explain(&self, _kind: Kind, _key: &LockKey) -> Option<Arc<str>> {
+        None
+    }
+
     /// Tells of lanes whose grants are in doubt: a server came back after a broken connection, or another
     /// one took its place. The core has each grant there confirmed at once. `None` when that never happens.
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
@@ -533,6 +567,8 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
     fn lane(&self, key: &LockKey) -> Lane;
     fn records(self: Arc<Self>) -> Option<Records>;
+    fn raise_fence(self: Arc<Self>, kind: Kind, key: LockKey, grant: GrantId, at_least: u64) -> Step<bool>;
+    fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>>;
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>>;
 }
 
@@ -563,6 +599,12 @@ impl<B: Backend> DynBackend for B {
     }
     fn records(self: Arc<Self>) -> Option<Records> {
         Backend::records(self)
+    }
+    fn raise_fence(self: Arc<Self>, kind: Kind, key: LockKey, grant: GrantId, at_least: u64) -> Step<bool> {
+        Box::pin(Backend::raise_fence(self, kind, key, grant, at_least))
+    }
+    fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
+        Backend::explain(self, kind, key)
     }
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
         Backend::doubts(self)

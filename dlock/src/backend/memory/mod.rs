@@ -42,6 +42,8 @@ struct Held {
     /// The entries by their end, so that expired ones go without a search.
     ends: BTreeSet<(Instant, LockKey)>,
     last_token: u64,
+    /// Since when these data are here, where somebody asked.
+    since: Option<Instant>,
 }
 
 #[derive(Debug, Clone)]
@@ -74,6 +76,12 @@ impl Held {
 
     fn has(&self, key: &LockKey, grant: &GrantId) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.grant == *grant)
+    }
+
+    /// How long a member of a quorum abstains yet, which it does for `after` from when it was first asked.
+    fn abstains(&mut self, now: Instant, after: Duration) -> Option<Duration> {
+        let votes_at = *self.since.get_or_insert(now) + after;
+        (votes_at > now).then(|| votes_at - now)
     }
 
     /// Reserves tokens without outrunning the clock: reservations reach back.
@@ -144,6 +152,7 @@ impl MemoryBackend {
         self.with(|held, _| {
             held.entries.clear();
             held.ends.clear();
+            held.since = None;
         });
     }
 
@@ -185,17 +194,20 @@ impl Backend for MemoryBackend {
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
         ready(only_plain(request.kind).map(|()| {
-            self.with(|held, now| match held.entries.get(&request.key) {
-                Some(entry) => AcquireReply::Busy {
-                    remaining: Some(entry.until.saturating_duration_since(now)),
-                },
-                None => {
-                    held.put(&request.key, &request.grant, now + request.lease);
-                    let (first_token, last_token) = held.tokens(request.tokens);
-                    AcquireReply::Acquired {
-                        first_token,
-                        last_token,
-                    }
+            self.with(|held, now| {
+                if let Some(votes_in) = request.vote_after.and_then(|after| held.abstains(now, after)) {
+                    return AcquireReply::Abstained { votes_in };
+                }
+                if let Some(entry) = held.entries.get(&request.key) {
+                    return AcquireReply::Busy {
+                        remaining: Some(entry.until.saturating_duration_since(now)),
+                    };
+                }
+                held.put(&request.key, &request.grant, now + request.lease);
+                let (first_token, last_token) = held.tokens(request.tokens);
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
                 }
             })
         }))
@@ -275,6 +287,22 @@ impl Backend for MemoryBackend {
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
         self.store.hub.listen(key.as_str().into(), |_| true, |_| ())
+    }
+
+    fn raise_fence(
+        self: Arc<Self>,
+        _kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, _| {
+            let known = held.has(&key, &grant);
+            if known {
+                held.last_token = held.last_token.max(at_least);
+            }
+            known
+        })))
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {

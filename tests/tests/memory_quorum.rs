@@ -1,0 +1,530 @@
+//! A majority of stores in memory, by a paused clock: members that are away, that hang, whose answers are lost, that
+//! lost their data; votes that are split; tokens that members count apart.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::backend::quorum::Quorum;
+use dlock::backend::{
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
+use tokio::time::{Instant, sleep};
+
+const SEC: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+const MAX_LEASE: Duration = Duration::from_secs(60);
+
+/// The paused clock, and a virtual limit.
+fn paused(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(7200), test)
+            .await
+            .expect("a dead-lock");
+    });
+}
+
+/// What is the matter with a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Is {
+    Fine,
+    /// Nothing arrives.
+    Down,
+    /// Everything is done, and no answer comes back.
+    Mute,
+    /// Nothing is done, and nothing is answered for a second.
+    Hanging,
+}
+
+#[derive(Debug, Clone)]
+struct Member {
+    memory: MemoryBackend,
+    is: Arc<AtomicU8>,
+}
+
+impl Member {
+    fn set(&self, is: Is) {
+        self.is.store(is as u8, Ordering::SeqCst);
+    }
+
+    fn is(&self, is: Is) -> bool {
+        self.is.load(Ordering::SeqCst) == is as u8
+    }
+
+    fn restarts_empty(&self) {
+        self.memory.clear();
+    }
+
+    fn play<S, T, F>(&self, step: S) -> impl Future<Output = Result<T, BackendError>> + Send + use<S, T, F>
+    where
+        S: FnOnce(Arc<MemoryBackend>) -> F,
+        F: Future<Output = Result<T, BackendError>> + Send,
+    {
+        let (down, mute, hanging) = (self.is(Is::Down), self.is(Is::Mute), self.is(Is::Hanging));
+        let step = (!down && !hanging).then(|| step(Arc::new(self.memory.clone())));
+        async move {
+            if down {
+                return Err(BackendError::not_done(Reason::Unreachable, "nobody is there"));
+            }
+            // A round trip.
+            sleep(MS).await;
+            match step {
+                Some(step) if !mute => step.await,
+                _ => {
+                    sleep(SEC).await;
+                    Err(BackendError::unknown("no answer within 1s"))
+                }
+            }
+        }
+    }
+}
+
+impl Backend for Member {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        self.play(|memory| memory.acquire(request))
+    }
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        self.play(|memory| memory.release(request))
+    }
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        self.play(|memory| memory.renew(requests))
+    }
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+        self.play(|memory| memory.inspect(key))
+    }
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        self.play(|memory| memory.list(prefix))
+    }
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        self.play(|memory| memory.force_release(key))
+    }
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Arc::new(self.memory.clone()).watch(kind, key, grant)
+    }
+    fn raise_fence(
+        self: Arc<Self>,
+        kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        self.play(move |memory| memory.raise_fence(kind, key, grant, at_least))
+    }
+}
+
+/// So many members, each up for long enough to vote.
+async fn members(count: usize) -> Vec<Member> {
+    let member = |_| Member {
+        memory: MemoryBackend::new(),
+        is: Arc::default(),
+    };
+    let members: Vec<_> = (0..count).map(member).collect();
+    let first = client(&members).await;
+    assert!(first.lock("first").try_acquire().await.unwrap_err().is_busy());
+    sleep(MAX_LEASE).await;
+    members
+}
+
+fn quorum(members: &[Member]) -> Quorum {
+    let named = members
+        .iter()
+        .zip('a'..)
+        .map(|(member, name)| (name.to_string(), member.clone()));
+    Quorum::new(named)
+}
+
+async fn client(members: &[Member]) -> LockClient {
+    let builder = LockClient::builder().backend(quorum(members));
+    builder.build().await.unwrap()
+}
+
+/// Nothing is held anywhere, and nobody listens.
+async fn assert_clean(members: &[Member]) {
+    sleep(5 * SEC).await;
+    for (at, member) in members.iter().enumerate() {
+        assert_eq!(
+            (member.memory.len(), member.memory.watched()),
+            (0, 0),
+            "member {at}"
+        );
+    }
+}
+
+#[test]
+fn a_minority_may_be_away_and_a_majority_is_told_apart() {
+    paused(async {
+        let m = members(5).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        m[0].set(Is::Down);
+        m[3].set(Is::Down);
+        let guard = a.lock("k").acquire().await.unwrap();
+        let error = b.lock("k").try_acquire().await.unwrap_err();
+        let Error::NotAcquired {
+            votes: Some(votes),
+            remaining,
+            ..
+        } = &error
+        else {
+            panic!("{error:?}")
+        };
+        assert!(
+            remaining.is_some() && votes.contains("a: nobody is there") && votes.contains("b: busy"),
+            "{votes}"
+        );
+        assert!(votes.starts_with("0 of 5 servers granted it"), "{votes}");
+        assert!(error.to_string().contains("d: nobody is there"), "{error}");
+        guard.release().await.unwrap();
+        b.lock("k").try_acquire().await.unwrap().release().await.unwrap();
+        m[1].set(Is::Down);
+        let error = b.lock("k").try_acquire().await.unwrap_err();
+        assert!(
+            matches!(error, Error::OutcomeUnknown { .. } | Error::Unreachable { .. }),
+            "{error:?}"
+        );
+        let told = error.to_string();
+        assert!(
+            told.contains("2 of 5 servers granted it") && told.contains("b: nobody is there"),
+            "{told}"
+        );
+        assert_clean(&m[2..3]).await;
+        assert_clean(&m[4..]).await;
+    });
+}
+
+#[test]
+fn a_member_that_hangs_or_is_mute_delays_nobody() {
+    for state in [Is::Hanging, Is::Mute] {
+        paused(async {
+            let m = members(3).await;
+            let a = client(&m).await;
+            m[1].set(state);
+            let begun = Instant::now();
+            let guard = a.lock("k").acquire().await.unwrap();
+            assert_eq!(guard.state(), HoldState::Held);
+            guard.release().await.unwrap();
+            assert!(begun.elapsed() < 100 * MS, "{state:?}: {:?}", begun.elapsed());
+            m[1].set(Is::Fine);
+            assert_clean(&m).await;
+        });
+    }
+}
+
+#[test]
+fn answers_that_are_lost_leave_nothing_behind() {
+    paused(async {
+        let m = members(3).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        m[0].set(Is::Mute);
+        m[1].set(Is::Mute);
+        assert!(a.lock("k").try_acquire().await.is_err());
+        m[0].set(Is::Fine);
+        m[1].set(Is::Fine);
+        sleep(5 * SEC).await;
+        b.lock("k").try_acquire().await.unwrap().release().await.unwrap();
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn a_member_that_lost_its_data_does_not_vote_until_every_lease_is_over() {
+    paused(async {
+        let m = members(3).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        // Held on two of three, without renewal.
+        m[2].set(Is::Down);
+        let guard = a.lock("k").lease(50 * SEC).acquire().await.unwrap();
+        m[2].set(Is::Fine);
+        m[1].restarts_empty();
+        // A majority does not know of it.
+        let error = b.lock("k").try_acquire().await.unwrap_err();
+        assert!(error.to_string().contains("b: votes in"), "{error}");
+        assert!(guard.is_held());
+        let begun = Instant::now();
+        let next = b.lock("k").acquire().await.unwrap();
+        assert!(begun.elapsed() >= 49 * SEC, "{:?}", begun.elapsed());
+        assert!(!guard.is_held());
+        assert!(next.fencing_token() > guard.fencing_token());
+        assert!(guard.release().await.unwrap_err().is_lost());
+        assert!(next.is_held());
+        next.release().await.unwrap();
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn without_that_rule_two_hold_it_at_a_time() {
+    paused(async {
+        let m = members(3).await;
+        let trusting = async || {
+            let quorum = quorum(&m).trust_fresh_servers(true);
+            LockClient::builder().backend(quorum).build().await.unwrap()
+        };
+        let (a, b) = (trusting().await, trusting().await);
+        m[2].set(Is::Down);
+        let guard = a.lock("k").lease(50 * SEC).acquire().await.unwrap();
+        m[2].set(Is::Fine);
+        m[1].restarts_empty();
+        let next = b.lock("k").try_acquire().await.unwrap();
+        assert!(guard.is_held() && next.is_held());
+        // What still protects.
+        assert!(next.fencing_token() > guard.fencing_token());
+    });
+}
+
+#[test]
+fn a_cold_start_waits_once_and_says_until_when() {
+    paused(async {
+        let m: Vec<_> = (0..3)
+            .map(|_| Member {
+                memory: MemoryBackend::new(),
+                is: Arc::default(),
+            })
+            .collect();
+        let a = client(&m).await;
+        let error = a.lock("k").try_acquire().await.unwrap_err();
+        let told = error.to_string();
+        assert!(
+            error.is_busy() && told.contains("a: votes in 60.0s") && told.contains("c: votes in"),
+            "{told}"
+        );
+        let begun = Instant::now();
+        a.lock("k").acquire().await.unwrap().release().await.unwrap();
+        assert!(begun.elapsed() >= MAX_LEASE - SEC && begun.elapsed() <= MAX_LEASE + SEC);
+        let begun = Instant::now();
+        a.lock("j").acquire().await.unwrap().release().await.unwrap();
+        assert!(begun.elapsed() < SEC);
+    });
+}
+
+#[test]
+fn tokens_grow_whichever_majority_gives_them() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        // One counts far ahead of the others.
+        let key = LockKey::from("ahead");
+        let grant = GrantId::from_parts(7, 7);
+        let ask = AcquireRequest::new(Kind::Lock, key.clone(), grant, SEC);
+        let ahead = Arc::new(m[0].memory.clone());
+        ahead.clone().acquire(ask).await.unwrap();
+        ahead.raise_fence(Kind::Lock, key, grant, 1 << 60).await.unwrap();
+        let mut last = 0;
+        for away in [2, 0, 1, 0, 2, 1, 0] {
+            m[away].set(Is::Down);
+            let guard = a.lock("k").acquire().await.unwrap();
+            assert!(
+                guard.fencing_token() > last,
+                "without {away}: {} after {last}",
+                guard.fencing_token()
+            );
+            last = guard.fencing_token();
+            guard.release().await.unwrap();
+            m[away].set(Is::Fine);
+            sleep(5 * SEC).await;
+        }
+        assert!(last > 1 << 60);
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn votes_that_are_split_go_round_until_all_had_it() {
+    paused(async {
+        let m = members(3).await;
+        let inside = Arc::new(AtomicU32::new(0));
+        let mut tasks = Vec::new();
+        let mut clients = Vec::new();
+        for _ in 0..7 {
+            let client = client(&m).await;
+            for _ in 0..3 {
+                let (lock, inside) = (client.lock("k"), inside.clone());
+                tasks.push(tokio::spawn(async move {
+                    for _ in 0..5 {
+                        let guard = lock.acquire().await.unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        sleep(3 * MS).await;
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        guard.release().await.unwrap();
+                    }
+                }));
+            }
+            clients.push(client);
+        }
+        let begun = Instant::now();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        // 105 times three milliseconds, and what the rounds add.
+        assert!(begun.elapsed() < 60 * SEC, "{:?}", begun.elapsed());
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn members_are_replaced_one_after_the_other_under_a_lock_that_is_held() {
+    paused(async {
+        let m = members(3).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        let guard = a.lock("k").acquire().await.unwrap();
+        for member in &m {
+            member.set(Is::Down);
+            sleep(15 * SEC).await;
+            member.restarts_empty();
+            member.set(Is::Fine);
+            // Until it votes again, and is asked.
+            sleep(MAX_LEASE + 25 * SEC).await;
+            assert!(guard.is_held());
+            assert!(b.lock("k").try_acquire().await.unwrap_err().is_busy());
+        }
+        guard.release().await.unwrap();
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn a_majority_that_forgot_it_is_a_loss() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let guard = a.lock("k").acquire().await.unwrap();
+        m[0].restarts_empty();
+        sleep(11 * SEC).await;
+        assert_eq!(guard.state(), HoldState::Held);
+        m[1].restarts_empty();
+        sleep(11 * SEC).await;
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Gone));
+        assert!(guard.release().await.unwrap_err().is_lost());
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn a_majority_that_is_away_costs_the_lock_before_the_lease_ends() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let begun = Instant::now();
+        let guard = a.lock("k").acquire().await.unwrap();
+        m[0].set(Is::Hanging);
+        m[2].set(Is::Down);
+        sleep(12 * SEC).await;
+        assert_eq!(guard.state(), HoldState::Suspect);
+        guard.lost().await;
+        assert!(
+            begun.elapsed() < 30 * SEC && begun.elapsed() > 29 * SEC,
+            "{:?}",
+            begun.elapsed()
+        );
+        m[0].set(Is::Fine);
+        m[2].set(Is::Fine);
+        drop(guard);
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn an_acquire_may_be_dropped_at_any_poll() {
+    paused(async {
+        let m = members(3).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        for away in [None, Some(1)] {
+            if let Some(away) = away {
+                m[away].set(Is::Down);
+            }
+            for polls in 1..12 {
+                let held = b.lock("k").lease(2 * SEC).acquire().await.unwrap();
+                let release = tokio::spawn(async move {
+                    sleep(5 * MS).await;
+                    held.release().await.unwrap();
+                });
+                let mut acquire = Box::pin(a.lock("k").acquire());
+                for _ in 0..polls {
+                    if futures_util::poll!(&mut acquire).is_ready() {
+                        break;
+                    }
+                    sleep(MS).await;
+                }
+                drop(acquire);
+                release.await.unwrap();
+                sleep(100 * MS).await;
+                let next = b.lock("k").try_acquire().await;
+                next.unwrap_or_else(|error| panic!("{polls} polls: {error}"))
+                    .release()
+                    .await
+                    .unwrap();
+            }
+            m[1].set(Is::Fine);
+            assert_clean(&m).await;
+        }
+    });
+}
+
+#[test]
+fn what_a_quorum_cannot_do_it_refuses_clearly() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        for kind in [Kind::Fair, Kind::Permit, Kind::Fenced] {
+            let error = a.lock("k").kind(kind).try_acquire().await.unwrap_err();
+            assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+            assert!(error.to_string().contains("quorum"), "{error}");
+        }
+        let error = a.lock("k").lease(61 * SEC).try_acquire().await.unwrap_err();
+        assert!(error.to_string().contains("max_lease"), "{error}");
+        assert!(a.records().is_err());
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn looks_see_what_a_majority_sees() {
+    paused(async {
+        let m = members(3).await;
+        let (a, b) = (client(&m).await, client(&m).await);
+        assert!(b.inspect("k").await.unwrap().is_none());
+        let guard = a.lock("k").acquire().await.unwrap();
+        m[0].set(Is::Down);
+        let holder = b.inspect("k").await.unwrap().unwrap();
+        assert_eq!(holder.holds, 1);
+        assert_eq!(b.list("").await.unwrap().len(), 1);
+        m[1].set(Is::Down);
+        assert!(b.inspect("k").await.is_err());
+        m[1].set(Is::Fine);
+        assert!(b.force_release("k").await.unwrap());
+        assert!(!b.force_release("k").await.unwrap());
+        sleep(11 * SEC).await;
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Gone));
+        drop(guard);
+        m[0].set(Is::Fine);
+        sleep(60 * SEC).await;
+        assert_clean(&m).await;
+    });
+}
