@@ -49,6 +49,8 @@ pub(super) struct Connected {
     /// The server's clock in µs, read after `asked_at`.
     pub(super) server_time: u64,
     pub(super) asked_at: Instant,
+    /// What tells the server process from one that was started anew; empty where it may not be asked.
+    pub(super) run_id: String,
 }
 
 /// Tells when the connection is gone, also while nothing is sent.
@@ -197,16 +199,17 @@ impl Connector {
             let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
             // Only to save the first call a round trip.
             ask(&mut connection, &script::load()).await?;
-            self.look_at_server(&mut connection).await?;
-            Ok::<_, RedisError>(time)
+            let run_id = self.look_at_server(&mut connection).await?;
+            Ok::<_, RedisError>((time, run_id))
         };
-        let time = driven(&mut driver, look).await?;
+        let (time, run_id) = driven(&mut driver, look).await?;
         Ok(Connected {
             connection,
             driver,
             disconnected: Disconnected(disconnected),
             server_time: time.0 * 1_000_000 + time.1,
             asked_at,
+            run_id,
         })
     }
 
@@ -219,8 +222,8 @@ impl Connector {
         .map(drop)
     }
 
-    /// Warns once of what would hurt later.
-    async fn look_at_server(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    /// Warns once of what would hurt later. The server's run id.
+    async fn look_at_server(&self, connection: &mut MultiplexedConnection) -> Result<String, RedisError> {
         let info = ask(connection, redis::cmd("INFO").arg("default")).await?;
         let address = &self.address;
         let info = match &info {
@@ -253,7 +256,7 @@ impl Connector {
                 tracing::warn!(%address, "this server is a replica: locks need its master");
             }
         });
-        Ok(())
+        Ok(field("run_id").unwrap_or_default().to_owned())
     }
 
     fn explain(&self, error: RedisError) -> BackendError {

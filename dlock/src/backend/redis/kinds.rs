@@ -57,6 +57,14 @@ impl KindStep {
     }
 }
 
+/// The field of a grant in the hash of its lock.
+pub(super) fn field(kind: Kind, grant: GrantId) -> String {
+    match kind {
+        Kind::Write => format!("{grant}:write"),
+        _ => grant.to_string(),
+    }
+}
+
 /// What is answered for kinds that are not there yet.
 pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
     match kind {

@@ -91,10 +91,7 @@ impl RedisBackend {
         key: &RecordKey,
         verb: Verb,
     ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
-        self.node.step(Call {
-            key: self.record_name(key).into(),
-            verb,
-        })
+        self.step_on(self.record_name(key).into(), verb)
     }
 
     /// News of a record go to the channel that is called like its key.
@@ -120,7 +117,11 @@ impl RedisBackend {
         key: Arc<str>,
         verb: Verb,
     ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
-        self.node.step(Call { key, verb })
+        self.node.step(Call {
+            key,
+            verb,
+            vote_after: None,
+        })
     }
 }
 
@@ -178,7 +179,12 @@ impl Backend for RedisBackend {
                 Kind::Lock => Verb::Acquire { grant, lease, tokens },
                 _ => Verb::As(KindStep::Acquire(request.clone())),
             };
-            self.step(&request.key, verb)
+            let (key, vote_after) = (self.name(&request.key), request.vote_after);
+            self.node.step(Call {
+                key,
+                verb,
+                vote_after,
+            })
         });
         async move {
             match step?.await?.answer {
@@ -187,6 +193,7 @@ impl Backend for RedisBackend {
                     last_token: last,
                 }),
                 Answer::Busy { remaining } => Ok(AcquireReply::Busy { remaining }),
+                Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
                 other => Err(strange(&other)),
             }
         }
@@ -301,6 +308,23 @@ impl Backend for RedisBackend {
 
     fn records(self: Arc<Self>) -> Option<Records> {
         Some(Records::new(RedisRecords(self)))
+    }
+
+    fn raise_fence(
+        self: Arc<Self>,
+        kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let field = kinds::field(kind, grant);
+        let step = self.step(&key, Verb::RaiseFence { field, at_least });
+        async move {
+            match step.await?.answer {
+                Answer::There(there) => Ok(there),
+                other => Err(strange(&other)),
+            }
+        }
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

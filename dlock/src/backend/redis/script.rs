@@ -16,12 +16,15 @@ use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
 const TEXT: &str = concat!(
     include_str!("lua/steps.lua"),
     include_str!("lua/records.lua"),
+    include_str!("lua/quorum.lua"),
     include_str!("lua/run.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
 /// The last fencing token of a server; the one key that stays.
 pub(super) const FENCE: &str = "dlock:fence";
+/// Since when a member of a quorum has its data.
+const VOTER: &str = "dlock:voter";
 
 /// One step on one key, or one that carries many.
 #[derive(Debug, Clone)]
@@ -29,6 +32,9 @@ pub(super) struct Call {
     /// The key as the server knows it; of a step that carries many the first.
     pub(super) key: Arc<str>,
     pub(super) verb: Verb,
+    /// Of an acquire on a member of a quorum: how long that has to have been up with its data, or else it
+    /// abstains.
+    pub(super) vote_after: Option<Duration>,
 }
 
 /// One renewal among many.
@@ -58,6 +64,11 @@ pub(crate) enum Verb {
     },
     /// What a kind beside the plain lock does its own way.
     As(KindStep),
+    /// Fencing tokens are greater than this one from now on, if the grant with this field is still there.
+    RaiseFence {
+        field: String,
+        at_least: u64,
+    },
     Inspect,
     Force,
     Claim(ClaimRequest),
@@ -112,6 +123,11 @@ pub(crate) enum Answer {
         remaining: Option<Duration>,
     },
     Free,
+    Abstains {
+        votes_in: Duration,
+    },
+    /// Whether it was there, and was done.
+    There(bool),
     Claimed {
         attempt: u32,
         fence: u64,
@@ -207,7 +223,7 @@ impl Call {
     pub(super) fn width(&self) -> usize {
         match &self.verb {
             Verb::Renew { all, .. } => all.len(),
-            _ => 1,
+            _ => 1 + usize::from(self.vote_after.is_some()),
         }
     }
 
@@ -217,7 +233,9 @@ impl Call {
             Verb::Renew { all, .. } => (None, &all[..]),
             _ => (Some(&*self.key), &[][..]),
         };
-        one.into_iter().chain(many.iter().map(|one| &*one.key))
+        let voter = self.vote_after.map(|_| VOTER);
+        let many = many.iter().map(|one| &*one.key);
+        voter.into_iter().chain(one).chain(many)
     }
 
     /// How many bytes it adds to a call, beside what every step has.
@@ -228,7 +246,10 @@ impl Call {
         }
     }
 
-    fn write(&self, refuse_after: u64, cmd: &mut Cmd) {
+    fn write(&self, refuse_after: u64, run_id: &str, cmd: &mut Cmd) {
+        if let Some(after) = self.vote_after {
+            cmd.arg("vote").arg(2).arg(run_id).arg(millis(after));
+        }
         match &self.verb {
             Verb::Acquire { grant, lease, tokens } => {
                 cmd.arg("acquire")
@@ -248,6 +269,9 @@ impl Call {
                 }
             }
             Verb::As(step) => step.write(&self.key, cmd),
+            Verb::RaiseFence { field, at_least } => {
+                cmd.arg("raise_fence").arg(2).arg(field).arg(at_least);
+            }
             Verb::Inspect => {
                 cmd.arg("inspect").arg(0);
             }
@@ -330,8 +354,9 @@ pub(super) enum By {
 }
 
 /// The call that carries these steps, each with the server time (µs) after which it refuses itself where it
-/// takes something. Acquires share the latest one.
-pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Clone) -> Cmd {
+/// takes something. Acquires share the latest one. `run_id` is that of the server process, empty where it is not
+/// known.
+pub(super) fn call<'a>(by: By, run_id: &str, steps: impl Iterator<Item = (&'a Call, u64)> + Clone) -> Cmd {
     let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
     let mut size = 0;
     for (step, refuse_after) in steps.clone() {
@@ -358,7 +383,7 @@ pub(super) fn call<'a>(by: By, steps: impl Iterator<Item = (&'a Call, u64)> + Cl
     }
     cmd.arg(late).arg(acquires).arg(tokens);
     for (step, refuse_after) in steps {
-        step.write(refuse_after, &mut cmd);
+        step.write(refuse_after, run_id, &mut cmd);
     }
     cmd
 }
@@ -380,6 +405,10 @@ pub(super) fn read<'a>(
     let mut parts = parts[1..].iter();
     let mut answers = Vec::with_capacity(steps.len());
     for step in steps {
+        let vote = match step.vote_after {
+            Some(_) => Some(parts.next()?),
+            None => None,
+        };
         answers.push(match (parts.next()?, &step.verb) {
             (part, Verb::Renew { all, .. }) => read_renewals(part, all.len())
                 .map(Answer::Renewals)
@@ -395,6 +424,11 @@ pub(super) fn read<'a>(
             (Value::Int(number), _) => read_number(*number, step),
             (other, _) => read_answer(other),
         });
+        match vote {
+            None | Some(Value::Int(1)) => {}
+            // Then it was not acquired.
+            Some(other) => *answers.last_mut()? = read_answer(other),
+        }
     }
     parts.next().is_none().then_some((now, answers))
 }
@@ -433,6 +467,7 @@ fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
             Ok(Answer::Gone)
         }
         (Verb::As(KindStep::Renew(_)), Some(_)) => Ok(Answer::Renewed),
+        (Verb::RaiseFence { .. }, Some(there)) => Ok(Answer::There(there == 1)),
         (Verb::Release { .. } | Verb::As(KindStep::Release { .. }), positive) => Ok(Answer::Released {
             heard: positive.map(|one_more| one_more - 1),
         }),
@@ -464,6 +499,9 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             Ok(Answer::Acquired { first, last })
         }
         "busy" => Ok(Answer::Busy { remaining: ttl(1)? }),
+        "abstains" => Ok(Answer::Abstains {
+            votes_in: Duration::from_millis(num(1)?),
+        }),
         "late" => Err(BackendError::not_done(
             Reason::Unreachable,
             "the request reached the server too late and was refused there",

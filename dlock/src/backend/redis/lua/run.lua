@@ -5,8 +5,6 @@ local replies = { now }
 local late = now > tonumber(ARGV[1])
 -- Acquires from the present one on.
 local acquires = tonumber(ARGV[2])
--- The next fencing token, and the last of those that were reserved for the acquires of this call.
-local token, last
 
 -- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
 -- after a flush the clock alone must be ahead of every token ever given. Where there is no last token, it may
@@ -37,6 +35,7 @@ local function add_steps()
   steps = {}
   add_lock_steps()
   add_record_steps()
+  add_quorum_steps()
 end
 
 -- What became of an acquire that is not as simple as it should be.
@@ -61,8 +60,8 @@ while what do
   local reply
   if what == 'acquire' then
     acquires = acquires - 1
-    local left = not late and ask('PTTL', key)
-    if late then
+    local left = not (late or abstains) and ask('PTTL', key)
+    if late or abstains then
       reply = { 'late' }
     elseif left ~= -2 then
       reply = attempt(busy, key, left)
@@ -85,6 +84,7 @@ while what do
       end
     end
     at = at + 4
+    abstains = false
   elseif what == 'release' then
     if ARGV[at + 2] ~= '0' then
       if not steps then add_steps() end
@@ -124,11 +124,12 @@ while what do
     local count = tonumber(ARGV[at + 1])
     local step_of_kind = acquire_as[what]
     if step_of_kind then acquires = acquires - 1 end
-    if step_of_kind and late then
+    if step_of_kind and (late or abstains) then
       reply = { 'late' }
     else
       reply = attempt(step_of_kind or steps[what], key, unpack(ARGV, at + 2, at + 1 + count))
     end
+    if step_of_kind then abstains = false end
     at = at + 2 + count
   end
   filled = filled + 1

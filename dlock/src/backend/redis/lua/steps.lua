@@ -97,6 +97,10 @@ end
 -- another kind than the plain one: they count as acquires, and refuse themselves when they are late.
 local steps
 local acquire_as = {}
+-- The next fencing token, and the last of those that were reserved for the acquires of this call.
+local token, last
+-- Whether this server, as a member of a quorum, has no say in the acquire that comes next.
+local abstains = false
 -- (wanted, key, lease in ms): fencing tokens for one of these, once nothing can fail any more; the first, and
 -- how many. Answer with { 'acquired', first, count }.
 local take

@@ -85,6 +85,8 @@ pub(super) struct Actor {
     /// In the order in which they were sent, in which the answers come too.
     pub(super) flights: VecDeque<Flight>,
     pub(super) unsettled: Unsettled,
+    /// Of the server process that is connected.
+    run_id: String,
     alarm: Alarm,
     /// What was wrong with the connection last.
     pub(super) trouble: String,
@@ -108,6 +110,7 @@ impl Actor {
             next: 0,
             flights: VecDeque::new(),
             unsettled: Unsettled::new(connected.server_time, connected.asked_at),
+            run_id: connected.run_id.clone(),
             alarm: Alarm::default(),
             trouble: String::new(),
         }
@@ -128,6 +131,7 @@ impl Actor {
             tracing::info!(server = %self.connector.address, "connected to the lock store again");
             self.unsettled
                 .server_says(connected.server_time, connected.asked_at);
+            self.run_id.clone_from(&connected.run_id);
             self.line.releases_first();
             let _ = self.doubts.send(Lane::default());
         }
@@ -298,7 +302,11 @@ impl Actor {
                         None => step.deadline,
                     });
                 }
-                let cmd = script::call(by, steps.iter().map(|step| (&step.call, step.refuse_after)));
+                let cmd = script::call(
+                    by,
+                    &self.run_id,
+                    steps.iter().map(|step| (&step.call, step.refuse_after)),
+                );
                 (cmd, due, until)
             }
         };
