@@ -8,7 +8,7 @@ use tokio::runtime;
 use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
-use crate::backend::{Backend, DynBackend};
+use crate::backend::{AnyBackend, Backend, DynBackend};
 use crate::client::Settings;
 use crate::lock::{check_duration, check_lease};
 use crate::url::{StoreUrl, Topology};
@@ -129,6 +129,27 @@ impl LockClientBuilder {
     ///
     /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
     pub async fn build(self) -> Result<LockClient, Error> {
+        let (backend, settings, uuid, runtime) = self.open().await?;
+        Ok(LockClient::start(backend, settings, uuid, &runtime))
+    }
+
+    /// Connects, and gives the store itself: to be wrapped, or to be one of several, and then handed to
+    /// [`backend`](Self::backend). What the options say of locks (`lease`, `retry_for`) is for the client that
+    /// is built on it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockClient::connect`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
+    pub async fn build_backend(self) -> Result<AnyBackend, Error> {
+        let (backend, ..) = self.open().await?;
+        Ok(AnyBackend(backend))
+    }
+
+    async fn open(self) -> Result<(Arc<dyn DynBackend>, Settings, Uuid, runtime::Handle), Error> {
         let url = match (&self.url, &self.backend) {
             (Some(url), None) => Some(StoreUrl::parse(url)?),
             (None, Some(_)) => None,
@@ -180,7 +201,7 @@ impl LockClientBuilder {
             }
             (None, None) => return Err(Error::NoDefaultClient),
         };
-        Ok(LockClient::start(backend, settings, uuid, &runtime))
+        Ok((backend, settings, uuid, runtime))
     }
 }
 

@@ -18,6 +18,7 @@
 //!   can no longer take effect.
 //! - **Every step ends in bounded time**, with an error if need be.
 
+mod any;
 pub(crate) mod hub;
 pub mod memory;
 pub mod quorum;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use uuid::Uuid;
 
+pub use self::any::AnyBackend;
 use crate::error::Cause;
 use crate::record::Records;
 use crate::{Error, LockKey};
