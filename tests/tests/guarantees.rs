@@ -1,0 +1,51 @@
+//! No promise without a test: what `docs/guarantees.md` names is there.
+
+use std::path::Path;
+
+/// The tests that the page names, as suite and test.
+fn named(page: &str) -> Vec<(&str, &str)> {
+    page.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter_map(|code| code.split_once(": "))
+        .collect()
+}
+
+#[test]
+fn every_test_that_the_page_of_guarantees_names_is_there() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(tests.join("../docs/guarantees.md")).unwrap();
+    let named: Vec<_> = named(&page)
+        .into_iter()
+        .filter(|(suite, _)| *suite != "suite")
+        .collect();
+    assert!(named.len() > 20, "{named:?}");
+    for (suite, test) in named {
+        let file = tests.join("tests").join(suite).with_extension("rs");
+        let text =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        assert!(
+            text.contains(&format!("fn {test}(")),
+            "{suite} has no test {test}"
+        );
+    }
+}
+
+/// A promise is a line of a table under "promise"; each names what shows it.
+#[test]
+fn every_promise_names_what_shows_it() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guarantees.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (mut promises, mut under) = (0, false);
+    for line in page.lines() {
+        if line.starts_with("| promise |") {
+            under = true;
+        } else if !line.starts_with('|') {
+            under = false;
+        } else if under && !line.starts_with("|---") {
+            promises += 1;
+            assert!(!named(line).is_empty(), "no test for: {line}");
+        }
+    }
+    assert!(promises > 10, "{promises}");
+}
