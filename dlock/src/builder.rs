@@ -8,7 +8,7 @@ use tokio::runtime;
 use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
-use crate::backend::{AnyBackend, Backend, DynBackend};
+use crate::backend::{AnyBackend, Backend, DynBackend, GrantId};
 use crate::client::Settings;
 use crate::lock::{check_duration, check_lease};
 use crate::url::{StoreUrl, Topology};
@@ -184,7 +184,7 @@ impl LockClientBuilder {
         }
         let prefix = self.prefix.or(in_url.prefix).unwrap_or_default();
         check_prefix(&prefix)?;
-        let uuid = Uuid::new_v4();
+        let uuid = GrantId::new_client();
         let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
         let backend = match (self.backend, url) {
             (Some(backend), _) => backend,

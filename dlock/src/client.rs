@@ -157,7 +157,7 @@ impl LockClient {
         LockClient::start(
             Arc::new(backend),
             settings,
-            Uuid::new_v4(),
+            GrantId::new_client(),
             &runtime::Handle::current(),
         )
     }

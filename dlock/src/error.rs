@@ -146,7 +146,7 @@ pub enum Error {
     },
 
     /// The key of this name holds data that is not this kind of lock. Nothing was changed.
-    #[error("key \"{key}\" holds {found}, not a lock: choose another name or remove that data")]
+    #[error("key \"{key}\" holds {found}, not a lock of this kind: choose another name or remove that data")]
     #[non_exhaustive]
     KeyTaken {
         /// The lock that was asked for.

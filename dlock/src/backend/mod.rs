@@ -66,16 +66,35 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Kind {
+    /// Whether it is one side of a read-write lock.
+    pub(crate) fn is_read_write(self) -> bool {
+        matches!(self, Kind::Read | Kind::Write)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
             Kind::Lock => "lock",
             Kind::Fair => "fair",
             Kind::Read => "read",
             Kind::Write => "write",
             Kind::Fenced => "fenced",
             Kind::Permit => "permit",
-        })
+        }
+    }
+
+    /// The kind that is displayed like this.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_name(name: &str) -> Option<Kind> {
+        use Kind::{Fair, Fenced, Lock, Permit, Read, Write};
+        let all = [Lock, Fair, Read, Write, Fenced, Permit];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -88,6 +107,12 @@ pub struct GrantId {
 }
 
 impl GrantId {
+    /// The first part of the ids of a client: random, and of a version that tells dlock's grants from the holders of
+    /// others, whose ids are UUIDs of version 4.
+    pub(crate) fn new_client() -> Uuid {
+        uuid::Builder::from_custom_bytes(Uuid::new_v4().into_bytes()).into_uuid()
+    }
+
     pub(crate) fn new(client: Uuid, number: u64) -> GrantId {
         GrantId { client, number }
     }
@@ -610,17 +635,6 @@ impl<B: Backend> DynBackend for B {
     }
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
         Backend::doubts(self)
-    }
-}
-
-/// What a backend answers for kinds that it does not have.
-pub(crate) fn only_plain(kind: Kind) -> Result<(), BackendError> {
-    match kind {
-        Kind::Lock => Ok(()),
-        other => Err(BackendError::not_done(
-            Reason::Unsupported,
-            format!("kind {other} does not exist yet, only the plain lock does"),
-        )),
     }
 }
 

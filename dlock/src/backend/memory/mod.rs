@@ -3,6 +3,8 @@
 //! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so
 //! that a paused clock makes every timing rule a fast and exact test.
 
+mod read_write;
+
 use std::collections::{BTreeSet, HashMap};
 use std::future::{Future, ready};
 use std::sync::{Arc, LazyLock, Weak};
@@ -11,10 +13,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use self::read_write::{Left, ReadWriteLocks};
 use super::hub::Hub;
 use super::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Watch, only_plain,
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::LockKey;
 use crate::record::Records;
@@ -41,6 +44,7 @@ struct Held {
     entries: HashMap<LockKey, Entry>,
     /// The entries by their end, so that expired ones go without a search.
     ends: BTreeSet<(Instant, LockKey)>,
+    read_write: ReadWriteLocks,
     last_token: u64,
     /// Since when these data are here, where somebody asked.
     since: Option<Instant>,
@@ -59,6 +63,74 @@ impl Held {
             if let Some((_, key)) = self.ends.pop_first() {
                 self.entries.remove(&key);
             }
+        }
+        self.read_write.purge(now);
+    }
+
+    fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, BackendError> {
+        if let Some(votes_in) = request.vote_after.and_then(|after| self.abstains(now, after)) {
+            return Ok(AcquireReply::Abstained { votes_in });
+        }
+        let blocked_for = match request.kind {
+            Kind::Lock if self.read_write.has(&request.key) => return Err(taken("a read-write lock")),
+            Kind::Read | Kind::Write if self.entries.contains_key(&request.key) => {
+                return Err(taken("a plain lock"));
+            }
+            Kind::Lock => match self.entries.get(&request.key) {
+                Some(entry) => Some(entry.until.saturating_duration_since(now)),
+                None => {
+                    self.put(&request.key, &request.grant, now + request.lease);
+                    None
+                }
+            },
+            Kind::Read | Kind::Write => self.read_write.acquire(request, now).err(),
+            other => return Err(unsupported(other)),
+        };
+        Ok(match blocked_for {
+            Some(left) => AcquireReply::Busy {
+                remaining: Some(left),
+            },
+            None => {
+                let (first_token, last_token) = self.tokens(request.tokens);
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }
+            }
+        })
+    }
+
+    fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
+        if request.kind.is_read_write() {
+            return self.read_write.release(request, now);
+        }
+        if !self.has(&request.key, &request.grant) {
+            return Left::NotHeld;
+        }
+        if request.keep_for > Duration::ZERO {
+            self.put(&request.key, &request.grant, now + request.keep_for);
+        } else {
+            self.take(&request.key);
+        }
+        Left::Loudly
+    }
+
+    fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
+        if request.kind.is_read_write() {
+            return self.read_write.renew(request, now);
+        }
+        let known = self.has(&request.key, &request.grant);
+        if known {
+            self.put(&request.key, &request.grant, now + request.lease);
+        }
+        known
+    }
+
+    /// All who hold the key.
+    fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
+        match self.entries.get(key) {
+            Some(entry) => vec![entry.holder(now)],
+            None => self.read_write.holders(key, now),
         }
     }
 
@@ -125,7 +197,7 @@ impl MemoryBackend {
     /// How many locks are held, by anybody.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.with(|held, _| held.entries.len())
+        self.with(|held, _| held.entries.len() + held.read_write.len())
     }
 
     /// Whether no lock is held.
@@ -153,12 +225,13 @@ impl MemoryBackend {
             held.entries.clear();
             held.ends.clear();
             held.since = None;
+            held.read_write.clear();
         });
     }
 
-    /// Ends whatever grant the key has and tells the waiters.
+    /// Ends whatever grants the key has and tells the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
-        let taken = self.with(|held, _| held.take(key).is_some());
+        let taken = self.with(|held, _| held.take(key).is_some() || held.read_write.take(key));
         if taken {
             self.tell(key);
         }
@@ -193,48 +266,19 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        ready(only_plain(request.kind).map(|()| {
-            self.with(|held, now| {
-                if let Some(votes_in) = request.vote_after.and_then(|after| held.abstains(now, after)) {
-                    return AcquireReply::Abstained { votes_in };
-                }
-                if let Some(entry) = held.entries.get(&request.key) {
-                    return AcquireReply::Busy {
-                        remaining: Some(entry.until.saturating_duration_since(now)),
-                    };
-                }
-                held.put(&request.key, &request.grant, now + request.lease);
-                let (first_token, last_token) = held.tokens(request.tokens);
-                AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }
-            })
-        }))
+        ready(self.with(|held, now| held.acquire(&request, now)))
     }
 
     fn release(
         self: Arc<Self>,
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        let ended = self.with(|held, now| {
-            if !held.has(&request.key, &request.grant) {
-                return false;
-            }
-            if request.keep_for > Duration::ZERO {
-                held.put(&request.key, &request.grant, now + request.keep_for);
-            } else {
-                held.take(&request.key);
-            }
-            true
-        });
-        ready(Ok(if ended {
-            ReleaseReply::Released {
-                heard: Some(self.tell(&request.key)),
-            }
-        } else {
-            ReleaseReply::NotHeld { repeated: false }
-        }))
+        let heard = match self.with(|held, now| held.release(&request, now)) {
+            Left::NotHeld => return ready(Ok(ReleaseReply::NotHeld { repeated: false })),
+            Left::Quietly => 0,
+            Left::Loudly => self.tell(&request.key),
+        };
+        ready(Ok(ReleaseReply::Released { heard: Some(heard) }))
     }
 
     fn renew(
@@ -242,16 +286,11 @@ impl Backend for MemoryBackend {
         requests: Vec<RenewRequest>,
     ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
         ready(Ok(self.with(|held, now| {
-            requests
-                .iter()
-                .map(|request| {
-                    let known = held.has(&request.key, &request.grant);
-                    if known {
-                        held.put(&request.key, &request.grant, now + request.lease);
-                    }
-                    Ok(if known { Renewal::Renewed } else { Renewal::Gone })
-                })
-                .collect()
+            let renew = |request: &RenewRequest| match held.renew(request, now) {
+                true => Ok(Renewal::Renewed),
+                false => Ok(Renewal::Gone),
+            };
+            requests.iter().map(renew).collect()
         })))
     }
 
@@ -259,10 +298,7 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         key: LockKey,
     ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, now| {
-            let entry = held.entries.get(&key);
-            entry.map(|entry| entry.holder(now)).into_iter().collect()
-        })))
+        ready(Ok(self.with(|held, now| held.holders(&key, now))))
     }
 
     fn list(
@@ -270,11 +306,14 @@ impl Backend for MemoryBackend {
         prefix: String,
     ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
         ready(Ok(self.with(|held, now| {
-            held.entries
-                .iter()
-                .filter(|(key, _)| key.as_str().starts_with(&prefix))
-                .map(|(key, entry)| (key.clone(), entry.holder(now)))
-                .collect()
+            let all = held.entries.keys().chain(held.read_write.keys());
+            let holders = |key: &LockKey| {
+                let key = key.clone();
+                let holders = held.holders(&key, now);
+                holders.into_iter().map(move |holder| (key.clone(), holder))
+            };
+            let named = |key: &&LockKey| key.as_str().starts_with(&prefix);
+            all.filter(named).flat_map(holders).collect()
         })))
     }
 
@@ -319,4 +358,12 @@ impl Entry {
             Some(self.until.saturating_duration_since(now)),
         )
     }
+}
+
+fn taken(by: &str) -> BackendError {
+    BackendError::not_done(Reason::KeyTaken(by.to_owned()), format!("the key holds {by}"))
+}
+
+fn unsupported(kind: Kind) -> BackendError {
+    BackendError::not_done(Reason::Unsupported, format!("kind {kind} does not exist yet"))
 }

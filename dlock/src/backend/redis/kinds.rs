@@ -3,7 +3,7 @@
 use redis::Cmd;
 use tokio::time::Instant;
 
-use super::script::{id, left, millis};
+use super::script::{self, id, left, millis, prefixed};
 use crate::backend::{AcquireRequest, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest};
 
 /// A step that a kind has for itself.
@@ -40,9 +40,14 @@ impl KindStep {
         let mut buffer = [0; 57];
         match self {
             KindStep::Acquire(request) => {
-                cmd.arg(request.kind.to_string()).arg(3);
+                let more = usize::from(request.kind == Kind::Read);
+                cmd.arg(request.kind.to_string()).arg(3 + more);
                 cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
                 cmd.arg(request.tokens.max(1));
+                if request.kind == Kind::Read {
+                    let mut buffer = [0; 57];
+                    cmd.arg(request.under.map_or(&[][..], |write| id(write, &mut buffer)));
+                }
             }
             KindStep::Release { request, keep_until } => {
                 cmd.arg(format!("release_{}", request.kind)).arg(2);
@@ -68,10 +73,18 @@ pub(super) fn field(kind: Kind, grant: GrantId) -> String {
 /// What is answered for kinds that are not there yet.
 pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
     match kind {
-        Kind::Lock => Ok(()),
+        Kind::Lock | Kind::Read | Kind::Write => Ok(()),
         other => Err(BackendError::not_done(
             Reason::Unsupported,
-            format!("kind {other} does not exist yet, only the plain lock does"),
+            format!("kind {other} does not exist yet"),
         )),
+    }
+}
+
+/// The channel on which releases of a kind are told.
+pub(super) fn channel(kind: Kind, key: &str) -> String {
+    match kind {
+        Kind::Read | Kind::Write => prefixed("redisson_rwlock", key),
+        _ => script::channel(key),
     }
 }

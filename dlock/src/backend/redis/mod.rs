@@ -237,9 +237,7 @@ impl Backend for RedisBackend {
         let step = self.step(&key, Verb::Inspect);
         async move {
             match step.await?.answer {
-                Answer::Holder { id, holds, remaining } => {
-                    Ok(vec![Holder::new(Kind::Lock, id, holds, remaining)])
-                }
+                Answer::Holders(all) => Ok(all),
                 Answer::Free => Ok(Vec::new()),
                 other => Err(strange(&other)),
             }
@@ -271,8 +269,8 @@ impl Backend for RedisBackend {
                 .collect();
             for (step, key) in steps {
                 match step.await.map(|done| done.answer) {
-                    Ok(Answer::Holder { id, holds, remaining }) if is_holder(&id) => {
-                        found.insert(key, Holder::new(Kind::Lock, id, holds, remaining));
+                    Ok(Answer::Holders(all)) if all.iter().all(|holder| is_holder(&holder.id)) => {
+                        found.insert(key, all);
                     }
                     // Other people's hashes, and locks that ended meanwhile.
                     Ok(_) => {}
@@ -282,7 +280,10 @@ impl Backend for RedisBackend {
                 }
             }
             if next == 0 {
-                return Ok(found.into_iter().collect());
+                let each = |(key, all): (LockKey, Vec<Holder>)| {
+                    all.into_iter().map(move |holder| (key.clone(), holder))
+                };
+                return Ok(found.into_iter().flat_map(each).collect());
             }
             cursor = next;
         }
@@ -302,8 +303,8 @@ impl Backend for RedisBackend {
         }
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
-        self.pubsub.watch(script::channel(&self.name(key)))
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+        self.pubsub.watch(kinds::channel(kind, &self.name(key)))
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {

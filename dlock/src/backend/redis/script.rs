@@ -8,7 +8,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::kinds::KindStep;
-use crate::backend::{AcquireRequest, BackendError, GrantId, Reason, Renewal};
+use crate::backend::{AcquireRequest, BackendError, GrantId, Holder, Kind, Reason, Renewal};
 use crate::clock;
 use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
 
@@ -17,6 +17,7 @@ const TEXT: &str = concat!(
     include_str!("lua/steps.lua"),
     include_str!("lua/records.lua"),
     include_str!("lua/quorum.lua"),
+    include_str!("lua/read_write.lua"),
     include_str!("lua/run.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
@@ -117,11 +118,7 @@ pub(crate) enum Answer {
     Renewed,
     /// To each of the renewals that a step carries.
     Renewals(Vec<Result<Renewal, BackendError>>),
-    Holder {
-        id: String,
-        holds: u64,
-        remaining: Option<Duration>,
-    },
+    Holders(Vec<Holder>),
     Free,
     Abstains {
         votes_in: Duration,
@@ -318,11 +315,15 @@ pub(super) fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
 
 /// The channel on which Redisson and we tell of the release of a plain lock.
 pub(super) fn channel(key: &str) -> String {
-    const PREFIX: &str = "redisson_lock__channel";
+    prefixed("redisson_lock__channel", key)
+}
+
+/// What is called like a key with something before it, as Redisson writes that.
+pub(super) fn prefixed(prefix: &str, key: &str) -> String {
     if key.contains('{') {
-        format!("{PREFIX}:{key}")
+        format!("{prefix}:{key}")
     } else {
-        format!("{PREFIX}:{{{key}}}")
+        format!("{prefix}:{{{key}}}")
     }
 }
 
@@ -508,11 +509,14 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         )),
         "released" => Ok(Answer::Released { heard: heard(1)? }),
         "gone" => Ok(Answer::Gone),
-        "holder" => Ok(Answer::Holder {
-            id: string(1)?,
-            holds: num(2)?,
-            remaining: ttl(3)?,
-        }),
+        "holders" => {
+            let holder = |at: usize| {
+                let kind = Kind::of_name(&string(at)?).ok_or_else(strange)?;
+                Ok(Holder::new(kind, string(at + 1)?, num(at + 2)?, ttl(at + 3)?))
+            };
+            let all: Result<_, _> = (1..words.len()).step_by(4).map(holder).collect();
+            all.map(Answer::Holders)
+        }
         "free" => Ok(Answer::Free),
         "claimed" => Ok(Answer::Claimed {
             attempt: attempt(1)?,

@@ -36,6 +36,7 @@ local function add_steps()
   add_lock_steps()
   add_record_steps()
   add_quorum_steps()
+  add_read_write_steps()
 end
 
 -- What became of an acquire that is not as simple as it should be.

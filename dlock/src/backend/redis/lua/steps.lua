@@ -18,8 +18,10 @@
 --   renew    1 all are renewed; or { 'others', PLACE, 0 (gone) or MESSAGE (not done), ... } for those that
 --            are not, places counted from 1
 --   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
--- All others are arrays whose first element says what they are:
---   late | released HEARD | gone | holder ID COUNT PTTL | free |
+-- Releases and renewals of other kinds answer in numbers likewise. All others are arrays whose first element says
+-- what they are:
+--   acquired FIRST COUNT | busy PTTL | late | released HEARD | gone |
+--   holders KIND ID COUNT PTTL, for each of them | free |
 --   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
 --
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
@@ -62,6 +64,14 @@ local function type_of(key)
   return type(found) == 'table' and found.ok or 'unknown'
 end
 
+local function is_holder(text) return string.find(text, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$') end
+
+-- How a read-write lock is held, if the key is one.
+local function mode_of(key)
+  local mode = ask('HGET', key, 'mode')
+  return (mode == 'read' or mode == 'write') and mode or nil
+end
+
 -- The one field of a plain lock and its value, nil if the key is free. Ends the step where there is
 -- something else: a string, or a hash as that of a read-write lock, which has its mode besides.
 local function holder_of(key)
@@ -70,19 +80,22 @@ local function holder_of(key)
   if is_wrong_type(fields) then error({ taken = type_of(key) }) end
   if is_error(fields) then error({ failed = fields.err }) end
   local holder = fields == 1 and run('HGETALL', key)
-  if not holder
-    or not string.find(holder[1], '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$')
-    or not string.find(holder[2], '^%d+$') or #holder[2] > 15 then
-    error({ taken = 'hash' })
+  if not holder or not is_holder(holder[1]) or not string.find(holder[2], '^%d+$') or #holder[2] > 15 then
+    error({ taken = mode_of(key) and 'read-write lock' or 'hash' })
   end
   return holder
 end
 
 -- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
-local function tell(channel)
-  local heard = ask('PUBLISH', channel, '0')
+local function tell(channel, message)
+  local heard = ask('PUBLISH', channel, message or '0')
   return is_error(heard) and -1 or heard
 end
+
+-- What stands beside a key, as Redisson calls it: in the same slot.
+local function has_tag(key) return string.find(key, '{', 1, true) end
+local function prefixed(prefix, key) return prefix .. ':' .. (has_tag(key) and key or '{' .. key .. '}') end
+local function suffixed(key, suffix) return (has_tag(key) and key or '{' .. key .. '}') .. ':' .. suffix end
 
 -- The answer to a release.
 local function released(heard) return heard < 0 and -1 or 1 + heard end
@@ -104,6 +117,16 @@ local abstains = false
 -- (wanted, key, lease in ms): fencing tokens for one of these, once nothing can fail any more; the first, and
 -- how many. Answer with { 'acquired', first, count }.
 local take
+-- Of kinds with data of their own: what is answered to an inspection, and to a release by force; nil where the
+-- key does not hold theirs.
+local inspect_as, force_as = {}, {}
+
+local function first_of(all, key)
+  for _, step in ipairs(all) do
+    local answer = step(key)
+    if answer then return answer end
+  end
+end
 
 local function add_lock_steps()
   -- grant, ms to keep the key taken yet, channel
@@ -119,14 +142,18 @@ local function add_lock_steps()
   end
 
   function steps.inspect(key)
+    local answer = first_of(inspect_as, key)
+    if answer then return answer end
     local holder = holder_of(key)
     if not holder then return { 'free' } end
-    return { 'holder', holder[1], holder[2], run('PTTL', key) }
+    return { 'holders', 'lock', holder[1], holder[2], run('PTTL', key) }
   end
 
   -- channel, refuse after this server time in µs
   function steps.force(key, channel, refuse_after)
     if now > tonumber(refuse_after) then return { 'late' } end
+    local answer = first_of(force_as, key)
+    if answer then return answer end
     if not holder_of(key) then return { 'gone' } end
     run('DEL', key)
     return { 'released', tell(channel) }

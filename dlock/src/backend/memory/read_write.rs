@@ -1,0 +1,205 @@
+//! Read-write locks in memory: many readers, or one writer and those readers that it let in itself.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::LockKey;
+use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
+
+/// The read-write locks of a store.
+#[derive(Debug, Default)]
+pub(super) struct ReadWriteLocks {
+    locks: HashMap<LockKey, Inside>,
+    /// When the next holder of each lock is over its time.
+    ends: BTreeSet<(Instant, LockKey)>,
+}
+
+/// Who is inside.
+#[derive(Debug, Default)]
+struct Inside {
+    writer: Option<(GrantId, Hold)>,
+    readers: HashMap<GrantId, Hold>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Hold {
+    until: Instant,
+    /// It was released, and its `min_hold` keeps the lock for a while yet.
+    kept: bool,
+}
+
+/// Who is to hear that somebody has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Left {
+    /// There was no such holder.
+    NotHeld,
+    /// Nobody: others are inside still.
+    Quietly,
+    /// Those who wait.
+    Loudly,
+}
+
+impl Inside {
+    fn all(&self) -> impl Iterator<Item = &Hold> {
+        let writer = self.writer.iter().map(|(_, hold)| hold);
+        writer.chain(self.readers.values())
+    }
+
+    fn next_end(&self) -> Option<Instant> {
+        self.all().map(|hold| hold.until).min()
+    }
+
+    fn last_end(&self) -> Option<Instant> {
+        self.all().map(|hold| hold.until).max()
+    }
+
+    fn purge(&mut self, now: Instant) {
+        self.writer.take_if(|(_, hold)| hold.until <= now);
+        self.readers.retain(|_, hold| hold.until > now);
+    }
+
+    fn hold(&mut self, kind: Kind, grant: &GrantId) -> Option<&mut Hold> {
+        match kind {
+            Kind::Write => {
+                let writer = self.writer.as_mut().filter(|(id, _)| id == grant);
+                writer.map(|(_, hold)| hold)
+            }
+            _ => self.readers.get_mut(grant),
+        }
+    }
+}
+
+impl ReadWriteLocks {
+    pub(super) fn len(&self) -> usize {
+        self.locks.len()
+    }
+
+    pub(super) fn has(&self, key: &LockKey) -> bool {
+        self.locks.contains_key(key)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.locks.clear();
+        self.ends.clear();
+    }
+
+    /// Drops what has expired, and tells nobody.
+    pub(super) fn purge(&mut self, now: Instant) {
+        while self.ends.first().is_some_and(|(until, _)| *until <= now) {
+            let Some((_, key)) = self.ends.pop_first() else {
+                return;
+            };
+            self.change(&key, |inside| inside.purge(now));
+        }
+    }
+
+    /// Changes who is inside, and keeps the books.
+    fn change<T>(&mut self, key: &LockKey, change: impl FnOnce(&mut Inside) -> T) -> T {
+        let inside = self.locks.entry(key.clone()).or_default();
+        let before = inside.next_end();
+        let done = change(inside);
+        let after = inside.next_end();
+        if after.is_none() {
+            self.locks.remove(key);
+        }
+        if before != after {
+            if let Some(before) = before {
+                self.ends.remove(&(before, key.clone()));
+            }
+            if let Some(after) = after {
+                self.ends.insert((after, key.clone()));
+            }
+        }
+        done
+    }
+
+    /// Lets the holder in, or tells what is left of the lease of who stands in the way.
+    pub(super) fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<(), Duration> {
+        let hold = Hold {
+            until: now + request.lease,
+            kept: false,
+        };
+        self.change(&request.key, |inside| {
+            let blocked_until = match (request.kind, request.under, &inside.writer) {
+                (Kind::Write, ..) => inside.last_end(),
+                (_, Some(under), Some((writer, hold))) if *writer == under && !hold.kept => None,
+                // The writer who is said to ask is not there.
+                (_, Some(_), _) => inside.last_end().or(Some(now)),
+                (_, None, writer) => writer.as_ref().map(|(_, hold)| hold.until),
+            };
+            match blocked_until {
+                Some(until) => Err(until.saturating_duration_since(now)),
+                None if request.kind == Kind::Write => {
+                    inside.writer = Some((request.grant, hold));
+                    Ok(())
+                }
+                None => {
+                    inside.readers.insert(request.grant, hold);
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    pub(super) fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
+        self.change(&request.key, |inside| {
+            let Some(hold) = inside.hold(request.kind, &request.grant) else {
+                return Left::NotHeld;
+            };
+            if request.keep_for > Duration::ZERO {
+                hold.until = hold.until.min(now + request.keep_for);
+                hold.kept = true;
+                return Left::Loudly;
+            }
+            if request.kind == Kind::Write {
+                inside.writer = None;
+                return Left::Loudly;
+            }
+            inside.readers.remove(&request.grant);
+            match inside.next_end() {
+                Some(_) => Left::Quietly,
+                None => Left::Loudly,
+            }
+        })
+    }
+
+    /// Whether the holder is there.
+    pub(super) fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
+        self.change(&request.key, |inside| {
+            let hold = inside.hold(request.kind, &request.grant);
+            let Some(hold) = hold.filter(|hold| !hold.kept) else {
+                return false;
+            };
+            hold.until = now + request.lease;
+            true
+        })
+    }
+
+    /// Ends all who are inside; whether there were any.
+    pub(super) fn take(&mut self, key: &LockKey) -> bool {
+        self.change(key, |inside| {
+            let any = inside.next_end().is_some();
+            *inside = Inside::default();
+            any
+        })
+    }
+
+    pub(super) fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
+        let Some(Inside { writer, readers }) = self.locks.get(key) else {
+            return Vec::new();
+        };
+        let writer = writer.iter().map(|(id, hold)| (Kind::Write, id, hold));
+        let readers = readers.iter().map(|(id, hold)| (Kind::Read, id, hold));
+        let holder = |(kind, id, hold): (Kind, &GrantId, &Hold)| {
+            let left = hold.until.saturating_duration_since(now);
+            Holder::new(kind, id.to_string(), u64::from(!hold.kept), Some(left))
+        };
+        writer.chain(readers).map(holder).collect()
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &LockKey> {
+        self.locks.keys()
+    }
+}

@@ -1,0 +1,299 @@
+-- Steps on read-write locks: many readers, or one writer and those readers that it let in itself.
+--
+-- KEYS, ARGV and the reply to the whole call: see steps.lua.
+--
+-- Data, as Redisson 4.7 has them:
+--   HASH name              mode -> read or write; the id of a reader -> its holds; the writer's id with ':write'
+--                          behind it -> its holds. Its TTL is that of the longest lease among them.
+--   STRING {name}:ID:rwlock_timeout:N   1, for the N-th hold of a reader, with its lease as TTL. A reader of whom
+--                          none is left counts for nothing when somebody else leaves, and goes with the rest.
+-- Here a reader is a grant with one hold; 0 in its STRING says that it was released and keeps its lock for a while
+-- yet. Ours besides:
+--   STRING {name}:ID:write:rwlock_timeout:1   the same for our writer, from when a reader came in under it until
+--                          the last of these has left: meanwhile the hash may live longer than its lease.
+--
+-- Channel: redisson_rwlock:{name}, with 0 where one of those who wait may come in, with 1 where all may.
+
+local function add_read_write_steps()
+  local function channel_of(key) return prefixed('redisson_rwlock', key) end
+  local function timeout_of(key, holder, hold)
+    return suffixed(key, holder .. ':rwlock_timeout:' .. (hold or '1'))
+  end
+
+  -- A grant of dlock, by the version of its client's UUID.
+  local function is_ours(id) return string.find(id, '^%x+%-%x+%-8%x%x%x%-') end
+
+  -- How the lock is held, nil if it is free. Ends the step where something else is there.
+  local function held_as(key)
+    local mode = ask('HGET', key, 'mode')
+    if mode == 'read' or mode == 'write' then return mode end
+    if is_wrong_type(mode) then error({ taken = type_of(key) }) end
+    if is_error(mode) then error({ failed = mode.err }) end
+    if not mode and not holder_of(key) then return nil end
+    error({ taken = mode and 'hash' or 'plain lock' })
+  end
+
+  -- Whether this field is there. Other data in its place is a loss like any other.
+  local function is_in(key, field)
+    local found = ask('HEXISTS', key, field)
+    if is_error(found) and not is_wrong_type(found) then error({ failed = found.err }) end
+    return found == 1
+  end
+
+  local function left_of(key) return math.max(run('PTTL', key), -1) end
+
+  -- What a reader has left, of the longest of its holds; below 1 for one whose leases have run out.
+  local function reader_left(key, id, holds)
+    local left = -2
+    for hold = #holds < 6 and tonumber(holds) or 0, 1, -1 do
+      left = math.max(left, run('PTTL', timeout_of(key, id, hold)))
+    end
+    return left
+  end
+
+  -- All who are inside: the readers and what each has left, the longest of that, and the field of the writer and
+  -- what it has left: nil where that is what the hash has left, below 1 where its lease has run out.
+  local function look_into(key)
+    local fields = run('HGETALL', key)
+    local found = { readers = {}, longest = -2 }
+    for at = 1, #fields, 2 do
+      local id, holds = fields[at], fields[at + 1]
+      if is_holder(id) then
+        local left = reader_left(key, id, holds)
+        table.insert(found.readers, { id = id, holds = holds, left = left })
+        found.longest = math.max(found.longest, left)
+      elseif string.sub(id, -6) == ':write' and is_holder(string.sub(id, 1, -7)) then
+        found.writer = { field = id, id = string.sub(id, 1, -7), holds = holds }
+      end
+    end
+    -- Readers that came in under a writer of Redisson's have its id.
+    local reader = found.writer and found.readers[1]
+    if reader and reader.id ~= found.writer.id then
+      found.writer.left = run('PTTL', timeout_of(key, found.writer.field))
+    end
+    return found
+  end
+
+  -- Nobody is inside any more. Says how many heard of it.
+  local function open(key, message)
+    run('DEL', key)
+    return tell(channel_of(key), message)
+  end
+
+  -- The writer has gone, and those who came in under it go on as readers: others may join them.
+  local function leave_to_readers(key, found)
+    if found.longest < 1 then return open(key, '1') end
+    run('HSET', key, 'mode', 'read')
+    if found.writer then run('HDEL', key, found.writer.field) end
+    run('PEXPIRE', key, found.longest)
+    return tell(channel_of(key), '1')
+  end
+
+  -- Somebody has left, or has less time than before: the lock is kept for as long as the longest of those who are
+  -- inside, and comes free after the last. Says how many heard of that.
+  local function settle(key)
+    local found = look_into(key)
+    local writer = found.writer
+    if writer and not writer.left and #found.readers == 0 then
+      local timeout = timeout_of(key, writer.field)
+      writer.left = run('PTTL', timeout)
+      -- From now on its lease is the hash's again.
+      if writer.left > 0 then run('DEL', timeout) end
+    end
+    if writer and writer.left and writer.left < 1 then return leave_to_readers(key, found) end
+    local left = math.max(found.longest, writer and writer.left or -2)
+    if left > 0 then
+      run('PEXPIRE', key, left)
+    elseif not writer then
+      return open(key, '0')
+    end
+    -- What dead processes of ours have left behind. Redisson's readers may take theirs up again.
+    for _, reader in ipairs(found.readers) do
+      if reader.left < 1 and is_ours(reader.id) then ask('HDEL', key, reader.id) end
+    end
+    return 0
+  end
+
+  -- Settles after a step that has been done, whatever becomes of this.
+  local function settled(key)
+    local ok, heard = pcall(settle, key)
+    return released(ok and heard or -1)
+  end
+
+  -- Puts a new holder in, which may be ended by an error: then nothing of it stays.
+  local function enter(key, mode, field, timeout, lease, tokens)
+    local before = mode and left_of(key) or -2
+    local ok, first, count = pcall(function()
+      if timeout then run('SET', timeout, '1', 'PX', lease) end
+      local first, count = take(tonumber(tokens), key, lease)
+      if mode then
+        run('HSET', key, field, '1')
+      else
+        run('HSET', key, 'mode', timeout and 'read' or 'write', field, '1')
+      end
+      run('PEXPIRE', key, math.max(before, lease))
+      return first, count
+    end)
+    if ok then return { 'acquired', first, count } end
+    if timeout then ask('DEL', timeout) end
+    if mode then
+      ask('HDEL', key, field)
+      if before > 0 then ask('PEXPIRE', key, before) end
+    elseif is_error(ask('HDEL', key, field, 'mode')) then
+      ask('DEL', key)
+    end
+    error(first)
+  end
+
+  -- Whether this write grant is inside; from now on its lease is kept apart from that of the hash.
+  local function lets_in(key, mode, grant)
+    local field = grant .. ':write'
+    if mode ~= 'write' or run('HGET', key, field) ~= '1' then return false end
+    local timeout = timeout_of(key, field)
+    if run('PTTL', timeout) > 0 then return true end
+    -- One that has let others in before has run out since.
+    if run('HLEN', key) > 2 then return false end
+    run('SET', timeout, '1', 'PX', math.max(left_of(key), 1))
+    return true
+  end
+
+  -- grant, lease in ms, fencing tokens wanted, the write grant whose holder asks or ''
+  function acquire_as.read(key, grant, lease, tokens, under)
+    local mode = held_as(key)
+    if under ~= '' then
+      if not lets_in(key, mode, under) then return { 'busy', math.max(run('PTTL', key), 0) } end
+    elseif mode == 'write' then
+      local found = run('HLEN', key) > 2 and look_into(key)
+      local left = found and found.writer and found.writer.left
+      if not left or left > 0 then return { 'busy', left or left_of(key) } end
+      leave_to_readers(key, found)
+      mode = held_as(key)
+    end
+    return enter(key, mode, grant, timeout_of(key, grant), lease, tokens)
+  end
+
+  -- grant, lease in ms, fencing tokens wanted
+  function acquire_as.write(key, grant, lease, tokens)
+    local mode = held_as(key)
+    if mode then return { 'busy', left_of(key) } end
+    return enter(key, nil, grant .. ':write', nil, lease, tokens)
+  end
+
+  -- grant, ms to keep the lock taken yet
+  function steps.release_read(key, grant, keep)
+    local timeout = timeout_of(key, grant)
+    local left = keep ~= '0' and is_in(key, grant) and run('PTTL', timeout) or 0
+    if left > 0 then
+      -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
+      run('SET', timeout, '0', 'PX', math.min(left, keep))
+      local heard = settled(key)
+      -- Those who wait learn the time.
+      return heard == 1 and released(tell(channel_of(key))) or heard
+    end
+    local gone = ask('HDEL', key, grant)
+    if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end
+    ask('DEL', timeout)
+    return gone == 1 and settled(key) or 0
+  end
+
+  -- grant, ms to keep the lock taken yet
+  function steps.release_write(key, grant, keep)
+    local field = grant .. ':write'
+    local timeout = timeout_of(key, field)
+    if not is_in(key, field) then
+      ask('DEL', timeout)
+      return 0
+    end
+    if keep ~= '0' then
+      local lease_of = run('PTTL', timeout) > 0 and timeout or key
+      if run('PTTL', lease_of) > tonumber(keep) then run('PEXPIRE', lease_of, keep) end
+      ask('HSET', key, field, '0')
+      return released(tell(channel_of(key), '1'))
+    end
+    if run('HLEN', key) == 2 then
+      run('DEL', key, timeout)
+      return released(tell(channel_of(key), '1'))
+    end
+    run('HDEL', key, field)
+    ask('DEL', timeout)
+    local ok, heard = pcall(leave_to_readers, key, look_into(key))
+    return released(ok and heard or -1)
+  end
+
+  -- grant, lease in ms
+  function steps.renew_read(key, grant, lease)
+    if not is_in(key, grant) then return 0 end
+    local timeout = timeout_of(key, grant)
+    local left = run('PTTL', timeout)
+    if left < 1 then
+      -- Ours no more: the lock may go to others before the next release would say so.
+      ask('HDEL', key, grant)
+      settled(key)
+      return 0
+    end
+    if run('GET', timeout) ~= '1' then return 0 end
+    lease = tonumber(lease)
+    run('PEXPIRE', timeout, lease)
+    -- A writer that it came in under may have run out meanwhile. A lease that is a little shorter than what is left
+    -- was counted by another clock.
+    if mode_of(key) == 'write' or left - lease > 250 then
+      settle(key)
+    elseif left_of(key) < lease then
+      -- Whoever renews with Redisson leaves the lock what that has itself.
+      run('PEXPIRE', key, lease)
+    end
+    return 1
+  end
+
+  -- grant, lease in ms
+  function steps.renew_write(key, grant, lease)
+    local field = grant .. ':write'
+    -- 0 is the field of one that was released and keeps the lock for a while yet.
+    if not is_in(key, field) or run('HGET', key, field) ~= '1' then return 0 end
+    if run('HLEN', key) == 2 then
+      run('PEXPIRE', key, lease)
+      return 1
+    end
+    -- It has run out, if this is nothing any more, and the readers that came in under it go on.
+    local known = run('PEXPIRE', timeout_of(key, field), lease)
+    settle(key)
+    return known
+  end
+
+  -- Those who are inside. Readers whose leases have run out are, to Redisson, as long as nobody leaves: without
+  -- others they are what stands in the way.
+  table.insert(inspect_as, function(key)
+    if not mode_of(key) then return nil end
+    local found, rest = look_into(key), left_of(key)
+    local answer, writer = { 'holders' }, found.writer
+    local function add(...) for _, word in ipairs({ ... }) do table.insert(answer, word) end end
+    if writer and (not writer.left or writer.left > 0) then
+      add('write', writer.id, writer.holds, writer.left or rest)
+    end
+    local nobody = #answer == 1 and found.longest < 1
+    for _, reader in ipairs(found.readers) do
+      if reader.left > 0 then
+        local kept = ask('GET', timeout_of(key, reader.id)) == '0'
+        add('read', reader.id, kept and '0' or reader.holds, reader.left)
+      elseif nobody then
+        add('read', reader.id, reader.holds, rest)
+      end
+    end
+    if #answer == 1 then error({ taken = 'hash' }) end
+    return answer
+  end)
+
+  table.insert(force_as, function(key)
+    if not mode_of(key) then return nil end
+    local found = look_into(key)
+    if not found.writer and #found.readers == 0 then error({ taken = 'hash' }) end
+    local heard = open(key, '1')
+    for _, reader in ipairs(found.readers) do
+      for hold = reader.left > 0 and tonumber(reader.holds) or 0, 1, -1 do
+        ask('DEL', timeout_of(key, reader.id, hold))
+      end
+    end
+    if found.writer then ask('DEL', timeout_of(key, found.writer.field)) end
+    return { 'released', heard }
+  end)
+end
