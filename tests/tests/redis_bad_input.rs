@@ -176,7 +176,6 @@ async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
     let store = Store::server().await;
     let (server, client) = (store.as_server(), store.client().await);
     let id = "11111111-2222-3333-4444-555555555555";
-    let writer = format!("{id}:1:write");
     let reader = format!("{id}:1");
     let cases: &[(&str, &str, &[&str])] = &[
         ("string", "a string", &["SET", "string", "x"]),
@@ -193,17 +192,8 @@ async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
         ("like", "other data (a hash)", &["HSET", "like", "user:42", "Bob"]),
         ("count", "other data (a hash)", &["HSET", "count", "user:42", "7"]),
         ("text", "other data (a hash)", &["HSET", "text", &reader, "Bob"]),
-        // A lock of Redisson's of another kind.
-        (
-            "rw",
-            "other data (a hash)",
-            &["HSET", "rw", "mode", "read", &reader, "1"],
-        ),
-        (
-            "w",
-            "other data (a hash)",
-            &["HSET", "w", "mode", "write", &writer, "1"],
-        ),
+        // Nearly a read-write lock.
+        ("mode", "other data (a hash)", &["HSET", "mode", "mode", "dark"]),
     ];
     for (name, says, make) in cases {
         server.command(make).await;

@@ -330,13 +330,16 @@ impl Backend for MemoryBackend {
 
     fn raise_fence(
         self: Arc<Self>,
-        _kind: Kind,
+        kind: Kind,
         key: LockKey,
         grant: GrantId,
         at_least: u64,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
         ready(Ok(self.with(|held, _| {
-            let known = held.has(&key, &grant);
+            let known = match kind.is_read_write() {
+                true => held.read_write.knows(kind, &key, &grant),
+                false => held.has(&key, &grant),
+            };
             if known {
                 held.last_token = held.last_token.max(at_least);
             }

@@ -80,6 +80,14 @@ impl ReadWriteLocks {
         self.locks.contains_key(key)
     }
 
+    /// Whether this holder is inside.
+    pub(super) fn knows(&self, kind: Kind, key: &LockKey, grant: &GrantId) -> bool {
+        self.locks.get(key).is_some_and(|inside| match kind {
+            Kind::Write => inside.writer.as_ref().is_some_and(|(id, _)| id == grant),
+            _ => inside.readers.contains_key(grant),
+        })
+    }
+
     pub(super) fn clear(&mut self) {
         self.locks.clear();
         self.ends.clear();
