@@ -1,5 +1,6 @@
 //! The way of an acquire: re-entry first, then this process's queue, then the store.
 
+use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,28 @@ pub(crate) struct Attempt {
     /// Ask once, wait for nobody.
     pub(crate) once: bool,
     pub(crate) by: &'static Location<'static>,
+}
+
+/// The beginning of every acquire: when it was, and which frame asks.
+pub(crate) async fn begin() -> (Instant, Scope) {
+    let started = clock::now();
+    // The asking frame is the one at the first poll.
+    let scope = scope::current();
+    // On memory nothing else here ever yields.
+    tokio::task::consume_budget().await;
+    (started, scope)
+}
+
+/// The end of every acquire: what came of it, counted.
+pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl Debug) -> Result<T, Error> {
+    match &outcome {
+        Ok(_) => telemetry::acquired(clock::now().saturating_duration_since(started)),
+        Err(error) => {
+            telemetry::not_acquired(error);
+            tracing::debug!(lock = ?what, %error, "a lock was not acquired");
+        }
+    }
+    outcome
 }
 
 impl Goal for Attempt {
@@ -74,7 +97,7 @@ impl Goal for Attempt {
         guard
     }
 
-    fn guard(got: &LockGuard) -> Option<&LockGuard> {
+    fn guard<'g>(&self, got: &'g LockGuard) -> Option<&'g LockGuard> {
         Some(got)
     }
 
@@ -85,35 +108,18 @@ impl Goal for Attempt {
 
 impl Attempt {
     pub(crate) async fn run(self) -> Result<LockGuard, Error> {
-        let started = clock::now();
-        // The asking frame is the one at the first poll.
-        let scope = scope::current();
-        // On memory nothing else here ever yields.
-        tokio::task::consume_budget().await;
-        let outcome = self.go(started, &scope).await;
-        match &outcome {
-            Ok(_) => telemetry::acquired(clock::now().saturating_duration_since(started)),
-            Err(error) => {
-                telemetry::not_acquired(error);
-                tracing::debug!(key = %self.key, %error, "a lock was not acquired");
-            }
-        }
-        outcome
+        let (started, scope) = begin().await;
+        told(self.go(started, &scope).await, started, &self.key)
     }
 
     async fn go(&self, started: Instant, scope: &Scope) -> Result<LockGuard, Error> {
         self.key.check()?;
         self.options.check()?;
-        let until = if self.once {
-            Some(started)
-        } else {
-            self.options.wait.map(|wait| started + wait)
-        };
         let wait = Wait {
             attempt: self,
             goal: self,
             started,
-            until,
+            until: self.until(started),
         };
         if let Some(guard) = wait.reenter(scope).await? {
             return Ok(guard);
@@ -128,6 +134,45 @@ impl Attempt {
             };
         }
         wait.in_turn().await
+    }
+
+    /// When the wait is over.
+    pub(crate) fn until(&self, started: Instant) -> Option<Instant> {
+        match self.once {
+            true => Some(started),
+            false => self.options.wait.map(|wait| started + wait),
+        }
+    }
+
+    /// Enters the hold that encloses the asker, if nothing is in the way now.
+    pub(crate) fn enter(&self, scope: &Scope) -> Option<LockGuard> {
+        let hold = scope.nearest(self.handle.shared(), self.options.kind, &self.key)?;
+        match hold.grant.enter(|id| scope.contains(id), self.by) {
+            Entry::Entered(id) => Some(self.entered(hold, id)),
+            Entry::Lost(_) | Entry::Sibling(_) => None,
+        }
+    }
+
+    fn entered(&self, outer: &HoldRef, id: u64) -> LockGuard {
+        let hold = HoldRef {
+            id,
+            token: outer.token,
+            grant: outer.grant.clone(),
+        };
+        LockGuard::new(hold, self.handle.clone())
+    }
+
+    pub(crate) fn not_acquired(&self, started: Instant, remaining: Option<Duration>) -> Error {
+        let waited = match self.once {
+            true => Duration::ZERO,
+            false => clock::now().saturating_duration_since(started),
+        };
+        Error::NotAcquired {
+            key: self.key.clone(),
+            waited,
+            remaining,
+            votes: (self.handle.shared().backend).explain(self.options.kind, &self.key),
+        }
     }
 
     pub(crate) fn handovers(&self) -> u32 {
@@ -165,20 +210,8 @@ pub(crate) struct Wait<'a, G> {
 }
 
 impl<G: Goal> Wait<'_, G> {
-    pub(crate) fn not_acquired(&self, remaining: Option<Duration>) -> Error {
-        let waited = match self.attempt.once {
-            true => Duration::ZERO,
-            false => clock::now().saturating_duration_since(self.started),
-        };
-        let Attempt {
-            handle, key, options, ..
-        } = self.attempt;
-        Error::NotAcquired {
-            key: key.clone(),
-            waited,
-            remaining,
-            votes: handle.shared().backend.explain(options.kind, key),
-        }
+    fn not_acquired(&self, remaining: Option<Duration>) -> Error {
+        self.attempt.not_acquired(self.started, remaining)
     }
 
     /// The end of the wait.
@@ -211,14 +244,7 @@ impl<G: Goal> Wait<'_, G> {
             tokio::pin!(gate);
             gate.as_mut().enable();
             let line = match grant.enter(|id| scope.contains(id), by) {
-                Entry::Entered(id) => {
-                    let hold = HoldRef {
-                        id,
-                        token: hold.token,
-                        grant: grant.clone(),
-                    };
-                    return Ok(Some(LockGuard::new(hold, handle.clone())));
-                }
+                Entry::Entered(id) => return Ok(Some(self.attempt.entered(hold, id))),
                 Entry::Lost(loss) => {
                     return Err(Error::Lost {
                         key: key.clone(),
@@ -336,7 +362,7 @@ impl<G: Goal> Wait<'_, G> {
             let sleep = match look {
                 Ok(Look::Got(got)) => {
                     turn.handed = 0;
-                    if let Some(guard) = G::guard(&got) {
+                    if let Some(guard) = self.goal.guard(&got) {
                         turn.rests(guard);
                     }
                     return Ok(got);

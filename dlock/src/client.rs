@@ -21,7 +21,7 @@ use crate::record::Records;
 use crate::release::{self, Job};
 use crate::waiters::Waiters;
 use crate::watchdog::{self, Registry};
-use crate::{Error, Lock, LockClientBuilder, LockKey, Loss};
+use crate::{Error, Lock, LockClientBuilder, LockKey, Loss, MultiLock};
 
 /// Hands out the locks of one store.
 ///
@@ -206,6 +206,11 @@ impl LockClient {
     /// The lock of this name. Nothing is sent until it is acquired.
     pub fn lock(&self, key: impl Into<LockKey>) -> Lock {
         Lock::new(self.handle.clone(), key.into())
+    }
+
+    /// Several locks at once, all of them or none; see [`MultiLock`]. Nothing is sent until they are acquired.
+    pub fn multi<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
+        MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
     }
 
     /// The lease that locks of this client are renewed with.

@@ -113,6 +113,15 @@ pub enum Error {
         key: LockKey,
     },
 
+    /// Several locks that were held together were given back, and this is what failed of it: each error names
+    /// its lock. Those that are not named were given back.
+    #[error("{} locks were not given back in good order: {}", failures.len(), listed(failures))]
+    #[non_exhaustive]
+    NotReleased {
+        /// One for each lock of which it failed; at least two.
+        failures: Vec<Error>,
+    },
+
     /// The client was shut down, or the runtime that its background work ran on has ended.
     #[error("the lock client is shut down")]
     ClientClosed,
@@ -186,19 +195,24 @@ impl Error {
     /// Whether a lock that was held was lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self, Error::Lost { .. })
+        match self {
+            Error::Lost { .. } => true,
+            Error::NotReleased { failures } => failures.iter().any(Error::is_lost),
+            _ => false,
+        }
     }
 
     /// Whether the store is at fault: it could not be reached, did not answer or refused.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Error::Unreachable { .. }
-                | Error::OutcomeUnknown { .. }
-                | Error::Refused { .. }
-                | Error::ClientClosed
-        )
+            | Error::OutcomeUnknown { .. }
+            | Error::Refused { .. }
+            | Error::ClientClosed => true,
+            Error::NotReleased { failures } => failures.iter().any(Error::is_unavailable),
+            _ => false,
+        }
     }
 
     /// When to try again, where trying again makes sense: after a second. Not after a loss: the work may
@@ -253,6 +267,11 @@ impl std::fmt::Display for Loss {
             Loss::Released => "it was released",
         })
     }
+}
+
+fn listed(failures: &[Error]) -> String {
+    let texts: Vec<_> = failures.iter().map(Error::to_string).collect();
+    texts.join("; ")
 }
 
 fn after(waited: Duration) -> String {

@@ -77,6 +77,41 @@ struct Signals {
     over: CancellationToken,
     /// Told whenever a hold leaves.
     gate: Arc<Notify>,
+    /// Those who wait for the end of this grant or of another.
+    also: Mutex<Vec<Weak<FirstEnd>>>,
+}
+
+/// The end of that one of several grants which ends first.
+#[derive(Debug, Default)]
+pub(crate) struct FirstEnd(CancellationToken);
+
+impl FirstEnd {
+    pub(crate) fn of<'a>(grants: impl Iterator<Item = &'a Grant>) -> Arc<FirstEnd> {
+        let first: Arc<FirstEnd> = Arc::default();
+        for grant in grants {
+            let (signals, _) = grant.signals();
+            let mut also = signals.also.lock();
+            also.retain(|other| other.strong_count() > 0);
+            also.push(Arc::downgrade(&first));
+            drop(also);
+            // Asked only now, so that it cannot end in between unseen.
+            if grant.signals().1 {
+                first.0.cancel();
+            }
+        }
+        first
+    }
+
+    pub(crate) fn token(&self) -> CancellationToken {
+        self.0.clone()
+    }
+}
+
+impl Drop for FirstEnd {
+    // Nobody holds these any more, nor looks at them, but for who was handed a token.
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// One grant of this process. A service may hold hundreds of thousands: small when nothing special is asked.
@@ -433,6 +468,10 @@ fn tell(signals: Option<Arc<Signals>>, over: bool) {
         signals.gate.notify_waiters();
         if over {
             signals.over.cancel();
+            let also = std::mem::take(&mut *signals.also.lock());
+            for first in also.iter().filter_map(Weak::upgrade) {
+                first.0.cancel();
+            }
         }
     }
 }

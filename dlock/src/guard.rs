@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::Handle;
 use crate::grants::{Entry, Grant};
+use crate::held::Member;
 use crate::release::ReleaseOutcome;
 use crate::scope::{self, HoldRef};
 use crate::waiters::Turn;
-use crate::{Error, LockKey, Loss, handover};
+use crate::{Error, Held, LockKey, Loss, handover};
 
 /// Whether a lock is still held, as the clock says at the moment of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,23 +190,7 @@ impl LockGuard {
     ///
     /// [`Error::Lost`] when the lock was lost before the future was done.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        let held = self.held();
-        let future = self.scope(future);
-        async move {
-            let lost = |loss| Error::Lost {
-                key: held.key().clone(),
-                loss,
-            };
-            tokio::select! {
-                biased;
-                loss = held.lost() => Err(lost(loss)),
-                // Asked once more when the future is done: a stalled runtime may be late with the news.
-                output = future => match held.state() {
-                    HoldState::Lost(loss) => Err(lost(loss)),
-                    _ => Ok(output),
-                },
-            }
-        }
+        self.held().guarding(self.scope(future))
     }
 
     /// Gives the lock back and waits for the outcome. When other guards of a re-entered lock are left, only
@@ -229,9 +214,22 @@ impl LockGuard {
         }
     }
 
+    /// The hold, for frames.
+    pub(crate) fn hold(&self) -> &HoldRef {
+        &self.hold
+    }
+
+    /// The same, for views of several.
+    pub(crate) fn member(&self) -> Member {
+        Member {
+            grant: self.grant().clone(),
+            token: self.hold.token,
+        }
+    }
+
     /// Leaves the grant; the last hold passes it on. `None` when nothing is left to be done: other holds are
     /// there, this guard has left before, or somebody else in this process has the lock now.
-    fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
+    pub(crate) fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
         let grant = self.hold.grant.clone();
         if !grant.has(self.hold.id) {
             return None;
@@ -270,132 +268,55 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing:
-/// only the [`LockGuard`] does. After the lock was given back it answers `Lost(Released)`.
-///
-/// The lock layer puts one into the request's extensions, [`Lock::run`](crate::Lock::run) hands one to its
-/// closure, and [`dlock::current`](crate::current) gives the one of the innermost frame.
-#[derive(Clone)]
-pub struct Held {
-    grant: Arc<Grant>,
-    token: u64,
+/// What gives back one lock, or several at once.
+pub trait Holding: Sized {
+    /// A view of all of it.
+    fn view(&self) -> Held;
+
+    /// Runs a future in its frame.
+    fn enclose<F: Future>(&self, future: F) -> scope::InScope<F>;
+
+    /// Gives all of it back.
+    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-impl Held {
-    pub(crate) fn new(grant: Arc<Grant>, token: u64) -> Held {
-        Held { grant, token }
+impl Holding for LockGuard {
+    fn view(&self) -> Held {
+        self.held()
     }
 
-    /// See [`LockGuard::fencing_token`].
-    #[must_use]
-    pub fn fencing_token(&self) -> u64 {
-        self.token
+    fn enclose<F: Future>(&self, future: F) -> scope::InScope<F> {
+        self.scope(future)
     }
 
-    /// The name of the lock.
-    #[must_use]
-    pub fn key(&self) -> &LockKey {
-        &self.grant.key
-    }
-
-    /// See [`LockGuard::is_held`].
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        !matches!(self.state(), HoldState::Lost(_))
-    }
-
-    /// See [`LockGuard::state`].
-    #[must_use]
-    pub fn state(&self) -> HoldState {
-        self.grant.status()
-    }
-
-    /// See [`LockGuard::remaining`].
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.grant.remaining()
-    }
-
-    /// See [`LockGuard::is_renewed`].
-    #[must_use]
-    pub fn is_renewed(&self) -> bool {
-        self.grant.terms.renewed
-    }
-
-    /// See [`LockGuard::lost`].
-    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        let grant = self.grant.clone();
-        async move {
-            loop {
-                if let HoldState::Lost(loss) = grant.status() {
-                    return loss;
-                }
-                grant.over().cancelled_owned().await;
-            }
-        }
-    }
-
-    /// See [`LockGuard::cancellation_token`].
-    #[must_use]
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.grant.over().child_token()
-    }
-
-    /// See [`LockGuard::ensure`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::ensure`].
-    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
-        let key = self.key();
-        match self.state() {
-            HoldState::Lost(loss) => {
-                return Err(Error::Lost {
-                    key: key.clone(),
-                    loss,
-                });
-            }
-            HoldState::Held if self.remaining() >= at_least => return Ok(()),
-            _ => {}
-        }
-        let Some(client) = self.grant.client.upgrade() else {
-            return Err(Error::ClientClosed);
-        };
-        client.renew_one(&self.grant).await?;
-        match self.state() {
-            HoldState::Lost(loss) => Err(Error::Lost {
-                key: key.clone(),
-                loss,
-            }),
-            _ if self.remaining() >= at_least => Ok(()),
-            _ => Err(Error::InvalidOption {
-                option: "ensure",
-                reason: format!(
-                    "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {:?}",
-                    self.remaining()
-                ),
-            }),
-        }
+    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send {
+        self.release()
     }
 }
 
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held")
-            .field("key", self.key())
-            .field("fencing_token", &self.token)
-            .field("state", &self.state())
-            .finish()
-    }
+/// Runs the work of a closure in the frame of what it is under, and gives that back.
+pub(crate) async fn run<G, F, Fut>(guard: G, work: F) -> Result<Fut::Output, Error>
+where
+    G: Holding,
+    F: FnOnce(Held) -> Fut,
+    Fut: Future,
+{
+    let held = guard.view();
+    // The closure too runs in the frame.
+    let in_frame = guard.enclose(async move { work(held).await });
+    let output = guard.view().guarding(in_frame).await;
+    finish(guard).await;
+    output
 }
 
 /// Releases after the work is done: a release that fails then is logged and counted by the release queue,
 /// and does not take the work's result away.
-pub(crate) async fn finish(guard: LockGuard) {
-    let key = guard.key().clone();
-    match guard.release().await {
+pub(crate) async fn finish(guard: impl Holding) {
+    let key = guard.view().key().clone();
+    match guard.give_back().await {
         // The loss was told already, to the work or to its caller.
         Ok(()) | Err(Error::Lost { .. }) => {}
+        Err(Error::NotReleased { failures }) if failures.iter().all(Error::is_lost) => {}
         Err(error) => tracing::warn!(%key, %error, "the release of a lock failed, its lease ends it"),
     }
 }

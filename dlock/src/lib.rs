@@ -122,8 +122,10 @@ mod error;
 mod grants;
 mod guard;
 mod handover;
+mod held;
 mod key;
 mod lock;
+mod multi;
 mod problem;
 mod question;
 pub mod record;
@@ -145,9 +147,11 @@ pub use client::{LockClient, ShutdownReport, default_client, set_default};
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;
 pub use error::{Error, Loss};
-pub use guard::{Held, HoldState, LockGuard};
+pub use guard::{HoldState, LockGuard};
+pub use held::Held;
 pub use key::{LockKey, MAX_KEY_BYTES};
 pub use lock::Lock;
+pub use multi::{MultiGuard, MultiLock};
 pub use problem::Problem;
 
 /// The innermost hold whose frame the calling code runs in, and that has not been given back; `None`

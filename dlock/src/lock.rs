@@ -10,8 +10,8 @@ use crate::acquire::Attempt;
 use crate::backend::Kind;
 use crate::client::Handle;
 use crate::grants::margin;
-use crate::guard::{Held, LockGuard};
-use crate::{Error, LockKey};
+use crate::guard::LockGuard;
+use crate::{Error, Held, LockKey};
 
 /// The longest of all durations that an option takes: a year.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -177,7 +177,7 @@ impl Lock {
         self.attempt(false, Location::caller()).run()
     }
 
-    fn attempt(&self, once: bool, by: &'static Location<'static>) -> Attempt {
+    pub(crate) fn attempt(&self, once: bool, by: &'static Location<'static>) -> Attempt {
         Attempt {
             handle: self.handle.clone(),
             key: self.key.clone(),
@@ -215,14 +215,7 @@ impl Lock {
         Fut: Future,
     {
         let acquire = self.acquire();
-        async move {
-            let guard = acquire.await?;
-            let held = guard.held();
-            // The closure too runs in the frame.
-            let output = guard.run(async move { work(held).await }).await;
-            crate::guard::finish(guard).await;
-            output
-        }
+        async move { crate::guard::run(acquire.await?, work).await }
     }
 }
 

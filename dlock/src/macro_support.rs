@@ -2,7 +2,8 @@
 //!
 //! Kept small on purpose. Whatever can be a function here is not repeated in every locked function.
 
-use crate::{Error, Lock, LockClient, LockGuard, LockKey};
+pub use crate::guard::Holding;
+use crate::{Error, Lock, LockClient, LockKey};
 
 /// The client for functions that name none.
 ///
@@ -37,7 +38,7 @@ pub const fn never<T>() -> Option<T> {
 
 /// Gives the lock back when the work is done, and waits until the store has it. The work's own outcome
 /// stands, whatever becomes of the release.
-pub async fn finish(guard: Option<LockGuard>) {
+pub async fn finish(guard: Option<impl Holding>) {
     if let Some(guard) = guard {
         crate::guard::finish(guard).await;
     }

@@ -40,11 +40,8 @@ impl From<&Error> for Problem {
                 "urn:dlock:problem:too-many-waiters",
                 "Too many requests wait for the same thing",
             ),
-            Error::Lost { .. } => (503, "urn:dlock:problem:lost", "The lock was lost during the work"),
-            Error::Unreachable { .. }
-            | Error::OutcomeUnknown { .. }
-            | Error::Refused { .. }
-            | Error::ClientClosed => (
+            error if error.is_lost() => (503, "urn:dlock:problem:lost", "The lock was lost during the work"),
+            error if error.is_unavailable() => (
                 503,
                 "urn:dlock:problem:unavailable",
                 "The lock store is not available",

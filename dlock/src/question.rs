@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::acquire::Attempt;
-use crate::backend::{AcquireRequest, BackendError, DynBackend, Outcome, Reason, ReleaseRequest};
+use crate::backend::{AcquireRequest, BackendError, DynBackend, Outcome, Reason, RenewRequest};
 use crate::client::Handle;
 use crate::grants::{Grant, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
@@ -40,7 +40,7 @@ pub(crate) trait Goal: Sync {
     fn handed_over(&self, guard: LockGuard) -> Self::Got;
 
     /// The lock that was waited for, if it was got.
-    fn guard(got: &Self::Got) -> Option<&LockGuard>;
+    fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g LockGuard>;
 
     /// Whether what was got is still held.
     fn is_held(got: &Self::Got) -> bool;
@@ -97,6 +97,24 @@ impl Question {
 
     pub(crate) fn backend(&self) -> Arc<dyn DynBackend> {
         self.handle.shared().backend.clone()
+    }
+
+    /// Has a lease that is not renewed count from `sent` on, by this step; `None` where the watchdog sees to it.
+    pub(crate) fn begin_anew(&mut self, sent: Instant) -> Option<RenewRequest> {
+        if !self.fixed && self.min_hold.is_none() {
+            return None;
+        }
+        self.sent = sent;
+        let AcquireRequest {
+            kind, grant, lease, ..
+        } = self.request;
+        let key = self.request.key.clone();
+        Some(RenewRequest {
+            kind,
+            key,
+            grant,
+            lease,
+        })
     }
 
     /// The guard of what was granted with these tokens.
@@ -159,15 +177,6 @@ impl Question {
 
     /// Gives back what was granted, or may have been. The step takes its place in line before this returns.
     pub(crate) fn undo(&self) {
-        let AcquireRequest {
-            kind, grant, lease, ..
-        } = self.request;
-        let request = ReleaseRequest {
-            kind,
-            key: self.request.key.clone(),
-            grant,
-            keep_for: Duration::ZERO,
-        };
-        self.handle.undo(request, lease);
+        self.handle.undo(self.request.undone(), self.request.lease);
     }
 }

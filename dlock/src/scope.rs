@@ -20,7 +20,7 @@ use crate::LockKey;
 use crate::backend::Kind;
 use crate::client::Shared;
 use crate::grants::Grant;
-use crate::guard::Held;
+use crate::held::{Held, Members};
 
 /// A hold as its frame remembers it.
 #[derive(Clone)]
@@ -30,9 +30,16 @@ pub(crate) struct HoldRef {
     pub(crate) grant: Arc<Grant>,
 }
 
+/// A hold around a piece of code, and those that were taken together with it.
+#[derive(Clone)]
+struct Frame {
+    hold: HoldRef,
+    all: Option<Arc<Members>>,
+}
+
 /// The holds around a piece of code, outermost first. Flat: a link to the parent frame would keep every
 /// frame ever entered alive.
-type Chain = Arc<[HoldRef]>;
+type Chain = Arc<[Frame]>;
 
 struct Active {
     chain: Chain,
@@ -76,18 +83,28 @@ impl Scope {
 
     /// The same frames with one hold more inside them; holds that are over are left out.
     pub(crate) fn with(&self, hold: HoldRef) -> Scope {
+        self.with_all(&[hold], None)
+    }
+
+    /// The same with several holds that were taken together.
+    pub(crate) fn with_all(&self, holds: &[HoldRef], all: Option<&Arc<Members>>) -> Scope {
+        let is_new = |outer: &HoldRef| holds.iter().any(|hold| hold.id == outer.id);
         let alive = self
             .chain
             .iter()
-            .filter(|outer| outer.id != hold.id && outer.grant.has(outer.id));
+            .filter(|Frame { hold, .. }| !is_new(hold) && hold.grant.has(hold.id));
+        let new = holds.iter().map(|hold| Frame {
+            hold: hold.clone(),
+            all: all.cloned(),
+        });
         Scope {
-            chain: alive.cloned().chain([hold.clone()]).collect(),
+            chain: alive.cloned().chain(new).collect(),
         }
     }
 
     /// The nearest live hold of `key` around the asker.
     pub(crate) fn nearest(&self, client: &Arc<Shared>, kind: Kind, key: &LockKey) -> Option<&HoldRef> {
-        self.chain.iter().rev().find(|hold| {
+        self.chain.iter().rev().map(|frame| &frame.hold).find(|hold| {
             let grant = &hold.grant;
             std::ptr::eq(grant.client.as_ptr(), &**client)
                 && grant.kind == kind
@@ -98,14 +115,14 @@ impl Scope {
 
     /// Whether the hold with this id is around the asker.
     pub(crate) fn contains(&self, hold: u64) -> bool {
-        self.chain.iter().any(|outer| outer.id == hold)
+        self.chain.iter().any(|outer| outer.hold.id == hold)
     }
 }
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.chain.iter().map(|hold| &hold.grant.key))
+            .entries(self.chain.iter().map(|frame| &frame.hold.grant.key))
             .finish()
     }
 }
@@ -133,8 +150,11 @@ pub(crate) fn innermost() -> Option<Held> {
         .chain
         .iter()
         .rev()
-        .find(|hold| hold.grant.has(hold.id))
-        .map(|hold| Held::new(hold.grant.clone(), hold.token))
+        .find(|Frame { hold, .. }| hold.grant.has(hold.id))
+        .map(|Frame { hold, all }| match all {
+            Some(all) => Held::of_all(all.clone()),
+            None => Held::new(hold.grant.clone(), hold.token),
+        })
 }
 
 pin_project! {

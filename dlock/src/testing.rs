@@ -41,8 +41,8 @@ use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
 use crate::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::client::Shared;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
@@ -65,7 +65,7 @@ struct Script {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Taking a lock.
+    /// Taking a lock, or several at once.
     Acquire,
     /// Giving it back.
     Release,
@@ -270,6 +270,20 @@ impl Backend for TestBackend {
         answered(
             self.0
                 .play(Step::Acquire, || Backend::acquire(self.memory(), request)),
+        )
+    }
+
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        Backend::together(&self.0.memory, kind, key)
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        answered(
+            self.0
+                .play(Step::Acquire, || Backend::acquire_all(self.memory(), requests)),
         )
     }
 

@@ -210,6 +210,16 @@ impl AcquireRequest {
             vote_after: None,
         }
     }
+
+    /// The release of what this asks for.
+    pub(crate) fn undone(&self) -> ReleaseRequest {
+        ReleaseRequest {
+            kind: self.kind,
+            key: self.key.clone(),
+            grant: self.grant,
+            keep_for: Duration::ZERO,
+        }
+    }
 }
 
 /// The answer to an [`AcquireRequest`].
@@ -232,6 +242,42 @@ pub enum AcquireReply {
     Abstained {
         /// When it will have been.
         votes_in: Duration,
+    },
+}
+
+impl AcquireReply {
+    /// For how long the lock is not to be had, as far as is known, if it was not granted.
+    pub(crate) fn busy_for(&self) -> Option<Duration> {
+        match self {
+            AcquireReply::Acquired { .. } => None,
+            AcquireReply::Busy { remaining } => *remaining,
+            AcquireReply::Abstained { votes_in } => Some(*votes_in),
+        }
+    }
+}
+
+/// The answer to a request for several locks at once.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum AcquireAllReply {
+    /// All of them are granted.
+    Acquired {
+        /// The first and the last of the fencing tokens of each, in the order of the requests.
+        tokens: Vec<(u64, u64)>,
+    },
+    /// Somebody else has one of them, so none is granted.
+    Busy {
+        /// Which request: the first of which it is so.
+        at: usize,
+        /// What is left of that holder's lease; `None` when it has no end.
+        remaining: Option<Duration>,
+    },
+    /// One of them cannot be locked, so none is granted.
+    Failed {
+        /// Which request.
+        at: usize,
+        /// Why; the step as a whole was not done.
+        error: BackendError,
     },
 }
 
@@ -545,6 +591,25 @@ pub trait Backend: Send + Sync + 'static {
         Lane::default()
     }
 
+    /// Which keys can be had together: those for which this is the same number, in one step of
+    /// [`acquire_all`](Self::acquire_all). By default none can, and who wants several gets them one by one,
+    /// and gives all back when one of them is busy.
+    fn together(&self, _kind: Kind, _key: &LockKey) -> Option<u32> {
+        None
+    }
+
+    /// Grants all of these locks or none, in one step; never waits. Only asked for keys that are
+    /// [`together`](Self::together). Where the outcome is unknown, the core releases each of the grants.
+    fn acquire_all(
+        self: Arc<Self>,
+        _requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        std::future::ready(Err(BackendError::not_done(
+            Reason::Unsupported,
+            "this store takes one lock at a time",
+        )))
+    }
+
     /// The records that this store keeps beside its locks, over the same connections. `None` when it keeps
     /// none.
     fn records(self: Arc<Self>) -> Option<Records> {
@@ -593,6 +658,8 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool>;
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
     fn lane(&self, key: &LockKey) -> Lane;
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32>;
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> Step<AcquireAllReply>;
     fn records(self: Arc<Self>) -> Option<Records>;
     fn raise_fence(self: Arc<Self>, kind: Kind, key: LockKey, grant: GrantId, at_least: u64) -> Step<bool>;
     fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>>;
@@ -623,6 +690,12 @@ impl<B: Backend> DynBackend for B {
     }
     fn lane(&self, key: &LockKey) -> Lane {
         Backend::lane(self, key)
+    }
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        Backend::together(self, kind, key)
+    }
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> Step<AcquireAllReply> {
+        Box::pin(Backend::acquire_all(self, requests))
     }
     fn records(self: Arc<Self>) -> Option<Records> {
         Backend::records(self)

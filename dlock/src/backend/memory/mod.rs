@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use self::read_write::{Left, ReadWriteLocks};
 use super::hub::Hub;
 use super::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::LockKey;
 use crate::record::Records;
@@ -98,6 +98,32 @@ impl Held {
                 }
             }
         })
+    }
+
+    /// All of these or none. Nobody sees what is taken before one is found busy, so nobody is told.
+    fn acquire_all(&mut self, requests: &[AcquireRequest], now: Instant) -> AcquireAllReply {
+        let mut tokens = Vec::with_capacity(requests.len());
+        for (at, request) in requests.iter().enumerate() {
+            let stopped = match self.acquire(request, now) {
+                Ok(AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }) => {
+                    tokens.push((first_token, last_token));
+                    continue;
+                }
+                Ok(in_the_way) => AcquireAllReply::Busy {
+                    at,
+                    remaining: in_the_way.busy_for(),
+                },
+                Err(error) => AcquireAllReply::Failed { at, error },
+            };
+            for request in &requests[..at] {
+                self.release(&request.undone(), now);
+            }
+            return stopped;
+        }
+        AcquireAllReply::Acquired { tokens }
     }
 
     fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
@@ -267,6 +293,17 @@ impl Backend for MemoryBackend {
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
         ready(self.with(|held, now| held.acquire(&request, now)))
+    }
+
+    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
+        (kind != Kind::Fair).then_some(0)
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| held.acquire_all(&requests, now))))
     }
 
     fn release(

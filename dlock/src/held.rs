@@ -1,0 +1,280 @@
+//! A view of what is held, for whoever works under it.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
+
+use crate::grants::{FirstEnd, Grant};
+use crate::guard::HoldState;
+use crate::{Error, LockKey, Loss};
+
+/// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing:
+/// only the [`LockGuard`](crate::LockGuard) does. After the lock was given back it answers `Lost(Released)`.
+///
+/// The lock layer puts one into the request's extensions, [`Lock::run`](crate::Lock::run) hands one to its
+/// closure, and [`dlock::current`](crate::current) gives the one of the innermost frame.
+///
+/// Of [several locks](crate::MultiLock) that are held together this is a view of all: it is lost when one of
+/// them is.
+#[derive(Clone)]
+pub struct Held {
+    of: Of,
+}
+
+#[derive(Clone)]
+enum Of {
+    One(Member),
+    All(Arc<Members>),
+}
+
+/// One lock that is held, with the token of the hold.
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) token: u64,
+}
+
+/// Several locks that are held together.
+pub(crate) struct Members {
+    first: Member,
+    /// All of them, the first too.
+    all: Box<[Member]>,
+    /// Made when somebody wants to be told.
+    end: OnceLock<Arc<FirstEnd>>,
+}
+
+impl Members {
+    pub(crate) fn new(first: Member, others: impl Iterator<Item = Member>) -> Members {
+        Members {
+            all: [first.clone()].into_iter().chain(others).collect(),
+            first,
+            end: OnceLock::new(),
+        }
+    }
+
+    /// Cancelled when the first of them has ended.
+    fn over(&self) -> CancellationToken {
+        let grants = || self.all.iter().map(|member| &*member.grant);
+        self.end.get_or_init(|| FirstEnd::of(grants())).token()
+    }
+}
+
+impl Held {
+    pub(crate) fn new(grant: Arc<Grant>, token: u64) -> Held {
+        Held {
+            of: Of::One(Member { grant, token }),
+        }
+    }
+
+    /// A view of several.
+    pub(crate) fn of_all(all: Arc<Members>) -> Held {
+        Held { of: Of::All(all) }
+    }
+
+    /// All of them, where there are several.
+    pub(crate) fn members(&self) -> Option<&Arc<Members>> {
+        match &self.of {
+            Of::One(_) => None,
+            Of::All(members) => Some(members),
+        }
+    }
+
+    fn first(&self) -> &Member {
+        match &self.of {
+            Of::One(member) => member,
+            Of::All(members) => &members.first,
+        }
+    }
+
+    fn each(&self) -> &[Member] {
+        match &self.of {
+            Of::One(member) => std::slice::from_ref(member),
+            Of::All(members) => &members.all,
+        }
+    }
+
+    /// See [`LockGuard::fencing_token`](crate::LockGuard::fencing_token). Of several locks that of the
+    /// [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) has those of the others.
+    #[must_use]
+    pub fn fencing_token(&self) -> u64 {
+        self.first().token
+    }
+
+    /// The fencing token of one of several locks; `None` for a name that is not among them.
+    #[must_use]
+    pub fn fencing_token_of(&self, key: impl Into<LockKey>) -> Option<u64> {
+        let key = key.into();
+        let member = self.each().iter().find(|member| member.grant.key == key);
+        member.map(|member| member.token)
+    }
+
+    /// The name of the lock; of several the first in the order of their names.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.first().grant.key
+    }
+
+    /// The names of all locks that this is a view of, in their order: more than one for a
+    /// [`MultiLock`](crate::MultiLock).
+    pub fn keys(&self) -> impl Iterator<Item = &LockKey> {
+        self.each().iter().map(|member| &member.grant.key)
+    }
+
+    /// See [`LockGuard::is_held`](crate::LockGuard::is_held).
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !matches!(self.state(), HoldState::Lost(_))
+    }
+
+    /// See [`LockGuard::state`](crate::LockGuard::state). Of several locks it is the worst: lost when one of
+    /// them is.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        let mut worst = HoldState::Held;
+        for member in self.each() {
+            match member.grant.status() {
+                HoldState::Held => {}
+                HoldState::Suspect => worst = HoldState::Suspect,
+                lost @ HoldState::Lost(_) => return lost,
+            }
+        }
+        worst
+    }
+
+    /// Which lock is lost, and why; `None` while all is held.
+    pub(crate) fn loss(&self) -> Option<(LockKey, Loss)> {
+        self.each().iter().find_map(|member| match member.grant.status() {
+            HoldState::Lost(loss) => Some((member.grant.key.clone(), loss)),
+            _ => None,
+        })
+    }
+
+    /// See [`LockGuard::remaining`](crate::LockGuard::remaining). Of several locks it is the shortest.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let all = self.each().iter().map(|member| member.grant.remaining());
+        all.min().unwrap_or_default()
+    }
+
+    /// See [`LockGuard::is_renewed`](crate::LockGuard::is_renewed).
+    #[must_use]
+    pub fn is_renewed(&self) -> bool {
+        self.each().iter().all(|member| member.grant.terms.renewed)
+    }
+
+    /// See [`LockGuard::lost`](crate::LockGuard::lost).
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        let lost = self.first_lost();
+        async move { lost.await.1 }
+    }
+
+    /// Waits until one is lost; which, and why.
+    pub(crate) fn first_lost(&self) -> impl Future<Output = (LockKey, Loss)> + Send + use<> {
+        let held = self.clone();
+        async move {
+            loop {
+                if let Some(loss) = held.loss() {
+                    return loss;
+                }
+                held.over().cancelled_owned().await;
+            }
+        }
+    }
+
+    fn over(&self) -> CancellationToken {
+        match &self.of {
+            Of::One(member) => member.grant.over(),
+            Of::All(members) => members.over(),
+        }
+    }
+
+    /// See [`LockGuard::cancellation_token`](crate::LockGuard::cancellation_token).
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.over().child_token()
+    }
+
+    /// See [`LockGuard::ensure`](crate::LockGuard::ensure).
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::ensure`](crate::LockGuard::ensure).
+    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
+        match &self.of {
+            Of::One(member) => member.ensure(at_least).await,
+            Of::All(members) => {
+                let all = members.all.iter().map(|member| member.ensure(at_least));
+                let outcomes = join_all(all).await;
+                // Also if one was lost while another one was asked for.
+                match self.loss() {
+                    Some((key, loss)) => Err(Error::Lost { key, loss }),
+                    None => outcomes.into_iter().collect(),
+                }
+            }
+        }
+    }
+
+    /// Runs a future, and drops it when this is lost.
+    pub(crate) async fn guarding<F: Future>(self, future: F) -> Result<F::Output, Error> {
+        let lost = |(key, loss)| Error::Lost { key, loss };
+        tokio::select! {
+            biased;
+            loss = self.first_lost() => Err(lost(loss)),
+            // Asked once more when the future is done: a stalled runtime may be late with the news.
+            output = future => match self.loss() {
+                Some(loss) => Err(lost(loss)),
+                None => Ok(output),
+            },
+        }
+    }
+}
+
+impl Member {
+    async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
+        let grant = &self.grant;
+        let key = &grant.key;
+        match grant.status() {
+            HoldState::Lost(loss) => {
+                return Err(Error::Lost {
+                    key: key.clone(),
+                    loss,
+                });
+            }
+            HoldState::Held if grant.remaining() >= at_least => return Ok(()),
+            _ => {}
+        }
+        let Some(client) = grant.client.upgrade() else {
+            return Err(Error::ClientClosed);
+        };
+        client.renew_one(grant).await?;
+        match grant.status() {
+            HoldState::Lost(loss) => Err(Error::Lost {
+                key: key.clone(),
+                loss,
+            }),
+            _ if grant.remaining() >= at_least => Ok(()),
+            _ => Err(Error::InvalidOption {
+                option: "ensure",
+                reason: format!(
+                    "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {:?}",
+                    grant.remaining()
+                ),
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = f.debug_struct("Held");
+        match &self.of {
+            Of::One(member) => all.field("key", self.key()).field("fencing_token", &member.token),
+            Of::All(_) => all.field("keys", &self.keys().collect::<Vec<_>>()),
+        };
+        all.field("state", &self.state()).finish()
+    }
+}

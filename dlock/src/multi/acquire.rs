@@ -1,0 +1,205 @@
+//! The way of an acquire of several locks: re-entry first, then the store, which is asked for all at once;
+//! when one is busy, the queue of that one, and whoever has the turn there asks for all again.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::MultiGuard;
+use super::look::{At, Round, Step, groups, look};
+use crate::acquire::{self, Wait};
+use crate::backend::{BackendError, Kind};
+use crate::guard::LockGuard;
+use crate::handover::Wanted;
+use crate::question::{Goal, Look};
+use crate::scope::Scope;
+use crate::{Error, LockKey};
+
+/// One call of acquire.
+pub(super) struct Attempt {
+    /// In the order of their names, each once.
+    pub(super) keys: Arc<[LockKey]>,
+    /// The same call for the first key alone.
+    pub(super) first: acquire::Attempt,
+}
+
+impl Attempt {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let invalid = |option, reason: &str| Error::InvalidOption {
+            option,
+            reason: reason.to_owned(),
+        };
+        if self.keys.is_empty() {
+            return Err(invalid("keys", "there is none: name at least one lock"));
+        }
+        self.keys.iter().try_for_each(LockKey::check)?;
+        let options = &self.first.options;
+        if options.kind == Kind::Permit && self.keys.len() > 1 {
+            return Err(invalid(
+                "kind",
+                "permits of several semaphores are not had at once",
+            ));
+        }
+        options.check()
+    }
+
+    pub(super) async fn run(self) -> Result<MultiGuard, Error> {
+        if self.keys.len() == 1 {
+            let only = self.first.run().await?;
+            return Ok(MultiGuard::new(only, std::iter::empty()));
+        }
+        let (started, scope) = acquire::begin().await;
+        acquire::told(self.go(started, &scope).await, started, &self.keys)
+    }
+
+    async fn go(&self, started: Instant, scope: &Scope) -> Result<MultiGuard, Error> {
+        self.check()?;
+        let shared = self.first.handle.shared();
+        let until = self.first.until(started);
+        let mut at = 0;
+        loop {
+            let (outer, rest) = self.by_frames(scope);
+            for outer in &outer {
+                let one = self.one(*outer);
+                let wait = Wait {
+                    attempt: &one,
+                    goal: &one,
+                    started,
+                    until,
+                };
+                // Entered for good when all others are had: nobody shall wait for this call before.
+                drop(wait.reenter(scope).await?);
+            }
+            let mut guards = Vec::new();
+            if let Some(first) = rest.first() {
+                if shared.closing.is_cancelled() {
+                    return Err(Error::ClientClosed);
+                }
+                if !rest.contains(&at) {
+                    at = *first;
+                }
+                let one = self.one(at);
+                let all = AllOf {
+                    attempt: self,
+                    at,
+                    rest: &rest,
+                };
+                let wait = Wait {
+                    attempt: &one,
+                    goal: &all,
+                    started,
+                    until,
+                };
+                let round = match self.first.once {
+                    true => all.ask(0).await.map_err(|error| one.failed(error))?,
+                    false => wait.in_turn().await?,
+                };
+                match round {
+                    Round::All(all) => guards = all,
+                    Round::Busy((busy, remaining)) if self.first.once => {
+                        return Err(self.one(busy).not_acquired(started, remaining));
+                    }
+                    Round::Busy((busy, _)) => {
+                        at = busy;
+                        continue;
+                    }
+                    Round::Failed((failed, error)) => return Err(self.one(failed).failed(error)),
+                }
+            }
+            if self.enter(scope, &outer, &mut guards) {
+                guards.sort_by_key(|(at, _)| *at);
+                let mut guards = guards.into_iter().map(|(_, guard)| guard);
+                if let Some(first) = guards.next() {
+                    return Ok(MultiGuard::new(first, guards));
+                }
+            }
+        }
+    }
+
+    /// The same call for one of the keys alone.
+    fn one(&self, at: usize) -> acquire::Attempt {
+        acquire::Attempt {
+            handle: self.first.handle.clone(),
+            key: self.keys[at].clone(),
+            options: self.first.options.clone(),
+            ..self.first
+        }
+    }
+
+    /// The keys that the asker's frames hold, and the others.
+    fn by_frames(&self, scope: &Scope) -> (Vec<usize>, Vec<usize>) {
+        let (client, kind) = (self.first.handle.shared(), self.first.options.kind);
+        (0..self.keys.len()).partition(|at| scope.nearest(client, kind, &self.keys[*at]).is_some())
+    }
+
+    /// Enters the holds that enclose the asker; not so if something has changed since they were looked for.
+    fn enter(&self, scope: &Scope, outer: &[usize], guards: &mut Vec<At<LockGuard>>) -> bool {
+        outer.iter().all(|at| {
+            let entered = self.one(*at).enter(scope);
+            let is_inside = entered.is_some();
+            guards.extend(entered.map(|guard| (*at, guard)));
+            is_inside
+        })
+    }
+}
+
+/// What one who has the turn at a key asks the store for.
+struct AllOf<'a> {
+    attempt: &'a Attempt,
+    /// The key.
+    at: usize,
+    /// All that no frame holds.
+    rest: &'a [usize],
+}
+
+impl AllOf<'_> {
+    fn ask(&self, handed: u32) -> impl Future<Output = Result<Round, BackendError>> + Send + use<> {
+        let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
+        if let [only] = &mut groups[..] {
+            // The first that is busy is told, and one who stays where it waits keeps its place.
+            only.sort_by_key(|(of, _)| *of != self.at);
+        }
+        let mut groups = groups.into_iter();
+        // Takes its place in line now, and not when polled.
+        let first = Step::new(groups.next().unwrap_or_default(), handed);
+        let handle = &self.attempt.first.handle;
+        handle.carry(look(first, groups, handed))
+    }
+}
+
+impl Goal for AllOf<'_> {
+    type Got = Round;
+
+    /// Nothing: the others would have to be asked for with one in the hand.
+    fn wanted(&self) -> Option<Wanted> {
+        None
+    }
+
+    fn look(&self, handed: u32) -> impl Future<Output = Result<Look<Round>, BackendError>> + Send {
+        let (at, round) = (self.at, self.ask(handed));
+        async move {
+            Ok(match round.await? {
+                Round::Busy((busy, remaining)) if busy == at => Look::Busy(remaining),
+                round => Look::Got(round),
+            })
+        }
+    }
+
+    fn handed_over(&self, guard: LockGuard) -> Round {
+        // Never offered, as it is not wanted. To ask again is always right.
+        drop(guard);
+        Round::Busy((self.at, None))
+    }
+
+    fn guard<'g>(&self, got: &'g Round) -> Option<&'g LockGuard> {
+        let Round::All(guards) = got else { return None };
+        let own = guards.iter().find(|(at, _)| *at == self.at);
+        own.map(|(_, guard)| guard)
+    }
+
+    fn is_held(got: &Round) -> bool {
+        let Round::All(guards) = got else { return true };
+        guards.iter().all(|(_, guard)| guard.is_held())
+    }
+}

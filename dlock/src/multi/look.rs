@@ -1,0 +1,191 @@
+//! One look at the store for several keys: all of them are had, or none.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::acquire::Attempt;
+use crate::backend::{
+    AcquireAllReply, AcquireReply, BackendError, DynBackend, Lane, Reason, RenewRequest, Renewal,
+};
+use crate::clock;
+use crate::guard::LockGuard;
+use crate::question::Question;
+
+/// Something about the key at this place among all keys of the call.
+pub(super) type At<T> = (usize, T);
+
+/// Keys that can be had in one step.
+pub(super) type Group = Vec<At<Attempt>>;
+
+/// What a look brought.
+pub(super) enum Round {
+    /// All of them.
+    All(Vec<At<LockGuard>>),
+    /// None: this one is busy.
+    Busy(At<Option<Duration>>),
+    /// None: this one cannot be had.
+    Failed(At<BackendError>),
+}
+
+/// Puts keys into groups, each of which takes one step. The groups stand in the order of their first keys.
+pub(super) fn groups(keys: impl Iterator<Item = At<Attempt>>) -> Vec<Group> {
+    let mut groups: Vec<(Option<u32>, Group)> = Vec::new();
+    for (at, one) in keys {
+        let backend = &one.handle.shared().backend;
+        let number = backend.together(one.options.kind, &one.key);
+        let group = groups
+            .iter_mut()
+            .find(|(of, _)| number.is_some() && *of == number);
+        match group {
+            Some((_, group)) => group.push((at, one)),
+            None => groups.push((number, vec![(at, one)])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// A step that has its place in line.
+pub(super) struct Step {
+    questions: Vec<At<Question>>,
+    answer: Pin<Box<dyn Future<Output = Result<AcquireAllReply, BackendError>> + Send>>,
+}
+
+impl Step {
+    pub(super) fn new(group: Group, handed: u32) -> Step {
+        let question = |(at, one): At<Attempt>| (at, Question::new(&one, handed));
+        let questions: Vec<_> = group.into_iter().map(question).collect();
+        let requests = questions.iter().map(|(_, question)| question.request.clone());
+        let answer: Pin<Box<dyn Future<Output = _> + Send>> = match &questions[..] {
+            [(_, only)] => {
+                let step = only.backend().acquire(only.request.clone());
+                Box::pin(async move { step.await.map(alone) })
+            }
+            [(_, first), ..] => first.backend().acquire_all(requests.collect()),
+            [] => Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
+                tokens: Vec::new(),
+            }))),
+        };
+        Step { questions, answer }
+    }
+}
+
+/// The answer to one as the answer to all.
+fn alone(reply: AcquireReply) -> AcquireAllReply {
+    match reply {
+        AcquireReply::Acquired {
+            first_token,
+            last_token,
+        } => AcquireAllReply::Acquired {
+            tokens: vec![(first_token, last_token)],
+        },
+        in_the_way => AcquireAllReply::Busy {
+            at: 0,
+            remaining: in_the_way.busy_for(),
+        },
+    }
+}
+
+/// Takes one group after the other, as long as nobody is in the way.
+pub(super) async fn look(
+    first: Step,
+    others: impl Iterator<Item = Group>,
+    handed: u32,
+) -> Result<Round, BackendError> {
+    let mut taken = Taken::default();
+    let mut step = first;
+    let mut others = others.peekable();
+    let in_one_step = others.peek().is_none();
+    loop {
+        let Step { questions, answer } = step;
+        match answer.await {
+            Ok(AcquireAllReply::Acquired { tokens }) => {
+                let granted = questions.into_iter().zip(tokens);
+                taken
+                    .0
+                    .extend(granted.map(|((at, question), tokens)| (at, (question, tokens))));
+            }
+            Ok(AcquireAllReply::Busy { at, remaining }) => {
+                return Ok(Round::Busy((place(&questions, at), remaining)));
+            }
+            Ok(AcquireAllReply::Failed { at, error }) => return failed(place(&questions, at), error),
+            Err(error) => {
+                questions.iter().for_each(|(_, question)| question.failed(&error));
+                return failed(place(&questions, 0), error);
+            }
+        }
+        match others.next() {
+            Some(group) => step = Step::new(group, handed),
+            None => break,
+        }
+    }
+    if !in_one_step {
+        taken.begin_now().await?;
+    }
+    taken.guards().map(Round::All)
+}
+
+fn place(questions: &[At<Question>], at: usize) -> usize {
+    questions.get(at).map_or(0, |(at, _)| *at)
+}
+
+/// What passes is tried again, everything else is told of the key that it is about.
+fn failed(at: usize, error: BackendError) -> Result<Round, BackendError> {
+    match error.is_passing() {
+        true => Err(error),
+        false => Ok(Round::Failed((at, error))),
+    }
+}
+
+/// What the store has granted so far, and its tokens. Dropped, it is given back.
+#[derive(Default)]
+struct Taken(Vec<At<(Question, (u64, u64))>>);
+
+impl Taken {
+    /// Has the leases that are fixed begin now, so that all end at the same time.
+    async fn begin_now(&mut self) -> Result<(), BackendError> {
+        let sent = clock::now();
+        let mut lanes: BTreeMap<Lane, Vec<RenewRequest>> = BTreeMap::new();
+        let mut store: Option<Arc<dyn DynBackend>> = None;
+        for (_, (question, _)) in &mut self.0 {
+            if let Some(request) = question.begin_anew(sent) {
+                let backend = store.insert(question.backend());
+                lanes.entry(backend.lane(&request.key)).or_default().push(request);
+            }
+        }
+        let Some(store) = store else { return Ok(()) };
+        let steps = lanes.into_values().map(|requests| store.clone().renew(requests));
+        for answers in join_all(steps).await {
+            for answer in answers? {
+                if answer? == Renewal::Gone {
+                    return Err(BackendError::not_done(
+                        Reason::Unreachable,
+                        "the lease of one lock had run out before the last was had",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn guards(mut self) -> Result<Vec<At<LockGuard>>, BackendError> {
+        let granted = std::mem::take(&mut self.0).into_iter();
+        // All of them, so that those are given back which are held, when one is not.
+        let guards: Vec<_> = granted
+            .map(|(at, (question, tokens))| question.granted(tokens).map(|guard| (at, guard)))
+            .collect();
+        guards.into_iter().collect()
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        for (_, (question, _)) in &self.0 {
+            question.undo();
+        }
+    }
+}
