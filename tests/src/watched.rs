@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use dlock::{Kind, LockKey};
 use tokio::sync::broadcast;
@@ -24,6 +24,8 @@ pub struct Watched {
 pub struct Seen {
     /// Acquire steps.
     pub acquires: AtomicUsize,
+    /// Several locks can be had in one step, which is one acquire step.
+    pub together: AtomicBool,
     /// Release steps.
     pub releases: AtomicUsize,
     /// Renewals of single grants.
@@ -45,6 +47,7 @@ impl Watched {
     pub fn new(memory: MemoryBackend) -> Watched {
         let seen = Seen {
             acquires: AtomicUsize::new(0),
+            together: AtomicBool::new(false),
             releases: AtomicUsize::new(0),
             renewals: AtomicUsize::new(0),
             renew_calls: AtomicUsize::new(0),
@@ -153,6 +156,19 @@ impl Backend for Watched {
 
     fn lane(&self, key: &LockKey) -> Lane {
         Lane(lane(key))
+    }
+
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        let together = self.seen.together.load(Ordering::SeqCst);
+        together.then(|| Backend::together(&self.memory, kind, key))?
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        self.seen.acquires.fetch_add(1, Ordering::SeqCst);
+        self.on_its_way(Backend::acquire_all(self.inner(), requests))
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

@@ -18,11 +18,11 @@ use self::kinds::KindStep;
 pub(crate) use self::node::Done;
 use self::node::Node;
 use self::pubsub::PubSub;
-use self::script::Call;
 pub(crate) use self::script::{Answer, Response, Verb};
+use self::script::{Call, OneAcquire};
 use super::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
+    Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::builder::Common;
 use crate::record::redis::RedisRecords;
@@ -194,6 +194,37 @@ impl Backend for RedisBackend {
                 }),
                 Answer::Busy { remaining } => Ok(AcquireReply::Busy { remaining }),
                 Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
+        matches!(kind, Kind::Lock | Kind::Read | Kind::Write).then_some(0)
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        let one = |request: AcquireRequest| OneAcquire::new(self.name(&request.key), request);
+        let all: Vec<_> = requests.into_iter().map(one).collect();
+        let first = all.first().map(|one| one.key.clone());
+        let step = first.map(|key| self.step_on(key, Verb::All(all)));
+        async move {
+            let Some(step) = step else {
+                return Ok(AcquireAllReply::Acquired { tokens: Vec::new() });
+            };
+            match step.await?.answer {
+                Answer::All(tokens) => Ok(AcquireAllReply::Acquired { tokens }),
+                Answer::None { at, answer } => match *answer {
+                    Ok(Answer::Busy { remaining }) => Ok(AcquireAllReply::Busy { at, remaining }),
+                    Ok(other) => Err(strange(&other)),
+                    Err(error) if error.outcome == Outcome::NotDone => {
+                        Ok(AcquireAllReply::Failed { at, error })
+                    }
+                    Err(error) => Err(error),
+                },
                 other => Err(strange(&other)),
             }
         }

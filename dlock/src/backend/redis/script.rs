@@ -18,6 +18,7 @@ const TEXT: &str = concat!(
     include_str!("lua/records.lua"),
     include_str!("lua/quorum.lua"),
     include_str!("lua/read_write.lua"),
+    include_str!("lua/several.lua"),
     include_str!("lua/run.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
@@ -36,6 +37,27 @@ pub(super) struct Call {
     /// Of an acquire on a member of a quorum: how long that has to have been up with its data, or else it
     /// abstains.
     pub(super) vote_after: Option<Duration>,
+}
+
+/// One lock among several that are acquired at once.
+#[derive(Debug, Clone)]
+pub(crate) struct OneAcquire {
+    /// The key as the server knows it.
+    pub(crate) key: Arc<str>,
+    pub(crate) grant: GrantId,
+    tokens: u32,
+    step: KindStep,
+}
+
+impl OneAcquire {
+    pub(crate) fn new(key: Arc<str>, request: AcquireRequest) -> OneAcquire {
+        OneAcquire {
+            key,
+            grant: request.grant,
+            tokens: request.tokens.max(1),
+            step: KindStep::Acquire(request),
+        }
+    }
 }
 
 /// One renewal among many.
@@ -58,6 +80,8 @@ pub(crate) enum Verb {
         /// Until when the key stays taken.
         keep_until: Option<Instant>,
     },
+    /// All of these or none: never none of them are asked for.
+    All(Vec<OneAcquire>),
     /// Renewals of plain locks, of which each has an answer of its own: never none.
     Renew {
         all: Vec<OneRenewal>,
@@ -109,6 +133,13 @@ pub(crate) enum Answer {
     Busy {
         remaining: Option<Duration>,
     },
+    /// The first and the last token of each of several.
+    All(Vec<(u64, u64)>),
+    /// None of several, because of what was answered to the one at this place.
+    None {
+        at: usize,
+        answer: Box<Result<Answer, BackendError>>,
+    },
     Released {
         /// How many heard of it; `None` when the server forbids to tell.
         heard: Option<u64>,
@@ -146,13 +177,21 @@ pub(crate) enum Answer {
     NotOwner,
 }
 
+impl Answer {
+    /// Whether somebody else was in the way.
+    pub(super) fn is_busy(&self) -> bool {
+        match self {
+            Answer::Busy { .. } | Answer::Running { .. } => true,
+            Answer::None { answer, .. } => answer.as_ref().as_ref().is_ok_and(Answer::is_busy),
+            _ => false,
+        }
+    }
+}
+
 impl Call {
     /// Whether sending it twice does no more than sending it once.
     pub(super) fn is_repeatable(&self) -> bool {
-        !matches!(
-            self.verb,
-            Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)) | Verb::Force
-        )
+        !self.is_acquire() && !matches!(self.verb, Verb::Force)
     }
 
     /// The grant that this releases.
@@ -164,20 +203,21 @@ impl Call {
         }
     }
 
-    /// The grant that this acquires.
-    pub(super) fn acquires(&self) -> Option<GrantId> {
-        match &self.verb {
-            Verb::Acquire { grant, .. } => Some(*grant),
-            Verb::As(step) => step.acquires(),
-            _ => None,
-        }
+    /// Whether it takes locks.
+    pub(super) fn is_acquire(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)) | Verb::All(_)
+        )
     }
 
-    /// The id under which this takes something: what may then have to be given back.
-    pub(super) fn takes(&self) -> Option<String> {
-        match self.acquires() {
-            Some(grant) => Some(grant.to_string()),
-            None => self.claims().map(str::to_owned),
+    /// The ids under which this takes something: what may then have to be given back.
+    pub(super) fn takes(&self) -> Vec<String> {
+        match &self.verb {
+            Verb::Acquire { grant, .. } => vec![grant.to_string()],
+            Verb::As(step) => step.acquires().iter().map(GrantId::to_string).collect(),
+            Verb::All(all) => all.iter().map(|one| one.grant.to_string()).collect(),
+            _ => self.claims().map(str::to_owned).into_iter().collect(),
         }
     }
 
@@ -206,33 +246,42 @@ impl Call {
 
     /// Whether it begins something: then it can be refused where too many wait already.
     pub(super) fn may_be_turned_away(&self) -> bool {
-        matches!(
-            self.verb,
-            Verb::Acquire { .. }
-                | Verb::As(KindStep::Acquire(_))
-                | Verb::Claim(_)
-                | Verb::Inspect
-                | Verb::Force
-        )
+        self.is_acquire() || matches!(self.verb, Verb::Claim(_) | Verb::Inspect | Verb::Force)
     }
 
     /// How many locks it is about.
     pub(super) fn width(&self) -> usize {
         match &self.verb {
             Verb::Renew { all, .. } => all.len(),
+            Verb::All(all) => all.len(),
             _ => 1 + usize::from(self.vote_after.is_some()),
         }
     }
 
     /// The keys that it is about.
     fn keys(&self) -> impl Iterator<Item = &str> {
-        let (one, many) = match &self.verb {
-            Verb::Renew { all, .. } => (None, &all[..]),
-            _ => (Some(&*self.key), &[][..]),
+        let (renewals, acquires, one) = match &self.verb {
+            Verb::Renew { all, .. } => (&all[..], &[][..], None),
+            Verb::All(all) => (&[][..], &all[..], None),
+            _ => (&[][..], &[][..], Some(&*self.key)),
         };
+        let renewals = renewals.iter().map(|one| &*one.key);
+        let acquires = acquires.iter().map(|one| &*one.key);
         let voter = self.vote_after.map(|_| VOTER);
-        let many = many.iter().map(|one| &*one.key);
-        voter.into_iter().chain(one).chain(many)
+        voter.into_iter().chain(one).chain(renewals).chain(acquires)
+    }
+
+    /// How many locks it acquires, and the fencing tokens that it wants for them in all.
+    fn wants(&self) -> (u32, u64) {
+        match &self.verb {
+            Verb::Acquire { tokens, .. } | Verb::As(KindStep::Acquire(AcquireRequest { tokens, .. })) => {
+                (1, u64::from((*tokens).max(1)))
+            }
+            Verb::All(all) => all.iter().fold((0, 0), |(count, tokens), one| {
+                (count + 1, tokens + u64::from(one.tokens))
+            }),
+            _ => (0, 0),
+        }
     }
 
     /// How many bytes it adds to a call, beside what every step has.
@@ -258,6 +307,12 @@ impl Call {
                 cmd.arg("release").arg(id(*grant, &mut [0; 57]));
                 cmd.arg(millis(left(*keep_until)));
                 cmd.arg(channel(&self.key));
+            }
+            Verb::All(all) => {
+                cmd.arg("all").arg(all.len());
+                for one in all {
+                    one.step.write(&one.key, cmd);
+                }
             }
             Verb::Renew { all, lease } => {
                 cmd.arg("renew").arg(millis(*lease)).arg(all.len());
@@ -363,11 +418,10 @@ pub(super) fn call<'a>(by: By, run_id: &str, steps: impl Iterator<Item = (&'a Ca
     for (step, refuse_after) in steps.clone() {
         count += step.width();
         size += step.weight() + step.keys().map(str::len).sum::<usize>();
-        if let Verb::Acquire { tokens: wanted, .. }
-        | Verb::As(KindStep::Acquire(AcquireRequest { tokens: wanted, .. })) = &step.verb
-        {
-            acquires += 1;
-            tokens += u64::from((*wanted).max(1));
+        let (locks, wanted) = step.wants();
+        if locks > 0 {
+            acquires += locks;
+            tokens += wanted;
             late = late.max(refuse_after);
         }
     }
@@ -502,6 +556,19 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         "busy" => Ok(Answer::Busy { remaining: ttl(1)? }),
         "abstains" => Ok(Answer::Abstains {
             votes_in: Duration::from_millis(num(1)?),
+        }),
+        "all" => {
+            let mut tokens = Vec::with_capacity(words.len() / 2);
+            for at in (1..words.len()).step_by(2) {
+                let first = num(at)?;
+                let last = first + num(at + 1)?.checked_sub(1).ok_or_else(strange)?;
+                tokens.push((first, last));
+            }
+            Ok(Answer::All(tokens))
+        }
+        "none" => Ok(Answer::None {
+            at: usize::try_from(num(1)?).map_err(|_| strange())?,
+            answer: Box::new(read_answer(word(2)?)),
         }),
         "late" => Err(BackendError::not_done(
             Reason::Unreachable,

@@ -3,8 +3,6 @@
 
 local replies = { now }
 local late = now > tonumber(ARGV[1])
--- Acquires from the present one on.
-local acquires = tonumber(ARGV[2])
 
 -- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
 -- after a flush the clock alone must be ahead of every token ever given. Where there is no last token, it may
@@ -37,6 +35,7 @@ local function add_steps()
   add_record_steps()
   add_quorum_steps()
   add_read_write_steps()
+  add_several_steps()
 end
 
 -- What became of an acquire that is not as simple as it should be.
@@ -45,12 +44,6 @@ local function busy(key, left)
   -- It may have ended since its time was asked for.
   if not holder_of(key) then return -2 end
   return -2 - left
-end
-
--- As `lease` could not be set: nothing stays.
-local function undo(key, grant, reply)
-  if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
-  return { 'failed', tostring(reply.err) }
 end
 
 local at, step, filled = 4, 1, 1
@@ -120,6 +113,15 @@ while what do
     reply = others or 1
     step = step + count - 1
     at = at + 1 + count
+  elseif what == 'all' then
+    if not steps then add_steps() end
+    local count, first = tonumber(ARGV[at + 1]), at + 2
+    at = first
+    for _ = 1, count do at = at + 2 + ARGV[at + 1] end
+    local after = acquires - count
+    reply = (late or abstains) and { 'late' } or attempt(steps.all, step, count, first)
+    acquires, abstains = after, false
+    step = step + count - 1
   else
     if not steps then add_steps() end
     local count = tonumber(ARGV[at + 1])

@@ -1,7 +1,7 @@
 -- Steps on locks and on records, several in one call. Each step is atomic by itself and harms no other:
 -- whatever goes wrong with it is its own answer. run.lua takes them all in turn and has the three steps that
--- are most of the work; the rarer ones on locks stand here, those on records in records.lua. The three files
--- are one script.
+-- are most of the work; the rarer ones on locks stand here, those on records in records.lua, those on several
+-- locks at once in several.lua. All files are one script.
 --
 -- KEYS[1]      the fence of this server: the last fencing token that was given
 -- KEYS[1 + i]  the lock or record of step i
@@ -10,7 +10,7 @@
 -- ARGV[3]      how many fencing tokens they want in all
 -- ARGV[4...]   for each step its name and its arguments:
 --                acquire GRANT LEASE-ms TOKENS | release GRANT KEEP-ms CHANNEL |
---                renew LEASE-ms COUNT GRANT... (it has as many keys as grants)
+--                renew LEASE-ms COUNT GRANT... (it has as many keys as grants) | all, see several.lua
 --                any other: the number of its arguments, its arguments
 --
 -- Reply: { server time in µs, answer of step 1, answer of step 2, ... }. Common answers are numbers:
@@ -106,10 +106,18 @@ local function last_token()
   return tonumber(last or 0) or error({ failed = fence .. ' does not hold a fencing token' })
 end
 
+-- As `lease` could not be set, or another lock not be had: nothing stays.
+local function undo(key, grant, reply)
+  if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
+  return { 'failed', reply and tostring(reply.err) }
+end
+
 -- The steps that run.lua does not have itself, when one of them comes; and those that acquire a lock of
 -- another kind than the plain one: they count as acquires, and refuse themselves when they are late.
 local steps
 local acquire_as = {}
+-- Acquires from the present one on, the present one not counted any more.
+local acquires = tonumber(ARGV[2])
 -- The next fencing token, and the last of those that were reserved for the acquires of this call.
 local token, last
 -- Whether this server, as a member of a quorum, has no say in the acquire that comes next.

@@ -297,9 +297,9 @@ impl Actor {
                     step.seat = None;
                     step.sent += 1;
                     // Acquires have one time in common.
-                    step.refuse_after = refuse(match step.call.acquires() {
-                        Some(_) => until,
-                        None => step.deadline,
+                    step.refuse_after = refuse(match step.call.is_acquire() {
+                        true => until,
+                        false => step.deadline,
                     });
                 }
                 let cmd = script::call(

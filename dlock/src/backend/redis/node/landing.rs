@@ -75,10 +75,10 @@ impl Actor {
     /// Answers a step with a failure, and remembers what may yet take effect.
     fn fail(&mut self, step: &mut Step, mut error: BackendError) {
         step.admit(&mut error);
-        if error.outcome == Outcome::Unknown
-            && let Some(id) = step.call.takes()
-        {
-            self.unsettled.remember(&id, step.refuse_after);
+        if error.outcome == Outcome::Unknown {
+            for id in step.call.takes() {
+                self.unsettled.remember(&id, step.refuse_after);
+            }
         }
         let Some(reply) = step.reply.take() else { return };
         if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
@@ -186,11 +186,11 @@ impl Actor {
             if step.reply.is_some() {
                 self.remember_claim(&step);
                 again.push(step);
-            } else if step.sent == 0
-                && let Some(id) = step.call.takes()
-            {
+            } else if step.sent == 0 {
                 // Failed meanwhile, and this was the only copy.
-                self.unsettled.settle(&id);
+                for id in step.call.takes() {
+                    self.unsettled.settle(&id);
+                }
             }
         }
         again
@@ -208,7 +208,7 @@ impl Actor {
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
                 // It may have come before a release of our own that stood before it in the line.
-                Ok(Answer::Busy { .. } | Answer::Running { .. }) => overtook,
+                Ok(answer) if answer.is_busy() => overtook,
                 _ => false,
             };
             if once_more && step.reply.is_some() {

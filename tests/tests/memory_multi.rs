@@ -1,0 +1,393 @@
+//! Several locks at once by a paused clock: on a store that grants them in one step, and on one that grants one at a
+//! time. What time does, and what is left when an acquire is dropped or fails half way.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::testing::{Fault, Step, TestStore};
+use dlock::{Error, HoldState, LockClient, Loss, MultiLock};
+use dlock_tests::Watched;
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+/// How long an answer of the store is on its way.
+const WAY: Duration = Duration::from_millis(20);
+
+/// The paused clock, and a virtual limit.
+fn paused(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(7200), test)
+            .await
+            .expect("a dead-lock");
+    });
+}
+
+struct Setting {
+    store: MemoryBackend,
+    watched: Watched,
+    /// One whose answers take a while.
+    a: LockClient,
+    /// One beside it.
+    b: LockClient,
+}
+
+/// With and without a step that takes several.
+async fn setting(together: bool) -> Setting {
+    let store = MemoryBackend::new();
+    let watched = Watched::new(store.clone());
+    watched.seen().together.store(together, SeqCst);
+    watched
+        .seen()
+        .slow_answers
+        .store(WAY.as_millis() as usize, SeqCst);
+    let a = LockClient::builder().backend(watched.clone()).build().await;
+    let b = LockClient::builder().backend(store.clone()).build().await;
+    let (a, b) = (a.unwrap(), b.unwrap());
+    Setting { store, watched, a, b }
+}
+
+impl Setting {
+    async fn assert_clean(&self, case: &str) {
+        sleep(10 * WAY).await;
+        assert!(self.store.is_empty(), "{case}: a lock is left");
+        assert_eq!(self.store.watched(), 0, "{case}: a watch is left");
+        for client in [&self.a, &self.b] {
+            assert_eq!((client.held(), client.waited_for()), (0, 0), "{case}");
+        }
+    }
+}
+
+#[test]
+fn three_locks_are_one_step_where_the_store_can_and_one_each_where_it_cannot() {
+    for (together, steps) in [(true, 1), (false, 3)] {
+        paused(async {
+            let setting = setting(together).await;
+            let started = Instant::now();
+            let guard = setting.a.multi(["c", "a", "b"]).acquire().await.unwrap();
+            assert_eq!(setting.watched.seen().acquires.load(SeqCst), steps);
+            assert_eq!(started.elapsed(), WAY * steps as u32);
+            guard.release().await.unwrap();
+            // All releases are on their way at once.
+            assert_eq!(started.elapsed(), WAY * (steps as u32 + 1));
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+#[test]
+fn one_that_is_busy_costs_the_others_nothing_or_a_moment() {
+    for together in [true, false] {
+        paused(async {
+            let setting = setting(together).await;
+            let busy = setting.b.lock("c").acquire().await.unwrap();
+            let error = setting.a.multi(["a", "b", "c"]).try_acquire().await.unwrap_err();
+            assert!(error.is_busy(), "{error}");
+            let releases = setting.watched.seen().releases.load(SeqCst);
+            assert_eq!(releases, if together { 0 } else { 2 });
+            // What was had is given back when the answer is there, not some time later.
+            drop(setting.b.multi(["a", "b"]).try_acquire().await.unwrap());
+            drop(busy);
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+#[test]
+fn a_fixed_lease_begins_when_the_last_is_had_and_is_counted_once() {
+    for together in [true, false] {
+        paused(async {
+            let setting = setting(together).await;
+            // Time passes while one is busy, and several looks are taken; none of it goes into the lease.
+            let busy = setting.b.lock("b").lease(7 * SEC).acquire().await.unwrap();
+            let waiter = tokio::spawn(setting.a.multi(["a", "b", "c"]).lease(1500 * MS).acquire());
+            sleep(2 * SEC).await;
+            busy.release().await.unwrap();
+            let guard = waiter.await.unwrap().unwrap();
+            let had = Instant::now();
+            assert!(!guard.is_renewed());
+            let remaining = guard.remaining();
+            // Less the way of one answer, and the margin.
+            assert!(
+                remaining <= 1500 * MS && remaining >= 1500 * MS - WAY - 20 * MS,
+                "{remaining:?}"
+            );
+            for key in ["a", "b", "c"] {
+                let left = setting.b.inspect(key).await.unwrap().unwrap().remaining.unwrap();
+                assert!(left <= 1500 * MS && left >= 1500 * MS - WAY, "{key}: {left:?}");
+            }
+            assert_eq!(guard.lost().await, ("a".into(), Loss::Expired));
+            assert!(had.elapsed() <= 1500 * MS, "{:?}", had.elapsed());
+            let next = setting
+                .b
+                .multi(["a", "b", "c"])
+                .wait(SEC)
+                .acquire()
+                .await
+                .unwrap();
+            assert!(had.elapsed() <= 1510 * MS, "{:?}", had.elapsed());
+            assert!(guard.release().await.unwrap_err().is_lost());
+            assert!(next.is_held());
+            drop(next);
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+#[test]
+fn a_renewed_lease_is_kept_up_for_all_and_ends_for_all_by_max_hold() {
+    for together in [true, false] {
+        paused(async {
+            let setting = setting(together).await;
+            let lock = setting
+                .a
+                .multi(["a", "b"])
+                .renewed_lease(3 * SEC)
+                .max_hold(60 * SEC);
+            let had = Instant::now();
+            let guard = lock.acquire().await.unwrap();
+            sleep(50 * SEC).await;
+            assert_eq!(guard.state(), HoldState::Held);
+            assert!(guard.is_renewed() && guard.remaining() > SEC);
+            let (key, loss) = guard.lost().await;
+            assert_eq!((key.as_str(), loss), ("a", Loss::MaxHold));
+            assert!(had.elapsed() > 59 * SEC && had.elapsed() <= 60 * SEC);
+            drop(guard);
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+#[test]
+fn min_hold_keeps_all_of_them_taken() {
+    for together in [true, false] {
+        paused(async {
+            let setting = setting(together).await;
+            let guard = setting
+                .a
+                .multi(["a", "b"])
+                .min_hold(10 * SEC)
+                .acquire()
+                .await
+                .unwrap();
+            // From here on, and for the one that was had first as well.
+            let had = Instant::now();
+            guard.release().await.unwrap();
+            for key in ["a", "b"] {
+                let left = setting.b.inspect(key).await.unwrap().unwrap().remaining.unwrap();
+                let kept = had.elapsed() + left;
+                assert!(kept <= 10 * SEC && kept + 2 * WAY >= 10 * SEC, "{key}: {kept:?}");
+            }
+            setting
+                .b
+                .multi(["a", "b"])
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+            assert!(had.elapsed() + 2 * WAY >= 10 * SEC && had.elapsed() < 11 * SEC);
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+/// Polls an acquire up to `n` times with room for everybody else in between, then drops it. Whether it was done before.
+async fn polled(lock: &MultiLock, n: usize) -> bool {
+    let mut acquire = pin!(lock.acquire());
+    for _ in 0..n {
+        let mut done = false;
+        std::future::poll_fn(|cx| {
+            done = acquire.as_mut().poll(cx).is_ready();
+            Poll::Ready(())
+        })
+        .await;
+        if done {
+            return true;
+        }
+        sleep(WAY / 4).await;
+    }
+    false
+}
+
+#[test]
+fn rule_19_dropped_at_any_poll_it_leaves_nothing() {
+    const MOST: usize = 40;
+    for together in [true, false] {
+        for busy in [None, Some("a"), Some("b"), Some("c")] {
+            for second_in_line in [false, true] {
+                paused(async {
+                    let mut done = false;
+                    for n in 0..MOST {
+                        let case = format!("together {together}, busy {busy:?}, {second_in_line}, {n} polls");
+                        let setting = setting(together).await;
+                        let guard = match busy {
+                            Some(key) => Some(setting.b.lock(key).acquire().await.unwrap()),
+                            None => None,
+                        };
+                        let first = (second_in_line && busy.is_some())
+                            .then(|| tokio::spawn(setting.a.multi(["a", "b", "c"]).acquire()));
+                        tokio::task::yield_now().await;
+                        done = polled(&setting.a.multi(["c", "b", "a"]), n).await;
+                        assert!(!(done && busy.is_some()), "{case}: two holders");
+                        drop(guard);
+                        if let Some(first) = first {
+                            drop(first.await.unwrap().unwrap());
+                        }
+                        setting.assert_clean(&case).await;
+                    }
+                    assert_eq!(done, busy.is_none());
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
+    for together in [true, false] {
+        paused(async {
+            for n in 0..10 {
+                let setting = setting(together).await;
+                let guard = setting.b.lock("b").acquire().await.unwrap();
+                let first = tokio::spawn(setting.a.multi(["a", "b"]).acquire());
+                sleep(10 * WAY).await;
+                let second = tokio::spawn(setting.a.lock("b").acquire());
+                sleep(10 * WAY).await;
+                drop(guard);
+                // It has heard of the release, or is asking, or has it.
+                sleep(WAY / 3 * n).await;
+                first.abort();
+                drop(first.await);
+                let before = Instant::now();
+                second.await.unwrap().unwrap().release().await.unwrap();
+                assert!(before.elapsed() < 10 * WAY, "{n}: {:?}", before.elapsed());
+                setting.assert_clean("").await;
+            }
+        });
+    }
+}
+
+#[test]
+fn whatever_fails_half_way_nothing_stays() {
+    let faults = [
+        Fault::Unreachable,
+        Fault::RequestLost,
+        Fault::AnswerLost,
+        Fault::Refused,
+    ];
+    for fault in faults {
+        paused(async {
+            let store = TestStore::new();
+            let (a, b) = (store.client(), store.client());
+            store.fail_next(Step::Acquire, fault);
+            let error = a.multi(["a", "b"]).try_acquire().await.unwrap_err();
+            assert!(error.is_unavailable(), "{fault:?}: {error}");
+            sleep(SEC).await;
+            assert_eq!(store.held(), 0, "{fault:?}");
+            // Who waits goes on where that makes sense.
+            store.fail_next(Step::Acquire, fault);
+            let outcome = a.multi(["a", "b"]).acquire().await;
+            match fault {
+                Fault::Refused => assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}"),
+                _ => drop(outcome.unwrap()),
+            }
+            sleep(SEC).await;
+            assert_eq!((store.held(), store.watched()), (0, 0), "{fault:?}");
+            drop(b.multi(["a", "b"]).try_acquire().await.unwrap());
+        });
+    }
+}
+
+#[test]
+fn a_release_that_fails_for_one_is_repeated_and_the_others_are_free_at_once() {
+    paused(async {
+        let store = TestStore::new();
+        let (a, b) = (store.client(), store.client());
+        let guard = a.multi(["a", "b", "c"]).acquire().await.unwrap();
+        // The last goes first.
+        store.fail_next(Step::Release, Fault::Refused);
+        let error = guard.release().await.unwrap_err();
+        assert!(
+            matches!(&error, Error::Refused { what, .. } if what.contains("\"c\"")),
+            "{error}"
+        );
+        drop(b.multi(["a", "b"]).try_acquire().await.unwrap());
+        assert!(b.lock("c").try_acquire().await.unwrap_err().is_busy());
+        sleep(31 * SEC).await;
+        drop(b.lock("c").try_acquire().await.unwrap());
+
+        let guard = a.multi(["a", "b", "c"]).acquire().await.unwrap();
+        for _ in 0..2 {
+            store.fail_next(Step::Release, Fault::Refused);
+        }
+        let error = guard.release().await.unwrap_err();
+        let Error::NotReleased { failures, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(failures.len(), 2);
+        assert!(error.is_unavailable() && !error.is_lost());
+        drop(b.lock("a").try_acquire().await.unwrap());
+    });
+}
+
+#[test]
+fn a_token_tells_the_end_of_the_first_that_ends_also_of_holds_that_were_re_entered() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let (a, b) = (client.lock("a"), client.multi(["a", "b"]));
+        let test_store = store.clone();
+        a.run(|outer| async move {
+            let guard = b.acquire().await.unwrap();
+            let (token, held) = (guard.cancellation_token(), guard.held());
+            assert!(test_store.lose("b"));
+            token.cancelled().await;
+            assert!(!held.is_held() && outer.is_held());
+            assert!(guard.release().await.unwrap_err().is_lost());
+
+            let guard = b.acquire().await.unwrap();
+            let token = guard.cancellation_token();
+            drop(guard);
+            token.cancelled().await;
+            assert!(outer.is_held());
+        })
+        .await
+        .unwrap();
+        assert_eq!(store.held(), 0);
+    });
+}
+
+#[test]
+fn a_set_of_which_all_is_held_outside_asks_nobody() {
+    paused(async {
+        let setting = setting(true).await;
+        let (a, watched) = (setting.a.clone(), setting.watched.clone());
+        setting
+            .a
+            .multi(["a", "b"])
+            .run(|outer| async move {
+                let before = watched.seen().acquires.load(SeqCst);
+                let guard = a.multi(["b", "a"]).try_acquire().await.unwrap();
+                assert_eq!(watched.seen().acquires.load(SeqCst), before);
+                assert_eq!(guard.fencing_token("b"), outer.fencing_token_of("b"));
+                let token = guard.cancellation_token();
+                drop(guard);
+                // Nobody looks at that hold any more.
+                assert!(token.is_cancelled() && outer.is_held());
+            })
+            .await
+            .unwrap();
+        setting.assert_clean("").await;
+    });
+}
