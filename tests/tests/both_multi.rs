@@ -417,6 +417,34 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
+    async fn sets_of_readers_share_and_keep_writers_out(store: &Store) {
+        let (a, b) = two(store).await;
+        let read = |client: &LockClient, keys: [&str; 2]| client.multi(keys).kind(Kind::Read);
+        let write = |client: &LockClient, keys: [&str; 2]| client.multi(keys).kind(Kind::Write);
+        let one = read(&a, ["a", "b"]).try_acquire().await.unwrap();
+        let other = read(&b, ["b", "c"]).try_acquire().await.unwrap();
+        // It had the first of them, and gave it back.
+        let error = write(&b, ["Z", "a"]).try_acquire().await.unwrap_err();
+        assert!(matches!(&error, Error::NotAcquired { key, .. } if key.as_str() == "a"), "{error}");
+        drop(write(&a, ["Y", "Z"]).try_acquire().await.unwrap());
+        let writer = tokio::spawn(write(&b, ["a", "c"]).acquire());
+        eventually("it waits", || async { b.waited_for() == 1 }).await;
+        other.release().await.unwrap();
+        settle().await;
+        assert!(!writer.is_finished());
+        one.release().await.unwrap();
+        let writer = within(SOON, "the wake-up", writer).await.unwrap().unwrap();
+        // And likewise a reader that is kept out gives back what it had.
+        let error = read(&a, ["b", "c"]).try_acquire().await.unwrap_err();
+        assert!(matches!(&error, Error::NotAcquired { key, .. } if key.as_str() == "c"), "{error}");
+        drop(write(&b, ["Z", "b"]).try_acquire().await.unwrap());
+        let reader = tokio::spawn(read(&a, ["b", "c"]).acquire());
+        eventually("it waits", || async { a.waited_for() == 1 }).await;
+        writer.release().await.unwrap();
+        within(SOON, "the wake-up", reader).await.unwrap().unwrap().release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
     async fn rule_18_shutdown_ends_those_who_wait_and_those_who_hold(store: &Store) {
         let (a, b) = two(store).await;
         let guard = a.multi(["a", "b"]).acquire().await.unwrap();
