@@ -70,7 +70,6 @@ impl Hub {
     }
 
     /// From now on news of `name` are certain; its listeners look once.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn confirm(&self, name: &str) {
         let news = self.topics.lock().get_mut(name).map(|topic| {
             topic.live = true;

@@ -4,5 +4,5 @@
 
 #[test]
 fn a_wrong_key_explains_itself() {
-    trybuild::TestCases::new().compile_fail("tests/tower_ui/*.rs");
+    trybuild::TestCases::new().compile_fail("tests/tower/*.rs");
 }

@@ -5,10 +5,10 @@
 
 #[test]
 fn good_uses_compile_without_a_warning() {
-    trybuild::TestCases::new().pass("tests/ui/pass/*.rs");
+    trybuild::TestCases::new().pass("tests/macro/pass/*.rs");
 }
 
 #[test]
 fn mistakes_are_told_where_they_are() {
-    trybuild::TestCases::new().compile_fail("tests/ui/fail/*.rs");
+    trybuild::TestCases::new().compile_fail("tests/macro/fail/*.rs");
 }

@@ -4,5 +4,5 @@
 
 #[test]
 fn a_layer_without_a_caller_explains_itself() {
-    trybuild::TestCases::new().compile_fail("tests/idempotency_ui/*.rs");
+    trybuild::TestCases::new().compile_fail("tests/idempotency/*.rs");
 }
