@@ -1,5 +1,7 @@
 //! The way of an acquire: re-entry first, then this process's queue, then the store.
 
+mod fair;
+
 use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use crate::{Error, LockKey, clock, telemetry};
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 
 /// One call of acquire, or what a call for several keys says of one of them.
+#[derive(Clone)]
 pub(crate) struct Attempt {
     pub(crate) handle: Arc<Handle>,
     pub(crate) key: LockKey,
@@ -133,6 +136,9 @@ impl Attempt {
                 Look::Busy(remaining) => Err(wait.not_acquired(remaining)),
             };
         }
+        if self.options.kind.waits_in_store() {
+            return wait.in_store_queue().await;
+        }
         wait.in_turn().await
     }
 
@@ -176,7 +182,10 @@ impl Attempt {
     }
 
     pub(crate) fn handovers(&self) -> u32 {
-        self.options.local_handovers.unwrap_or(DEFAULT_HANDOVERS)
+        match self.options.kind.is_handed_on() {
+            true => self.options.local_handovers.unwrap_or(DEFAULT_HANDOVERS),
+            false => 0,
+        }
     }
 
     /// The lease that is asked for.
@@ -196,6 +205,35 @@ impl Attempt {
 
     pub(crate) fn failed(&self, error: BackendError) -> Error {
         error.into_error("the acquire of lock", &self.key)
+    }
+}
+
+/// The store's failures in a row: since when, and the last of them.
+#[derive(Default)]
+struct Failing(Option<(Instant, BackendError)>);
+
+impl Failing {
+    /// When the patience with the store is over.
+    fn until(&self, patience: Duration) -> Option<Instant> {
+        self.0.as_ref().map(|(since, _)| *since + patience)
+    }
+
+    /// The question that was asked then has failed too: how long to wait before the next one, or the failure
+    /// where asking again makes no sense.
+    fn again(
+        &mut self,
+        asked: Instant,
+        error: BackendError,
+        patience: Duration,
+    ) -> Result<Duration, BackendError> {
+        // Counted from the question that was the first to fail.
+        let since = self.0.as_ref().map_or(asked, |(since, _)| *since);
+        let failing_for = clock::now().saturating_duration_since(since);
+        if !error.is_passing() || failing_for >= patience {
+            return Err(error);
+        }
+        self.0 = Some((since, error));
+        Ok(jittered(Duration::from_millis(50) + failing_for / 4))
     }
 }
 
@@ -341,14 +379,12 @@ impl<G: Goal> Wait<'_, G> {
                 () = others_first => {}
             }
         }
-        let mut failing: Option<(Instant, BackendError)> = None;
+        let mut failing = Failing::default();
+        let patience = shared.settings.retry_for;
         let mut holder_until: Option<Instant> = None;
         let mut longest = Duration::ZERO;
         loop {
             let asked = clock::now();
-            let patience_ends = failing
-                .as_ref()
-                .map(|(since, _)| *since + shared.settings.retry_for);
             // What happened before the question is in the answer.
             turn.watch.iter_mut().for_each(crate::backend::Watch::seen);
             let look = tokio::select! {
@@ -356,7 +392,7 @@ impl<G: Goal> Wait<'_, G> {
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
                 look = self.goal.look(turn.handed) => look,
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
-                () = sleep_until(patience_ends) => return Err(self.gave_up(failing, holder_until)),
+                () = sleep_until(failing.until(patience)) => return Err(self.gave_up(failing, holder_until)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
@@ -368,7 +404,7 @@ impl<G: Goal> Wait<'_, G> {
                     return Ok(got);
                 }
                 Ok(Look::Busy(left)) => {
-                    failing = None;
+                    failing = Failing::default();
                     courtesies.came(&of);
                     // A store's word for "no end" may be more than a clock can take.
                     let left = left.filter(|left| *left <= LONGEST);
@@ -379,16 +415,9 @@ impl<G: Goal> Wait<'_, G> {
                     left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
                         .min(LONGEST_SLEEP)
                 }
-                Err(error) => {
-                    // Counted from the question that was the first to fail.
-                    let (since, _) = *failing.get_or_insert_with(|| (asked, error.clone()));
-                    let failing_for = clock::now().saturating_duration_since(since);
-                    if !error.is_passing() || failing_for >= shared.settings.retry_for {
-                        return Err(self.attempt.failed(error));
-                    }
-                    failing = Some((since, error));
-                    jittered(Duration::from_millis(50) + failing_for / 4)
-                }
+                Err(error) => failing
+                    .again(asked, error, patience)
+                    .map_err(|error| self.attempt.failed(error))?,
             };
             tokio::select! {
                 biased;
@@ -408,8 +437,8 @@ impl<G: Goal> Wait<'_, G> {
     }
 
     /// The wait, or the patience with the store, is over.
-    fn gave_up(&self, failing: Option<(Instant, BackendError)>, holder_until: Option<Instant>) -> Error {
-        match failing {
+    fn gave_up(&self, failing: Failing, holder_until: Option<Instant>) -> Error {
+        match failing.0 {
             Some((_, error)) => self.attempt.failed(error),
             None => {
                 let now = clock::now();

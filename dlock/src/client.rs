@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
-use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Outcome};
+use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Kind, Outcome};
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::courtesy::Courtesies;
 use crate::record::Records;
@@ -211,6 +211,26 @@ impl LockClient {
     /// Several locks at once, all of them or none; see [`MultiLock`]. Nothing is sent until they are acquired.
     pub fn multi<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
         MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
+    }
+
+    /// The fair lock of this name, which goes to those who wait in the order in which they came, across all
+    /// processes: [`lock`](Self::lock) of [`Kind::Fair`], where that is explained.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let guard = client.fair_lock("report").acquire().await?;
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub fn fair_lock(&self, key: impl Into<LockKey>) -> Lock {
+        self.lock(key).kind(Kind::Fair)
+    }
+
+    /// The lock of this name with the fencing tokens of Redisson's fenced lock: [`lock`](Self::lock) of
+    /// [`Kind::Fenced`], where that is explained.
+    pub fn fenced_lock(&self, key: impl Into<LockKey>) -> Lock {
+        self.lock(key).kind(Kind::Fenced)
     }
 
     /// The lease that locks of this client are renewed with.

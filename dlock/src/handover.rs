@@ -54,11 +54,14 @@ impl Chain {
     /// Of a grant that came from the store just now, by a step sent at `sent`.
     pub(crate) fn new(kind: Kind, handovers: u32, (first, last): (u64, u64), sent: Instant) -> Chain {
         let now = clock::now();
-        let goes_on = matches!(kind, Kind::Lock | Kind::Write);
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
         Chain {
             next_token: first.saturating_add(1),
-            left: if goes_on { handovers.min(tokens) } else { 0 },
+            left: if kind.is_handed_on() {
+                handovers.min(tokens)
+            } else {
+                0
+            },
             until: now + courtesy::some_round_trips(sent, now, SLICE),
         }
     }
@@ -95,6 +98,12 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>) -> Option<Release
     let Some(mut turn) = turn else {
         return Some(handle.release(grant, None));
     };
+    if grant.kind.waits_in_store() {
+        let outcome = handle.release(grant, None);
+        // Only now, so that the question of who has it next is right behind the release.
+        drop(turn);
+        return Some(outcome);
+    }
     let (told, heard) = oneshot::channel();
     turn.after = Some(After::new(turn.watch.as_ref().map(Watch::count), heard));
     let outcome = handle.release(grant, Some(told));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::acquire::Attempt;
-use crate::backend::{AcquireRequest, BackendError, DynBackend, Outcome, Reason, RenewRequest};
+use crate::backend::{AcquireRequest, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest};
 use crate::client::Handle;
 use crate::grants::{Grant, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
@@ -61,9 +61,14 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Asks for the attempt's key now. `handed` says how many times the lock was handed over here after it
-    /// last came from the store.
+    /// Asks for the attempt's key now, under an id of its own. `handed` says how many times the lock was handed
+    /// over here after it last came from the store.
     pub(crate) fn new(attempt: &Attempt, handed: u32) -> Question {
+        Question::under(attempt.handle.shared().next_grant(), attempt, handed)
+    }
+
+    /// The same under this id.
+    pub(crate) fn under(grant: GrantId, attempt: &Attempt, handed: u32) -> Question {
         let Options {
             kind,
             lease: fixed,
@@ -77,7 +82,6 @@ impl Question {
         let first_lease = lease
             .max(min_hold.unwrap_or_default())
             .min(max_hold.unwrap_or(Duration::MAX));
-        let grant = attempt.handle.shared().next_grant();
         let request = AcquireRequest {
             tokens: handover::tokens(handovers, handed),
             ..AcquireRequest::new(kind, attempt.key.clone(), grant, first_lease)

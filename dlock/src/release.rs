@@ -159,8 +159,9 @@ fn give_back(
                 Some(told) => drop(told.send(heard)),
                 None if heard.is_some_and(|heard| heard > 0) => {
                     let of = (request.kind, key.clone());
-                    // Those who wait here have heard of it too, and compete with the others from now on.
-                    if !shared.waiters.any(&of) {
+                    // Those who wait here have heard of it too, and compete with the others from now on. Where
+                    // there is a queue nobody can jump it.
+                    if !request.kind.waits_in_store() && !shared.waiters.any(&of) {
                         shared.courtesies.owe(of, asked);
                     }
                 }

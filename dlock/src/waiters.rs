@@ -5,6 +5,9 @@
 //! who looks at the store at once, so that a wake-up that the one before had consumed is not lost; or into
 //! the grant, where others wait, so that they sleep until the lock is handed on to them or goes back to the
 //! store (see [`handover`](crate::handover)).
+//!
+//! Those who wait for a fair lock each ask the store for themselves (see [`acquire::fair`](crate::acquire)).
+//! Here the turn says who of them listens, and who asks the moment a release of this process is in line.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -78,7 +81,6 @@ impl Queue {
 }
 
 /// One who waits.
-#[derive(Debug)]
 pub(crate) struct Seat {
     limit: Option<usize>,
     /// What it would take over from others in this process, and who it is.
@@ -89,8 +91,13 @@ pub(crate) struct Seat {
     in_line: AtomicBool,
     left: AtomicBool,
     call: Mutex<Call>,
+    /// What is done for it the moment it has the turn, before it knows.
+    at_turn: Mutex<Option<AtTurn>>,
     waker: AtomicWaker,
 }
+
+/// See [`Ticket::at_turn`].
+type AtTurn = Box<dyn FnOnce() + Send>;
 
 /// What one who waits is told.
 #[derive(Debug, Default)]
@@ -139,6 +146,14 @@ impl Seat {
             }
         });
         guard.map_or(Ok(()), Err)
+    }
+}
+
+impl std::fmt::Debug for Seat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seat")
+            .field("by", &self.by)
+            .finish_non_exhaustive()
     }
 }
 
@@ -192,6 +207,7 @@ impl Waiters {
             in_line: AtomicBool::new(false),
             left: AtomicBool::new(false),
             call: Mutex::default(),
+            at_turn: Mutex::default(),
             waker: AtomicWaker::new(),
         });
         match self.queues.lock().entry(of.clone()) {
@@ -280,6 +296,18 @@ impl Ticket {
             .then(|| Err(too_many(&self.of.1, self.seat.limit.unwrap_or_default())))
     }
 
+    /// The turn, if it has come already.
+    pub(crate) fn turn(&self) -> Option<Turn> {
+        self.seat.call.lock().turn.take()
+    }
+
+    /// Has something done the moment the turn comes, before this is polled; `None` takes that back.
+    pub(crate) fn at_turn(&self, deed: Option<AtTurn>) {
+        let before = std::mem::replace(&mut *self.seat.at_turn.lock(), deed);
+        // Not under the lock: what is dropped may end a step of the store.
+        drop(before);
+    }
+
     /// Until when the lock is taken, as far as was heard.
     pub(crate) fn holder_until(&self) -> Option<Instant> {
         self.waiters.queues.lock().get(&self.of)?.holder_until
@@ -297,6 +325,7 @@ impl Drop for Ticket {
         }
         // Before the rest: what was called and not heard passes on, which wakes whoever is next.
         drop(queues);
+        self.at_turn(None);
         let mut call = self.seat.call.lock();
         call.closed = true;
         let unheard = (call.guard.take(), call.turn.take());
@@ -401,6 +430,10 @@ impl Drop for Turn {
         // comes back here to go on to the one after.
         drop(queues);
         if let Some(next) = next {
+            let deed = next.at_turn.lock().take();
+            if let Some(deed) = deed {
+                deed();
+            }
             let mut turn = Some(Turn {
                 waiters: self.waiters.clone(),
                 of: self.of.clone(),

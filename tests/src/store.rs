@@ -71,7 +71,8 @@ impl Store {
         }
     }
 
-    /// Waits until nothing is left of any lock: no hold, no waiter, no subscription, no key but the fence.
+    /// Waits until nothing is left of any lock: no hold, no waiter, no subscription, no key but the fence and the
+    /// counters of fenced locks.
     ///
     /// # Panics
     /// When something is left after a good while.
@@ -86,13 +87,15 @@ impl Store {
             Store::Memory(backend) => {
                 assert!(backend.is_empty(), "a lock is left in memory");
                 assert_eq!(backend.watched(), 0, "a watch is left in memory");
+                assert_eq!(backend.queued(), 0, "a place in a queue is left in memory");
             }
             Store::Server(server) => {
                 eventually(
                     "no key but the fence and no subscription is left on the server",
                     || async {
-                        server.keys().await.iter().all(|key| key == "dlock:fence")
-                            && server.pubsub_channels().await.is_empty()
+                        let stays =
+                            |key: &String| key == "dlock:fence" || key.starts_with("redisson_lock_token:");
+                        server.keys().await.iter().all(stays) && server.pubsub_channels().await.is_empty()
                     },
                 )
                 .await;

@@ -340,6 +340,8 @@ async fn after_a_flush_no_reservation_reaches_back() {
     const SCRIPT: &str = concat!(
         include_str!("../../dlock/src/backend/redis/lua/steps.lua"),
         include_str!("../../dlock/src/backend/redis/lua/records.lua"),
+        include_str!("../../dlock/src/backend/redis/lua/fair.lua"),
+        include_str!("../../dlock/src/backend/redis/lua/fenced.lua"),
         include_str!("../../dlock/src/backend/redis/lua/run.lua"),
     );
     let server = server().await;

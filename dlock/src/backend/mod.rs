@@ -46,13 +46,33 @@ pub enum Kind {
     /// One holder at a time, re-entrant. The default.
     #[default]
     Lock,
-    /// The same, in arrival order across processes.
+    /// The same, in the order in which those who wait have come, across processes.
+    ///
+    /// Each of them has a place in a queue on the store from its first question on, and the lock goes to the one
+    /// in front. [`try_acquire`](crate::Lock::try_acquire) takes no place and overtakes nobody who has one. Giving
+    /// up, by the end of the wait or by dropping the future, leaves the queue and moves nobody back. Who waits
+    /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
+    /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
+    /// who came later. An outcome that is unknown costs the place. In one process the lock is not handed on without
+    /// the store.
+    ///
+    /// Redisson's fair lock of the same name stands in the same queue. A Java process that dies while it waits
+    /// costs the time that it had, 300 s unless it was told otherwise, and Redisson's scripts go by the clock of
+    /// the machine that they are called from: let the clocks of those machines and of the server differ by less
+    /// than 3 s, or a Java process whose clock is ahead takes those who wait here for gone.
     Fair,
     /// One of many readers.
     Read,
     /// The writer that keeps readers out.
     Write,
-    /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name.
+    /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition,
+    /// in Rust or in Java, has the next number of one counter.
+    ///
+    /// For those who compare tokens of both; otherwise every lock has tokens that only grow. The counter is a key
+    /// of its own for every name, `redisson_lock_token:{name}`, that stays for ever. Where there is none it begins
+    /// with the server's clock in microseconds, so that it does not go back when the data were lost; if a Java
+    /// service is the first to lock after that, it begins with 1. In one process the lock is not handed on without
+    /// the store. In memory its tokens are those of all locks.
     Fenced,
     /// One permit of a semaphore.
     Permit,
@@ -63,6 +83,16 @@ impl Kind {
     #[must_use]
     pub fn is_exclusive(self) -> bool {
         !matches!(self, Kind::Read | Kind::Permit)
+    }
+
+    /// Whether each of those who wait has a place of its own in the store's queue.
+    pub(crate) fn waits_in_store(self) -> bool {
+        self == Kind::Fair
+    }
+
+    /// Whether a lock may go to the next who waits in this process without a word to the store.
+    pub(crate) fn is_handed_on(self) -> bool {
+        matches!(self, Kind::Lock | Kind::Write)
     }
 }
 
@@ -127,6 +157,11 @@ impl GrantId {
         }
     }
 
+    /// Whether it was drawn after the other, by the same client.
+    pub(crate) fn came_after(self, other: GrantId) -> bool {
+        self.client == other.client && self.number > other.number
+    }
+
     /// Unique in its client.
     pub(crate) fn number(self) -> u64 {
         self.number
@@ -181,6 +216,9 @@ pub struct AcquireRequest {
     /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
     /// place is given up by a [`release`](Backend::release) of the same id.
     pub queue: bool,
+    /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. One that has
+    /// asked before and finds its place given away was not heard of for too long, and gets it back.
+    pub last_asked: Option<Duration>,
     /// Read locks: the write grant of the same key whose holder asks, which is not in its way.
     pub under: Option<GrantId>,
     /// Read and write locks: writers who wait go before readers who come later.
@@ -204,6 +242,7 @@ impl AcquireRequest {
             lease,
             tokens: 1,
             queue: false,
+            last_asked: None,
             under: None,
             prefer_writers: false,
             permits: None,

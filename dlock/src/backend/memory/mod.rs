@@ -3,6 +3,7 @@
 //! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so
 //! that a paused clock makes every timing rule a fast and exact test.
 
+mod fair;
 mod read_write;
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use self::fair::Queues;
 use self::read_write::{Left, ReadWriteLocks};
 use super::hub::Hub;
 use super::{
@@ -44,6 +46,7 @@ struct Held {
     entries: HashMap<LockKey, Entry>,
     /// The entries by their end, so that expired ones go without a search.
     ends: BTreeSet<(Instant, LockKey)>,
+    queues: Queues,
     read_write: ReadWriteLocks,
     last_token: u64,
     /// Since when these data are here, where somebody asked.
@@ -72,12 +75,19 @@ impl Held {
             return Ok(AcquireReply::Abstained { votes_in });
         }
         let blocked_for = match request.kind {
-            Kind::Lock if self.read_write.has(&request.key) => return Err(taken("a read-write lock")),
+            Kind::Lock | Kind::Fair | Kind::Fenced if self.read_write.has(&request.key) => {
+                return Err(taken("a read-write lock"));
+            }
             Kind::Read | Kind::Write if self.entries.contains_key(&request.key) => {
                 return Err(taken("a plain lock"));
             }
-            Kind::Lock => match self.entries.get(&request.key) {
-                Some(entry) => Some(entry.until.saturating_duration_since(now)),
+            Kind::Lock | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
+                Some(until) => {
+                    if request.queue {
+                        self.queues.wait(request, now);
+                    }
+                    Some(until.saturating_duration_since(now))
+                }
                 None => {
                     self.put(&request.key, &request.grant, now + request.lease);
                     None
@@ -124,6 +134,34 @@ impl Held {
             return stopped;
         }
         AcquireAllReply::Acquired { tokens }
+    }
+
+    /// Until when somebody has the key, or is in front of who asks; out of the queue goes who may have it.
+    fn taken_until(&mut self, request: &AcquireRequest, now: Instant) -> Option<Instant> {
+        let AcquireRequest { key, grant, .. } = request;
+        let held_until = self.entries.get(key).map(|entry| entry.until);
+        if request.kind != Kind::Fair {
+            return held_until;
+        }
+        let front = self.queues.front(key, now, Some(*grant));
+        let others = front.filter(|(front, _)| front != grant);
+        let taken_until = held_until.or(others.map(|(_, kept_until)| kept_until));
+        if taken_until.is_none() {
+            self.queues.leave(key, *grant);
+        }
+        taken_until
+    }
+
+    /// Takes who waits out of the queue. Whether it was in front of a lock that is free: it was told so, and
+    /// now the next has to hear of it.
+    fn give_up(&mut self, key: &LockKey, grant: GrantId) -> bool {
+        self.queues.leave(key, grant) && !self.entries.contains_key(key)
+    }
+
+    /// Where the one in front of the queue hears of a release.
+    fn front_topic(&mut self, key: &LockKey, now: Instant) -> Option<Arc<str>> {
+        let (front, _) = self.queues.front(key, now, None)?;
+        Some(topic(Kind::Fair, key, front))
     }
 
     fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
@@ -232,6 +270,12 @@ impl MemoryBackend {
         self.len() == 0
     }
 
+    /// How many wait in the queues of fair locks, those included who are gone and were not missed yet.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.with(|held, _| held.queues.len())
+    }
+
     /// How many records are kept.
     #[must_use]
     pub fn kept_records(&self) -> usize {
@@ -250,6 +294,7 @@ impl MemoryBackend {
         self.with(|held, _| {
             held.entries.clear();
             held.ends.clear();
+            held.queues.clear();
             held.since = None;
             held.read_write.clear();
         });
@@ -257,9 +302,15 @@ impl MemoryBackend {
 
     /// Ends whatever grants the key has and tells the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
-        let taken = self.with(|held, _| held.take(key).is_some() || held.read_write.take(key));
+        let (taken, front) = self.with(|held, now| {
+            let taken = held.take(key).is_some() || held.read_write.take(key);
+            (taken, held.front_topic(key, now))
+        });
         if taken {
-            self.tell(key);
+            self.tell(key.as_str());
+            if let Some(front) = front {
+                self.tell(&front);
+            }
         }
         taken
     }
@@ -282,8 +333,8 @@ impl MemoryBackend {
     }
 
     /// How many heard of it.
-    fn tell(&self, key: &LockKey) -> u64 {
-        self.store.hub.tell(key.as_str()) as u64
+    fn tell(&self, topic: &str) -> u64 {
+        self.store.hub.tell(topic) as u64
     }
 }
 
@@ -310,12 +361,22 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         request: ReleaseRequest,
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        let heard = match self.with(|held, now| held.release(&request, now)) {
-            Left::NotHeld => return ready(Ok(ReleaseReply::NotHeld { repeated: false })),
-            Left::Quietly => 0,
-            Left::Loudly => self.tell(&request.key),
-        };
-        ready(Ok(ReleaseReply::Released { heard: Some(heard) }))
+        let ReleaseRequest { kind, key, grant, .. } = &request;
+        let (left, told) = self.with(|held, now| {
+            let gave_up = *kind == Kind::Fair && held.give_up(key, *grant);
+            let left = held.release(&request, now);
+            let front = match kind {
+                Kind::Fair => held.front_topic(key, now),
+                _ => None,
+            };
+            let told = front.unwrap_or_else(|| key.as_str().into());
+            (left, (gave_up || left == Left::Loudly).then_some(told))
+        });
+        let heard = told.map_or(0, |topic| self.tell(&topic));
+        ready(Ok(match left {
+            Left::NotHeld => ReleaseReply::NotHeld { repeated: false },
+            Left::Quietly | Left::Loudly => ReleaseReply::Released { heard: Some(heard) },
+        }))
     }
 
     fn renew(
@@ -361,8 +422,8 @@ impl Backend for MemoryBackend {
         ready(Ok(self.take(&key)))
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
-        self.store.hub.listen(key.as_str().into(), |_| true, |_| ())
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ())
     }
 
     fn raise_fence(
@@ -386,6 +447,15 @@ impl Backend for MemoryBackend {
 
     fn records(self: Arc<Self>) -> Option<Records> {
         Some(Records::new(MemoryRecords(MemoryBackend::clone(&self))))
+    }
+}
+
+/// Where news of a key come: for all who wait for it, or for one.
+fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
+    match kind {
+        // No key has a line break.
+        Kind::Fair => format!("{key}\n{grant}").into(),
+        _ => key.as_str().into(),
     }
 }
 

@@ -40,13 +40,21 @@ impl KindStep {
         let mut buffer = [0; 57];
         match self {
             KindStep::Acquire(request) => {
-                let more = usize::from(request.kind == Kind::Read);
+                let more = match request.kind {
+                    Kind::Read => 1,
+                    Kind::Fair => 2,
+                    _ => 0,
+                };
                 cmd.arg(request.kind.to_string()).arg(3 + more);
                 cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
                 cmd.arg(request.tokens.max(1));
                 if request.kind == Kind::Read {
                     let mut buffer = [0; 57];
                     cmd.arg(request.under.map_or(&[][..], |write| id(write, &mut buffer)));
+                }
+                if request.kind == Kind::Fair {
+                    let last = request.last_asked.map_or(-1, |ago| ago.as_millis() as i64);
+                    cmd.arg(u8::from(request.queue)).arg(last);
                 }
             }
             KindStep::Release { request, keep_until } => {
@@ -73,7 +81,7 @@ pub(super) fn field(kind: Kind, grant: GrantId) -> String {
 /// What is answered for kinds that are not there yet.
 pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
     match kind {
-        Kind::Lock | Kind::Read | Kind::Write => Ok(()),
+        Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write => Ok(()),
         other => Err(BackendError::not_done(
             Reason::Unsupported,
             format!("kind {other} does not exist yet"),
@@ -82,9 +90,11 @@ pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
 }
 
 /// The channel on which releases of a kind are told.
-pub(super) fn channel(kind: Kind, key: &str) -> String {
+pub(super) fn channel(kind: Kind, key: &str, grant: GrantId) -> String {
     match kind {
         Kind::Read | Kind::Write => prefixed("redisson_rwlock", key),
+        // Those who wait are woken one by one.
+        Kind::Fair => format!("{}:{grant}", script::channel(key)),
         _ => script::channel(key),
     }
 }

@@ -334,8 +334,8 @@ impl Backend for RedisBackend {
         }
     }
 
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
-        self.pubsub.watch(kinds::channel(kind, &self.name(key)))
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        self.pubsub.watch(kinds::channel(kind, &self.name(key), grant))
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {

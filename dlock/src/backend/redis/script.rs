@@ -19,6 +19,8 @@ const TEXT: &str = concat!(
     include_str!("lua/quorum.lua"),
     include_str!("lua/read_write.lua"),
     include_str!("lua/several.lua"),
+    include_str!("lua/fair.lua"),
+    include_str!("lua/fenced.lua"),
     include_str!("lua/run.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));

@@ -20,9 +20,6 @@ local function add_read_write_steps()
     return suffixed(key, holder .. ':rwlock_timeout:' .. (hold or '1'))
   end
 
-  -- A grant of dlock, by the version of its client's UUID.
-  local function is_ours(id) return string.find(id, '^%x+%-%x+%-8%x%x%x%-') end
-
   -- How the lock is held, nil if it is free. Ends the step where something else is there.
   local function held_as(key)
     local mode = ask('HGET', key, 'mode')

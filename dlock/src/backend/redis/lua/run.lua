@@ -36,6 +36,8 @@ local function add_steps()
   add_quorum_steps()
   add_read_write_steps()
   add_several_steps()
+  add_fair_steps()
+  add_fenced_steps()
 end
 
 -- What became of an acquire that is not as simple as it should be.

@@ -1,7 +1,8 @@
 -- Steps on locks and on records, several in one call. Each step is atomic by itself and harms no other:
 -- whatever goes wrong with it is its own answer. run.lua takes them all in turn and has the three steps that
--- are most of the work; the rarer ones on locks stand here, those on records in records.lua, those on several
--- locks at once in several.lua. All files are one script.
+-- are most of the work; the rarer ones on locks stand here, those on records in records.lua, those of each
+-- further kind of lock in a file of that name, those on several locks at once in several.lua. All files are one
+-- script.
 --
 -- KEYS[1]      the fence of this server: the last fencing token that was given
 -- KEYS[1 + i]  the lock or record of step i
@@ -66,6 +67,9 @@ end
 
 local function is_holder(text) return string.find(text, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$') end
 
+-- A grant of dlock, by the version of its client's UUID.
+local function is_ours(id) return string.find(id, '^%x+%-%x+%-8%x%x%x%-') end
+
 -- How a read-write lock is held, if the key is one.
 local function mode_of(key)
   local mode = ask('HGET', key, 'mode')
@@ -96,6 +100,16 @@ end
 local function has_tag(key) return string.find(key, '{', 1, true) end
 local function prefixed(prefix, key) return prefix .. ':' .. (has_tag(key) and key or '{' .. key .. '}') end
 local function suffixed(key, suffix) return (has_tag(key) and key or '{' .. key .. '}') .. ':' .. suffix end
+
+-- Makes the hash of a lock that is free; where its lease cannot be set, nothing stays.
+local function hold(key, grant, lease)
+  run('HSET', key, grant, '1')
+  local set = ask('PEXPIRE', key, lease)
+  if is_error(set) then
+    if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
+    error({ failed = set.err })
+  end
+end
 
 -- The answer to a release.
 local function released(heard) return heard < 0 and -1 or 1 + heard end
@@ -135,6 +149,8 @@ local function first_of(all, key)
     if answer then return answer end
   end
 end
+-- Tells those who wait in a queue that their lock was opened by force.
+local told_by_force
 
 local function add_lock_steps()
   -- grant, ms to keep the key taken yet, channel
@@ -164,6 +180,7 @@ local function add_lock_steps()
     if answer then return answer end
     if not holder_of(key) then return { 'gone' } end
     run('DEL', key)
+    told_by_force(key)
     return { 'released', tell(channel) }
   end
 end

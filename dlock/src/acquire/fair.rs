@@ -1,0 +1,262 @@
+//! The way of a fair acquire: everybody who waits stands in the store's own queue and asks for themselves.
+//!
+//! A place in that queue is kept for those who are heard of, so who waits asks now and then. Of those who wait in
+//! this process the one with the [turn](crate::waiters) listens for the wake-up that the store sends to the head of
+//! its queue. The others are not in front of the queue before those ahead of them here are done: they listen only
+//! when that takes long. When this process gives the lock back, the question of the next one here is queued right
+//! behind the release, so that both travel together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{Attempt, Failing, Wait, changed, sleep_until};
+use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Watch};
+use crate::guard::LockGuard;
+use crate::lock::LONGEST;
+use crate::question::Question;
+use crate::release::Carry;
+use crate::waiters::Called;
+use crate::{Error, clock};
+
+/// How often one who waits asks at the least. Stores keep a place for several times as long.
+const ASK_EVERY: Duration = Duration::from_millis(1500);
+/// For how long one who has others of this process ahead listens for nothing.
+const QUIET: Duration = Duration::from_millis(100);
+/// How late somebody may be who is polled.
+const LATE: Duration = Duration::from_secs(1);
+
+/// A place in the store's queue, from the first question on. Dropped, it is given up; so is what its last question
+/// brought, where nobody knows.
+struct Place {
+    attempt: Attempt,
+    id: GrantId,
+    /// When it was asked for last.
+    asked: Option<Instant>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.asked.is_some() {
+            Question::under(self.id, &self.attempt, 0).undo();
+        }
+    }
+}
+
+impl Place {
+    fn new(attempt: &Attempt) -> Place {
+        Place {
+            attempt: attempt.clone(),
+            id: attempt.handle.shared().next_grant(),
+            asked: None,
+        }
+    }
+
+    /// Asks the store. The question takes its place in line now; it is finished even if this is dropped, and what
+    /// it brings is then given back.
+    fn ask(mut self) -> Carry<Seen> {
+        let mut question = Question::under(self.id, &self.attempt, 0);
+        let now = clock::now();
+        question.request.queue = true;
+        question.request.last_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
+        self.asked = Some(now);
+        let step = question.backend().acquire(question.request.clone());
+        let mut place = self;
+        question.handle.clone().carry(async move {
+            match step.await {
+                Ok(AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }) => {
+                    place.asked = None;
+                    drop(place);
+                    match question.granted((first_token, last_token)) {
+                        Ok(guard) => Seen::Acquired(guard),
+                        Err(error) => Seen::Failed(error, None),
+                    }
+                }
+                Ok(AcquireReply::Busy { remaining }) => Seen::Busy(place, remaining),
+                Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
+                Err(error) => {
+                    let kept = (error.outcome == Outcome::NotDone).then_some(place);
+                    Seen::Failed(error, kept)
+                }
+            }
+        })
+    }
+
+    /// The wake-ups of who waits here.
+    fn listen(&self) -> Watch {
+        let Attempt {
+            handle, key, options, ..
+        } = &self.attempt;
+        let backend = handle.shared().backend.clone();
+        backend.watch(options.kind, key, self.id)
+    }
+}
+
+/// What a question brought.
+enum Seen {
+    Acquired(LockGuard),
+    Busy(Place, Option<Duration>),
+    /// With the place, unless that is in doubt.
+    Failed(BackendError, Option<Place>),
+}
+
+/// What one who waits has between its polls; shared with what is done for it when it has the turn.
+#[derive(Default)]
+enum State {
+    #[default]
+    Nothing,
+    Waits(Place),
+    Asks(Carry<Seen>),
+}
+
+#[derive(Clone, Default)]
+struct Mine(Arc<Mutex<State>>);
+
+impl Mine {
+    fn take(&self) -> State {
+        std::mem::take(&mut *self.0.lock())
+    }
+
+    /// Asks the moment the turn comes: where that is because a release was queued, the question stands right
+    /// behind it. Nothing is asked for one who was not polled when that was due: it would not take what it gets.
+    fn ask(&self, polled_by: Instant) {
+        if clock::now() > polled_by {
+            return;
+        }
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            State::Waits(place) if !place.attempt.handle.shared().closing.is_cancelled() => {
+                *state = State::Asks(place.ask());
+            }
+            other => *state = other,
+        }
+    }
+}
+
+/// One who waits; the place is given up before the turn passes on, which asks for the next one here.
+struct Leaves<'a>(&'a Mine);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Wait<'_, Attempt> {
+    /// Asks until the lock is had, or the wait is over.
+    pub(super) async fn in_store_queue(&self) -> Result<LockGuard, Error> {
+        let attempt = self.attempt;
+        let Attempt {
+            handle,
+            key,
+            options,
+            by,
+            ..
+        } = attempt;
+        let shared = handle.shared();
+        let patience = shared.settings.retry_for;
+        let ticket = shared
+            .waiters
+            .join(options.kind, key, options.max_waiters, None, by)?;
+        let mut turn = ticket.turn();
+        let mut watch: Option<Watch> = None;
+        let mut failing = Failing::default();
+        let mut holder_until: Option<Instant> = None;
+        // Dropped before those above.
+        let mine = Mine::default();
+        let _leaves = Leaves(&mine);
+        loop {
+            let asked = clock::now();
+            // What happened before the question is in the answer.
+            watch.iter_mut().for_each(Watch::seen);
+            let mut question = match mine.take() {
+                State::Asks(question) => question,
+                State::Waits(place) => place.ask(),
+                State::Nothing => Place::new(attempt).ask(),
+            };
+            let mut came = false;
+            let seen = loop {
+                tokio::select! {
+                    biased;
+                    seen = &mut question => break seen,
+                    called = ticket.called(), if turn.is_none() => match called? {
+                        Called::Turn(its) => (turn, came) = (Some(its), true),
+                        Called::Guard(guard) => return Ok(guard),
+                    },
+                    () = self.over() => return Err(self.gave_up(failing, holder_until)),
+                    () = sleep_until(failing.until(patience)) => return Err(self.gave_up(failing, holder_until)),
+                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                }
+            };
+            let (place, sleep) = match seen {
+                Seen::Acquired(guard) => {
+                    // Those who come from now on wait behind it, and ask when it is given back.
+                    if let Some(turn) = turn.or_else(|| ticket.turn()) {
+                        guard.rest(turn);
+                    }
+                    return Ok(guard);
+                }
+                Seen::Busy(place, left) => {
+                    failing = Failing::default();
+                    // A store's word for "no end" may be more than a clock can take.
+                    let left = left.filter(|left| *left <= LONGEST);
+                    holder_until = left.map(|left| clock::now() + left);
+                    if let Some(turn) = &turn {
+                        turn.waits(options.max_waiters, holder_until)?;
+                        watch.get_or_insert_with(|| place.listen());
+                    }
+                    // A lease that is about to end is over a moment after its whole milliseconds.
+                    let end = left.map_or(ASK_EVERY, |left| left + Duration::from_millis(1));
+                    (place, end.min(ASK_EVERY))
+                }
+                Seen::Failed(error, kept) => {
+                    let pause = failing
+                        .again(asked, error, patience)
+                        .map_err(|error| attempt.failed(error))?;
+                    let place = kept.unwrap_or_else(|| {
+                        // Under another id, which wakes another listener.
+                        watch = None;
+                        Place::new(attempt)
+                    });
+                    (place, pause)
+                }
+            };
+            let id = place.id;
+            let ask_at = clock::now() + sleep;
+            *mine.0.lock() = State::Waits(place);
+            if came {
+                continue;
+            }
+            if turn.is_none() {
+                let mine = mine.clone();
+                ticket.at_turn(Some(Box::new(move || mine.ask(ask_at + LATE))));
+            }
+            let quiet_until = clock::now() + QUIET;
+            loop {
+                let quiet = (watch.is_none() && turn.is_none()).then_some(quiet_until);
+                tokio::select! {
+                    biased;
+                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                    called = ticket.called(), if turn.is_none() => match called? {
+                        Called::Turn(its) => turn = Some(its),
+                        Called::Guard(guard) => return Ok(guard),
+                    },
+                    () = changed(&mut watch) => {}
+                    () = clock::sleep_until(ask_at) => {}
+                    () = sleep_until(quiet) => {
+                        watch = Some(shared.backend.clone().watch(options.kind, key, id));
+                        continue;
+                    }
+                    () = self.over() => return Err(self.gave_up(failing, holder_until)),
+                }
+                break;
+            }
+            ticket.at_turn(None);
+        }
+    }
+}
