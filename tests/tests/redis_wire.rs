@@ -334,16 +334,24 @@ async fn the_fence_is_no_lock() {
     assert!(fence >= token);
 }
 
+/// The script of all steps: steps.lua first, run.lua last, between them the others in any order.
+fn script() -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/backend/redis/lua");
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort_by_key(|path| (!path.ends_with("steps.lua"), path.ends_with("run.lua")));
+    let texts = files
+        .into_iter()
+        .map(|path| std::fs::read_to_string(path).unwrap());
+    texts.collect()
+}
+
 /// Reserved tokens reach back in time. Where the last one is gone, a flush may have come just after it was given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_flush_no_reservation_reaches_back() {
-    const SCRIPT: &str = concat!(
-        include_str!("../../dlock/src/backend/redis/lua/steps.lua"),
-        include_str!("../../dlock/src/backend/redis/lua/records.lua"),
-        include_str!("../../dlock/src/backend/redis/lua/fair.lua"),
-        include_str!("../../dlock/src/backend/redis/lua/fenced.lua"),
-        include_str!("../../dlock/src/backend/redis/lua/run.lua"),
-    );
+    let script = script();
     let server = server().await;
     let acquire = async |key: &str| {
         let step = [
@@ -354,7 +362,7 @@ async fn after_a_flush_no_reservation_reaches_back() {
         ];
         let call = [
             "EVAL",
-            SCRIPT,
+            &script,
             "2",
             "dlock:fence",
             key,
