@@ -186,8 +186,10 @@ on_every_store! {
         }
         let error = client.multi(["a", ""]).acquire().await.unwrap_err();
         assert!(matches!(error, Error::InvalidKey { .. }), "{error}");
-        let error = client.multi(["a", "b"]).kind(Kind::Permit).acquire().await.unwrap_err();
-        assert!(matches!(error, Error::InvalidOption { option: "kind", .. }), "{error}");
+        for kind in [Kind::Permit, Kind::Fair] {
+            let error = client.multi(["a", "b"]).kind(kind).acquire().await.unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { option: "kind", .. }), "{error}");
+        }
         let error = client.multi(["a", "b"]).wait(Duration::ZERO).acquire().await.unwrap_err();
         assert!(matches!(error, Error::InvalidOption { option: "wait", .. }), "{error}");
         store.assert_clean(&[&client]).await;

@@ -41,6 +41,12 @@ impl Attempt {
                 "permits of several semaphores are not had at once",
             ));
         }
+        if options.kind == Kind::Fair && self.keys.len() > 1 {
+            return Err(invalid(
+                "kind",
+                "who waits for several locks at once has no place in a queue: take fair locks one by one",
+            ));
+        }
         options.check()
     }
 

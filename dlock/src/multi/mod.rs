@@ -79,7 +79,8 @@ impl MultiLock {
     }
 
     /// What to lock each of them as; a plain [`Kind::Lock`] by default. [`Kind::Permit`] is refused: permits of
-    /// several semaphores are not had at once.
+    /// several semaphores are not had at once. So is [`Kind::Fair`] for more than one: who waits for several has no
+    /// place in a queue.
     pub fn kind(self, kind: Kind) -> MultiLock {
         self.with(|lock| lock.kind(kind))
     }

@@ -200,7 +200,7 @@ impl Backend for RedisBackend {
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        matches!(kind, Kind::Lock | Kind::Read | Kind::Write).then_some(0)
+        matches!(kind, Kind::Lock | Kind::Fenced | Kind::Read | Kind::Write).then_some(0)
     }
 
     fn acquire_all(

@@ -15,9 +15,7 @@ local function add_several_steps()
       return { 'busy', holder_of(key) and left or 0 }
     end
     local first, count = take(wanted, key, lease)
-    run('HSET', key, grant, '1')
-    local set = ask('PEXPIRE', key, lease)
-    if set ~= 1 then return undo(key, grant, set) end
+    hold(key, grant, lease)
     return { 'acquired', first, count }
   end
 
@@ -35,10 +33,11 @@ local function add_several_steps()
       reply[2 * i], reply[2 * i + 1] = answer[2], answer[3]
       local grant = ARGV[at + 2]
       taken[i] = function()
-        if kind == 'lock' then
-          undo(key, grant)
+        local release = steps['release_' .. kind]
+        if release then
+          attempt(release, key, grant, '0')
         else
-          attempt(steps['release_' .. kind], key, grant, '0')
+          undo(key, grant)
         end
       end
       at = at + 2 + words

@@ -101,16 +101,6 @@ local function has_tag(key) return string.find(key, '{', 1, true) end
 local function prefixed(prefix, key) return prefix .. ':' .. (has_tag(key) and key or '{' .. key .. '}') end
 local function suffixed(key, suffix) return (has_tag(key) and key or '{' .. key .. '}') .. ':' .. suffix end
 
--- Makes the hash of a lock that is free; where its lease cannot be set, nothing stays.
-local function hold(key, grant, lease)
-  run('HSET', key, grant, '1')
-  local set = ask('PEXPIRE', key, lease)
-  if is_error(set) then
-    if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
-    error({ failed = set.err })
-  end
-end
-
 -- The answer to a release.
 local function released(heard) return heard < 0 and -1 or 1 + heard end
 
@@ -124,6 +114,16 @@ end
 local function undo(key, grant, reply)
   if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
   return { 'failed', reply and tostring(reply.err) }
+end
+
+-- Makes the hash of a lock that is free; where its lease cannot be set, nothing stays.
+local function hold(key, grant, lease)
+  run('HSET', key, grant, '1')
+  local set = ask('PEXPIRE', key, lease)
+  if set ~= 1 then
+    undo(key, grant)
+    error({ failed = set.err })
+  end
 end
 
 -- The steps that run.lua does not have itself, when one of them comes; and those that acquire a lock of
