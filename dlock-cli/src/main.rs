@@ -1,6 +1,9 @@
-//! The `dlock` command: a look at the locks of a store and a measure of what it gives, for people.
+//! The `dlock` command: runs a command under a lock, and looks at the locks of a store and measures what it gives, for
+//! people.
 
 mod bench;
+#[cfg(unix)]
+mod run;
 mod show;
 
 use std::process::ExitCode;
@@ -9,7 +12,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use dlock::{Error, LockClient};
 
-/// Look at the locks of a store, and measure what it gives.
+/// Run a command under a lock; look at the locks of a store, and measure what it gives.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about = None)]
 struct Args {
@@ -30,6 +33,16 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[cfg(unix)]
+    Run(Box<run::RunArgs>),
+    /// Becomes the command of `run`; started by it.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    RunStart(run::StartArgs),
+    /// Watches over `run`; started by it.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    RunKeeper,
     /// Show who holds a lock.
     Show {
         /// The name of the lock.
@@ -61,6 +74,12 @@ const FAILED: u8 = 2;
 fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match args.command {
+        #[cfg(unix)]
+        Command::Run(run) => run::run(&args.url, *run),
+        #[cfg(unix)]
+        Command::RunStart(start) => Ok(run::start(start)),
+        #[cfg(unix)]
+        Command::RunKeeper => Ok(run::keep()),
         Command::Bench(bench) => bench::run(args.url, *bench),
         Command::BenchWorker => bench::run_worker(),
         command => look(args.url, command).map_err(|error| error.to_string()),
@@ -82,7 +101,7 @@ async fn look(url: String, command: Command) -> Result<ExitCode, Error> {
         Command::Show { key } => show::show(&client, &key).await?,
         Command::List { prefix } => show::list(&client, &prefix).await?,
         Command::ForceUnlock { key } => show::force_unlock(&client, &key).await?,
-        Command::Bench(_) | Command::BenchWorker => ExitCode::SUCCESS,
+        _ => ExitCode::SUCCESS,
     };
     client.shutdown(Duration::ZERO).await;
     Ok(code)

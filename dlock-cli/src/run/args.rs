@@ -1,0 +1,228 @@
+//! What `dlock run` is asked for, and whether that makes sense.
+
+use std::ffi::OsString;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use dlock::Kind;
+
+/// What the help ends with.
+const MORE: &str = "\
+Exit status:
+  that of the command; 128 + N when signal N ended it
+    2  the arguments make no sense
+   75  the lock could not be had (see --conflict-exit-code), or its store not be reached
+   76  the lock was lost, and the command was ended
+  126  the command could not be started
+  127  the command was not found
+
+In the command's environment:
+  DLOCK_FENCING_TOKEN  grows with each acquisition; send it along with what is written, and have older ones refused
+  DLOCK_KEY            the name of the lock; of several, one on each line
+  DLOCK_KIND           the kind of lock
+
+Examples:
+  dlock run nightly-report -- ./report.sh
+      one at a time in the whole fleet, one after the other
+  dlock run --try --min-hold 50s -E 0 minutely -- ./poll.sh
+      for cron: once a minute, on whichever machine is first
+  dlock run --wait 30s --lease 10m migrate -- sh -c './migrate && ./check'
+      waits for half a minute, and works for ten minutes at the most";
+
+/// Runs a command under a lock: flock(1) for a fleet.
+///
+/// The lock is renewed while the command runs, and given back when it has ended. Signals are passed on to it. When the
+/// lock is lost it is ended: by SIGTERM, and by SIGKILL before somebody else can have the lock because its time ran out.
+/// docs/run.md says more.
+#[derive(Debug, Args)]
+#[command(after_long_help = MORE, after_help = "More, with exit status and examples: dlock run --help")]
+pub(crate) struct RunArgs {
+    /// Wait for the lock at most this long, as in 30s; without it, as long as it takes.
+    #[arg(long, short, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "try")]
+    wait: Option<Duration>,
+    /// Ask once, and give up if somebody else has the lock.
+    #[arg(long, short = 'n')]
+    r#try: bool,
+    /// Have the lock for this long and no longer: it is not renewed, and the command is ended when it runs out
+    /// [default: renewed for as long as the command runs].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    lease: Option<Duration>,
+    /// lock, fair (in the order of arrival), read (together with other readers), write (without any reader),
+    /// fenced (tokens are those of Redisson's fenced lock).
+    #[arg(long, value_name = "KIND", default_value = "lock")]
+    kind: Wanted,
+    /// Keep the lock taken for at least this long from when it was had, however soon the command ends: so that a
+    /// scheduled job runs once on machines whose clocks differ.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    min_hold: Option<Duration>,
+    /// The time between SIGTERM and SIGKILL when the lock is lost. It lies before the end of the lease: a command
+    /// whose lock cannot be renewed is sent SIGTERM while that lasts, so that it is gone when others can have the lock
+    /// [default: a sixth of the lease, at most 5s].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    grace: Option<Duration>,
+    /// What becomes of the command when the lock is lost.
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "end")]
+    on_lost: OnLost,
+    /// The exit status when somebody else has the lock.
+    #[arg(long, short = 'E', value_name = "N", default_value_t = super::NOT_HAD)]
+    conflict_exit_code: u8,
+    /// Say nothing but what is wrong with the arguments.
+    #[arg(long, short)]
+    quiet: bool,
+    /// The name of the lock.
+    #[arg(required = true, value_name = "KEY")]
+    key: String,
+    /// The command and its arguments, after `--`.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// What becomes of the command when its lock is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum OnLost {
+    /// It is ended, and everything that it has started in its process group.
+    End,
+    /// It goes on: what it writes to checks DLOCK_FENCING_TOKEN.
+    Ignore,
+}
+
+/// What sort of lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted(pub(super) Kind);
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wanted, String> {
+        const KINDS: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write, Kind::Fenced];
+        let kind = KINDS.into_iter().find(|kind| kind.to_string() == text);
+        kind.map(Wanted)
+            .ok_or_else(|| format!("it is one of {}", KINDS.map(|kind| kind.to_string()).join(", ")))
+    }
+}
+
+/// The same, checked.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) key: String,
+    pub(super) kind: Wanted,
+    pub(super) wait: Wait,
+    pub(super) lease: Option<Duration>,
+    pub(super) min_hold: Option<Duration>,
+    pub(super) grace: Option<Duration>,
+    pub(super) on_lost: OnLost,
+    pub(super) conflict: u8,
+    pub(super) quiet: bool,
+    pub(super) command: Vec<OsString>,
+}
+
+/// How long is waited for the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    Never,
+    AtMost(Duration),
+    ForEver,
+}
+
+impl RunArgs {
+    pub(super) fn plan(self) -> Plan {
+        let wait = match self.wait {
+            _ if self.r#try => Wait::Never,
+            Some(Duration::ZERO) => Wait::Never,
+            Some(time) => Wait::AtMost(time),
+            None => Wait::ForEver,
+        };
+        Plan {
+            key: self.key,
+            kind: self.kind,
+            wait,
+            lease: self.lease,
+            min_hold: self.min_hold,
+            grace: self.grace,
+            on_lost: self.on_lost,
+            conflict: self.conflict_exit_code,
+            quiet: self.quiet,
+            command: self.command,
+        }
+    }
+}
+
+impl Plan {
+    /// The time between SIGTERM and SIGKILL, with a lease that is fixed or renewed.
+    pub(super) fn grace(&self, renewed: Duration) -> Result<Duration, String> {
+        let lease = self.lease.unwrap_or(renewed);
+        let Some(grace) = self.grace else {
+            return Ok((lease / 6).min(Duration::from_secs(5)));
+        };
+        // A renewed lease has two thirds left when its renewal is due; what is nearer to that is no sign of trouble.
+        let (most, part) = match self.lease {
+            Some(lease) => (lease, "less than the lease"),
+            None => (renewed / 2, "at most half of the lease"),
+        };
+        if grace < most || (self.lease.is_none() && grace == most) {
+            return Ok(grace);
+        }
+        let [grace, lease] = [grace, lease].map(humantime::format_duration);
+        Err(format!(
+            "--grace cannot be {grace}: it has to be {part}, which is {lease}"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    fn plan(args: &[&str]) -> Plan {
+        let line = [&["run"], args].concat();
+        Line::try_parse_from(line).unwrap().run.plan()
+    }
+
+    #[test]
+    fn what_stands_after_the_dashes_is_the_command_whatever_it_looks_like() {
+        let plan = plan(&["-n", "-E", "0", "k", "--", "--try", "-x", "--", "y"]);
+        assert_eq!((plan.wait, plan.conflict), (Wait::Never, 0));
+        assert_eq!(plan.command, ["--try", "-x", "--", "y"]);
+    }
+
+    #[test]
+    fn to_wait_for_no_time_is_to_try() {
+        let wait = |args: &[&str]| plan(&[args, &["k", "--", "x"]].concat()).wait;
+        assert_eq!(wait(&["--wait", "0s"]), Wait::Never);
+        assert_eq!(wait(&["-w", "3s"]), Wait::AtMost(Duration::from_secs(3)));
+        assert_eq!(wait(&[]), Wait::ForEver);
+    }
+
+    #[test]
+    fn the_grace_lies_inside_of_the_lease() {
+        let grace = |args: &[&str], renewed| {
+            plan(&[args, &["k", "--", "x"]].concat()).grace(Duration::from_secs(renewed))
+        };
+        let is = |seconds| Ok(Duration::from_secs(seconds));
+        assert_eq!(grace(&[], 30), is(5));
+        assert_eq!(grace(&[], 6), is(1));
+        assert_eq!(grace(&[], 600), is(5));
+        assert_eq!(grace(&["--lease", "12s"], 30), is(2));
+        assert_eq!(grace(&["--grace", "15s"], 30), is(15));
+        assert_eq!(grace(&["--grace", "0s"], 30), is(0));
+        assert_eq!(grace(&["--lease", "10s", "--grace", "9s"], 3), is(9));
+        for (args, says) in [
+            (&["--grace", "16s"][..], "half of the lease, which is 30s"),
+            (
+                &["--grace", "10s", "--lease", "10s"],
+                "less than the lease, which is 10s",
+            ),
+        ] {
+            let error = grace(args, 30).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The command while it runs: a process group, and what becomes of its first process.
+
+use std::process::Command;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::{self, Signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// How often it is looked whether anything of a group is left.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A command that was started.
+#[derive(Debug)]
+pub(super) struct Running {
+    /// The group, which has the number of its first process.
+    pub(super) group: Pid,
+    changes: mpsc::UnboundedReceiver<Change>,
+}
+
+/// What has become of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Stopped by this signal; it can go on.
+    Stopped(Signal),
+    /// Ended by itself.
+    Exited(i32),
+    /// Ended by this signal.
+    Killed(Signal),
+}
+
+impl Running {
+    /// Starts it. To be called from the main thread: the command ends when the thread does that started it.
+    pub(super) fn start(mut command: Command) -> std::io::Result<Running> {
+        // What loses its parent becomes our child, so that we can tell whether it has ended.
+        #[cfg(target_os = "linux")]
+        let _ = nix::sys::prctl::set_child_subreaper(true);
+        let child = command.spawn()?;
+        let group = Pid::from_raw(child.id() as i32);
+        let (sender, changes) = mpsc::unbounded_channel();
+        std::thread::Builder::new()
+            .name("wait".to_owned())
+            .spawn(move || {
+                loop {
+                    let change = match waitpid(group, Some(WaitPidFlag::WUNTRACED)) {
+                        Ok(WaitStatus::Stopped(_, signal)) => Change::Stopped(signal),
+                        Ok(WaitStatus::Exited(_, code)) => Change::Exited(code),
+                        Ok(WaitStatus::Signaled(_, signal, _)) => Change::Killed(signal),
+                        Ok(_) | Err(Errno::EINTR) => continue,
+                        // Somebody else has waited for it, which nobody does.
+                        Err(_) => Change::Exited(i32::from(super::NOT_STARTED)),
+                    };
+                    if sender.send(change).is_err() || !matches!(change, Change::Stopped(_)) {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Running { group, changes })
+    }
+
+    /// The next that becomes of it. Cancel safe.
+    pub(super) async fn change(&mut self) -> Change {
+        match self.changes.recv().await {
+            Some(change) => change,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Passes a signal on: to all of the group if it ends or stops what does nothing about it, so that no part goes on
+    /// without the others and without the lock; else to the command alone, which is who knows what it means.
+    pub(super) fn pass_on(&self, signal: Signal) {
+        let _ = match signal {
+            Signal::SIGUSR1 | Signal::SIGUSR2 => signal::kill(self.group, signal),
+            _ => signal::killpg(self.group, signal),
+        };
+    }
+
+    /// Has what was stopped go on.
+    pub(super) fn resume(&self) {
+        let _ = signal::killpg(self.group, Signal::SIGCONT);
+    }
+
+    /// Asks all of it to end.
+    pub(super) fn terminate(&self) {
+        let _ = signal::killpg(self.group, Signal::SIGTERM);
+        // What is stopped hears of it only when it goes on.
+        self.resume();
+    }
+
+    /// Ends all of it.
+    pub(super) fn kill(&self) {
+        let _ = signal::killpg(self.group, Signal::SIGKILL);
+    }
+
+    /// Waits until nothing of the group is left, after its first process has ended; `false` if something still is at
+    /// `until`.
+    pub(super) async fn rest(&self, until: Instant) -> bool {
+        loop {
+            // Those that have ended are there until somebody has waited for them.
+            let all = Pid::from_raw(-self.group.as_raw());
+            while matches!(waitpid(all, Some(WaitPidFlag::WNOHANG)), Ok(status) if status.pid().is_some()) {}
+            if signal::killpg(self.group, None) == Err(Errno::ESRCH) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A process that ends the command if dlock cannot: because it was killed, or stopped for longer than the lease.
+//!
+//! It is told until when the lock is held for sure, again and again. When that has passed, or when dlock is gone, it kills
+//! the command's whole process group: the command itself goes with dlock at once (on Linux), its children would not.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{ExitCode, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use nix::sys::signal::{self, SigSet, Signal};
+use nix::unistd::Pid;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::start::this_program;
+
+/// A timer that was set before the machine slept rings late; so it is looked at the clock at least this often.
+const EVERY: Duration = Duration::from_secs(1);
+const DONE: &str = "done";
+
+/// dlock's end of it.
+#[derive(Debug)]
+pub(super) struct Keeper(UnixStream);
+
+impl Keeper {
+    /// Starts it; it does nothing until it is told of a command.
+    pub(super) fn start() -> std::io::Result<Keeper> {
+        let (ours, theirs) = UnixStream::pair()?;
+        // One that does not read must not keep us from watching.
+        ours.set_nonblocking(true)?;
+        let mut command = this_program();
+        // Nothing that was opened for the command is kept open by it, and Ctrl-C is not for it.
+        command
+            .arg("run-keeper")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .current_dir("/")
+            .env_clear()
+            .process_group(0);
+        command.spawn()?;
+        Ok(Keeper(ours))
+    }
+
+    /// The command of this group may run for `remaining` from when this is called, or a little less.
+    pub(super) fn allow(&self, group: Pid, remaining: impl FnOnce() -> Duration) {
+        let now = clock();
+        let until = now + remaining();
+        self.tell(&format!("{group} {}", until.as_nanos()));
+    }
+
+    /// The command has ended.
+    pub(super) fn dismiss(self) {
+        self.tell(DONE);
+    }
+
+    fn tell(&self, line: &str) {
+        // One that is gone is a loss of its own, of which nobody here can do anything.
+        let _ = (&self.0).write_all(format!("{line}\n").as_bytes());
+    }
+}
+
+/// What it is told.
+enum Order {
+    Allow { group: Pid, until: Duration },
+    Done,
+}
+
+impl Order {
+    fn parse(line: &str) -> Option<Order> {
+        if line == DONE {
+            return Some(Order::Done);
+        }
+        let (group, until) = line.split_once(' ')?;
+        // Group 1 and below is not one but many.
+        let group = group.parse().ok().filter(|group| *group > 1)?;
+        Some(Order::Allow {
+            group: Pid::from_raw(group),
+            until: Duration::from_nanos(until.parse().ok()?),
+        })
+    }
+}
+
+/// `dlock run-keeper`.
+pub(crate) fn keep() -> ExitCode {
+    // Who ends everything that has to do with dlock asks the command to end, which may take its time.
+    let _ = SigSet::all().thread_block();
+    #[cfg(target_os = "linux")]
+    let _ = nix::sys::prctl::set_name(c"dlock-keeper");
+    let (sender, orders) = mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lines().map_while(Result::ok);
+        lines
+            .filter_map(|line| Order::parse(&line))
+            .try_for_each(|order| sender.send(order).map_err(drop))
+    });
+    let mut allowed: Option<(Pid, Duration)> = None;
+    loop {
+        let left = allowed.map_or(EVERY, |(_, until)| until.saturating_sub(clock()));
+        match orders.recv_timeout(left.min(EVERY)) {
+            Ok(Order::Allow { group, until }) => allowed = Some((group, until)),
+            Ok(Order::Done) => return ExitCode::SUCCESS,
+            Err(RecvTimeoutError::Timeout) if allowed.is_none_or(|(_, until)| clock() < until) => {}
+            Err(_) => {
+                if let Some((group, _)) = allowed {
+                    let _ = signal::killpg(group, Signal::SIGKILL);
+                }
+                return ExitCode::SUCCESS;
+            }
+        }
+    }
+}
+
+/// A clock that both processes share, and that goes on while the machine sleeps where there is one.
+fn clock() -> Duration {
+    #[cfg(target_os = "linux")]
+    let id = ClockId::Boottime;
+    #[cfg(not(target_os = "linux"))]
+    let id = ClockId::Monotonic;
+    let now = clock_gettime(id);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}

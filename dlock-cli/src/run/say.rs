@@ -1,0 +1,84 @@
+//! What `dlock run` says itself: on standard error only, for its standard output is the command's.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use dlock::{LockClient, LockKey};
+
+/// Who waits for less is not told of it.
+const SOON: Duration = Duration::from_millis(500);
+/// How often the line is written anew.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Says it, or not.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Say {
+    quiet: bool,
+}
+
+impl Say {
+    pub(super) fn new(quiet: bool) -> Say {
+        Say { quiet }
+    }
+
+    /// One line.
+    pub(super) fn line(self, text: &str) {
+        if !self.quiet {
+            let _ = writeln!(std::io::stderr().lock(), "dlock: {text}");
+        }
+    }
+
+    /// Waits, and tells people at a terminal for what and for whom.
+    pub(super) async fn while_waiting<T>(
+        self,
+        client: &LockClient,
+        key: &LockKey,
+        wait: impl Future<Output = T>,
+    ) -> T {
+        if self.quiet || !std::io::stderr().is_terminal() {
+            return wait.await;
+        }
+        let mut shown = Shown(false);
+        tokio::select! {
+            biased;
+            done = wait => done,
+            never = shown.keep_up(client, key) => match never {},
+        }
+    }
+}
+
+/// Whether the line stands there. It goes when this does.
+struct Shown(bool);
+
+impl Shown {
+    async fn keep_up(&mut self, client: &LockClient, key: &LockKey) -> std::convert::Infallible {
+        let since = Instant::now();
+        tokio::time::sleep(SOON).await;
+        loop {
+            let by = match client.inspect(key.clone()).await {
+                Ok(Some(holder)) => format!(", held by {}", holder.id),
+                _ => String::new(),
+            };
+            self.0 = true;
+            line(&format!(
+                "dlock: waiting for lock \"{key}\"{by}, for {} s so far",
+                since.elapsed().as_secs()
+            ));
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if self.0 {
+            line("");
+        }
+    }
+}
+
+/// Instead of what stood there.
+fn line(text: &str) {
+    let mut err = std::io::stderr().lock();
+    let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
+}

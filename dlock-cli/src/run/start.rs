@@ -1,0 +1,93 @@
+//! What comes between dlock and the command: dlock itself, started once more, which sets up what only the new process
+//! can, and then becomes the command.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use clap::Args;
+#[cfg(target_os = "linux")]
+use nix::sys::signal::Signal;
+use nix::unistd;
+
+use super::{NOT_FOUND, NOT_STARTED};
+
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// The process that it must not outlive.
+    #[arg(long)]
+    tied_to: Option<i32>,
+    /// Take the terminal.
+    #[arg(long)]
+    foreground: bool,
+    #[arg(required = true, last = true)]
+    command: Vec<OsString>,
+}
+
+impl StartArgs {
+    /// A command that starts this program for that, in a process group of its own.
+    pub(super) fn command(command: &[OsString], tied: bool, foreground: bool) -> Command {
+        let mut start = this_program();
+        start.arg("run-start").process_group(0);
+        if tied {
+            start.arg(format!("--tied-to={}", std::process::id()));
+        }
+        if foreground {
+            start.arg("--foreground");
+        }
+        start.arg("--").args(command);
+        start
+    }
+}
+
+/// This program, to be started again.
+pub(super) fn this_program() -> Command {
+    // On Linux the one that runs, also if another one has its name by now.
+    let path = match cfg!(target_os = "linux") {
+        true => Ok("/proc/self/exe".into()),
+        false => std::env::current_exe(),
+    };
+    let name = || std::env::args_os().next().unwrap_or_else(|| "dlock".into());
+    let mut command = Command::new(path.unwrap_or_else(|_| name().into()));
+    command.arg0(name());
+    command
+}
+
+/// `dlock run-start`.
+pub(crate) fn start(args: StartArgs) -> ExitCode {
+    if let Some(parent) = args.tied_to
+        && !tie(parent)
+    {
+        return ExitCode::from(NOT_STARTED);
+    }
+    if args.foreground {
+        take_terminal();
+    }
+    let [program, arguments @ ..] = &args.command[..] else {
+        return ExitCode::from(NOT_STARTED);
+    };
+    super::signals::let_through();
+    // Comes back only if it failed.
+    let error = Command::new(program).args(arguments).exec();
+    eprintln!("dlock: {}: {error}", program.to_string_lossy());
+    ExitCode::from(match error.kind() {
+        ErrorKind::NotFound => NOT_FOUND,
+        _ => NOT_STARTED,
+    })
+}
+
+/// From now on this process is killed when its parent ends, however that happens; `false` when it has ended before.
+fn tie(parent: i32) -> bool {
+    #[cfg(target_os = "linux")]
+    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+    unistd::getppid().as_raw() == parent
+}
+
+fn take_terminal() {
+    // dlock has blocked SIGTTOU, so that this can be done from the background.
+    if let Ok(tty) = File::open("/dev/tty") {
+        let _ = unistd::tcsetpgrp(&tty, unistd::getpgrp());
+    }
+}

@@ -1,0 +1,58 @@
+//! The terminal, which is lent to the command.
+//!
+//! The command has a process group of its own, so that it can be ended with all that it has started and nothing else. To
+//! the terminal it has to be what dlock was: the foreground, which may read, and which Ctrl-C and Ctrl-Z go to.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileTypeExt;
+
+use nix::sys::signal;
+use nix::unistd::{self, Pid};
+
+/// The controlling terminal of this process.
+#[derive(Debug)]
+pub(super) struct Terminal {
+    tty: File,
+    ours: Pid,
+}
+
+impl Terminal {
+    /// `None` for a process that has none, such as one of cron or of a service manager.
+    pub(super) fn controlling() -> Option<Terminal> {
+        let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
+        Some(Terminal {
+            tty,
+            ours: unistd::getpgrp(),
+        })
+    }
+
+    fn foreground(&self) -> Option<Pid> {
+        unistd::tcgetpgrp(&self.tty).ok()
+    }
+
+    /// Whether this process is in the foreground.
+    pub(super) fn is_ours(&self) -> bool {
+        self.foreground() == Some(self.ours)
+    }
+
+    /// Whether a command shall have it from the beginning. One of a pipeline is lent it when it asks for it: as likely
+    /// another one needs it, a pager at the end.
+    pub(super) fn is_for_the_command(&self) -> bool {
+        let piped = |path| fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo());
+        self.is_ours() && !piped("/dev/stdin") && !piped("/dev/stdout")
+    }
+
+    /// Puts a process group into the foreground, if this one is there now.
+    pub(super) fn lend(&self, group: Pid) -> bool {
+        self.is_ours() && unistd::tcsetpgrp(&self.tty, group).is_ok()
+    }
+
+    /// Takes the foreground back from the group that it was lent to, or from one that does not exist any more (the
+    /// last job of an interactive shell that was killed). Whoever else has it keeps it.
+    pub(super) fn take_back(&self, group: Pid) {
+        let gone = |of: Pid| signal::killpg(of, None) == Err(nix::errno::Errno::ESRCH);
+        if self.foreground().is_some_and(|of| of == group || gone(of)) {
+            let _ = unistd::tcsetpgrp(&self.tty, self.ours);
+        }
+    }
+}

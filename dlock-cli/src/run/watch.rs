@@ -1,0 +1,265 @@
+//! The command and its lock: which of them ends first, and what then.
+
+use std::time::Duration;
+
+use dlock::{LockGuard, Loss};
+use nix::sys::signal::Signal;
+use tokio::time::{Instant, sleep_until};
+
+use super::args::{OnLost, Plan};
+use super::command::{Change, Running};
+use super::keeper::Keeper;
+use super::say::Say;
+use super::signals::{ENDING, Signals};
+use super::start::StartArgs;
+use super::terminal::Terminal;
+use super::{End, LOST, NOT_STARTED};
+
+/// How often it is looked how long the lock is held for sure, at most and at least.
+const LOOKS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+/// How many times while a lease lasts.
+const LOOKS_A_LEASE: u32 = 10;
+/// No timer can be set for longer, nor has to be.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Runs the command until it has ended, or had to.
+pub(super) async fn run(
+    plan: &Plan,
+    guard: &LockGuard,
+    grace: Duration,
+    terminal: Option<Terminal>,
+    signals: &mut Signals,
+    say: Say,
+) -> End {
+    let mut watch = match Watch::start(plan, guard, grace, terminal, say) {
+        Ok(watch) => watch,
+        Err(error) => {
+            say.line(&format!("the command cannot be started: {error}"));
+            return End::With(NOT_STARTED);
+        }
+    };
+    let change = watch.until_ended(signals).await;
+    watch.end(change).await
+}
+
+struct Watch<'a> {
+    guard: &'a LockGuard,
+    running: Running,
+    /// None where nobody has to end the command.
+    keeper: Option<Keeper>,
+    terminal: Option<Terminal>,
+    /// The command had it, so that what was pressed went to that and not to us.
+    lent: bool,
+    grace: Duration,
+    on_lost: OnLost,
+    /// The lock was lost, or its end has come near.
+    lost: bool,
+    /// When what does not end by itself is killed.
+    kill_at: Option<Instant>,
+    /// The last signal to end that was passed on.
+    passed_on: Option<Signal>,
+    say: Say,
+}
+
+impl<'a> Watch<'a> {
+    fn start(
+        plan: &Plan,
+        guard: &'a LockGuard,
+        grace: Duration,
+        terminal: Option<Terminal>,
+        say: Say,
+    ) -> std::io::Result<Watch<'a>> {
+        let ended = plan.on_lost == OnLost::End;
+        let keeper = ended.then(Keeper::start).transpose()?;
+        let lent = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
+        let mut command = StartArgs::command(&plan.command, ended, lent);
+        command
+            .env("DLOCK_FENCING_TOKEN", guard.fencing_token().to_string())
+            .env("DLOCK_KEY", &plan.key)
+            .env("DLOCK_KIND", plan.kind.0.to_string());
+        let watch = Watch {
+            guard,
+            running: Running::start(command)?,
+            keeper,
+            terminal,
+            lent,
+            grace,
+            on_lost: plan.on_lost,
+            lost: false,
+            kill_at: None,
+            passed_on: None,
+            say,
+        };
+        watch.tell_keeper();
+        Ok(watch)
+    }
+
+    fn tell_keeper(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.allow(self.running.group, || self.guard.remaining());
+        }
+    }
+
+    async fn until_ended(&mut self, signals: &mut Signals) -> Change {
+        let lost = self.guard.lost();
+        tokio::pin!(lost);
+        loop {
+            let wake = match self.kill_at {
+                Some(at) => at,
+                None => Instant::now() + self.until_look(),
+            };
+            tokio::select! {
+                biased;
+                change = self.running.change() => match change {
+                    Change::Stopped(signal) => self.stopped(signal, signals).await,
+                    ended => return ended,
+                },
+                signal = signals.next() => self.signalled(signal),
+                loss = &mut lost, if !self.lost => self.lost(loss),
+                () = sleep_until(wake) => self.look(),
+            }
+        }
+    }
+
+    fn until_look(&self) -> Duration {
+        if self.lost {
+            return NEVER;
+        }
+        let left = self.guard.remaining();
+        let [least, most] = LOOKS;
+        let often = (left / LOOKS_A_LEASE).clamp(least, most);
+        left.saturating_sub(self.grace).min(often)
+    }
+
+    /// How long is the lock held for sure? Time is over by which the command has to be asked, or to be gone.
+    fn look(&mut self) {
+        if self.kill_at.take().is_some() {
+            return self.running.kill();
+        }
+        let left = self.guard.remaining();
+        if left > self.grace {
+            return self.tell_keeper();
+        }
+        self.lost = true;
+        self.ask_to_end(left, "its time is up");
+    }
+
+    fn lost(&mut self, loss: Loss) {
+        self.lost = true;
+        // Of the lease nothing is left. Who else lost it may take the time.
+        let grace = match loss {
+            Loss::Expired => Duration::ZERO,
+            _ => self.grace,
+        };
+        self.ask_to_end(grace, &loss.to_string());
+    }
+
+    fn ask_to_end(&mut self, within: Duration, why: &str) {
+        let key = self.guard.key();
+        if self.on_lost == OnLost::Ignore {
+            return self.say.line(&format!(
+                "lock \"{key}\" is lost, {why}: the command goes on without it"
+            ));
+        }
+        self.say
+            .line(&format!("lock \"{key}\" is lost, {why}: the command is ended"));
+        if within.is_zero() {
+            return self.running.kill();
+        }
+        self.kill_at = Some(Instant::now() + within);
+        self.running.terminate();
+    }
+
+    fn signalled(&mut self, signal: Signal) {
+        if signal == Signal::SIGCONT {
+            return self.go_on(false);
+        }
+        if ENDING.contains(&signal) {
+            self.passed_on = Some(signal);
+        }
+        self.running.pass_on(signal);
+    }
+
+    /// The command was stopped. When it wants the terminal it can have it; by Ctrl-Z or the like, dlock follows, as the
+    /// rest of the shell's job would.
+    async fn stopped(&mut self, by: Signal, signals: &mut Signals) {
+        let Some(terminal) = &self.terminal else {
+            return;
+        };
+        match by {
+            Signal::SIGTTIN | Signal::SIGTTOU if terminal.is_ours() => {}
+            Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU => {
+                terminal.take_back(self.running.group);
+                for signal in signals.stop_all().await {
+                    self.signalled(signal);
+                }
+            }
+            _ => return,
+        }
+        self.go_on(by != Signal::SIGTSTP || self.lent);
+    }
+
+    /// dlock goes on after it was stopped, or was brought to the foreground.
+    fn go_on(&mut self, wants_terminal: bool) {
+        if !self.guard.is_held() && self.on_lost == OnLost::End {
+            // It must not do anything any more, be it to tidy up.
+            return self.running.kill();
+        }
+        if let Some(terminal) = &self.terminal
+            && (wants_terminal || terminal.is_for_the_command())
+        {
+            self.lent |= terminal.lend(self.running.group);
+        }
+        self.running.resume();
+    }
+
+    /// What a command leaves behind that did not end by its own will is ended before the lock is given back.
+    async fn rest(&self, how: Change) {
+        let soon = Instant::now() + self.grace.min(self.guard.remaining());
+        let until = match (self.lost, self.passed_on, how) {
+            (true, ..) => self.kill_at.unwrap_or_else(Instant::now),
+            // All of the group were asked.
+            (_, Some(_), _) => soon,
+            (_, _, Change::Killed(_)) => {
+                self.running.terminate();
+                soon
+            }
+            _ => return,
+        };
+        if !self.running.rest(until).await {
+            self.running.kill();
+            // Nobody survives that, but it may take a moment.
+            self.running.rest(Instant::now() + self.grace).await;
+        }
+    }
+
+    /// The command has ended: what of the rest of its group, and what is to be said of it?
+    async fn end(mut self, how: Change) -> End {
+        if self.on_lost == OnLost::End && !self.lost && !self.guard.is_held() {
+            self.lost = true;
+            self.say.line(&format!(
+                "lock \"{}\" was lost before the command had ended",
+                self.guard.key()
+            ));
+        }
+        let lost = self.lost && self.on_lost == OnLost::End;
+        if self.on_lost == OnLost::End {
+            self.rest(how).await;
+        }
+        if let Some(keeper) = self.keeper {
+            keeper.dismiss();
+        }
+        let at_terminal = self.terminal.is_some_and(|terminal| {
+            terminal.take_back(self.running.group);
+            terminal.is_ours()
+        });
+        match how {
+            _ if lost => End::With(LOST),
+            Change::Exited(code) => End::With(code as u8),
+            Change::Killed(signal) | Change::Stopped(signal) => {
+                let told = self.passed_on == Some(signal);
+                End::signalled(signal, at_terminal && (told || self.lent), told)
+            }
+        }
+    }
+}
