@@ -239,6 +239,13 @@ impl LockClient {
         self.handle.shared.settings.lease
     }
 
+    /// The id of this client, drawn anew for each. What the store knows its holds by begins with it, and with a colon: so
+    /// a [`Holder`] can be told to be this process, or another one that has said its id.
+    #[must_use]
+    pub fn id(&self) -> String {
+        self.handle.shared.uuid.to_string()
+    }
+
     /// How many locks this client holds now.
     #[must_use]
     pub fn held(&self) -> usize {

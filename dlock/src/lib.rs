@@ -49,6 +49,7 @@
 //! | full control | [`Lock::acquire`], [`Lock::try_acquire`] and the [`LockGuard`] |
 //! | endpoints | the lock layer of `dlock-tower` |
 //! | a job that must not run twice on machines whose clocks differ | [`Lock::min_hold`] |
+//! | work that one process does at a time, and another one takes over | [`LockClient::leader`] |
 //! | one process only | `tokio::sync::Mutex` |
 //!
 //! # What is promised
@@ -124,6 +125,7 @@ mod guard;
 mod handover;
 mod held;
 mod key;
+mod leader;
 mod lock;
 mod multi;
 mod problem;
@@ -150,6 +152,7 @@ pub use error::{Error, Loss};
 pub use guard::{HoldState, LockGuard};
 pub use held::Held;
 pub use key::{LockKey, MAX_KEY_BYTES};
+pub use leader::{Leader, Term};
 pub use lock::Lock;
 pub use multi::{MultiGuard, MultiLock};
 pub use problem::Problem;

@@ -1,0 +1,305 @@
+//! Leader election by a paused clock: when the lead passes on, and when it does not.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock::testing::{Fault, Step, TestStore};
+use dlock::{Error, Held, LockClient, Loss};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+const SEC: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+/// The default.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// The paused clock, and a virtual limit.
+fn paused(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        timeout(Duration::from_secs(7200), test)
+            .await
+            .expect("a dead-lock");
+    });
+}
+
+/// Who led when, as those who did have said.
+#[derive(Debug, Clone, Default)]
+struct Diary {
+    leading: Arc<AtomicUsize>,
+    terms: Arc<Mutex<Vec<(usize, u64, Instant)>>>,
+}
+
+/// A term that goes on; dropped with the work.
+struct Leading(Arc<AtomicUsize>);
+
+impl Drop for Leading {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Diary {
+    /// Work without end, of candidate `who`.
+    fn keep(
+        &self,
+        who: usize,
+    ) -> impl FnMut(Held) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + use<> {
+        let diary = self.clone();
+        move |held| {
+            let diary = diary.clone();
+            Box::pin(async move {
+                assert_eq!(diary.leading.fetch_add(1, SeqCst), 0, "two lead at a time");
+                let _leading = Leading(diary.leading.clone());
+                diary
+                    .terms
+                    .lock()
+                    .push((who, held.fencing_token(), Instant::now()));
+                std::future::pending().await
+            })
+        }
+    }
+
+    fn terms(&self) -> Vec<(usize, u64, Instant)> {
+        self.terms.lock().clone()
+    }
+
+    fn last(&self) -> (usize, u64, Instant) {
+        *self.terms().last().expect("somebody has led")
+    }
+}
+
+#[test]
+fn one_of_many_leads_and_terms_have_growing_tokens() {
+    paused(async {
+        let (store, diary) = (TestStore::new(), Diary::default());
+        let mut candidates: Vec<_> = (0..5)
+            .map(|who| {
+                let work = diary.keep(who);
+                let leader = store.client().leader("l");
+                Some(tokio::spawn(async move { leader.lead(work).await }))
+            })
+            .collect();
+        sleep(600 * SEC).await;
+        assert_eq!(diary.terms().len(), 1, "who is alive leads on");
+        // Each that leads goes away; another one follows at once.
+        for round in 1..5 {
+            let gone = candidates[diary.last().0].take().expect("it has led once");
+            gone.abort();
+            let before = Instant::now();
+            assert!(gone.await.unwrap_err().is_cancelled());
+            sleep(100 * MS).await;
+            assert_eq!(diary.terms().len(), round + 1);
+            assert!(
+                diary.last().2 - before <= 50 * MS,
+                "it took {:?}",
+                diary.last().2 - before
+            );
+        }
+        let tokens: Vec<u64> = diary.terms().iter().map(|term| term.1).collect();
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    });
+}
+
+#[test]
+fn after_a_crash_another_one_leads_when_the_lease_is_over_and_not_before() {
+    paused(async {
+        let (store, diary) = (TestStore::new(), Diary::default());
+        // Of who has crashed nothing is left but the lease.
+        let crashed = store.busy_for("l", LEASE);
+        let began = Instant::now();
+        let leader = store.client().leader("l");
+        let candidate = tokio::spawn({
+            let work = diary.keep(1);
+            async move { leader.lead(work).await }
+        });
+        sleep(LEASE - MS).await;
+        assert_eq!(
+            diary.terms().len(),
+            0,
+            "a second leader while the first one's lease is valid"
+        );
+        sleep(2 * SEC).await;
+        let after = diary.last().2 - began;
+        assert!((LEASE..LEASE + SEC).contains(&after), "{after:?}");
+        candidate.abort();
+        drop(crashed);
+    });
+}
+
+#[test]
+fn a_lost_lead_drops_the_work_and_is_stood_for_again() {
+    paused(async {
+        let (store, diary) = (TestStore::new(), Diary::default());
+        let leader = store.client().leader("l");
+        let candidate = tokio::spawn({
+            let work = diary.keep(1);
+            async move { leader.lead(work).await }
+        });
+        sleep(SEC).await;
+        let usurper = store.busy("l");
+        sleep(SEC).await;
+        assert_eq!(
+            (diary.terms().len(), diary.leading.load(SeqCst)),
+            (1, 0),
+            "the work goes on"
+        );
+        drop(usurper);
+        sleep(SEC).await;
+        let terms = diary.terms();
+        assert_eq!((terms.len(), diary.leading.load(SeqCst)), (2, 1));
+        assert!(terms[1].1 > terms[0].1);
+        candidate.abort();
+    });
+}
+
+#[test]
+fn a_leader_without_its_store_is_none_when_the_lease_is_over_and_stands_until_the_store_is_back() {
+    paused(async {
+        let (store, diary) = (TestStore::new(), Diary::default());
+        let leader = store.client().leader("l").lease(9 * SEC);
+        let candidate = tokio::spawn({
+            let work = diary.keep(1);
+            async move { leader.lead(work).await }
+        });
+        sleep(SEC).await;
+        assert_eq!(diary.leading.load(SeqCst), 1);
+        store.set_down(true);
+        sleep(9 * SEC).await;
+        assert_eq!(diary.leading.load(SeqCst), 0, "it leads on without a lease");
+        // Far longer than any acquire puts up with.
+        sleep(1200 * SEC).await;
+        assert!(!candidate.is_finished());
+        store.set_down(false);
+        sleep(5 * SEC).await;
+        assert_eq!((diary.terms().len(), diary.leading.load(SeqCst)), (2, 1));
+        candidate.abort();
+    });
+}
+
+#[test]
+fn a_store_that_refuses_or_loses_answers_is_asked_again() {
+    paused(async {
+        for fault in [Fault::Refused, Fault::AnswerLost, Fault::RequestLost] {
+            let store = TestStore::new();
+            let leader = store.client().leader("l");
+            store.fail_next(Step::Acquire, fault);
+            let term = timeout(LEASE / 3, leader.campaign()).await;
+            let term = term
+                .unwrap_or_else(|_| panic!("{fault:?}: nobody leads"))
+                .unwrap();
+            assert!(term.is_leading());
+            term.resign().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_term_ends_when_it_has_lasted_as_long_as_it_may() {
+    paused(async {
+        let (store, diary) = (TestStore::new(), Diary::default());
+        for who in 0..2 {
+            let (leader, work) = (store.client().leader("l").max_term(60 * SEC), diary.keep(who));
+            tokio::spawn(async move { leader.lead(work).await });
+        }
+        sleep(600 * SEC).await;
+        let terms = diary.terms();
+        assert!((9..=11).contains(&terms.len()), "{terms:?}");
+        let longest = terms.windows(2).map(|two| two[1].2 - two[0].2).max().unwrap();
+        assert!(longest <= 61 * SEC, "{longest:?}");
+    });
+}
+
+#[test]
+fn shutdown_drops_the_work_of_lead_at_once_and_ends_a_term_at_its_deadline() {
+    paused(async {
+        let (store, diary) = (TestStore::new(), Diary::default());
+        let client = store.client();
+        let (leader, work) = (client.leader("l"), diary.keep(1));
+        let leading = tokio::spawn(async move { leader.lead(work).await });
+        let waiting = tokio::spawn({
+            let leader = store.client().leader("l");
+            async move { leader.campaign().await }
+        });
+        sleep(SEC).await;
+        let before = Instant::now();
+        let report = client.shutdown(60 * SEC).await;
+        assert_eq!((report.lost, report.unconfirmed), (0, 0));
+        assert!(before.elapsed() < SEC, "the work does not end by itself");
+        assert!(matches!(leading.await.unwrap(), Err(Error::ClientClosed)));
+        assert_eq!(diary.leading.load(SeqCst), 0);
+
+        let term = waiting.await.unwrap().unwrap();
+        assert!(matches!(
+            client.leader("l").campaign().await,
+            Err(Error::ClientClosed)
+        ));
+        drop(term);
+        let other = store.client();
+        let term = other.leader("l").campaign().await.unwrap();
+        let before = Instant::now();
+        assert_eq!(other.shutdown(5 * SEC).await.lost, 1);
+        assert_eq!((before.elapsed(), term.lost().await), (5 * SEC, Loss::Shutdown));
+        assert_eq!(store.held(), 0);
+    });
+}
+
+#[test]
+fn whoever_stops_standing_at_any_point_leaves_nothing() {
+    paused(async {
+        for others_lead in [false, true] {
+            for polls in 0..12 {
+                let store = TestStore::new();
+                let (first, second) = (store.client(), store.client());
+                let term = match others_lead {
+                    true => Some(first.leader("l").campaign().await.unwrap()),
+                    false => None,
+                };
+                {
+                    let leader = second.leader("l");
+                    let mut lead = pin!(leader.lead(|_| std::future::pending::<()>()));
+                    for _ in 0..polls {
+                        std::future::poll_fn(|cx| {
+                            assert!(lead.as_mut().poll(cx).is_pending());
+                            Poll::Ready(())
+                        })
+                        .await;
+                        sleep(MS).await;
+                    }
+                }
+                drop(term);
+                sleep(MS).await;
+                let left = (store.held(), store.watched(), second.held(), second.waited_for());
+                assert_eq!(left, (0, 0, 0, 0), "others lead: {others_lead}, {polls} polls");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_waiting_does_not_help_against_is_told() {
+    paused(async {
+        let client = LockClient::memory();
+        let work = |_: Held| std::future::pending::<()>();
+        assert!(matches!(
+            client.leader("a{b").lead(work).await,
+            Err(Error::InvalidKey { .. })
+        ));
+        let error = client
+            .leader("l")
+            .lease(Duration::ZERO)
+            .lead(work)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error}");
+        assert!(client.leader("l").max_term(Duration::ZERO).check().is_err());
+        assert!(client.leader("l").check().is_ok());
+    });
+}
