@@ -1,5 +1,5 @@
 //! What comes between dlock and the command: dlock itself, started once more, which sets up what only the new process
-//! can, and then becomes the command.
+//! can, waits until it is watched over, and then becomes the command.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,8 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
-#[cfg(target_os = "linux")]
-use nix::sys::signal::Signal;
+use nix::sys::signal::{self, Signal};
 use nix::unistd;
 
 use super::{NOT_FOUND, NOT_STARTED};
@@ -64,6 +63,10 @@ pub(crate) fn start(args: StartArgs) -> ExitCode {
     }
     if args.foreground {
         take_terminal();
+    }
+    if args.tied_to.is_some() {
+        // Goes on when the keeper knows of it.
+        let _ = signal::raise(Signal::SIGSTOP);
     }
     let [program, arguments @ ..] = &args.command[..] else {
         return ExitCode::from(NOT_STARTED);

@@ -47,6 +47,8 @@ struct Watch<'a> {
     running: Running,
     /// None where nobody has to end the command.
     keeper: Option<Keeper>,
+    /// The command does not run before the keeper knows of it.
+    held_back: bool,
     terminal: Option<Terminal>,
     /// The command had it, so that what was pressed went to that and not to us.
     lent: bool,
@@ -77,10 +79,11 @@ impl<'a> Watch<'a> {
             .env("DLOCK_FENCING_TOKEN", guard.fencing_token().to_string())
             .env("DLOCK_KEY", &plan.key)
             .env("DLOCK_KIND", plan.kind.0.to_string());
-        let watch = Watch {
+        Ok(Watch {
             guard,
             running: Running::start(command)?,
             keeper,
+            held_back: ended,
             terminal,
             lent,
             grace,
@@ -89,12 +92,13 @@ impl<'a> Watch<'a> {
             kill_at: None,
             passed_on: None,
             say,
-        };
-        watch.tell_keeper();
-        Ok(watch)
+        })
     }
 
     fn tell_keeper(&self) {
+        if self.held_back {
+            return;
+        }
         if let Some(keeper) = &self.keeper {
             keeper.allow(self.running.group, || self.guard.remaining());
         }
@@ -180,9 +184,14 @@ impl<'a> Watch<'a> {
         self.running.pass_on(signal);
     }
 
-    /// The command was stopped. When it wants the terminal it can have it; by Ctrl-Z or the like, dlock follows, as the
+    /// The command was stopped: by itself before it begins, or by others. When it wants the terminal it can have it; by Ctrl-Z or the like, dlock follows, as the
     /// rest of the shell's job would.
     async fn stopped(&mut self, by: Signal, signals: &mut Signals) {
+        if self.held_back && by == Signal::SIGSTOP {
+            self.held_back = false;
+            self.tell_keeper();
+            return self.running.resume();
+        }
         let Some(terminal) = &self.terminal else {
             return;
         };
@@ -201,6 +210,9 @@ impl<'a> Watch<'a> {
 
     /// dlock goes on after it was stopped, or was brought to the foreground.
     fn go_on(&mut self, wants_terminal: bool) {
+        if self.held_back {
+            return;
+        }
         if !self.guard.is_held() && self.on_lost == OnLost::End {
             // It must not do anything any more, be it to tidy up.
             return self.running.kill();

@@ -1,0 +1,471 @@
+//! `dlock run`: the command, its status, its signals, and who may run when. What becomes of it when the lock is lost
+//! stands in `redis_run_lost.rs`, the terminal in `redis_run_terminal.rs`.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use dlock::LockClient;
+use dlock_tests::faults::{SOON, patient, within};
+use dlock_tests::{Ended, Flavor, Running, Server, eventually};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+
+/// No test waits for the end of this lease.
+const LASTING: &str = "lease=300s&timeout=20s&retry_for=60s";
+
+/// A server, and its URL for clients that a machine which stands still does not worry.
+async fn server() -> (Server, String) {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = format!("{}?{LASTING}", server.url());
+    (server, url)
+}
+
+async fn run(url: &str, args: &[&str]) -> Ended {
+    Running::start(url, args).all_ended().await
+}
+
+fn code(ended: &Ended) -> i32 {
+    ended.status.code().unwrap_or_else(|| panic!("{ended:?}"))
+}
+
+async fn is_held(client: &LockClient, key: &str) -> bool {
+    client.inspect(key).await.expect("the server is there").is_some()
+}
+
+#[tokio::test]
+async fn the_command_has_the_lock_while_it_runs_and_its_token_in_the_environment() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    let script =
+        "echo \"$DLOCK_FENCING_TOKEN $DLOCK_KEY $DLOCK_KIND\"; read line; echo \"read $line\"; echo told >&2";
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        let running = Running::script(&url, &["a job"], script);
+        running.says("lock\n").await;
+        assert!(is_held(&client, "a job").await);
+        assert!(
+            client
+                .lock("a job")
+                .try_acquire()
+                .await
+                .is_err_and(|error| error.is_busy())
+        );
+        running.write(b"it all\n");
+        let ended = running.all_ended().await;
+        assert_eq!((code(&ended), ended.stderr.as_str()), (0, "told\n"));
+        let (token, rest) = ended.stdout.split_once(' ').expect("a line");
+        assert_eq!(rest, "a job lock\nread it all\n");
+        tokens.push(token.parse::<u64>().expect("a number"));
+        assert!(!is_held(&client, "a job").await, "it is not given back");
+    }
+    let guard = client.lock("a job").try_acquire().await.unwrap();
+    tokens.push(guard.fencing_token());
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[tokio::test]
+async fn its_exit_status_is_that_of_the_command() {
+    let (server, url) = server().await;
+    for (script, status) in [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exit 75", 75),
+        ("exit 255", 255),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+        ("kill -SEGV $$", 139),
+        ("kill -INT $$", 130),
+    ] {
+        let ended = run(&url, &["k", "--", "sh", "-c", script]).await;
+        assert_eq!((code(&ended), ended.stderr.as_str()), (status, ""), "{script}");
+    }
+    let nothing = server.data_dir().join("nothing");
+    let script = server.data_dir().join("no interpreter");
+    fs::write(&script, "#!/nowhere\n").unwrap();
+    for (command, status, says) in [
+        ("no-such-command-anywhere", 127, "No such file"),
+        (nothing.to_str().unwrap(), 127, "No such file"),
+        ("/etc/passwd", 126, "Permission denied"),
+        ("/", 126, "Permission denied"),
+        (script.to_str().unwrap(), 126, "Permission denied"),
+        ("", 127, "No such file"),
+    ] {
+        let ended = run(&url, &["k", "--", command, "x"]).await;
+        assert_eq!(code(&ended), status, "{command}: {ended:?}");
+        assert!(
+            ended.stderr.contains(says) && ended.stderr.lines().count() == 1,
+            "{ended:?}"
+        );
+    }
+    let client = patient(&server.url()).await;
+    assert!(
+        !is_held(&client, "k").await,
+        "a command that does not start keeps the lock"
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_text_goes_through_unchanged() {
+    let (_server, url) = server().await;
+    let args: [&OsStr; 6] = ["k", "--", "printf", "%s", "--", "x"].map(OsStr::new);
+    let mut args: Vec<OsString> = args.map(OsStr::to_owned).to_vec();
+    args.truncate(4);
+    args.push(OsStr::from_bytes(b"--\xff ' \n").to_owned());
+    let ended = Running::start(&url, &args).all_ended().await;
+    assert_eq!(ended.stdout, String::from_utf8_lossy(b"--\xff ' \n"));
+    let copies = Running::start(&url, &["k", "--", "cat"]);
+    let many = "0123456789abcde\n".repeat(10_000);
+    copies.write(many.as_bytes());
+    let ended = copies.all_ended().await;
+    assert!(ended.stdout == many, "{} bytes", ended.stdout.len());
+}
+
+#[tokio::test]
+async fn commands_of_one_key_exclude_each_other_and_those_of_others_do_not() {
+    let (server, url) = server().await;
+    let count = server.data_dir().join("count");
+    fs::write(&count, "0").unwrap();
+    // Reads, thinks, and writes: whoever comes in between is not counted.
+    let script = format!("n=$(cat {0}); sleep 0.02; echo $((n + 1)) > {0}", count.display());
+    let runs: Vec<_> = (0..12).map(|_| Running::script(&url, &["k"], &script)).collect();
+    for running in &runs {
+        let ended = running.all_ended().await;
+        assert_eq!(code(&ended), 0, "{ended:?}");
+    }
+    assert_eq!(fs::read_to_string(&count).unwrap().trim(), "12");
+
+    let one = Running::script(&url, &["one"], "echo here; read line");
+    one.says("here").await;
+    assert_eq!(code(&run(&url, &["--try", "other", "--", "true"]).await), 0);
+    assert_eq!(
+        code(&one.all_ended().await),
+        1,
+        "of read, at the end of its input"
+    );
+}
+
+#[tokio::test]
+async fn a_lock_that_cannot_be_had_is_75_or_what_was_said_and_the_command_does_not_run() {
+    let (_server, url) = server().await;
+    let holder = Running::script(&url, &["k"], "echo here; read line");
+    holder.says("here").await;
+    for args in [
+        &["--try"][..],
+        &["-n"],
+        &["--wait", "0s"],
+        &["--wait", "200ms"],
+        &["-w", "200ms"],
+    ] {
+        let ended = run(&url, &[args, &["k", "--", "echo", "run"]].concat()).await;
+        assert_eq!((code(&ended), ended.stdout.as_str()), (75, ""), "{args:?}");
+        assert!(ended.stderr.contains("lock \"k\" is held"), "{ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    }
+    let ended = run(&url, &["-n", "-E", "0", "--quiet", "k", "--", "echo", "run"]).await;
+    assert_eq!(
+        (code(&ended), ended.stdout.as_str(), ended.stderr.as_str()),
+        (0, "", "")
+    );
+    let ended = run(&url, &["-n", "--conflict-exit-code=9", "k", "--", "echo", "run"]).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (9, ""));
+
+    let waiter = Running::start(&url, &["--wait", "1h", "k", "--", "echo", "run"]);
+    assert!(waiter.is_running());
+    holder.close();
+    let ended = within(SOON, "the wait", waiter.all_ended()).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (0, "run\n"));
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_reached_is_75_whatever_was_said_of_conflicts() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("redis://:hunter2@{closed}");
+    for args in [&["-E", "0"][..], &["--try"], &["--wait", "1s"]] {
+        let ended = run(&url, &[args, &["k", "--", "echo", "run"]].concat()).await;
+        assert_eq!((code(&ended), ended.stdout.as_str()), (75, ""), "{ended:?}");
+        assert!(ended.stderr.contains("could not be reached"), "{ended:?}");
+        assert!(!ended.stderr.contains("hunter2"), "{ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
+    let (server, url) = server().await;
+    for (args, says) in [
+        (&["k"][..], "COMMAND"),
+        (&["k", "--"], "COMMAND"),
+        (&["--", "echo"], "KEY"),
+        (&["k", "echo", "run"], "unexpected argument 'echo'"),
+        (&["", "--", "echo"], "it is empty"),
+        (&["a\nb", "--", "echo"], "control"),
+        (
+            &["--try", "--wait", "1s", "k", "--", "echo"],
+            "cannot be used with",
+        ),
+        (&["--wait", "10", "k", "--", "echo"], "unit"),
+        (&["--wait", "9000years", "k", "--", "echo"], "more than a year"),
+        (&["--lease", "0s", "k", "--", "echo"], "lease"),
+        (&["--lease", "1ms", "k", "--", "echo"], "lease"),
+        (
+            &["--lease", "1s", "--min-hold", "2s", "k", "--", "echo"],
+            "min_hold",
+        ),
+        (
+            &["--grace", "10s", "--lease", "5s", "k", "--", "echo"],
+            "--grace cannot be 10s",
+        ),
+        (
+            &["--grace", "200s", "k", "--", "echo"],
+            "--grace cannot be 3m 20s",
+        ),
+        (&["--kind", "lokc", "k", "--", "echo"], "one of lock, fair"),
+        (
+            &["--on-lost", "pray", "k", "--", "echo"],
+            "possible values: end, ignore",
+        ),
+        (&["-E", "256", "k", "--", "echo"], "256"),
+        (
+            &["--url", "reids://:hunter2@localhost", "k", "--", "echo"],
+            "did you mean",
+        ),
+    ] {
+        let ended = run(&url, args).await;
+        assert_eq!(
+            (code(&ended), ended.stdout.as_str()),
+            (2, ""),
+            "{args:?}: {ended:?}"
+        );
+        assert!(ended.stderr.contains(says), "{args:?}: {ended:?}");
+        assert!(
+            !ended.stderr.contains("hunter2") && !ended.stderr.contains("panicked"),
+            "{ended:?}"
+        );
+    }
+    let _: () = server.query(&["SET", "data", "of somebody else"]).await;
+    let ended = run(&url, &["data", "--", "echo", "run"]).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(ended.stderr.contains("not a lock"), "{ended:?}");
+    assert_eq!(server.keys().await, ["data"]);
+}
+
+#[tokio::test]
+async fn the_help_says_what_a_script_has_to_know() {
+    let help = run("redis://nobody", &["--help"]).await;
+    assert_eq!(code(&help), 0);
+    for part in [
+        "75",
+        "76",
+        "126",
+        "127",
+        "128 + N",
+        "DLOCK_FENCING_TOKEN",
+        "DLOCK_KEY",
+        "--min-hold",
+        "--conflict-exit-code",
+        "SIGTERM",
+        "--grace",
+        "--on-lost",
+        "Examples:",
+        "cron",
+    ] {
+        assert!(help.stdout.contains(part), "{part} is missing:\n{}", help.stdout);
+    }
+    for internal in ["run-start", "run-keeper", "tied"] {
+        assert!(!help.stdout.contains(internal), "{internal}");
+    }
+}
+
+#[tokio::test]
+async fn on_memory_it_says_that_this_is_of_no_use_to_others() {
+    let ended = run("memory://", &["k", "--", "echo", "run"]).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (0, "run\n"));
+    assert!(ended.stderr.contains("nobody else will ever wait"), "{ended:?}");
+    let ended = run("memory://", &["-q", "k", "--", "echo", "run"]).await;
+    assert_eq!(ended.stderr, "");
+}
+
+#[tokio::test]
+async fn a_min_hold_keeps_the_lock_after_a_short_command_whatever_became_of_it() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    for (key, script) in [("well", "exit 0"), ("badly", "exit 3"), ("killed", "kill -9 $$")] {
+        run(
+            &url,
+            &["--try", "--min-hold", "200s", key, "--", "sh", "-c", script],
+        )
+        .await;
+        let ended = run(&url, &["--try", key, "--", "echo", "run"]).await;
+        assert_eq!((code(&ended), ended.stdout.as_str()), (75, ""), "{key}");
+        let left = client
+            .inspect(key)
+            .await
+            .unwrap()
+            .and_then(|holder| holder.remaining);
+        // Not as long as the lease would have been.
+        assert!(
+            left.is_some_and(|left| left <= Duration::from_secs(200)),
+            "{key}: {left:?}"
+        );
+    }
+    assert_eq!(
+        code(&run(&url, &["--min-hold", "1s", "short", "--", "true"]).await),
+        0
+    );
+    let after = run(&url, &["--wait", "1h", "short", "--", "true"]);
+    assert_eq!(code(&within(Duration::from_secs(1), "the wait", after).await), 0);
+}
+
+/// Says `ready` when it is in the middle of its work, and what signals have come when it ends.
+fn trapping(signals: &[&str]) -> String {
+    let traps: String = signals
+        .iter()
+        .map(|name| format!("trap 'echo got {name}; kill $!; exit 3' {name}; "))
+        .collect();
+    format!("{traps} sleep 600 & echo ready; while :; do wait; done")
+}
+
+#[tokio::test]
+async fn signals_are_passed_on_and_what_the_command_makes_of_them_counts() {
+    let (server, url) = server().await;
+    for name in ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2"] {
+        let sent: Signal = format!("SIG{name}").parse().unwrap();
+        let running = Running::script(&url, &["k"], &trapping(&[name]));
+        running.says("ready").await;
+        running.signal(sent);
+        let ended = running.all_ended().await;
+        let says = format!("ready\ngot {name}\n");
+        assert_eq!(
+            (code(&ended), ended.stdout.as_str()),
+            (3, says.as_str()),
+            "{name}: {ended:?}"
+        );
+
+        // Without a trap it ends the command, and all that belongs to it.
+        let running = Running::script(&url, &["k"], "sleep 600 & sh -c 'sleep 600' & echo ready; wait");
+        running.says("ready").await;
+        running.signal(sent);
+        let ended = running.all_ended().await;
+        assert_eq!(code(&ended), 128 + sent as i32, "{name}: {ended:?}");
+    }
+    let client = patient(&server.url()).await;
+    assert!(!is_held(&client, "k").await);
+}
+
+#[tokio::test]
+async fn the_lock_is_kept_until_all_that_was_asked_to_end_has_ended() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    // The shell is gone at once; what it has started takes the time that it is given.
+    let slow = "trap 'read line; echo tidied up; exit' TERM; echo ready; while :; do sleep 0.05; done";
+    let running = Running::script(&url, &["k"], &format!("exec 3<&0; sh -c \"{slow}\" <&3 & wait"));
+    running.says("ready").await;
+    running.signal(Signal::SIGTERM);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(running.is_running() && is_held(&client, "k").await);
+    running.write(b"now\n");
+    let ended = running.all_ended().await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (143, "ready\ntidied up\n"));
+    assert!(!is_held(&client, "k").await);
+
+    // But not for ever.
+    let deaf = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
+    let args = ["--grace", "500ms", "k"];
+    let running = Running::script(&url, &args, &format!("sh -c \"{deaf}\" & wait"));
+    running.says("ready").await;
+    running.signal(Signal::SIGTERM);
+    assert_eq!(code(&within(SOON, "its end", running.all_ended()).await), 143);
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_in_the_background_when_it_ends_by_itself_is_left_alone() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    let running = Running::script(&url, &["k"], "sleep 600 >/dev/null 2>&1 & echo $!; exit 4");
+    let ended = within(SOON, "its end", running.all_ended()).await;
+    assert_eq!(code(&ended), 4);
+    assert!(!is_held(&client, "k").await);
+    let left = Pid::from_raw(ended.stdout.trim().parse().expect("a process id"));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    signal::kill(left, Signal::SIGKILL).expect("it goes on");
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        let waiter = Running::start(&url, &["k", "--", "echo", "run"]);
+        eventually("it waits", || async { server.pubsub_channels().await.len() == 1 }).await;
+        // There is nobody yet to whom this means anything.
+        waiter.signal(Signal::SIGUSR1);
+        waiter.signal(sent);
+        let ended = waiter.all_ended().await;
+        assert_eq!(
+            (code(&ended), ended.stdout.as_str()),
+            (128 + sent as i32, ""),
+            "{sent}"
+        );
+        eventually("nobody waits", || async {
+            server.pubsub_channels().await.is_empty()
+        })
+        .await;
+    }
+    guard.release().await.unwrap();
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+}
+
+#[tokio::test]
+async fn the_command_starts_with_the_signals_that_dlock_was_started_with() {
+    let (server, url) = server().await;
+    let status = "grep -E 'SigBlk|SigIgn|SigCgt' /proc/self/status";
+    let plain = std::process::Command::new("sh")
+        .args(["-c", &format!("exec {status}")])
+        .output()
+        .unwrap();
+    let run = Running::script(&url, &["k"], &format!("exec {status}"));
+    assert_eq!(run.all_ended().await.stdout.as_bytes(), plain.stdout);
+
+    // Under nohup(1) neither of them minds a hang-up, not even while it waits.
+    let client = patient(&server.url()).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let dlock = dlock_tests::bins::dlock();
+    let script = format!(
+        "trap '' HUP; exec {} run k -- sh -c 'echo ready; read line; echo end'",
+        dlock.display()
+    );
+    let outer = Running::script(&url, &["outer"], &script);
+    eventually("it waits", || async { server.pubsub_channels().await.len() == 1 }).await;
+    let inner = client.inspect("outer").await.unwrap();
+    assert!(inner.is_some());
+    outer.signal(Signal::SIGHUP);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(outer.is_running());
+    guard.release().await.unwrap();
+    outer.says("ready").await;
+    outer.signal(Signal::SIGHUP);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    outer.write(b"\n");
+    let ended = outer.all_ended().await;
+    assert_eq!(
+        (code(&ended), ended.stdout.as_str()),
+        (0, "ready\nend\n"),
+        "{ended:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_command_that_ends_while_the_server_is_away_keeps_its_status() {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = format!("{}?lease=300s&retry_for=300ms", server.url());
+    let running = Running::script(&url, &["k"], "echo ready; read line; exit 5");
+    running.says("ready").await;
+    server.kill();
+    running.write(b"\n");
+    let ended = within(SOON, "its end", running.all_ended()).await;
+    assert_eq!(code(&ended), 5, "{ended:?}");
+    assert!(ended.stderr.contains("release of lock \"k\""), "{ended:?}");
+}

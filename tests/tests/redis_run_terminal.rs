@@ -1,0 +1,273 @@
+//! `dlock run` in an interactive shell: Ctrl-C, Ctrl-Z, `fg` and `bg`, programs that read from the terminal, pipelines.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::Child;
+use std::sync::Arc;
+use std::thread;
+
+use dlock_tests::faults::patient;
+use dlock_tests::{Flavor, Server, bins, child, eventually};
+use nix::pty::openpty;
+use parking_lot::Mutex;
+
+const CTRL_C: &str = "\x03";
+const CTRL_D: &str = "\x04";
+const CTRL_Z: &str = "\x1a";
+/// What the shell says when it waits for a command.
+const PROMPT: &str = "next> ";
+
+/// bash at a terminal, in which `$D` is `dlock run` on a server of its own.
+struct Shell {
+    keyboard: Mutex<File>,
+    screen: Arc<Mutex<String>>,
+    /// What of the screen was seen.
+    seen: Mutex<usize>,
+    child: Child,
+    server: Server,
+}
+
+impl Shell {
+    async fn start(options: &str) -> Shell {
+        let server = Server::start(Flavor::from_env()).await;
+        let pty = openpty(None, None).expect("a terminal");
+        let mut command = child::command("setsid");
+        command.args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
+        command
+            .env("PS1", PROMPT)
+            .env("D", format!("{} run", bins::dlock().display()))
+            .env(
+                "DLOCK_URL",
+                format!("{}?timeout=20s&retry_for=60s&{options}", server.url()),
+            )
+            .env_remove("RUST_LOG");
+        let side = |fd: &OwnedFd| fd.try_clone().expect("it is open");
+        command
+            .stdin(side(&pty.slave))
+            .stdout(side(&pty.slave))
+            .stderr(pty.slave);
+        let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
+        let screen = Arc::new(Mutex::new(String::new()));
+        let (mut from, to) = (File::from(side(&pty.master)), screen.clone());
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(read @ 1..) = from.read(&mut bytes) {
+                *to.lock() += &String::from_utf8_lossy(&bytes[..read]);
+            }
+        });
+        let shell = Shell {
+            keyboard: Mutex::new(pty.master.into()),
+            screen,
+            seen: Mutex::new(0),
+            child,
+            server,
+        };
+        shell.shows(PROMPT).await;
+        shell
+    }
+
+    fn types(&self, text: &str) {
+        self.keyboard
+            .lock()
+            .write_all(text.as_bytes())
+            .expect("a terminal");
+    }
+
+    /// Waits until this is shown, after what was waited for before.
+    async fn shows(&self, what: &str) {
+        eventually(&format!("{what:?} is shown"), || async {
+            let (screen, mut seen) = (self.screen.lock(), self.seen.lock());
+            let found = screen[*seen..].find(what);
+            if let Some(at) = found {
+                *seen += at + what.len();
+            }
+            found.is_some()
+        })
+        .await;
+    }
+
+    /// Types a command, which shows this.
+    async fn enters(&self, command: &str, shows: &str) {
+        self.types(&format!("{command}\n"));
+        // The echo is not what it shows.
+        self.shows(&format!("{command}\r\n")).await;
+        self.shows(shows).await;
+    }
+
+    /// Waits until the lock is held, or free.
+    async fn until_held(&self, is_held: bool) {
+        let client = patient(&self.server.url()).await;
+        eventually(
+            if is_held {
+                "the lock is held"
+            } else {
+                "the lock is free"
+            },
+            || async { client.inspect("k").await.expect("the server is there").is_some() == is_held },
+        )
+        .await;
+    }
+
+    /// What all has been shown; for the message of a failed test.
+    fn screen(&self) -> String {
+        self.screen.lock().clone()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the screen:\n{}", self.screen());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_reads_from_the_terminal_is_stopped_goes_on_and_is_interrupted() {
+    let shell = Shell::start("lease=300s").await;
+    shell.types("$D k -- cat\n");
+    shell.enters("one", "one").await;
+    shell.types(CTRL_Z);
+    shell.shows("Stopped").await;
+    shell.shows(PROMPT).await;
+    shell.until_held(true).await;
+    shell.enters("fg", "k -- cat").await;
+    shell.enters("two", "two").await;
+    shell.types(CTRL_C);
+    shell.shows(PROMPT).await;
+    shell.until_held(false).await;
+    shell.enters("echo status $?", "status 130").await;
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_script_and_a_loop_as_it_does_without_dlock() {
+    let shell = Shell::start("lease=300s").await;
+    let script = shell.server.data_dir().join("script");
+    fs::write(&script, "$D k -- sh -c 'echo re''ady; sleep 600'\necho went on\n").unwrap();
+    for name in ["bash", "dash"] {
+        shell
+            .enters(&format!("{name} {}", script.display()), "ready")
+            .await;
+        shell.types(CTRL_C);
+        shell.shows(PROMPT).await;
+        shell.until_held(false).await;
+    }
+    shell
+        .enters(
+            "for i in 1 2 3; do $D k -- sh -c 'echo re''ady; sleep 600'; done",
+            "ready",
+        )
+        .await;
+    shell.types(CTRL_C);
+    shell.shows(PROMPT).await;
+    shell.until_held(false).await;
+    let screen = shell.screen();
+    assert!(!screen.contains("went on"), "{screen}");
+    assert_eq!(screen.matches("\r\nready").count(), 3, "{screen}");
+}
+
+#[tokio::test]
+async fn what_comes_after_it_in_a_script_has_the_terminal_again() {
+    let shell = Shell::start("lease=300s").await;
+    shell.types("( $D k -- cat; read line; echo \"read $line\"; )\n");
+    shell.enters("one", "one").await;
+    shell.types(CTRL_D);
+    shell.until_held(false).await;
+    shell.enters("more", "read more").await;
+}
+
+#[tokio::test]
+async fn a_command_in_the_background_that_wants_the_terminal_gets_it_by_fg() {
+    let shell = Shell::start("lease=300s").await;
+    shell.enters("$D k -- cat &", PROMPT).await;
+    shell.until_held(true).await;
+    // The shell tells of it before its next prompt.
+    eventually("it is stopped", || async {
+        let from = shell.screen().len();
+        shell.types("\n");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        shell.screen()[from..].contains("Stopped")
+    })
+    .await;
+    shell.enters("fg", "k -- cat").await;
+    shell.enters("one", "one").await;
+    shell.types(CTRL_D);
+    shell.shows(PROMPT).await;
+    shell.enters("echo status $?", "status 0").await;
+}
+
+#[tokio::test]
+async fn one_that_was_stopped_for_longer_than_its_lease_does_not_go_on() {
+    let shell = Shell::start("lease=1s").await;
+    shell
+        .enters(
+            "$D k -- sh -c 'trap \"\" TERM; echo re''ady; while read l; do echo $l; done'",
+            "ready",
+        )
+        .await;
+    shell.types(CTRL_Z);
+    shell.shows("Stopped").await;
+    shell.until_held(false).await;
+    shell.enters("fg", PROMPT).await;
+    shell.enters("echo status $?", "status 76").await;
+}
+
+#[tokio::test]
+async fn a_pager_at_the_end_of_a_pipeline_has_the_terminal() {
+    let shell = Shell::start("lease=300s").await;
+    shell.types("$D k -- echo line | { cat; read answer </dev/tty; echo \"answer $answer\"; }\n");
+    shell.shows("\r\nline").await;
+    shell.enters("yes", "answer yes").await;
+    // And a command that asks at the terminal gets it there too.
+    shell.types("$D k -- bash -c 'read answer </dev/tty; echo \"answer $answer\"' | cat\n");
+    shell.until_held(true).await;
+    shell.enters("no", "answer no").await;
+}
+
+#[tokio::test]
+async fn a_pipeline_is_stopped_goes_on_in_the_background_and_is_interrupted_as_one() {
+    let shell = Shell::start("lease=300s").await;
+    let script = "while :; do echo more; sleep 0.05; done";
+    shell
+        .enters(&format!("$D k -- sh -c '{script}' | cat"), "more")
+        .await;
+    shell.types(CTRL_Z);
+    shell.shows("Stopped").await;
+    shell.shows(PROMPT).await;
+    let from = shell.screen().len();
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let screen = shell.screen();
+    assert!(!screen[from..].contains("more"), "it was not stopped: {screen}");
+    shell.enters("bg", "more").await;
+    shell.enters("fg", "more").await;
+    shell.types(CTRL_C);
+    shell.shows(PROMPT).await;
+    shell.until_held(false).await;
+}
+
+#[tokio::test]
+async fn whoever_waits_at_a_terminal_sees_for_whom_and_can_stop_and_give_up() {
+    let shell = Shell::start("lease=300s").await;
+    let client = patient(&shell.server.url()).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    shell
+        .enters("$D k -- echo r''un", "dlock: waiting for lock \"k\", held by ")
+        .await;
+    shell.shows(&client.id()).await;
+    shell.types(CTRL_Z);
+    shell.shows("Stopped").await;
+    shell.enters("fg", "waiting for lock").await;
+    shell.types(CTRL_C);
+    shell.shows(PROMPT).await;
+    shell.enters("echo status $?", "status 130").await;
+    shell.enters("$D -q k -- echo r''un", "").await;
+    shell.types(CTRL_C);
+    shell.shows(PROMPT).await;
+    guard.release().await.unwrap();
+    assert_eq!(client.lock("k").try_acquire().await.map(|_| ()).ok(), Some(()));
+    let screen = shell.screen();
+    assert!(!screen.contains("\nrun"), "{screen}");
+}
