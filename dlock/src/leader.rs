@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Holder;
-use crate::guard::{Held, HoldState, LockGuard, finish};
-use crate::{Error, Lock, LockClient, LockKey, Loss};
+use crate::guard::{HoldState, LockGuard, finish};
+use crate::{Error, Held, Lock, LockClient, LockKey, Loss};
 
 /// About how long is paused before a store that has failed is asked again.
 const PAUSE: Duration = Duration::from_secs(1);

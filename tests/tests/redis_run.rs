@@ -318,6 +318,44 @@ async fn a_min_hold_keeps_the_lock_after_a_short_command_whatever_became_of_it()
     assert_eq!(code(&within(Duration::from_secs(1), "the wait", after).await), 0);
 }
 
+#[tokio::test]
+async fn of_several_keys_all_are_had_or_none_and_each_has_its_token() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    // One of them has a greater token already.
+    drop(client.lock("b").acquire().await.unwrap());
+    let script = "echo \"$DLOCK_KEY\"; echo \"$DLOCK_FENCING_TOKEN\"; echo .; read line";
+    let running = Running::script(&url, &["c", "a", "b", "a"], script);
+    running.says(".\n").await;
+    for key in ["a", "b", "c"] {
+        assert!(is_held(&client, key).await, "{key}");
+    }
+    let ended = run(&url, &["--try", "x", "b", "--", "echo", "run"]).await;
+    assert_eq!((code(&ended), ended.stdout.as_str()), (75, ""));
+    assert!(ended.stderr.contains("lock \"b\" is held"), "{ended:?}");
+    assert!(
+        !is_held(&client, "x").await,
+        "it waits with one of them in the hand"
+    );
+    running.close();
+    let ended = running.all_ended().await;
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    assert_eq!(lines[..3], ["c", "a", "b"]);
+    for (key, token) in lines[..3].iter().zip(&lines[3..6]) {
+        let next = client.lock(*key).try_acquire().await.unwrap().fencing_token();
+        assert!(
+            token.parse::<u64>().is_ok_and(|token| token < next),
+            "{key}: {token} and {next}"
+        );
+    }
+    let multi = run(
+        &url,
+        &["--kind", "multi", "a", "b", "--", "sh", "-c", "echo $DLOCK_KIND"],
+    )
+    .await;
+    assert_eq!((code(&multi), multi.stdout.as_str()), (0, "lock\n"));
+}
+
 /// Says `ready` when it is in the middle of its work, and what signals have come when it ends.
 fn trapping(signals: &[&str]) -> String {
     let traps: String = signals

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use dlock::Kind;
+use dlock::{Kind, LockKey};
 
 /// What the help ends with.
 const MORE: &str = "\
@@ -19,7 +19,8 @@ Exit status:
 
 In the command's environment:
   DLOCK_FENCING_TOKEN  grows with each acquisition; send it along with what is written, and have older ones refused
-  DLOCK_KEY            the name of the lock; of several, one on each line
+  DLOCK_KEY            the name of the lock
+                       (of several locks both have a line for each, in the order in which they were named)
   DLOCK_KIND           the kind of lock
 
 Examples:
@@ -28,7 +29,9 @@ Examples:
   dlock run --try --min-hold 50s -E 0 minutely -- ./poll.sh
       for cron: once a minute, on whichever machine is first
   dlock run --wait 30s --lease 10m migrate -- sh -c './migrate && ./check'
-      waits for half a minute, and works for ten minutes at the most";
+      waits for half a minute, and works for ten minutes at the most
+  dlock run account:7 account:3 -- ./transfer.sh 7 3
+      takes both, or waits with neither";
 
 /// Runs a command under a lock: flock(1) for a fleet.
 ///
@@ -49,7 +52,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
     /// lock, fair (in the order of arrival), read (together with other readers), write (without any reader),
-    /// fenced (tokens are those of Redisson's fenced lock).
+    /// fenced (tokens are those of Redisson's fenced lock), multi (another word for lock, of several keys).
     #[arg(long, value_name = "KIND", default_value = "lock")]
     kind: Wanted,
     /// Keep the lock taken for at least this long from when it was had, however soon the command ends: so that a
@@ -70,9 +73,9 @@ pub(crate) struct RunArgs {
     /// Say nothing but what is wrong with the arguments.
     #[arg(long, short)]
     quiet: bool,
-    /// The name of the lock.
+    /// The name of the lock. Of several, all are had or none.
     #[arg(required = true, value_name = "KEY")]
-    key: String,
+    keys: Vec<String>,
     /// The command and its arguments, after `--`.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -95,17 +98,22 @@ impl FromStr for Wanted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Wanted, String> {
-        const KINDS: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write, Kind::Fenced];
-        let kind = KINDS.into_iter().find(|kind| kind.to_string() == text);
-        kind.map(Wanted)
-            .ok_or_else(|| format!("it is one of {}", KINDS.map(|kind| kind.to_string()).join(", ")))
+        match text {
+            "lock" | "multi" => Ok(Wanted(Kind::Lock)),
+            "fair" => Ok(Wanted(Kind::Fair)),
+            "read" => Ok(Wanted(Kind::Read)),
+            "write" => Ok(Wanted(Kind::Write)),
+            "fenced" => Ok(Wanted(Kind::Fenced)),
+            _ => Err("it is one of lock, fair, read, write, fenced, multi".to_owned()),
+        }
     }
 }
 
 /// The same, checked.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    pub(super) key: String,
+    /// As they were named, each once.
+    pub(super) keys: Vec<LockKey>,
     pub(super) kind: Wanted,
     pub(super) wait: Wait,
     pub(super) lease: Option<Duration>,
@@ -133,8 +141,16 @@ impl RunArgs {
             Some(time) => Wait::AtMost(time),
             None => Wait::ForEver,
         };
+        let mut keys: Vec<LockKey> = Vec::new();
+        for key in self.keys {
+            // A command line means what it says, braces included.
+            let key = LockKey::raw(key);
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
         Plan {
-            key: self.key,
+            keys,
             kind: self.kind,
             wait,
             lease: self.lease,
@@ -149,6 +165,19 @@ impl RunArgs {
 }
 
 impl Plan {
+    /// The locks, for messages.
+    pub(super) fn locks(&self) -> String {
+        let names: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
+        let noun = if names.len() == 1 { "lock" } else { "locks" };
+        format!("{noun} {}", names.join(", "))
+    }
+
+    /// For the environment: a line for each lock.
+    pub(super) fn lines<T: ToString>(&self, of: impl Fn(&LockKey) -> T) -> String {
+        let lines: Vec<_> = self.keys.iter().map(|key| of(key).to_string()).collect();
+        lines.join("\n")
+    }
+
     /// The time between SIGTERM and SIGKILL, with a lease that is fixed or renewed.
     pub(super) fn grace(&self, renewed: Duration) -> Result<Duration, String> {
         let lease = self.lease.unwrap_or(renewed);
@@ -191,6 +220,13 @@ mod tests {
         let plan = plan(&["-n", "-E", "0", "k", "--", "--try", "-x", "--", "y"]);
         assert_eq!((plan.wait, plan.conflict), (Wait::Never, 0));
         assert_eq!(plan.command, ["--try", "-x", "--", "y"]);
+    }
+
+    #[test]
+    fn keys_stay_in_their_order_each_once() {
+        let plan = plan(&["b", "a", "b", "c{d}", "--", "x"]);
+        assert_eq!(plan.lines(LockKey::to_string), "b\na\nc{d}");
+        assert_eq!(plan.locks(), "locks \"b\", \"a\", \"c{d}\"");
     }
 
     #[test]

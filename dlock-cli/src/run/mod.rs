@@ -21,7 +21,7 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dlock::{Error, LockClient, LockGuard, LockKey};
+use dlock::{Error, LockClient, MultiGuard};
 use nix::sys::signal::Signal;
 
 pub(crate) use args::RunArgs;
@@ -115,7 +115,7 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
     };
     let end = match had {
         Ok((guard, grace)) => {
-            let end = watch::run(plan, &guard, grace, terminal, &mut signals, say).await;
+            let end = watch::run(plan, guard.held(), grace, terminal, &mut signals, say).await;
             tokio::select! {
                 biased;
                 _ = signals.end() => {}
@@ -133,12 +133,10 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
     end
 }
 
-/// Takes the lock. The grace is known only with the lease.
-async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(LockGuard, Duration), End> {
+/// Takes the locks. The grace is known only with the lease.
+async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(MultiGuard, Duration), End> {
     let grace = plan.grace(client.lease()).map_err(End::Misused)?;
-    // A command line means what it says, braces included.
-    let key = LockKey::raw(&plan.key);
-    let mut lock = client.lock(key.clone()).kind(plan.kind.0);
+    let mut lock = client.multi(plan.keys.clone()).kind(plan.kind.0);
     if let Some(lease) = plan.lease {
         lock = lock.lease(lease);
     }
@@ -147,8 +145,8 @@ async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(LockGuard, 
     }
     let taken = match plan.wait {
         Wait::Never => lock.try_acquire().await,
-        Wait::AtMost(time) => say.while_waiting(client, &key, lock.wait(time).acquire()).await,
-        Wait::ForEver => say.while_waiting(client, &key, lock.acquire()).await,
+        Wait::AtMost(time) => say.while_waiting(client, plan, lock.wait(time).acquire()).await,
+        Wait::ForEver => say.while_waiting(client, plan, lock.acquire()).await,
     };
     taken
         .map(|guard| (guard, grace))
@@ -166,7 +164,7 @@ fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
 }
 
 /// The command has ended, and what becomes of the lock changes nothing about how.
-async fn give_back(guard: LockGuard, say: Say) {
+async fn give_back(guard: MultiGuard, say: Say) {
     let was_held = guard.is_held();
     match guard.release().await {
         Err(error) if was_held => say.line(&error.to_string()),

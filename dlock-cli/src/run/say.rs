@@ -3,7 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use dlock::{LockClient, LockKey};
+use dlock::LockClient;
+
+use super::args::Plan;
 
 /// Who waits for less is not told of it.
 const SOON: Duration = Duration::from_millis(500);
@@ -32,7 +34,7 @@ impl Say {
     pub(super) async fn while_waiting<T>(
         self,
         client: &LockClient,
-        key: &LockKey,
+        plan: &Plan,
         wait: impl Future<Output = T>,
     ) -> T {
         if self.quiet || !std::io::stderr().is_terminal() {
@@ -42,7 +44,7 @@ impl Say {
         tokio::select! {
             biased;
             done = wait => done,
-            never = shown.keep_up(client, key) => match never {},
+            never = shown.keep_up(client, plan) => match never {},
         }
     }
 }
@@ -51,19 +53,24 @@ impl Say {
 struct Shown(bool);
 
 impl Shown {
-    async fn keep_up(&mut self, client: &LockClient, key: &LockKey) -> std::convert::Infallible {
+    async fn keep_up(&mut self, client: &LockClient, plan: &Plan) -> std::convert::Infallible {
         let since = Instant::now();
+        let locks = plan.locks();
         tokio::time::sleep(SOON).await;
         loop {
-            let by = match client.inspect(key.clone()).await {
-                Ok(Some(holder)) => format!(", held by {}", holder.id),
-                _ => String::new(),
-            };
+            let mut by = String::new();
+            for key in &plan.keys {
+                if let Ok(Some(holder)) = client.inspect(key.clone()).await {
+                    by = match &plan.keys[..] {
+                        [_] => format!(", held by {}", holder.id),
+                        _ => format!(", of which \"{key}\" is held by {}", holder.id),
+                    };
+                    break;
+                }
+            }
             self.0 = true;
-            line(&format!(
-                "dlock: waiting for lock \"{key}\"{by}, for {} s so far",
-                since.elapsed().as_secs()
-            ));
+            let so_far = since.elapsed().as_secs();
+            line(&format!("dlock: waiting for {locks}{by}, for {so_far} s so far"));
             tokio::time::sleep(EVERY).await;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock::{LockGuard, Loss};
+use dlock::{Held, LockKey, Loss};
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -25,13 +25,13 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Runs the command until it has ended, or had to.
 pub(super) async fn run(
     plan: &Plan,
-    guard: &LockGuard,
+    held: Held,
     grace: Duration,
     terminal: Option<Terminal>,
     signals: &mut Signals,
     say: Say,
 ) -> End {
-    let mut watch = match Watch::start(plan, guard, grace, terminal, say) {
+    let mut watch = match Watch::start(plan, held, grace, terminal, say) {
         Ok(watch) => watch,
         Err(error) => {
             say.line(&format!("the command cannot be started: {error}"));
@@ -42,8 +42,15 @@ pub(super) async fn run(
     watch.end(change).await
 }
 
-struct Watch<'a> {
-    guard: &'a LockGuard,
+fn token(held: &Held, key: &LockKey) -> u64 {
+    held.fencing_token_of(key.clone())
+        .unwrap_or_else(|| held.fencing_token())
+}
+
+struct Watch {
+    held: Held,
+    /// What is held, for messages.
+    locks: String,
     running: Running,
     /// None where nobody has to end the command.
     keeper: Option<Keeper>,
@@ -63,30 +70,32 @@ struct Watch<'a> {
     say: Say,
 }
 
-impl<'a> Watch<'a> {
+impl Watch {
     fn start(
         plan: &Plan,
-        guard: &'a LockGuard,
+        held: Held,
         grace: Duration,
         terminal: Option<Terminal>,
         say: Say,
-    ) -> std::io::Result<Watch<'a>> {
+    ) -> std::io::Result<Watch> {
         let ended = plan.on_lost == OnLost::End;
         let keeper = ended.then(Keeper::start).transpose()?;
         let lent = terminal.as_ref().is_some_and(Terminal::is_for_the_command);
         let mut command = StartArgs::command(&plan.command, ended, lent);
         command
-            .env("DLOCK_FENCING_TOKEN", guard.fencing_token().to_string())
-            .env("DLOCK_KEY", &plan.key)
+            .env("DLOCK_FENCING_TOKEN", plan.lines(|key| token(&held, key)))
+            .env("DLOCK_KEY", plan.lines(LockKey::to_string))
             .env("DLOCK_KIND", plan.kind.0.to_string());
         Ok(Watch {
-            guard,
+            held,
+            locks: plan.locks(),
             running: Running::start(command)?,
             keeper,
             held_back: ended,
             terminal,
             lent,
-            grace,
+            // Who does not end it need not be early.
+            grace: if ended { grace } else { Duration::ZERO },
             on_lost: plan.on_lost,
             lost: false,
             kill_at: None,
@@ -100,12 +109,12 @@ impl<'a> Watch<'a> {
             return;
         }
         if let Some(keeper) = &self.keeper {
-            keeper.allow(self.running.group, || self.guard.remaining());
+            keeper.allow(self.running.group, || self.held.remaining());
         }
     }
 
     async fn until_ended(&mut self, signals: &mut Signals) -> Change {
-        let lost = self.guard.lost();
+        let lost = self.held.lost();
         tokio::pin!(lost);
         loop {
             let wake = match self.kill_at {
@@ -129,7 +138,7 @@ impl<'a> Watch<'a> {
         if self.lost {
             return NEVER;
         }
-        let left = self.guard.remaining();
+        let left = self.held.remaining();
         let [least, most] = LOOKS;
         let often = (left / LOOKS_A_LEASE).clamp(least, most);
         left.saturating_sub(self.grace).min(often)
@@ -140,7 +149,7 @@ impl<'a> Watch<'a> {
         if self.kill_at.take().is_some() {
             return self.running.kill();
         }
-        let left = self.guard.remaining();
+        let left = self.held.remaining();
         if left > self.grace {
             return self.tell_keeper();
         }
@@ -159,14 +168,16 @@ impl<'a> Watch<'a> {
     }
 
     fn ask_to_end(&mut self, within: Duration, why: &str) {
-        let key = self.guard.key();
-        if self.on_lost == OnLost::Ignore {
-            return self.say.line(&format!(
-                "lock \"{key}\" is lost, {why}: the command goes on without it"
-            ));
-        }
+        let locks = &self.locks;
+        let what = match self.on_lost {
+            OnLost::Ignore => "goes on without",
+            OnLost::End => "is ended",
+        };
         self.say
-            .line(&format!("lock \"{key}\" is lost, {why}: the command is ended"));
+            .line(&format!("{locks}: lost, {why}; the command {what}"));
+        if self.on_lost == OnLost::Ignore {
+            return;
+        }
         if within.is_zero() {
             return self.running.kill();
         }
@@ -184,8 +195,8 @@ impl<'a> Watch<'a> {
         self.running.pass_on(signal);
     }
 
-    /// The command was stopped: by itself before it begins, or by others. When it wants the terminal it can have it; by Ctrl-Z or the like, dlock follows, as the
-    /// rest of the shell's job would.
+    /// The command was stopped: by itself before it begins, or by others. When it wants the terminal it can have it. By
+    /// Ctrl-Z or the like, dlock follows, as the rest of the shell's job would.
     async fn stopped(&mut self, by: Signal, signals: &mut Signals) {
         if self.held_back && by == Signal::SIGSTOP {
             self.held_back = false;
@@ -213,7 +224,7 @@ impl<'a> Watch<'a> {
         if self.held_back {
             return;
         }
-        if !self.guard.is_held() && self.on_lost == OnLost::End {
+        if !self.held.is_held() && self.on_lost == OnLost::End {
             // It must not do anything any more, be it to tidy up.
             return self.running.kill();
         }
@@ -227,7 +238,7 @@ impl<'a> Watch<'a> {
 
     /// What a command leaves behind that did not end by its own will is ended before the lock is given back.
     async fn rest(&self, how: Change) {
-        let soon = Instant::now() + self.grace.min(self.guard.remaining());
+        let soon = Instant::now() + self.grace.min(self.held.remaining());
         let until = match (self.lost, self.passed_on, how) {
             (true, ..) => self.kill_at.unwrap_or_else(Instant::now),
             // All of the group were asked.
@@ -247,12 +258,10 @@ impl<'a> Watch<'a> {
 
     /// The command has ended: what of the rest of its group, and what is to be said of it?
     async fn end(mut self, how: Change) -> End {
-        if self.on_lost == OnLost::End && !self.lost && !self.guard.is_held() {
+        if self.on_lost == OnLost::End && !self.lost && !self.held.is_held() {
             self.lost = true;
-            self.say.line(&format!(
-                "lock \"{}\" was lost before the command had ended",
-                self.guard.key()
-            ));
+            self.say
+                .line(&format!("{}: lost before the command had ended", self.locks));
         }
         let lost = self.lost && self.on_lost == OnLost::End;
         if self.on_lost == OnLost::End {
