@@ -198,7 +198,7 @@ async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
         (&["k"][..], "COMMAND"),
         (&["k", "--"], "COMMAND"),
         (&["--", "echo"], "KEY"),
-        (&["k", "echo", "run"], "unexpected argument 'echo'"),
+        (&["k", "echo", "run"], "-- <COMMAND>"),
         (&["", "--", "echo"], "it is empty"),
         (&["a\nb", "--", "echo"], "control"),
         (
