@@ -9,7 +9,7 @@ use std::fmt::{Debug, Display};
 use std::time::{Duration, Instant};
 
 use dlock::backend::{BackendError, Reason};
-use dlock::{Error, LockClient, LockClientBuilder, LockGuard};
+use dlock::{Error, Kind, LockClient, LockClientBuilder, LockGuard};
 
 use crate::{Command, Proxy, Store, eventually};
 
@@ -97,6 +97,24 @@ pub async fn setting_of_faults() -> (Store, Proxy, LockClient, LockClient) {
 /// Matches the calls that carry a step of this name.
 pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
     move |command| command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes())
+}
+
+/// What the step that acquires a lock of this kind is called.
+pub fn acquiring(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Lock => "acquire",
+        Kind::Fair => "fair",
+        Kind::Fenced => "fenced",
+        other => panic!("what takes a lock of kind {other} has no name here"),
+    }
+}
+
+/// What the step that releases a lock of this kind is called.
+pub fn releasing(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Fair => "release_fair",
+        _ => "release",
+    }
 }
 
 /// Runs it and sees that it kept its time, or nearly.

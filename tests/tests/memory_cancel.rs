@@ -6,7 +6,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
-use dlock::{Lock, LockClient};
+use dlock::{Kind, Lock, LockClient};
+
+/// The kinds whose holders exclude each other.
+const KINDS: [Kind; 3] = [Kind::Lock, Kind::Fair, Kind::Fenced];
 
 /// Polls an acquire up to `n` times with room for everybody else in between, then drops it. Whether it
 /// was done before.
@@ -27,41 +30,46 @@ async fn polled(lock: &Lock, n: usize) -> bool {
     false
 }
 
+/// One acquire dropped after `n` polls: nothing is left.
+async fn dropped_after(n: usize, kind: Kind, busy: bool, second_in_line: bool) {
+    let case = format!("{kind}, busy {busy}, second {second_in_line}, {n} polls");
+    let store = MemoryBackend::new();
+    let a = LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap();
+    let b = LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap();
+    let guard = if busy {
+        Some(a.lock("k").kind(kind).acquire().await.unwrap())
+    } else {
+        None
+    };
+    let first = second_in_line.then(|| tokio::spawn(b.lock("k").kind(kind).acquire()));
+    tokio::task::yield_now().await;
+    polled(&b.lock("k").kind(kind), n).await;
+    drop(guard);
+    if let Some(first) = first {
+        drop(first.await.unwrap().unwrap());
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(store.is_empty(), "{case}: a lock is left");
+    assert_eq!((store.watched(), store.queued()), (0, 0), "{case}");
+    assert_eq!((b.held(), b.waited_for()), (0, 0), "{case}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
-    for busy in [false, true] {
-        for second_in_line in [false, true] {
-            for n in 0..12 {
-                let store = MemoryBackend::new();
-                let a = LockClient::builder()
-                    .backend(store.clone())
-                    .build()
-                    .await
-                    .unwrap();
-                let b = LockClient::builder()
-                    .backend(store.clone())
-                    .build()
-                    .await
-                    .unwrap();
-                let guard = if busy {
-                    Some(a.lock("k").acquire().await.unwrap())
-                } else {
-                    None
-                };
-                let first = second_in_line.then(|| tokio::spawn(b.lock("k").acquire()));
-                tokio::task::yield_now().await;
-                polled(&b.lock("k"), n).await;
-                drop(guard);
-                if let Some(first) = first {
-                    drop(first.await.unwrap().unwrap());
+    for kind in KINDS {
+        for busy in [false, true] {
+            for second_in_line in [false, true] {
+                for n in 0..12 {
+                    dropped_after(n, kind, busy, second_in_line).await;
                 }
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                assert!(
-                    store.is_empty(),
-                    "busy {busy}, second {second_in_line}, {n} polls: a lock is left"
-                );
-                assert_eq!(store.watched(), 0);
-                assert_eq!((b.held(), b.waited_for()), (0, 0));
             }
         }
     }
@@ -69,7 +77,7 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
-    for n in 0..6 {
+    for (kind, n) in KINDS.into_iter().flat_map(|kind| (0..6).map(move |n| (kind, n))) {
         let store = MemoryBackend::new();
         let a = LockClient::builder()
             .backend(store.clone())
@@ -81,14 +89,14 @@ async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
             .build()
             .await
             .unwrap();
-        let guard = a.lock("k").acquire().await.unwrap();
-        let lock = b.lock("k");
+        let guard = a.lock("k").kind(kind).acquire().await.unwrap();
+        let lock = b.lock("k").kind(kind);
         let mut first = Box::pin(lock.acquire());
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..3 {
             assert!(first.as_mut().poll(&mut cx).is_pending());
         }
-        let second = tokio::spawn(b.lock("k").acquire());
+        let second = tokio::spawn(lock.acquire());
         tokio::task::yield_now().await;
         guard.release().await.unwrap();
         for _ in 0..n {
@@ -101,10 +109,10 @@ async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
         second.await.unwrap().unwrap().release().await.unwrap();
         assert!(
             before.elapsed() < Duration::from_millis(50),
-            "{n}: {:?}",
+            "{kind} {n}: {:?}",
             before.elapsed()
         );
-        assert_eq!((store.watched(), b.waited_for()), (0, 0));
+        assert_eq!((store.watched(), store.queued(), b.waited_for()), (0, 0, 0));
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState};
+use dlock::{Error, HoldState, Kind};
 use dlock_tests::faults::{
-    RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_back, is_confirmed,
-    is_free, is_free_soon, setting, setting_of_faults, step, within,
+    RETRY_FOR, SLACK, SOON, TIMEOUT, acquiring, answered, hasty, hasty_builder, in_rounds, is_back,
+    is_confirmed, is_free, is_free_soon, releasing, setting, setting_of_faults, step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -22,22 +22,34 @@ const TOO_LATE: &str = "its time was over before the step was sent";
 
 const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
 
+/// The kinds whose holders exclude each other.
+const KINDS: [Kind; 3] = [Kind::Lock, Kind::Fair, Kind::Fenced];
+
+/// Each kind with each way to lose a reply.
+fn cases() -> impl Iterator<Item = (Kind, Swallow)> {
+    KINDS
+        .into_iter()
+        .flat_map(|kind| SWALLOWS.map(|then| (kind, then)))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_id() {
-    for then in SWALLOWS {
+    for (kind, then) in cases() {
         in_rounds("the acquire is sent", async || {
             let (store, proxy, a, b) = setting().await;
-            let fault = proxy.swallow(1, then, step("acquire"));
-            let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+            let fault = proxy.swallow(1, then, step(acquiring(kind)));
+            let once = within(TIMEOUT, "try_acquire", a.lock("k").kind(kind).try_acquire()).await;
             if !fault.fired() {
                 return Err(TOO_LATE);
             }
-            assert!(is_unknown(&once), "{then:?}: {once:?}");
+            assert!(is_unknown(&once), "{kind}, {then:?}: {once:?}");
             // What the server did is undone in the background, long before the lease ends.
             is_free_soon(&b, "k").await;
 
-            proxy.swallow(1, then, step("acquire"));
-            let guard = within(SOON, "acquire", a.lock("k").acquire()).await.unwrap();
+            proxy.swallow(1, then, step(acquiring(kind)));
+            let guard = within(SOON, "acquire", a.lock("k").kind(kind).acquire())
+                .await
+                .unwrap();
             eventually("it is held", || async { guard.state() == HoldState::Held }).await;
             guard.release().await.unwrap();
             is_free(&b, "k").await;
@@ -50,21 +62,21 @@ async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
-    for then in SWALLOWS {
+    for (kind, then) in cases() {
         in_rounds("the acquire is sent", async || {
             let (store, proxy, a, b) = setting().await;
-            let guard = b.lock("k").acquire().await.unwrap();
-            let fault = proxy.swallow(1, then, step("acquire"));
-            let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+            let guard = b.lock("k").kind(kind).acquire().await.unwrap();
+            let fault = proxy.swallow(1, then, step(acquiring(kind)));
+            let once = within(TIMEOUT, "try_acquire", a.lock("k").kind(kind).try_acquire()).await;
             if !fault.fired() {
                 return Err(TOO_LATE);
             }
-            assert!(is_unknown(&once), "{then:?}: {once:?}");
-            proxy.swallow(1, then, step("acquire"));
-            let waited = answered(|| a.lock("k").wait(RETRY_FOR).acquire())
+            assert!(is_unknown(&once), "{kind}, {then:?}: {once:?}");
+            proxy.swallow(1, then, step(acquiring(kind)));
+            let waited = answered(|| a.lock("k").kind(kind).wait(RETRY_FOR).acquire())
                 .await
                 .unwrap_err();
-            assert!(waited.is_busy(), "{then:?}: {waited}");
+            assert!(waited.is_busy(), "{kind}, {then:?}: {waited}");
             is_confirmed(&guard).await;
             guard.release().await.unwrap();
             is_free(&a, "k").await;
@@ -78,26 +90,32 @@ async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost() {
     let (store, proxy, a, b) = setting().await;
-    for then in SWALLOWS {
-        let guard = a.lock("k").acquire().await.unwrap();
-        let fault = proxy.swallow(1, then, step("release"));
+    for (kind, then) in cases() {
+        let guard = a.lock("k").kind(kind).acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step(releasing(kind)));
         within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
         is_free(&b, "k").await;
 
         let started = Instant::now();
-        let guard = a.lock("k").min_hold(1000 * MS).acquire().await.unwrap();
-        let fault = proxy.swallow(1, then, step("release"));
+        let guard = a
+            .lock("k")
+            .kind(kind)
+            .min_hold(1000 * MS)
+            .acquire()
+            .await
+            .unwrap();
+        let fault = proxy.swallow(1, then, step(releasing(kind)));
         within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
         eventually("the minimum is over", || async {
-            b.lock("k").try_acquire().await.is_ok()
+            b.lock("k").kind(kind).try_acquire().await.is_ok()
         })
         .await;
         let took = started.elapsed();
         assert!(
             took >= 1000 * MS && took < 1000 * MS + SLACK,
-            "{then:?}: kept for {took:?}"
+            "{kind}, {then:?}: kept for {took:?}"
         );
     }
     store.assert_clean(&[&a, &b]).await;
@@ -199,8 +217,8 @@ enum Deed {
 }
 
 /// "Acquire, renew, release with a waiter", with a fault at the k-th command of all. Whether it struck.
-async fn scenario(store: &Store, k: u64, deed: Deed) -> bool {
-    let (key, case) = (format!("k:{deed:?}:{k}"), format!("{deed:?} {k}"));
+async fn scenario(store: &Store, kind: Kind, k: u64, deed: Deed) -> bool {
+    let (key, case) = (format!("k:{kind}:{deed:?}:{k}"), format!("{kind}, {deed:?} {k}"));
     let proxy = Proxy::start(store.as_server().addr());
     let (a, b) = (hasty(&proxy.url()).await, hasty(&proxy.url()).await);
     let any = |_: &Command| true;
@@ -209,8 +227,8 @@ async fn scenario(store: &Store, k: u64, deed: Deed) -> bool {
         Deed::Lose => (Some(proxy.lose(k, any)), None),
         Deed::Hold => (None, Some(proxy.hold(k, any))),
     };
-    let guard = a.lock(&*key).acquire().await.expect(&case);
-    let waiter = tokio::spawn(b.lock(&*key).acquire());
+    let guard = a.lock(&*key).kind(kind).acquire().await.expect(&case);
+    let waiter = tokio::spawn(b.lock(&*key).kind(kind).acquire());
     settle().await;
     is_confirmed(&guard).await;
     assert!(!waiter.is_finished(), "{case}: two holders");
@@ -242,12 +260,14 @@ async fn scenario(store: &Store, k: u64, deed: Deed) -> bool {
 async fn every_command_of_a_scenario(deed: Deed) {
     const MOST: u64 = 40;
     let store = Store::server().await;
-    let struck = join_all((1..=MOST).map(|k| scenario(&store, k, deed))).await;
-    let commands = struck.iter().filter(|struck| **struck).count();
-    assert!(
-        commands >= 9 && !struck[MOST as usize - 1],
-        "{deed:?}: {struck:?}"
-    );
+    for kind in KINDS {
+        let struck = join_all((1..=MOST).map(|k| scenario(&store, kind, k, deed))).await;
+        let commands = struck.iter().filter(|struck| **struck).count();
+        assert!(
+            commands >= 9 && !struck[MOST as usize - 1],
+            "{kind}, {deed:?}: {struck:?}"
+        );
+    }
     store.assert_clean(&[]).await;
 }
 

@@ -1,0 +1,380 @@
+//! The times of fair locks by a paused clock: what the dead cost, who keeps a place and who gets it back, and how
+//! often who waits asks.
+//!
+//! The clock moves by `sleep`, never by `advance`; every test runs inside a few virtual hours, because a dead-lock
+//! never idles once there is a watchdog.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::testing::{Fault, Step, TestStore};
+use dlock::{Error, Kind, LockClient, LockGuard};
+use dlock_tests::Watched;
+use futures_util::poll;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+const SEC: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+/// For how long a place is kept for one who is not heard of.
+const PLACE: Duration = Duration::from_secs(5);
+/// How often who waits asks.
+const ASKS: Duration = Duration::from_millis(1500);
+
+/// The paused clock, and a virtual limit.
+fn paused(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(7200), test)
+            .await
+            .expect("a dead-lock");
+    });
+}
+
+async fn client(store: &MemoryBackend) -> LockClient {
+    LockClient::builder()
+        .backend(store.clone())
+        .build()
+        .await
+        .unwrap()
+}
+
+type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
+
+/// One who stands in the queue and is not polled any more.
+async fn silent(client: &LockClient) -> Acquire {
+    let mut acquire: Acquire = Box::pin(client.fair_lock("k").acquire());
+    assert!(poll!(&mut acquire).is_pending());
+    acquire
+}
+
+/// Who was served, and when.
+type Served = Arc<Mutex<Vec<(usize, Duration)>>>;
+
+fn waiter(client: &LockClient, name: usize, begun: Instant, served: &Served) -> JoinHandle<()> {
+    let (lock, served) = (client.fair_lock("k"), served.clone());
+    tokio::spawn(async move {
+        let guard = lock.acquire().await.unwrap();
+        served.lock().push((name, begun.elapsed()));
+        guard.release().await.unwrap();
+    })
+}
+
+fn order(served: &Served) -> Vec<usize> {
+    served.lock().iter().map(|(name, _)| *name).collect()
+}
+
+#[test]
+fn rule_26_a_dead_waiter_in_front_costs_five_seconds() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let dead = silent(&b).await;
+        let begun = Instant::now();
+        let served = Served::default();
+        let next = waiter(&c, 1, begun, &served);
+        sleep(MS).await;
+        guard.release().await.unwrap();
+        next.await.unwrap();
+        let waited = served.lock()[0].1;
+        assert!(waited >= PLACE - MS && waited <= PLACE + 2 * MS, "{waited:?}");
+        drop(dead);
+        sleep(MS).await;
+        assert!(store.is_empty() && store.queued() == 0);
+    });
+}
+
+#[test]
+fn rule_26_a_dead_process_costs_no_more_however_many_waited_in_it() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let begun = Instant::now();
+        let served = Served::default();
+        let first = waiter(&c, 1, begun, &served);
+        sleep(MS).await;
+        let mut dead = Vec::new();
+        for _ in 0..50 {
+            dead.push(silent(&b).await);
+        }
+        let last = waiter(&c, 2, begun, &served);
+        sleep(MS).await;
+        guard.release().await.unwrap();
+        first.await.unwrap();
+        last.await.unwrap();
+        let waited = served.lock()[1].1;
+        assert!(waited >= PLACE - MS && waited <= PLACE + 5 * MS, "{waited:?}");
+        drop(dead);
+    });
+}
+
+#[test]
+fn rule_26_while_the_lock_is_held_the_dead_cost_nothing() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let dead = [silent(&b).await, silent(&b).await];
+        let served = Served::default();
+        let next = waiter(&c, 1, Instant::now(), &served);
+        sleep(10 * SEC).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        next.await.unwrap();
+        assert!(released.elapsed() <= MS, "{:?}", released.elapsed());
+        drop(dead);
+    });
+}
+
+#[test]
+fn rule_26_who_was_silent_for_long_is_before_those_who_came_later() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let mut stood_still = vec![silent(&b).await, silent(&b).await];
+        let served = Served::default();
+        let later = [
+            waiter(&c, 3, Instant::now(), &served),
+            waiter(&c, 4, Instant::now(), &served),
+        ];
+        sleep(20 * SEC).await;
+        assert_eq!(store.queued(), 2, "those who are silent count as gone");
+        // The second is polled first, so that it does not come back before the first by chance.
+        let second = stood_still.pop().unwrap();
+        let first = stood_still.pop().unwrap();
+        let mut back = Vec::new();
+        for (name, acquire) in [(2, second), (1, first)] {
+            let served = served.clone();
+            back.push(tokio::spawn(async move {
+                let guard = acquire.await.unwrap();
+                served.lock().push((name, Duration::ZERO));
+                guard.release().await.unwrap();
+            }));
+            sleep(MS).await;
+        }
+        assert_eq!(store.queued(), 4);
+        guard.release().await.unwrap();
+        for task in back.into_iter().chain(later) {
+            task.await.unwrap();
+        }
+        assert_eq!(order(&served), [1, 2, 3, 4]);
+    });
+}
+
+#[test]
+fn who_waits_for_an_hour_keeps_the_place_and_asks_every_second_and_a_half() {
+    paused(async {
+        let backend = Watched::new(MemoryBackend::new());
+        let a = client(backend.memory()).await;
+        let b = LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap();
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let served = Served::default();
+        let first = waiter(&b, 1, Instant::now(), &served);
+        sleep(MS).await;
+        let second = waiter(&a, 2, Instant::now(), &served);
+        sleep(3600 * SEC).await;
+        let asked = backend.seen().acquires.load(SeqCst);
+        let expected = 3600 * 1000 / ASKS.as_millis() as usize;
+        // One more when it has begun to listen.
+        assert!((expected..=expected + 3).contains(&asked), "{asked}");
+        guard.release().await.unwrap();
+        first.await.unwrap();
+        second.await.unwrap();
+        assert_eq!(order(&served), [1, 2]);
+        assert_eq!((backend.memory().watched(), b.waited_for()), (0, 0));
+    });
+}
+
+#[test]
+fn in_one_process_each_turn_takes_one_question_and_no_subscription() {
+    paused(async {
+        let backend = Watched::new(MemoryBackend::new());
+        let client = LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap();
+        let guard = client.fair_lock("k").acquire().await.unwrap();
+        let served = Served::default();
+        let waiters: Vec<_> = (0..16)
+            .map(|i| waiter(&client, i, Instant::now(), &served))
+            .collect();
+        sleep(MS).await;
+        assert_eq!(backend.seen().acquires.load(SeqCst), 17);
+        assert_eq!(backend.memory().watched(), 0);
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        assert_eq!(order(&served), (0..16).collect::<Vec<_>>());
+        assert_eq!(backend.seen().acquires.load(SeqCst), 17 + 16);
+        assert_eq!(backend.seen().releases.load(SeqCst), 17);
+        assert_eq!(backend.memory().queued(), 0);
+    });
+}
+
+#[test]
+fn who_waits_long_behind_its_own_process_listens_in_case_others_open_the_lock() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (client(&store).await, client(&store).await);
+        let _guard = a.fair_lock("k").acquire().await.unwrap();
+        let served = Served::default();
+        let next = waiter(&a, 1, Instant::now(), &served);
+        sleep(200 * MS).await;
+        let forced = Instant::now();
+        assert!(b.force_release("k").await.unwrap());
+        next.await.unwrap();
+        assert!(forced.elapsed() <= MS, "{:?}", forced.elapsed());
+    });
+}
+
+#[test]
+fn nothing_is_asked_for_who_is_not_polled_when_it_should_be() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (client(&store).await, client(&store).await);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        // Behind the holder in its own process, so that it would be asked for when that gives the lock back.
+        let silent = silent(&a).await;
+        let served = Served::default();
+        let others = [
+            waiter(&b, 2, Instant::now(), &served),
+            waiter(&a, 3, Instant::now(), &served),
+        ];
+        sleep(4 * SEC).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        for other in others {
+            other.await.unwrap();
+        }
+        // Its place, and not a lease that nobody renews.
+        assert!(released.elapsed() <= SEC + 2 * MS, "{:?}", released.elapsed());
+        assert_eq!(order(&served), [2, 3]);
+        silent.await.unwrap().release().await.unwrap();
+        assert!(store.is_empty() && store.queued() == 0);
+    });
+}
+
+#[test]
+fn a_lease_that_ends_is_taken_over_at_that_moment() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (client(&store).await, client(&store).await);
+        let begun = Instant::now();
+        let guard = a.fair_lock("k").lease(7 * SEC).acquire().await.unwrap();
+        let served = Served::default();
+        let others = [waiter(&b, 1, begun, &served), waiter(&a, 2, begun, &served)];
+        for other in others {
+            other.await.unwrap();
+        }
+        let (name, at) = served.lock()[0];
+        assert!(
+            name == 1 && at >= 7 * SEC && at <= 7 * SEC + 2 * MS,
+            "{name} after {at:?}"
+        );
+        assert!(!guard.is_held());
+        drop(guard);
+        sleep(MS).await;
+        assert!(store.is_empty());
+    });
+}
+
+#[test]
+fn a_question_that_was_not_put_costs_no_place_and_one_without_an_answer_does() {
+    for (fault, expected) in [
+        (Fault::Unreachable, [1, 2]),
+        (Fault::RequestLost, [2, 1]),
+        (Fault::AnswerLost, [2, 1]),
+    ] {
+        paused(async {
+            let store = TestStore::new();
+            let (a, b, c) = (store.client(), store.client(), store.client());
+            let guard = a.fair_lock("k").acquire().await.unwrap();
+            let served = Served::default();
+            let first = waiter(&b, 1, Instant::now(), &served);
+            sleep(500 * MS).await;
+            let second = waiter(&c, 2, Instant::now(), &served);
+            sleep(SEC / 2).await;
+            // The next to ask is the first.
+            store.fail_next(Step::Acquire, fault);
+            sleep(SEC).await;
+            guard.release().await.unwrap();
+            first.await.unwrap();
+            second.await.unwrap();
+            assert_eq!(order(&served), expected, "{fault:?}");
+            sleep(SEC).await;
+            assert_eq!((store.held(), store.watched()), (0, 0), "{fault:?}");
+        });
+    }
+}
+
+#[test]
+fn a_store_that_stays_away_is_told_of_in_time_and_nobody_is_left_in_the_queue() {
+    paused(async {
+        let store = TestStore::new();
+        let (a, b) = (store.client(), store.client());
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let asking = tokio::spawn(b.fair_lock("k").acquire());
+        sleep(SEC).await;
+        store.set_down(true);
+        let begun = Instant::now();
+        let error = asking.await.unwrap().unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+        // The time to the next question, and the patience with the store.
+        assert!(begun.elapsed() <= ASKS + 3500 * MS, "{:?}", begun.elapsed());
+        store.set_down(false);
+        sleep(40 * SEC).await;
+        drop(guard);
+        drop(b.fair_lock("k").wait(10 * SEC).acquire().await.unwrap());
+    });
+}
+
+#[test]
+fn a_lock_that_is_lost_here_is_asked_for_at_once_by_who_waits_here() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        let guard = client.fair_lock("k").acquire().await.unwrap();
+        let served = Served::default();
+        let next = waiter(&client, 1, Instant::now(), &served);
+        sleep(10 * MS).await;
+        let lost = Instant::now();
+        store.lose("k");
+        next.await.unwrap();
+        assert!(lost.elapsed() <= 2 * MS, "{:?}", lost.elapsed());
+        assert!(guard.release().await.unwrap_err().is_lost());
+    });
+}
+
+#[test]
+fn a_plain_lock_of_the_same_name_jumps_the_queue_and_delays_it_by_one_question() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (client(&store).await, client(&store).await);
+        let plain = a.lock("k").kind(Kind::Lock).acquire().await.unwrap();
+        let served = Served::default();
+        let next = waiter(&b, 1, Instant::now(), &served);
+        sleep(100 * MS).await;
+        let released = Instant::now();
+        plain.release().await.unwrap();
+        next.await.unwrap();
+        assert!(released.elapsed() <= ASKS, "{:?}", released.elapsed());
+    });
+}
