@@ -32,9 +32,16 @@ local function add_fair_steps()
     return id and channel .. ':' .. id or channel
   end
 
+  -- Runs a command on one of the two keys; where that holds other data, it is named.
+  local function on(command, key, ...)
+    local reply = ask(command, key, ...)
+    if is_error(reply) then error({ failed = key .. ': ' .. reply.err }) end
+    return reply
+  end
+
   local function leave(queue, times, id)
-    run('LREM', queue, 0, id)
-    run('ZREM', times, id)
+    on('LREM', queue, 0, id)
+    on('ZREM', times, id)
   end
 
   -- Who is in front, after those have left who count as gone: its id, whether anybody left, and until when it keeps
@@ -42,9 +49,9 @@ local function add_fair_steps()
   local function front(queue, times, asker)
     local have_left = false
     while true do
-      local id = run('LINDEX', queue, 0)
+      local id = on('LINDEX', queue, 0)
       if not id then return nil, have_left end
-      local upto = id ~= asker and run('ZSCORE', times, id)
+      local upto = id ~= asker and on('ZSCORE', times, id)
       if id == asker or upto and tonumber(upto) > now_ms then return id, have_left, tonumber(upto or 0) end
       leave(queue, times, id)
       have_left = true
@@ -53,21 +60,21 @@ local function add_fair_steps()
 
   -- Somebody of ours has left the queue. Those of Redisson who stay do not set anew when its keys go.
   local function left_behind(queue, times)
-    local last = run('LINDEX', queue, -1)
+    local last = on('LINDEX', queue, -1)
     if last and not is_ours(last) then
-      run('PERSIST', queue)
-      run('PERSIST', times)
+      on('PERSIST', queue)
+      on('PERSIST', times)
     end
   end
 
   -- Whether one of Redisson's may be waiting: it has more patience than ours have.
-  local function are_mixed(times) return run('ZCOUNT', times, digits(now_ms + PLACE + 1), '+inf') > 0 end
+  local function are_mixed(times) return on('ZCOUNT', times, digits(now_ms + PLACE + 1), '+inf') > 0 end
 
   -- All who wait and their times; where one of them is.
   local function all_of(queue, times, id)
-    local ids, upto, at = run('LRANGE', queue, 0, -1), {}, nil
+    local ids, upto, at = on('LRANGE', queue, 0, -1), {}, nil
     for i, other in ipairs(ids) do
-      upto[other] = tonumber(run('ZSCORE', times, other) or nil)
+      upto[other] = tonumber(on('ZSCORE', times, other) or nil)
       if other == id then at = i end
     end
     return ids, upto, at
@@ -78,7 +85,7 @@ local function add_fair_steps()
     for i = at + 1, #ids do
       local id = ids[i]
       if is_ours(id) then return end
-      if upto[id] then run('ZADD', times, digits(upto[id] + by), id) end
+      if upto[id] then on('ZADD', times, digits(upto[id] + by), id) end
     end
   end
 
@@ -111,30 +118,30 @@ local function add_fair_steps()
   -- it has, unless they are back: of its own client, those who came before it are known.
   local function take_back(queue, grant)
     local client, number = string.match(grant, '^(.*):(%d+)$')
-    local ids, earlier = run('LRANGE', queue, 0, -1), nil
+    local ids, earlier = on('LRANGE', queue, 0, -1), nil
     for _, id in ipairs(ids) do
       local other, its = string.match(id, '^(.*):(%d+)$')
       if other == client and tonumber(its) < tonumber(number) then earlier = id end
     end
     if earlier then
-      run('LINSERT', queue, 'AFTER', earlier, grant)
+      on('LINSERT', queue, 'AFTER', earlier, grant)
     elseif ids[1] then
-      run('LINSERT', queue, 'BEFORE', ids[1], grant)
+      on('LINSERT', queue, 'BEFORE', ids[1], grant)
     else
-      run('RPUSH', queue, grant)
+      on('RPUSH', queue, grant)
     end
   end
 
   local function wait(queue, times, grant, last)
     local new = time_of(queue, times, grant, last)
     if last < 0 then
-      run('RPUSH', queue, grant)
-    elseif not run('LPOS', queue, grant) then
+      on('RPUSH', queue, grant)
+    elseif not on('LPOS', queue, grant) then
       take_back(queue, grant)
     end
-    run('ZADD', times, digits(new), grant)
-    run('PEXPIRE', queue, RESIDUE)
-    run('PEXPIRE', times, RESIDUE)
+    on('ZADD', times, digits(new), grant)
+    on('PEXPIRE', queue, RESIDUE)
+    on('PEXPIRE', times, RESIDUE)
   end
 
   function acquire_as.fair(key, grant, lease, tokens, waits, last)
@@ -168,7 +175,7 @@ local function add_fair_steps()
 
   local function give_up(key, grant)
     local queue, times = names_of(key)
-    local was_first = run('LINDEX', queue, 0) == grant
+    local was_first = on('LINDEX', queue, 0) == grant
     if not was_first and are_mixed(times) then
       local ids, upto, at = all_of(queue, times, grant)
       local before = at and upto[ids[at - 1]]

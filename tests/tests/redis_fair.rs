@@ -1,0 +1,508 @@
+//! Fair and fenced locks on the server: the data of Redisson's, and its arithmetic with them, which must cost none of
+//! ours its place. Redisson's waiters are played here, so that each moment can be hit; interop_fair.rs has the real ones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::{Error, LockClient, LockKey};
+use dlock_tests::faults::{PATIENCE, SOON, in_rounds, ordinary, within};
+use dlock_tests::{Flavor, Server, Store, eventually, settle};
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// What Redisson gives each of its waiters.
+const PATIENT: i64 = 300_000;
+/// What one of ours has.
+const PLACE: i64 = 5_000;
+/// A little more than the time between two questions of one who waits.
+const NEXT_QUESTION: Duration = Duration::from_millis(1700);
+
+const QUEUE: &str = "redisson_lock_queue:{k}";
+const TIMES: &str = "redisson_lock_timeout:{k}";
+
+/// A waiter of Redisson's, by its thread.
+fn java(thread: u32) -> String {
+    format!("11111111-2222-4333-8444-555555555555:{thread}")
+}
+
+async fn now(server: &Server) -> i64 {
+    let (seconds, micros): (i64, i64) = server.query(&["TIME"]).await;
+    seconds * 1000 + micros / 1000
+}
+
+async fn queue(server: &Server) -> Vec<String> {
+    server.query(&["LRANGE", QUEUE, "0", "-1"]).await
+}
+
+/// Until when one keeps its place, in ms from now; `None` for one who has none.
+async fn left(server: &Server, id: &str) -> Option<i64> {
+    let time: Option<i64> = server.query(&["ZSCORE", TIMES, id]).await;
+    Some(time? - now(server).await)
+}
+
+/// One of Redisson's comes, whose patience ends so many ms from now.
+async fn java_waits(server: &Server, thread: u32, until: i64) {
+    server.command(&["RPUSH", QUEUE, &java(thread)]).await;
+    let until = (now(server).await + until).to_string();
+    server.command(&["ZADD", TIMES, &until, &java(thread)]).await;
+}
+
+/// The first of the queue, one of Redisson's with so much patience, takes the lock.
+async fn java_takes(server: &Server, thread: u32, patience: i64) {
+    server.command(&["LREM", QUEUE, "0", &java(thread)]).await;
+    server.command(&["ZREM", TIMES, &java(thread)]).await;
+    let waiting: Vec<String> = server.query(&["ZRANGE", TIMES, "0", "-1"]).await;
+    for id in waiting {
+        let less = (-patience).to_string();
+        server.command(&["ZINCRBY", TIMES, &less, &id]).await;
+    }
+    server.command(&["HSET", "k", &java(thread), "1"]).await;
+    server.command(&["PEXPIRE", "k", "30000"]).await;
+}
+
+/// It gives the lock back: whoever is over its time goes, the first who stays is told.
+async fn java_leaves(server: &Server) {
+    for id in queue(server).await {
+        if left(server, &id).await.is_none_or(|left| left > 0) {
+            break;
+        }
+        server.command(&["LREM", QUEUE, "0", &id]).await;
+        server.command(&["ZREM", TIMES, &id]).await;
+    }
+    server.command(&["DEL", "k"]).await;
+    if let Some(first) = queue(server).await.first() {
+        let channel = format!("redisson_lock__channel:{{k}}:{first}");
+        server.command(&["PUBLISH", &channel, "0"]).await;
+    }
+}
+
+/// Who was served, in what order.
+type Order = Arc<Mutex<Vec<u32>>>;
+
+/// One of ours waits: its id, and the task that gives the lock back when it was served.
+async fn waits(server: &Server, client: &LockClient, name: u32, order: &Order) -> (String, JoinHandle<()>) {
+    let before = queue(server).await.len();
+    let (lock, order) = (client.fair_lock("k").wait(PATIENCE), order.clone());
+    let task = tokio::spawn(async move {
+        let guard = lock.acquire().await.unwrap();
+        order.lock().push(name);
+        guard.release().await.unwrap();
+    });
+    eventually("it stands in the queue", || async {
+        queue(server).await.len() == before + 1
+    })
+    .await;
+    let id = queue(server).await.pop().unwrap();
+    (id, task)
+}
+
+async fn setting() -> (Store, LockClient, LockClient) {
+    let store = Store::server().await;
+    let url = store.as_server().url();
+    (store, ordinary(&url).await, ordinary(&url).await)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_stands_in_a_list_and_has_a_time_in_a_sorted_set() {
+    in_rounds("the places are looked at in time", async || {
+        let (store, a, b) = setting().await;
+        let server = store.as_server();
+        let order = Order::default();
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        assert_eq!(server.keys().await, ["dlock:fence", "k"]);
+        let (first, task) = waits(server, &b, 1, &order).await;
+        assert_eq!(server.keys().await, ["dlock:fence", "k", QUEUE, TIMES]);
+        // Of the version by which grants of ours are known.
+        assert_eq!(&first[14..15], "8", "{first}");
+        let (second, other) = waits(server, &a, 2, &order).await;
+        assert_eq!(queue(server).await, [&*first, &*second]);
+        settle().await;
+        // The one that has its process's turn listens, on a channel of its own.
+        let channel = format!("redisson_lock__channel:{{k}}:{first}");
+        assert!(server.pubsub_channels().await.contains(&channel));
+        for key in [QUEUE, TIMES] {
+            let left = server
+                .ttl(key)
+                .await
+                .expect("they end if nobody of ours is heard of");
+            assert!(left > 3500 * SECOND && left <= 3600 * SECOND, "{key}: {left:?}");
+        }
+        for _ in 0..3 {
+            for id in [&first, &second] {
+                let left = left(server, id).await.unwrap();
+                if left < PLACE - 2500 {
+                    return Err(left);
+                }
+                // Nobody's time drifts away.
+                assert!(left <= PLACE, "{id}: {left}");
+            }
+            tokio::time::sleep(NEXT_QUESTION).await;
+        }
+        guard.release().await.unwrap();
+        task.await.unwrap();
+        other.await.unwrap();
+        assert_eq!(*order.lock(), [1, 2]);
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_is_told_to_the_one_in_front_and_otherwise_on_the_channel_of_the_lock() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let mut pubsub = server.client().unwrap().get_async_pubsub().await.unwrap();
+    pubsub.psubscribe("*").await.unwrap();
+    let mut messages = pubsub.on_message();
+    let mut told = async || {
+        let message = tokio::time::timeout(60 * SECOND, messages.next());
+        let message = message.await.unwrap().unwrap();
+        let payload: String = message.get_payload().unwrap();
+        (message.get_channel_name().to_owned(), payload)
+    };
+    let names = [
+        ("k", "redisson_lock__channel:{k}", "redisson_lock_queue:{k}"),
+        (
+            "{t}:k",
+            "redisson_lock__channel:{t}:k",
+            "redisson_lock_queue:{t}:k",
+        ),
+    ];
+    for (name, channel, queue) in names {
+        let lock = |client: &LockClient| client.fair_lock(LockKey::raw(name));
+        lock(&a).acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(told().await, (channel.to_owned(), "0".to_owned()));
+        for forced in [false, true] {
+            let guard = lock(&a).acquire().await.unwrap();
+            let waiter = tokio::spawn(lock(&b).acquire());
+            eventually("it stands in the queue", || async {
+                server.query::<usize>(&["LLEN", queue]).await == 1
+            })
+            .await;
+            let waiting: Vec<String> = server.query(&["LRANGE", queue, "0", "-1"]).await;
+            match forced {
+                true => assert!(b.force_release(LockKey::raw(name)).await.unwrap()),
+                false => guard.release().await.unwrap(),
+            }
+            assert_eq!(
+                told().await,
+                (format!("{channel}:{}", waiting[0]), "0".to_owned())
+            );
+            if forced {
+                assert_eq!(told().await, (channel.to_owned(), "0".to_owned()));
+            }
+            waiter.await.unwrap().unwrap().release().await.unwrap();
+            assert_eq!(told().await, (channel.to_owned(), "0".to_owned()));
+        }
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ours_survives_when_one_of_redissons_takes_the_lock_after_a_long_wait() {
+    in_rounds("the moments are hit", async || {
+        let (store, a, b) = setting().await;
+        let server = store.as_server();
+        let order = Order::default();
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        // It came when the lease had nothing left any more: all it has is its patience.
+        java_waits(server, 1, PATIENT).await;
+        let (id, task) = waits(server, &b, 2, &order).await;
+        // What ours has on top does not melt away while both wait.
+        for _ in 0..3 {
+            tokio::time::sleep(NEXT_QUESTION).await;
+            let left = left(server, &id).await.unwrap();
+            assert!(left <= PATIENT + PLACE + 1000, "{left}");
+            if left < PATIENT + PLACE - 2500 {
+                return Err(left);
+            }
+        }
+        guard.release().await.unwrap();
+        java_takes(server, 1, PATIENT).await;
+        let after = left(server, &id).await.unwrap();
+        if after <= 0 {
+            return Err(after);
+        }
+        // And gives it back at once, so that nobody could ask in between.
+        java_leaves(server).await;
+        within(SOON, "it is served", task).await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn once_no_other_is_before_it_ours_costs_seconds_again() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let order = Order::default();
+    let guard = a.fair_lock("k").acquire().await.unwrap();
+    java_waits(server, 1, PATIENT).await;
+    java_waits(server, 2, 2 * PATIENT).await;
+    let (id, task) = waits(server, &b, 3, &order).await;
+    let first = left(server, &id).await.unwrap();
+    assert!(
+        first > 2 * PATIENT - 2500 && first <= 2 * PATIENT + PLACE,
+        "{first}"
+    );
+    guard.release().await.unwrap();
+    java_takes(server, 1, PATIENT).await;
+    eventually("it has the patience of the other on top", || async {
+        let left = left(server, &id).await.unwrap();
+        left > PATIENT - 2500 && left <= PATIENT + PLACE + 1000
+    })
+    .await;
+    // The second gives up: it takes its patience off the times of those behind it.
+    server.command(&["LREM", QUEUE, "0", &java(2)]).await;
+    server.command(&["ZREM", TIMES, &java(2)]).await;
+    let less = (-PATIENT).to_string();
+    server.command(&["ZINCRBY", TIMES, &less, &id]).await;
+    eventually("it has what all of ours have", || async {
+        let left = left(server, &id).await.unwrap();
+        left > 0 && left <= PLACE
+    })
+    .await;
+    java_leaves(server).await;
+    within(SOON, "it is served", task).await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ours_that_was_taken_for_gone_all_the_same_is_back_in_front_of_who_came_later() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let order = Order::default();
+    let guard = a.fair_lock("k").acquire().await.unwrap();
+    // How long it has waited cannot be known, nor therefore how much it will take off.
+    java_waits(server, 1, 20_000).await;
+    let (first, one) = waits(server, &b, 2, &order).await;
+    let (second, other) = waits(server, &b, 3, &order).await;
+    let last = left(server, &second).await.unwrap();
+    java_waits(server, 4, last + PATIENT).await;
+    guard.release().await.unwrap();
+    java_takes(server, 1, PATIENT).await;
+    // The script of somebody else of Redisson's comes by.
+    for id in [&first, &second] {
+        assert!(left(server, id).await.unwrap() < 0);
+        server.command(&["LREM", QUEUE, "0", id]).await;
+        server.command(&["ZREM", TIMES, id]).await;
+    }
+    eventually("both are back in their places", || async {
+        queue(server).await == [first.clone(), second.clone(), java(4)]
+    })
+    .await;
+    java_leaves(server).await;
+    one.await.unwrap();
+    other.await.unwrap();
+    assert_eq!(*order.lock(), [2, 3]);
+    server.command(&["DEL", QUEUE, TIMES]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_of_redisson_behind_ours_keep_their_distance() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let order = Order::default();
+    let guard = a.fair_lock("k").acquire().await.unwrap();
+    let (first, one) = waits(server, &a, 1, &order).await;
+    let (second, other) = waits(server, &b, 2, &order).await;
+    // As Redisson's scripts have it: the time of the last one, and the patience.
+    let behind = async |id: &str, thread: u32| {
+        let before: i64 = server.query(&["ZSCORE", TIMES, id]).await;
+        let after: i64 = server.query(&["ZSCORE", TIMES, &java(thread)]).await;
+        after - before
+    };
+    let last = left(server, &second).await.unwrap();
+    java_waits(server, 3, last + PATIENT).await;
+    java_waits(server, 4, last + 2 * PATIENT).await;
+    let third: i64 = server.query(&["ZSCORE", TIMES, &java(3)]).await;
+    eventually("all are moved along", || async {
+        server.query::<i64>(&["ZSCORE", TIMES, &java(3)]).await > third + 2500
+    })
+    .await;
+    // Between two commands of this test one of ours may ask.
+    let near = |distance: i64, of: i64| (distance - of).abs() <= 2000;
+    assert!(near(behind(&second, 3).await, PATIENT));
+    assert!(near(behind(&second, 4).await, 2 * PATIENT));
+    // When the one before them gives up, they move up to the one before that.
+    other.abort();
+    assert!(other.await.unwrap_err().is_cancelled());
+    eventually("it has left the queue", || async {
+        queue(server).await == [first.clone(), java(3), java(4)]
+    })
+    .await;
+    assert!(near(behind(&first, 3).await, PATIENT));
+    guard.release().await.unwrap();
+    one.await.unwrap();
+    // Nobody of ours waits any more: the queue of the others has no end.
+    eventually("the queue has no end", || async {
+        server.ttl(QUEUE).await.is_none() && server.ttl(TIMES).await.is_none()
+    })
+    .await;
+    assert_eq!(queue(server).await, [java(3), java(4)]);
+    server.command(&["DEL", QUEUE, TIMES]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_whose_time_is_over_and_those_who_have_none_hold_nobody_up() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    for thread in [1, 2] {
+        java_waits(server, thread, -10).await;
+    }
+    server.command(&["RPUSH", QUEUE, &java(3)]).await;
+    // Also for one who only tries.
+    let guard = a.fair_lock("k").try_acquire().await.unwrap();
+    guard.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+    java_waits(server, 1, 700).await;
+    assert!(a.fair_lock("k").try_acquire().await.unwrap_err().is_busy());
+    let acquire = a.fair_lock("k").wait(PATIENCE).acquire();
+    let guard = within(SOON, "it is over", acquire).await.unwrap();
+    guard.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_message_costs_a_second_and_a_half_and_no_lease() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let long = async || store.client_with(|builder| builder.lease(90 * SECOND)).await;
+    let (a, b) = (long().await, long().await);
+    let order = Order::default();
+    for _ in 0..3 {
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let (_, task) = waits(server, &b, 1, &order).await;
+        settle().await;
+        // Told to nobody: what Redisson's scripts do when the one who waits has no subscription yet.
+        let _: i64 = server.query(&["DEL", "k"]).await;
+        within(2 * SECOND, "the next question", task).await.unwrap();
+        assert!(guard.release().await.unwrap_err().is_lost());
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_data_in_place_of_a_queue_is_named_and_stays_and_fails_no_release() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    for key in [QUEUE, TIMES] {
+        server.command(&["SET", key, "text"]).await;
+        // The times are looked at when somebody waits.
+        let held = (key == TIMES).then(|| a.fair_lock("k").try_acquire());
+        let held = match held {
+            Some(held) => Some(held.await.unwrap()),
+            None => None,
+        };
+        let error = b.fair_lock("k").acquire().await.unwrap_err();
+        assert!(matches!(&error, Error::Refused { .. }), "{error}");
+        assert!(error.to_string().contains(key), "{error}");
+        assert_eq!(server.query::<String>(&["GET", key]).await, "text");
+        if let Some(held) = held {
+            held.release().await.unwrap();
+        }
+        let guard = a.lock("k").acquire().await.unwrap();
+        assert!(a.force_release("k").await.unwrap());
+        drop(guard);
+        server.command(&["DEL", QUEUE, TIMES]).await;
+        store.assert_clean(&[&a, &b]).await;
+    }
+    server.command(&["SET", "k", "text"]).await;
+    let error = b.fair_lock("k").acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::KeyTaken { .. }), "{error}");
+    assert_eq!(server.keys().await, ["dlock:fence", "k"]);
+    server.command(&["DEL", "k"]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+const COUNTER: &str = "redisson_lock_token:{k}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_counter_that_is_not_there_begins_with_the_servers_clock_and_goes_on_by_one() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    let before = now(&server).await * 1000;
+    let guard = client.fenced_lock("k").acquire().await.unwrap();
+    let after = (now(&server).await + 1) * 1000;
+    let token = i64::try_from(guard.fencing_token()).unwrap();
+    assert!((before..=after).contains(&token), "{before} {token} {after}");
+    assert_eq!(server.query::<i64>(&["GET", COUNTER]).await, token);
+    assert_eq!(server.ttl(COUNTER).await, None);
+    guard.release().await.unwrap();
+    assert_eq!(server.keys().await, [COUNTER]);
+    // One that others have counted with is gone on with, and made to stay.
+    server.command(&["SET", COUNTER, "41", "PX", "60000"]).await;
+    let guard = client.fenced_lock("k").acquire().await.unwrap();
+    assert_eq!(guard.fencing_token(), 42);
+    assert_eq!(server.query::<String>(&["GET", COUNTER]).await, "42");
+    assert_eq!(server.ttl(COUNTER).await, None);
+    guard.release().await.unwrap();
+    // Asking in vain counts nothing.
+    let guard = client.lock("k").acquire().await.unwrap();
+    assert!(client.fenced_lock("k").try_acquire().await.unwrap_err().is_busy());
+    guard.release().await.unwrap();
+    assert_eq!(server.query::<String>(&["GET", COUNTER]).await, "42");
+    // As its name is, with tags and prefixes.
+    client
+        .fenced_lock(LockKey::raw("{t}:k"))
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let shop = ordinary(&format!("{}?prefix=shop%3A", server.url())).await;
+    shop.fenced_lock("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let mut keys = server.keys().await;
+    keys.retain(|key| key != "dlock:fence");
+    assert_eq!(
+        keys,
+        [
+            "redisson_lock_token:{k}",
+            "redisson_lock_token:{shop:k}",
+            "redisson_lock_token:{t}:k"
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_counter_is_named_and_stays_and_no_lock_is_taken() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    for wrong in [
+        &["SET", COUNTER, "text"][..],
+        &["SET", COUNTER, "-5"],
+        &["SET", COUNTER, "1.5"],
+        &["SET", COUNTER, "9223372036854775807"],
+        &["RPUSH", COUNTER, "1"],
+    ] {
+        server.command(&["DEL", COUNTER]).await;
+        server.command(wrong).await;
+        let error = client.fenced_lock("k").acquire().await.unwrap_err();
+        assert!(matches!(&error, Error::Refused { .. }), "{wrong:?}: {error}");
+        assert!(error.to_string().contains(COUNTER), "{wrong:?}: {error}");
+        assert_eq!(server.keys().await, [COUNTER], "{wrong:?}");
+        assert_eq!(client.held(), 0);
+    }
+    server.command(&["DEL", COUNTER]).await;
+    client
+        .fenced_lock("k")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
