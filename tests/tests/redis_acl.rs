@@ -30,6 +30,13 @@ const NEEDED: &[&str] = &[
     "+subscribe",
     "+unsubscribe",
 ];
+/// What fair locks need besides, with the keys of their queues.
+const FOR_FAIR: &[&str] = &[
+    "+lindex", "+linsert", "+lpos", "+lrange", "+lrem", "+rpush", "+persist", "+zadd", "+zcount", "+zrem",
+    "+zscore",
+];
+/// What fenced locks need besides, with the keys of their counters.
+const FOR_FENCED: &[&str] = &["+incr", "+persist"];
 /// For `list` alone.
 const FOR_LIST: &str = "+scan";
 /// What makes a connection better and is done without where it is forbidden: the test of an idle connection,
@@ -37,6 +44,8 @@ const FOR_LIST: &str = "+scan";
 /// call, a look at the settings, and errors that say what other data a key holds.
 const WISHED: &[&str] = &["+ping", "+client|setname", "+script|load", "+info", "+type"];
 const KEYS: &str = "~dlock:fence ~shop:* &redisson_lock__channel:{shop:*";
+const KEYS_OF_FAIR: &str = "~redisson_lock_queue:{shop:* ~redisson_lock_timeout:{shop:*";
+const KEYS_OF_FENCED: &str = "~redisson_lock_token:{shop:*";
 
 async fn server() -> Store {
     let builder = Server::builder(Flavor::from_env()).acl("svc on >pw");
@@ -259,4 +268,108 @@ async fn a_channel_that_is_out_of_bounds_delays_only_those_who_wait_for_it() {
         outcome.unwrap();
     }
     store.assert_clean(&[&a, &b]).await;
+}
+
+/// All that becomes of a fair lock; where something is wrong, what.
+async fn everything_fair(store: &Store) -> Result<(), String> {
+    const QUEUE: &str = "redisson_lock_queue:{shop:k}";
+    const TIMES: &str = "redisson_lock_timeout:{shop:k}";
+    let text = |error: Error| error.to_string();
+    let server = store.as_server();
+    let (a, b) = (
+        client(store).await.map_err(text)?,
+        client(store).await.map_err(text)?,
+    );
+    let guard = a.fair_lock("shop:k").acquire().await.map_err(text)?;
+    let waiter = tokio::spawn(b.fair_lock("shop:k").wait(PATIENCE).acquire());
+    let first = async || -> Option<String> { server.query(&["LINDEX", QUEUE, "0"]).await };
+    eventually("it stands in the queue, or has failed", || async {
+        first().await.is_some() || waiter.is_finished()
+    })
+    .await;
+    let Some(its) = first().await.filter(|_| !waiter.is_finished()) else {
+        return Err(waiter
+            .await
+            .unwrap()
+            .map_or_else(text, |_| "it did not wait".to_owned()));
+    };
+    // One of Redisson's behind it, and its own place taken away.
+    let other = "11111111-2222-4333-8444-555555555555:1";
+    server.command(&["RPUSH", QUEUE, other]).await;
+    server.command(&["ZADD", TIMES, "9000000000000", other]).await;
+    server.command(&["LREM", QUEUE, "0", &its]).await;
+    eventually("it is back, or has failed", || async {
+        first().await.as_deref() == Some(&its) || waiter.is_finished()
+    })
+    .await;
+    let released = guard.release().await.map_err(text);
+    let served = waiter.await.unwrap().map_err(text);
+    released?;
+    served?.release().await.map_err(text)?;
+    let endless = server.ttl(QUEUE).await.is_none();
+    server.command(&["DEL", QUEUE, TIMES]).await;
+    endless
+        .then_some(())
+        .ok_or("the queue of the others has an end".to_owned())
+}
+
+async fn everything_fenced(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let a = client(store).await.map_err(text)?;
+    for _ in 0..2 {
+        let guard = a.fenced_lock("shop:k").acquire().await.map_err(text)?;
+        guard.release().await.map_err(text)?;
+    }
+    Ok(())
+}
+
+/// A server whose user has what plain locks need, these commands, and these keys.
+async fn server_for<'a>(keys: &'a str, commands: impl Iterator<Item = &'a str>) -> Store {
+    let store = server().await;
+    allow(&store, NEEDED.iter()).await;
+    let mut acl = vec!["ACL", "SETUSER", "svc"];
+    acl.extend(keys.split(' '));
+    acl.extend(commands);
+    store.as_server().command(&acl).await;
+    store
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fair_locks_need_what_the_documentation_lists_and_no_less() {
+    let store = server_for(KEYS_OF_FAIR, FOR_FAIR.iter().copied()).await;
+    everything_fair(&store).await.unwrap();
+    store.assert_clean(&[]).await;
+    join_all(FOR_FAIR.iter().map(|missing| async move {
+        let others = FOR_FAIR.iter().copied().filter(|command| command != missing);
+        let store = server_for(KEYS_OF_FAIR, others).await;
+        assert!(everything_fair(&store).await.is_err(), "{missing} is not needed");
+    }))
+    .await;
+    for missing in KEYS_OF_FAIR.split(' ') {
+        let others: Vec<_> = KEYS_OF_FAIR.split(' ').filter(|keys| *keys != missing).collect();
+        let store = server_for(&others.join(" "), FOR_FAIR.iter().copied()).await;
+        assert!(everything_fair(&store).await.is_err(), "{missing} is not needed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
+    let store = server_for(KEYS_OF_FENCED, FOR_FENCED.iter().copied()).await;
+    everything_fenced(&store).await.unwrap();
+    store.assert_clean(&[]).await;
+    for missing in FOR_FENCED {
+        let others = FOR_FENCED.iter().copied().filter(|command| command != missing);
+        let store = server_for(KEYS_OF_FENCED, others).await;
+        assert!(
+            everything_fenced(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+        settle().await;
+        assert!(
+            !store.as_server().query::<bool>(&["EXISTS", "shop:k"]).await,
+            "{missing}: a lock is left that nobody has"
+        );
+    }
+    let store = server_for("~nothing", FOR_FENCED.iter().copied()).await;
+    assert!(everything_fenced(&store).await.is_err());
 }
