@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{AcquireReply, BackendError};
+use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, ReleaseRequest};
 use crate::client::Handle;
 use crate::grants::Entry;
 use crate::guard::LockGuard;
@@ -22,6 +22,9 @@ use crate::{Error, LockKey, clock, telemetry};
 
 /// How long a waiter sleeps at the most when the holder's lease has no end or is very long.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
+
+/// For how long a place is given up that the store does not answer for.
+const PLACE: Duration = Duration::from_secs(5);
 
 /// One call of acquire, or what a call for several keys says of one of them.
 #[derive(Clone)]
@@ -77,8 +80,12 @@ impl Goal for Attempt {
         })
     }
 
-    fn look(&self, handed: u32) -> impl Future<Output = Result<Look<LockGuard>, BackendError>> + Send {
-        let question = Question::new(self, handed);
+    fn look(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+    ) -> impl Future<Output = Result<Look<LockGuard>, BackendError>> + Send {
+        let question = Question::new(self, handed, waiter);
         let step = question.backend().acquire(question.request.clone());
         question.handle.clone().carry(async move {
             match step.await {
@@ -86,8 +93,14 @@ impl Goal for Attempt {
                     first_token,
                     last_token,
                 }) => question.granted((first_token, last_token)).map(Look::Got),
-                Ok(AcquireReply::Busy { remaining }) => Ok(Look::Busy(remaining)),
-                Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy(Some(votes_in))),
+                Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
+                    left: remaining,
+                    again,
+                }),
+                Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
+                    left: Some(votes_in),
+                    again: None,
+                }),
                 Err(error) => {
                     question.failed(&error);
                     Err(error)
@@ -124,16 +137,19 @@ impl Attempt {
             started,
             until: self.until(started),
         };
-        if let Some(guard) = wait.reenter(scope).await? {
+        // Two permits are two, also in one frame.
+        if !self.options.kind.is_permits()
+            && let Some(guard) = wait.reenter(scope).await?
+        {
             return Ok(guard);
         }
         if self.handle.shared().closing.is_cancelled() {
             return Err(Error::ClientClosed);
         }
         if self.once {
-            return match self.look(0).await.map_err(|error| self.failed(error))? {
+            return match self.look(0, None).await.map_err(|error| self.failed(error))? {
                 Look::Got(guard) => Ok(guard),
-                Look::Busy(remaining) => Err(wait.not_acquired(remaining)),
+                Look::Busy { left, .. } => Err(wait.not_acquired(left)),
             };
         }
         if self.options.kind.waits_in_store() {
@@ -174,6 +190,7 @@ impl Attempt {
             false => clock::now().saturating_duration_since(started),
         };
         Error::NotAcquired {
+            kind: self.options.kind,
             key: self.key.clone(),
             waited,
             remaining,
@@ -186,6 +203,11 @@ impl Attempt {
             true => self.options.local_handovers.unwrap_or(DEFAULT_HANDOVERS),
             false => 0,
         }
+    }
+
+    /// How many permits are asked for; 1 for all other kinds.
+    pub(crate) fn amount(&self) -> u32 {
+        self.options.permits.map_or(1, |permits| permits.amount)
     }
 
     /// The lease that is asked for.
@@ -204,7 +226,7 @@ impl Attempt {
     }
 
     pub(crate) fn failed(&self, error: BackendError) -> Error {
-        error.into_error("the acquire of lock", &self.key)
+        error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
     }
 }
 
@@ -379,6 +401,11 @@ impl<G: Goal> Wait<'_, G> {
                 () = others_first => {}
             }
         }
+        let mut place = Place {
+            attempt: self.attempt,
+            waiter,
+            taken: false,
+        };
         let mut failing = Failing::default();
         let patience = shared.settings.retry_for;
         let mut holder_until: Option<Instant> = None;
@@ -390,21 +417,23 @@ impl<G: Goal> Wait<'_, G> {
             let look = tokio::select! {
                 biased;
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
-                look = self.goal.look(turn.handed) => look,
+                look = self.goal.look(turn.handed, Some(waiter)) => look,
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
                 () = sleep_until(failing.until(patience)) => return Err(self.gave_up(failing, holder_until)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
                 Ok(Look::Got(got)) => {
+                    place.taken = false;
                     turn.handed = 0;
                     if let Some(guard) = self.goal.guard(&got) {
                         turn.rests(guard);
                     }
                     return Ok(got);
                 }
-                Ok(Look::Busy(left)) => {
+                Ok(Look::Busy { left, again }) => {
                     failing = Failing::default();
+                    place.taken |= again.is_some();
                     courtesies.came(&of);
                     // A store's word for "no end" may be more than a clock can take.
                     let left = left.filter(|left| *left <= LONGEST);
@@ -414,10 +443,14 @@ impl<G: Goal> Wait<'_, G> {
                     longest = longest.max(left.unwrap_or_default());
                     left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
                         .min(LONGEST_SLEEP)
+                        .min(again.unwrap_or(LONGEST_SLEEP))
                 }
-                Err(error) => failing
-                    .again(asked, error, patience)
-                    .map_err(|error| self.attempt.failed(error))?,
+                Err(error) => {
+                    place.taken |= error.outcome == Outcome::Unknown && self.attempt.amount() > 1;
+                    failing
+                        .again(asked, error, patience)
+                        .map_err(|error| self.attempt.failed(error))?
+                }
             };
             tokio::select! {
                 biased;
@@ -445,6 +478,33 @@ impl<G: Goal> Wait<'_, G> {
                 self.not_acquired(holder_until.map(|until| until.saturating_duration_since(now)))
             }
         }
+    }
+}
+
+/// A place among those who wait at the store, given up when this is dropped before the lock is had.
+struct Place<'a> {
+    attempt: &'a Attempt,
+    waiter: GrantId,
+    taken: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.taken {
+            return;
+        }
+        let Attempt {
+            handle, key, options, ..
+        } = self.attempt;
+        let request = ReleaseRequest {
+            kind: options.kind,
+            key: key.clone(),
+            grant: self.waiter,
+            keep_for: Duration::ZERO,
+            amount: self.attempt.amount(),
+        };
+        // Who is not heard of loses it soon anyway.
+        handle.undo(request, PLACE);
     }
 }
 

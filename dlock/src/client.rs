@@ -21,7 +21,7 @@ use crate::record::Records;
 use crate::release::{self, Job};
 use crate::waiters::Waiters;
 use crate::watchdog::{self, Registry};
-use crate::{Error, Lock, LockClientBuilder, LockKey, Loss, MultiLock};
+use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
 
 /// Hands out the locks of one store.
 ///
@@ -231,6 +231,24 @@ impl LockClient {
     /// [`Kind::Fenced`], where that is explained.
     pub fn fenced_lock(&self, key: impl Into<LockKey>) -> Lock {
         self.lock(key).kind(Kind::Fenced)
+    }
+
+    /// The semaphore of this name: so many permits at a time, each with an owner. Nothing is sent until one is
+    /// acquired.
+    pub fn semaphore(&self, key: impl Into<LockKey>) -> Semaphore {
+        Semaphore::new(self.handle.clone(), key.into())
+    }
+
+    /// The semaphore of this name that keeps no account of who has its permits, as Redisson's `RSemaphore`
+    /// does. Permits of a process that crashed never come back: [`semaphore`](Self::semaphore) is the better
+    /// choice where nothing speaks against it.
+    pub fn unowned_semaphore(&self, key: impl Into<LockKey>) -> UnownedSemaphore {
+        UnownedSemaphore::new(self.handle.clone(), key.into())
+    }
+
+    /// The count-down latch of this name. Nothing is sent until it is used.
+    pub fn latch(&self, key: impl Into<LockKey>) -> Latch {
+        Latch::new(self.handle.clone(), key.into())
     }
 
     /// The lease that locks of this client are renewed with.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::Kind;
 use crate::{LockKey, Problem};
 
 /// The cause behind an error, as the store's own client reported it.
@@ -14,13 +15,16 @@ pub(crate) type Cause = Arc<dyn std::error::Error + Send + Sync + 'static>;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else holds the lock, and it did not come free in the time that was allowed.
+    /// Somebody else holds the lock, or too many permits of the semaphore, and that did not come free in the
+    /// time that was allowed.
     #[error(
-        "lock \"{key}\" is held by somebody else{}{}{}",
-        after(*waited), lease_left(*remaining), said(votes.as_deref())
+        "{}{}{}{}",
+        held(*kind, key), after(*waited), lease_left(*remaining), said(votes.as_deref())
     )]
     #[non_exhaustive]
     NotAcquired {
+        /// What it was asked for as.
+        kind: Kind,
         /// The lock that was asked for.
         key: LockKey,
         /// How long this call waited; zero for `try_acquire`.
@@ -125,6 +129,32 @@ pub enum Error {
     /// The client was shut down, or the runtime that its background work ran on has ended.
     #[error("the lock client is shut down")]
     ClientClosed,
+
+    /// There are not so many permits that this many could be taken away. Nothing was changed.
+    #[error("semaphore \"{key}\" has {total} permits in all: no more can be taken away")]
+    #[non_exhaustive]
+    TooFewPermits {
+        /// The semaphore.
+        key: LockKey,
+        /// How many there are, free or held.
+        total: u64,
+    },
+
+    /// Nobody has said how many permits the semaphore has, so none can have been taken and come back.
+    #[error("semaphore \"{key}\" has no permits yet: set their number first")]
+    #[non_exhaustive]
+    NoPermitsSet {
+        /// The semaphore.
+        key: LockKey,
+    },
+
+    /// The latch is open: its count is zero, or it was never set, and cannot go below. Nothing was changed.
+    #[error("latch \"{key}\" is open already: its count is zero")]
+    #[non_exhaustive]
+    LatchOpen {
+        /// The latch.
+        key: LockKey,
+    },
 
     /// The name of the lock breaks a rule; see [`LockKey`].
     #[error("\"{key}\" cannot be the name of a lock: {reason}")]
@@ -266,6 +296,13 @@ impl std::fmt::Display for Loss {
             Loss::RuntimeEnded => "the runtime that renewed it has ended",
             Loss::Released => "it was released",
         })
+    }
+}
+
+fn held(kind: Kind, key: &LockKey) -> String {
+    match kind {
+        Kind::Permit | Kind::Unowned => format!("semaphore \"{key}\" has not enough free permits"),
+        _ => format!("lock \"{key}\" is held by somebody else"),
     }
 }
 

@@ -117,6 +117,8 @@ impl Drop for FirstEnd {
 /// One grant of this process. A service may hold hundreds of thousands: small when nothing special is asked.
 pub(crate) struct Grant {
     pub(crate) kind: Kind,
+    /// How many permits it is; 1 for all other kinds.
+    pub(crate) amount: u32,
     pub(crate) key: LockKey,
     pub(crate) id: GrantId,
     pub(crate) client: Weak<Shared>,
@@ -164,6 +166,7 @@ impl Grant {
     #[allow(clippy::too_many_arguments, reason = "one constructor, called at one place")]
     pub(crate) fn new(
         kind: Kind,
+        amount: u32,
         key: LockKey,
         id: GrantId,
         client: &Arc<Shared>,
@@ -177,6 +180,7 @@ impl Grant {
         let state = State::new(sent + lease - margin(lease), false, (hold, by), chain);
         Grant {
             kind,
+            amount,
             key,
             id,
             client: Arc::downgrade(client),
@@ -194,6 +198,7 @@ impl Grant {
         let state = State::new(state.deadline, state.suspect, (hold, by), chain);
         let grant = Grant {
             kind: self.kind,
+            amount: self.amount,
             key: self.key.clone(),
             id: self.id,
             client: self.client.clone(),
@@ -384,6 +389,7 @@ impl Grant {
             key: self.key.clone(),
             grant: self.id,
             keep_for: self.min_hold_left(),
+            amount: self.amount,
         }
     }
 
@@ -418,6 +424,7 @@ impl Grant {
             key: self.key.clone(),
             grant: self.id,
             lease,
+            amount: self.amount,
         }
     }
 

@@ -227,6 +227,14 @@ impl LockGuard {
         }
     }
 
+    /// Ends the hold here and leaves the store as it is: nothing is renewed or given back any more.
+    pub(crate) fn leave_taken(self) {
+        let grant = self.grant();
+        if grant.leave(self.hold.id).is_some() {
+            self.handle.shared().registry.remove(grant.number());
+        }
+    }
+
     /// Leaves the grant; the last hold passes it on. `None` when nothing is left to be done: other holds are
     /// there, this guard has left before, or somebody else in this process has the lock now.
     pub(crate) fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {

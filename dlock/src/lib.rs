@@ -50,6 +50,9 @@
 //! | endpoints | the lock layer of `dlock-tower` |
 //! | a job that must not run twice on machines whose clocks differ | [`Lock::min_hold`] |
 //! | work that one process does at a time, and another one takes over | [`LockClient::leader`] |
+//! | at most so many at a time | [`Semaphore`] |
+//! | waiting until others have done so many things | [`Latch`] |
+//! | permits shared with Redisson's `RSemaphore` | [`UnownedSemaphore`] |
 //! | one process only | `tokio::sync::Mutex` |
 //!
 //! # What is promised
@@ -118,6 +121,7 @@ pub mod backend;
 mod builder;
 mod client;
 mod clock;
+mod counted;
 mod courtesy;
 mod error;
 mod grants;
@@ -125,6 +129,7 @@ mod guard;
 mod handover;
 mod held;
 mod key;
+mod latch;
 mod leader;
 mod lock;
 mod multi;
@@ -133,6 +138,7 @@ mod question;
 pub mod record;
 mod release;
 pub mod scope;
+mod semaphore;
 mod telemetry;
 pub mod testing;
 mod url;
@@ -152,10 +158,12 @@ pub use error::{Error, Loss};
 pub use guard::{HoldState, LockGuard};
 pub use held::Held;
 pub use key::{LockKey, MAX_KEY_BYTES};
+pub use latch::Latch;
 pub use leader::{Leader, Term};
 pub use lock::Lock;
 pub use multi::{MultiGuard, MultiLock};
 pub use problem::Problem;
+pub use semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 
 /// The innermost hold whose frame the calling code runs in, and that has not been given back; `None`
 /// outside of every frame.

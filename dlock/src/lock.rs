@@ -53,6 +53,16 @@ pub(crate) struct Options {
     pub(crate) min_hold: Option<Duration>,
     pub(crate) max_waiters: Option<usize>,
     pub(crate) local_handovers: Option<u32>,
+    pub(crate) permits: Option<Permits>,
+}
+
+/// What is asked of a semaphore.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Permits {
+    /// How many at once.
+    pub(crate) amount: u32,
+    /// How many there are in all, where nobody has said so.
+    pub(crate) total: Option<u32>,
 }
 
 impl Lock {
@@ -238,6 +248,35 @@ pub(crate) fn check_duration(option: &'static str, duration: Option<Duration>) -
     Err(Error::InvalidOption { option, reason })
 }
 
+/// The most permits that there may be: what Redisson can count.
+const MOST_PERMITS: u32 = i32::MAX as u32;
+
+/// A number of permits that can be asked for.
+pub(crate) fn check_permits(option: &'static str, amount: u32) -> Result<(), Error> {
+    if amount == 0 {
+        return Err(Error::InvalidOption {
+            option,
+            reason: "it is zero".to_owned(),
+        });
+    }
+    check_total(Some(amount))
+}
+
+/// A number of permits that there may be.
+pub(crate) fn check_total(total: Option<u32>) -> Result<(), Error> {
+    match total {
+        Some(total) if total > MOST_PERMITS => Err(too_many_permits(&format!("{total} are more than"))),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn too_many_permits(which: &str) -> Error {
+    Error::InvalidOption {
+        option: "permits",
+        reason: format!("{which} {MOST_PERMITS}"),
+    }
+}
+
 /// A lease that is worth having: longer than what is taken off it for the clocks.
 pub(crate) fn check_lease(option: &'static str, lease: Option<Duration>) -> Result<(), Error> {
     check_duration(option, lease)?;
@@ -255,6 +294,22 @@ pub(crate) fn check_lease(option: &'static str, lease: Option<Duration>) -> Resu
 
 impl Options {
     pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.permits {
+            Some(permits) => {
+                check_permits("acquire_many", permits.amount)?;
+                check_total(permits.total)?;
+            }
+            None if self.kind.is_permits() || self.kind == Kind::Latch => {
+                return Err(Error::InvalidOption {
+                    option: "kind",
+                    reason: format!(
+                        "a {} is no lock: LockClient has a method of that name",
+                        self.kind.noun()
+                    ),
+                });
+            }
+            None => {}
+        }
         check_lease("lease", self.lease)?;
         check_lease("renewed_lease", self.renewed_lease)?;
         check_lease("max_hold", self.max_hold)?;

@@ -20,8 +20,13 @@ use crate::{Loss, clock};
 /// What one look at the store brought.
 pub(crate) enum Look<T> {
     Got(T),
-    /// The key that is waited for is held by somebody, whose lease has so much left.
-    Busy(Option<Duration>),
+    /// The key that is waited for is held by somebody.
+    Busy {
+        /// What is left of that one's lease.
+        left: Option<Duration>,
+        /// Within which time one who waits has to ask again.
+        again: Option<Duration>,
+    },
 }
 
 /// What is asked of the store by one who waits for a key.
@@ -33,8 +38,12 @@ pub(crate) trait Goal: Sync {
     fn wanted(&self) -> Option<Wanted>;
 
     /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
-    /// many times the lock was handed over here after it last came from the store.
-    fn look(&self, handed: u32) -> impl Future<Output = Result<Look<Self::Got>, BackendError>> + Send;
+    /// many times the lock was handed over here after it last came from the store, `waiter` who waits.
+    fn look(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+    ) -> impl Future<Output = Result<Look<Self::Got>, BackendError>> + Send;
 
     /// The lock came from somebody in this process.
     fn handed_over(&self, guard: LockGuard) -> Self::Got;
@@ -62,12 +71,14 @@ pub(crate) struct Question {
 
 impl Question {
     /// Asks for the attempt's key now, under an id of its own. `handed` says how many times the lock was handed
-    /// over here after it last came from the store.
-    pub(crate) fn new(attempt: &Attempt, handed: u32) -> Question {
-        Question::under(attempt.handle.shared().next_grant(), attempt, handed)
+    /// over here after it last came from the store, `waiter` who waits.
+    pub(crate) fn new(attempt: &Attempt, handed: u32, waiter: Option<GrantId>) -> Question {
+        let mut question = Question::under(attempt.handle.shared().next_grant(), attempt, handed);
+        question.request.waiter = waiter;
+        question
     }
 
-    /// The same under this id.
+    /// The same under this id, for nobody who waits at the store.
     pub(crate) fn under(grant: GrantId, attempt: &Attempt, handed: u32) -> Question {
         let Options {
             kind,
@@ -84,6 +95,8 @@ impl Question {
             .min(max_hold.unwrap_or(Duration::MAX));
         let request = AcquireRequest {
             tokens: handover::tokens(handovers, handed),
+            permits: attempt.options.permits.and_then(|permits| permits.total),
+            amount: attempt.amount(),
             ..AcquireRequest::new(kind, attempt.key.clone(), grant, first_lease)
         };
         Question {
@@ -110,7 +123,11 @@ impl Question {
         }
         self.sent = sent;
         let AcquireRequest {
-            kind, grant, lease, ..
+            kind,
+            grant,
+            lease,
+            amount,
+            ..
         } = self.request;
         let key = self.request.key.clone();
         Some(RenewRequest {
@@ -118,6 +135,7 @@ impl Question {
             key,
             grant,
             lease,
+            amount,
         })
     }
 
@@ -140,6 +158,7 @@ impl Question {
         let kind = request.kind;
         let grant = Arc::new(Grant::new(
             kind,
+            request.amount,
             request.key,
             request.grant,
             shared,

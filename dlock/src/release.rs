@@ -20,8 +20,8 @@ use crate::client::{Handle, Shared};
 use crate::grants::Grant;
 use crate::{Error, LockKey, Loss, clock};
 
-/// Between two attempts to release a lock, where the store answers at once that it cannot.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+/// Between two attempts to send a step, where the store answers at once that it cannot.
+pub(crate) const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the worker runs.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -216,7 +216,7 @@ fn give_back(
 }
 
 /// Sleeps on whichever runtime polls: what waits may move to the worker's when its own ends.
-async fn sleep(pause: Duration) {
+pub(crate) async fn sleep(pause: Duration) {
     let until = tokio::time::Instant::now() + pause;
     let mut timer = None;
     std::future::poll_fn(|cx| {

@@ -39,6 +39,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::backend::counter::{CounterReply, CounterRequest};
 use crate::backend::memory::MemoryBackend;
 use crate::backend::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
@@ -71,6 +72,8 @@ pub enum Step {
     Release,
     /// Renewing it.
     Renew,
+    /// A step on the number of permits of a semaphore, or on a latch.
+    Count,
 }
 
 /// What goes wrong with a step.
@@ -240,6 +243,7 @@ impl Drop for Busy {
             key: self.key.clone(),
             grant: self.grant,
             keep_for: Duration::ZERO,
+            amount: 1,
         };
         drop(Backend::release(Arc::new(self.store.clone()), request));
     }
@@ -330,5 +334,15 @@ impl Backend for TestBackend {
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         Backend::watch(self.memory(), kind, key, grant)
+    }
+
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        answered(
+            self.0
+                .play(Step::Count, || Backend::count(self.memory(), request)),
+        )
     }
 }

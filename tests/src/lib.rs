@@ -33,7 +33,7 @@ pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
 pub use resp::Command;
 pub use running::{Ended, Running};
 pub use server::{Flavor, Server, ServerBuilder};
-pub use store::{Store, settle};
+pub use store::{Store, is_of_a_step, settle};
 pub use watched::{Seen as StepsSeen, Watched};
 
 /// Waits until `holds` does, looking again every few milliseconds.

@@ -72,7 +72,7 @@ impl Store {
     }
 
     /// Waits until nothing is left of any lock: no hold, no waiter, no subscription, no key but the fence and the
-    /// counters of fenced locks.
+    /// counters of fenced locks. That a step on a counter was carried out is remembered for a while.
     ///
     /// # Panics
     /// When something is left after a good while.
@@ -92,16 +92,31 @@ impl Store {
             Store::Server(server) => {
                 eventually(
                     "no key but the fence and no subscription is left on the server",
-                    || async {
-                        let stays =
-                            |key: &String| key == "dlock:fence" || key.starts_with("redisson_lock_token:");
-                        server.keys().await.iter().all(stays) && server.pubsub_channels().await.is_empty()
-                    },
+                    || async { server.pubsub_channels().await.is_empty() && only_traces(server).await },
                 )
                 .await;
             }
         }
     }
+}
+
+/// Whether there is nothing but what may stay: the fence, the counters of fenced locks, and what ends by itself of steps on counters.
+async fn only_traces(server: &Server) -> bool {
+    for key in server.keys().await {
+        let stays = key == "dlock:fence" || key.starts_with("redisson_lock_token:");
+        let ends = is_of_a_step(&key) && server.ttl(&key).await.is_some();
+        if !stays && !ends {
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether a key remembers that a step was carried out: `{name}:dlock:uuid:number`.
+pub fn is_of_a_step(key: &str) -> bool {
+    let id = key.rsplit_once(":dlock:").map(|(_, id)| id);
+    id.and_then(|id| id.split_once(':'))
+        .is_some_and(|(uuid, number)| uuid.len() == 36 && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Long enough for a waiter to have come as far as it gets.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use dlock::backend::counter::{CounterReply, CounterRequest};
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane,
@@ -152,6 +153,13 @@ impl Backend for Watched {
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         Backend::watch(self.inner(), kind, key, grant)
+    }
+
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        Backend::count(self.inner(), request)
     }
 
     fn lane(&self, key: &LockKey) -> Lane {

@@ -377,6 +377,7 @@ impl Backend for Strange {
         }
         match reply {
             Ok(AcquireReply::Busy { .. }) if self.1.endless => Ok(AcquireReply::Busy {
+                again: None,
                 remaining: Some(Duration::MAX),
             }),
             other => other,

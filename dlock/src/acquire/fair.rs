@@ -77,7 +77,7 @@ impl Place {
                         Err(error) => Seen::Failed(error, None),
                     }
                 }
-                Ok(AcquireReply::Busy { remaining }) => Seen::Busy(place, remaining),
+                Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
                 Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
                 Err(error) => {
                     let kept = (error.outcome == Outcome::NotDone).then_some(place);

@@ -19,6 +19,7 @@
 //! - **Every step ends in bounded time**, with an error if need be.
 
 mod any;
+pub mod counter;
 pub(crate) mod hub;
 pub mod memory;
 pub mod quorum;
@@ -35,6 +36,7 @@ use tokio::sync::{broadcast, watch};
 use uuid::Uuid;
 
 pub use self::any::AnyBackend;
+use self::counter::{CounterReply, CounterRequest};
 use crate::error::Cause;
 use crate::record::Records;
 use crate::{Error, LockKey};
@@ -74,15 +76,33 @@ pub enum Kind {
     /// service is the first to lock after that, it begins with 1. In one process the lock is not handed on without
     /// the store. In memory its tokens are those of all locks.
     Fenced,
-    /// One permit of a semaphore.
+    /// Permits of a semaphore, which come back by themselves when their holder is gone.
     Permit,
+    /// Permits of a semaphore that keeps no account of who has them.
+    Unowned,
+    /// A count-down latch: it is waited for, and nobody holds it.
+    Latch,
 }
 
 impl Kind {
     /// Whether one holder keeps out all others.
     #[must_use]
     pub fn is_exclusive(self) -> bool {
-        !matches!(self, Kind::Read | Kind::Permit)
+        matches!(self, Kind::Lock | Kind::Fair | Kind::Write | Kind::Fenced)
+    }
+
+    /// Whether what is taken is a number of permits.
+    pub(crate) fn is_permits(self) -> bool {
+        matches!(self, Kind::Permit | Kind::Unowned)
+    }
+
+    /// What it is called where it is waited for or lost.
+    pub(crate) fn noun(self) -> &'static str {
+        match self {
+            Kind::Permit | Kind::Unowned => "semaphore",
+            Kind::Latch => "latch",
+            _ => "lock",
+        }
     }
 
     /// Whether each of those who wait has a place of its own in the store's queue.
@@ -94,9 +114,7 @@ impl Kind {
     pub(crate) fn is_handed_on(self) -> bool {
         matches!(self, Kind::Lock | Kind::Write)
     }
-}
 
-impl Kind {
     /// Whether it is one side of a read-write lock.
     pub(crate) fn is_read_write(self) -> bool {
         matches!(self, Kind::Read | Kind::Write)
@@ -110,6 +128,8 @@ impl Kind {
             Kind::Write => "write",
             Kind::Fenced => "fenced",
             Kind::Permit => "permit",
+            Kind::Unowned => "unowned",
+            Kind::Latch => "latch",
         }
     }
 
@@ -130,7 +150,7 @@ impl fmt::Display for Kind {
 
 /// What a store knows a grant by: `<client uuid>:<number>`, drawn anew for every acquire that is sent and
 /// never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantId {
     client: Uuid,
     number: u64,
@@ -165,6 +185,15 @@ impl GrantId {
     /// Unique in its client.
     pub(crate) fn number(self) -> u64 {
         self.number
+    }
+
+    /// The ids of so many permits, one after the other: 16 bytes each, which is what Redisson calls a permit by.
+    /// They differ for all numbers of a client, and the first four bytes are the first group of its UUID.
+    pub(crate) fn permits(self, amount: u32) -> Vec<u8> {
+        let base = self.client.as_u128() ^ (u128::from(self.number) << 32);
+        (0..amount)
+            .flat_map(|index| (base ^ u128::from(index)).to_be_bytes())
+            .collect()
     }
 
     /// Writes the id as it stands in the store to the end of a buffer; where it begins there. It is sent with
@@ -229,6 +258,12 @@ pub struct AcquireRequest {
     /// data for this long, by a mark that it keeps beside them, and answers
     /// [`Abstained`](AcquireReply::Abstained) before. A store that cannot tell refuses.
     pub vote_after: Option<Duration>,
+    /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
+    pub amount: u32,
+    /// Permits: who waits, the same over all questions of one waiter. Its place among those who wait for
+    /// different amounts is given up by a [`release`](Backend::release) of this id. `None` for who does not
+    /// wait.
+    pub waiter: Option<GrantId>,
 }
 
 impl AcquireRequest {
@@ -247,6 +282,8 @@ impl AcquireRequest {
             prefer_writers: false,
             permits: None,
             vote_after: None,
+            amount: 1,
+            waiter: None,
         }
     }
 
@@ -257,6 +294,7 @@ impl AcquireRequest {
             key: self.key.clone(),
             grant: self.grant,
             keep_for: Duration::ZERO,
+            amount: self.amount,
         }
     }
 }
@@ -276,6 +314,9 @@ pub enum AcquireReply {
     Busy {
         /// What is left of the holder's lease; `None` when it has no end.
         remaining: Option<Duration>,
+        /// Who goes on waiting asks again within this time, whatever it hears: to keep a place that is only
+        /// kept for those who are heard of, or to see whether others have lost theirs.
+        again: Option<Duration>,
     },
     /// A member of a quorum that has not been up with its data for long enough.
     Abstained {
@@ -289,7 +330,7 @@ impl AcquireReply {
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         match self {
             AcquireReply::Acquired { .. } => None,
-            AcquireReply::Busy { remaining } => *remaining,
+            AcquireReply::Busy { remaining, .. } => *remaining,
             AcquireReply::Abstained { votes_in } => Some(*votes_in),
         }
     }
@@ -332,6 +373,8 @@ pub struct ReleaseRequest {
     pub grant: GrantId,
     /// Keep the key taken for this long yet (a `min_hold`); zero ends it now.
     pub keep_for: Duration,
+    /// Permits: how many were taken by this grant; 1 for every other kind.
+    pub amount: u32,
 }
 
 /// The answer to a [`ReleaseRequest`].
@@ -364,6 +407,8 @@ pub struct RenewRequest {
     pub grant: GrantId,
     /// The lease it gets, counted from now.
     pub lease: Duration,
+    /// Permits: how many were taken by this grant; 1 for every other kind.
+    pub amount: u32,
 }
 
 /// The answer to a [`RenewRequest`].
@@ -382,7 +427,8 @@ pub enum Renewal {
 pub struct Holder {
     /// What it holds the key as.
     pub kind: Kind,
-    /// The wire id, `<client uuid>:<number>` for dlock and Redisson alike.
+    /// The wire id, `<client uuid>:<number>` for dlock and Redisson alike; of a permit, what Redisson calls it
+    /// by: 32 hexadecimal digits, the first eight of which are those of dlock's client.
     pub id: String,
     /// How many holds the store counts: for dlock 1, since re-entry is counted in the process, and 0 while a
     /// lock that was released is kept by its `min_hold`.
@@ -625,6 +671,19 @@ pub trait Backend: Send + Sync + 'static {
     /// are woken one by one.
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
 
+    /// Takes a step of a counter: of the permits of a semaphore, or of a latch.
+    ///
+    /// By default it is [`Reason::Unsupported`].
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        std::future::ready(Err(BackendError::not_done(
+            Reason::Unsupported,
+            format!("this store has no counters, such as that of {}", request.key),
+        )))
+    }
+
     /// The lane of a key.
     fn lane(&self, _key: &LockKey) -> Lane {
         Lane::default()
@@ -696,6 +755,7 @@ pub(crate) trait DynBackend: Send + Sync + 'static {
     fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>>;
     fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool>;
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
+    fn count(self: Arc<Self>, request: CounterRequest) -> Step<CounterReply>;
     fn lane(&self, key: &LockKey) -> Lane;
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32>;
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> Step<AcquireAllReply>;
@@ -726,6 +786,9 @@ impl<B: Backend> DynBackend for B {
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         Backend::watch(self, kind, key, grant)
+    }
+    fn count(self: Arc<Self>, request: CounterRequest) -> Step<CounterReply> {
+        Box::pin(Backend::count(self, request))
     }
     fn lane(&self, key: &LockKey) -> Lane {
         Backend::lane(self, key)

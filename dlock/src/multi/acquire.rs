@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::MultiGuard;
 use super::look::{At, Round, Step, groups, look};
 use crate::acquire::{self, Wait};
-use crate::backend::{BackendError, Kind};
+use crate::backend::{BackendError, GrantId, Kind};
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::question::{Goal, Look};
@@ -182,11 +182,18 @@ impl Goal for AllOf<'_> {
         None
     }
 
-    fn look(&self, handed: u32) -> impl Future<Output = Result<Look<Round>, BackendError>> + Send {
+    fn look(
+        &self,
+        handed: u32,
+        _waiter: Option<GrantId>,
+    ) -> impl Future<Output = Result<Look<Round>, BackendError>> + Send {
         let (at, round) = (self.at, self.ask(handed));
         async move {
             Ok(match round.await? {
-                Round::Busy((busy, remaining)) if busy == at => Look::Busy(remaining),
+                Round::Busy((busy, remaining)) if busy == at => Look::Busy {
+                    left: remaining,
+                    again: None,
+                },
                 round => Look::Got(round),
             })
         }

@@ -57,7 +57,7 @@ pub(super) struct Step {
 
 impl Step {
     pub(super) fn new(group: Group, handed: u32) -> Step {
-        let question = |(at, one): At<Attempt>| (at, Question::new(&one, handed));
+        let question = |(at, one): At<Attempt>| (at, Question::new(&one, handed, None));
         let questions: Vec<_> = group.into_iter().map(question).collect();
         let requests = questions.iter().map(|(_, question)| question.request.clone());
         let answer: Pin<Box<dyn Future<Output = _> + Send>> = match &questions[..] {

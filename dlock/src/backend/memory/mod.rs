@@ -4,6 +4,7 @@
 //! that a paused clock makes every timing rule a fast and exact test.
 
 mod fair;
+mod permits;
 mod read_write;
 
 use std::collections::{BTreeSet, HashMap};
@@ -15,7 +16,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::fair::Queues;
+use self::permits::Counters;
 use self::read_write::{Left, ReadWriteLocks};
+use super::counter::{CounterReply, CounterRequest};
 use super::hub::Hub;
 use super::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
@@ -48,9 +51,30 @@ struct Held {
     ends: BTreeSet<(Instant, LockKey)>,
     queues: Queues,
     read_write: ReadWriteLocks,
+    /// The semaphores and latches.
+    counters: Counters,
     last_token: u64,
     /// Since when these data are here, where somebody asked.
     since: Option<Instant>,
+}
+
+/// Why a lock was not had, or permits.
+#[derive(Debug)]
+struct Busy {
+    /// What is left of the holder's lease.
+    remaining: Option<Duration>,
+    /// Within which time one who waits asks again.
+    again: Option<Duration>,
+}
+
+impl Busy {
+    /// Somebody has it until then.
+    fn until(until: Instant, now: Instant) -> Busy {
+        Busy {
+            remaining: Some(until.saturating_duration_since(now)),
+            again: None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -74,32 +98,32 @@ impl Held {
         if let Some(votes_in) = request.vote_after.and_then(|after| self.abstains(now, after)) {
             return Ok(AcquireReply::Abstained { votes_in });
         }
-        let blocked_for = match request.kind {
-            Kind::Lock | Kind::Fair | Kind::Fenced if self.read_write.has(&request.key) => {
-                return Err(taken("a read-write lock"));
-            }
-            Kind::Read | Kind::Write if self.entries.contains_key(&request.key) => {
-                return Err(taken("a plain lock"));
-            }
+        self.is_free_for(request.kind, &request.key)?;
+        let busy = match request.kind {
             Kind::Lock | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
                 Some(until) => {
                     if request.queue {
                         self.queues.wait(request, now);
                     }
-                    Some(until.saturating_duration_since(now))
+                    Some(Busy::until(until, now))
                 }
                 None => {
                     self.put(&request.key, &request.grant, now + request.lease);
                     None
                 }
             },
-            Kind::Read | Kind::Write => self.read_write.acquire(request, now).err(),
+            Kind::Read | Kind::Write => {
+                let left = self.read_write.acquire(request, now).err();
+                left.map(|left| Busy {
+                    remaining: Some(left),
+                    again: None,
+                })
+            }
+            Kind::Permit | Kind::Unowned => self.counters.acquire(now, request).err(),
             other => return Err(unsupported(other)),
         };
-        Ok(match blocked_for {
-            Some(left) => AcquireReply::Busy {
-                remaining: Some(left),
-            },
+        Ok(match busy {
+            Some(Busy { remaining, again }) => AcquireReply::Busy { remaining, again },
             None => {
                 let (first_token, last_token) = self.tokens(request.tokens);
                 AcquireReply::Acquired {
@@ -108,6 +132,22 @@ impl Held {
                 }
             }
         })
+    }
+
+    /// Whether nothing of another kind stands in the way.
+    fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), BackendError> {
+        let is_plain = matches!(kind, Kind::Lock | Kind::Fair | Kind::Fenced);
+        if !is_plain && self.entries.contains_key(key) {
+            return Err(taken("a plain lock"));
+        }
+        if !kind.is_read_write() && self.read_write.has(key) {
+            return Err(taken("a read-write lock"));
+        }
+        match self.counters.kind_at(key) {
+            Some(Kind::Latch) if kind != Kind::Latch => Err(taken("a latch")),
+            Some(Kind::Permit) if !kind.is_permits() => Err(taken("a semaphore")),
+            _ => Ok(()),
+        }
     }
 
     /// All of these or none. Nobody sees what is taken before one is found busy, so nobody is told.
@@ -168,6 +208,9 @@ impl Held {
         if request.kind.is_read_write() {
             return self.read_write.release(request, now);
         }
+        if request.kind.is_permits() {
+            return self.counters.release(now, request);
+        }
         if !self.has(&request.key, &request.grant) {
             return Left::NotHeld;
         }
@@ -183,6 +226,9 @@ impl Held {
         if request.kind.is_read_write() {
             return self.read_write.renew(request, now);
         }
+        if request.kind.is_permits() {
+            return self.counters.renew(now, request);
+        }
         let known = self.has(&request.key, &request.grant);
         if known {
             self.put(&request.key, &request.grant, now + request.lease);
@@ -194,7 +240,8 @@ impl Held {
     fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
         match self.entries.get(key) {
             Some(entry) => vec![entry.holder(now)],
-            None => self.read_write.holders(key, now),
+            None if self.read_write.has(key) => self.read_write.holders(key, now),
+            None => self.counters.holders(key, now),
         }
     }
 
@@ -258,13 +305,13 @@ impl MemoryBackend {
         backend
     }
 
-    /// How many locks are held, by anybody.
+    /// How many locks are held, by anybody, and how many grants of permits.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.with(|held, _| held.entries.len() + held.read_write.len())
+        self.with(|held, now| held.entries.len() + held.read_write.len() + held.counters.len(now))
     }
 
-    /// Whether no lock is held.
+    /// Whether no lock is held and no permit.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -288,7 +335,7 @@ impl MemoryBackend {
         self.store.hub.len() + self.store.shelf.watched()
     }
 
-    /// Forgets every lock and every record and tells nobody, as a server does that lost its data.
+    /// Forgets every lock, counter and record and tells nobody, as a server does that lost its data.
     pub fn clear(&self) {
         self.store.shelf.clear();
         self.with(|held, _| {
@@ -297,13 +344,14 @@ impl MemoryBackend {
             held.queues.clear();
             held.since = None;
             held.read_write.clear();
+            held.counters.clear();
         });
     }
 
     /// Ends whatever grants the key has and tells the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
         let (taken, front) = self.with(|held, now| {
-            let taken = held.take(key).is_some() || held.read_write.take(key);
+            let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key);
             (taken, held.front_topic(key, now))
         });
         if taken {
@@ -329,7 +377,13 @@ impl MemoryBackend {
         let now = crate::clock::now();
         let mut held = self.store.held.lock();
         held.purge(now);
-        step(&mut held, now)
+        let brought = step(&mut held, now);
+        let news = held.counters.news();
+        drop(held);
+        for key in news {
+            self.tell(key.as_str());
+        }
+        brought
     }
 
     /// How many heard of it.
@@ -404,7 +458,8 @@ impl Backend for MemoryBackend {
         prefix: String,
     ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
         ready(Ok(self.with(|held, now| {
-            let all = held.entries.keys().chain(held.read_write.keys());
+            let locks = held.entries.keys().chain(held.read_write.keys());
+            let all = locks.chain(held.counters.keys());
             let holders = |key: &LockKey| {
                 let key = key.clone();
                 let holders = held.holders(&key, now);
@@ -426,6 +481,16 @@ impl Backend for MemoryBackend {
         self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ())
     }
 
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        ready(self.with(|held, now| {
+            held.is_free_for(request.step.kind(), &request.key)?;
+            Ok(held.counters.count(now, &request))
+        }))
+    }
+
     fn raise_fence(
         self: Arc<Self>,
         kind: Kind,
@@ -434,9 +499,10 @@ impl Backend for MemoryBackend {
         at_least: u64,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
         ready(Ok(self.with(|held, _| {
-            let known = match kind.is_read_write() {
-                true => held.read_write.knows(kind, &key, &grant),
-                false => held.has(&key, &grant),
+            let known = match kind {
+                Kind::Read | Kind::Write => held.read_write.knows(kind, &key, &grant),
+                Kind::Permit | Kind::Unowned => held.counters.knows(kind, &key, grant),
+                _ => held.has(&key, &grant),
             };
             if known {
                 held.last_token = held.last_token.max(at_least);

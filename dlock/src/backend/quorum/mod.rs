@@ -194,7 +194,10 @@ impl Quorum {
             Verdict::Busy { remaining } => {
                 self.say(&request, votes.told());
                 self.withdraw(&request, &votes).await;
-                return Ok(AcquireReply::Busy { remaining });
+                return Ok(AcquireReply::Busy {
+                    remaining,
+                    again: None,
+                });
             }
             Verdict::Failed(error) => return Err(error),
         };
@@ -242,15 +245,7 @@ impl Quorum {
 
     /// Gives back what a minority granted, or may have.
     async fn withdraw(&self, request: &AcquireRequest, votes: &Votes<'_>) {
-        let AcquireRequest {
-            kind, grant, lease, ..
-        } = *request;
-        let release = ReleaseRequest {
-            kind,
-            key: request.key.clone(),
-            grant,
-            keep_for: Duration::ZERO,
-        };
+        let (lease, release) = (request.lease, request.undone());
         for at in votes.in_doubt() {
             self.release_later(at, release.clone(), lease);
         }

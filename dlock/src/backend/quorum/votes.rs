@@ -19,7 +19,7 @@ impl Vote {
     pub(super) fn of(answer: Result<AcquireReply, BackendError>) -> Vote {
         match answer {
             Ok(AcquireReply::Acquired { first_token, .. }) => Vote::Granted { token: first_token },
-            Ok(AcquireReply::Busy { remaining }) => Vote::Busy { remaining },
+            Ok(AcquireReply::Busy { remaining, .. }) => Vote::Busy { remaining },
             Ok(AcquireReply::Abstained { votes_in }) => Vote::Abstains { votes_in },
             Err(error) => Vote::Failed(error),
         }

@@ -3,6 +3,7 @@
 use redis::Cmd;
 use tokio::time::Instant;
 
+use super::permits;
 use super::script::{self, id, left, millis, prefixed};
 use crate::backend::{AcquireRequest, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest};
 
@@ -35,10 +36,28 @@ impl KindStep {
         }
     }
 
+    /// How many bytes it adds to a call, beside what every step has.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            KindStep::Acquire(request) => permits::weight(request.kind, request.amount),
+            KindStep::Release { request, .. } => permits::weight(request.kind, request.amount),
+            KindStep::Renew(request) => permits::weight(request.kind, request.amount),
+        }
+    }
+
     /// Its name, the number of its arguments, and these.
     pub(super) fn write(&self, _key: &str, cmd: &mut Cmd) {
         let mut buffer = [0; 57];
         match self {
+            KindStep::Acquire(request) if request.kind.is_permits() => {
+                permits::acquire(request, cmd.arg(request.kind.to_string()));
+            }
+            KindStep::Release { request, keep_until } if request.kind.is_permits() => {
+                permits::release(request, *keep_until, cmd.arg(format!("release_{}", request.kind)));
+            }
+            KindStep::Renew(request) if request.kind.is_permits() => {
+                permits::renew(request, cmd.arg(format!("renew_{}", request.kind)));
+            }
             KindStep::Acquire(request) => {
                 let more = match request.kind {
                     Kind::Read => 1,
@@ -81,7 +100,9 @@ pub(super) fn field(kind: Kind, grant: GrantId) -> String {
 /// What is answered for kinds that are not there yet.
 pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
     match kind {
-        Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write => Ok(()),
+        Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
+            Ok(())
+        }
         other => Err(BackendError::not_done(
             Reason::Unsupported,
             format!("kind {other} does not exist yet"),
@@ -95,6 +116,16 @@ pub(super) fn channel(kind: Kind, key: &str, grant: GrantId) -> String {
         Kind::Read | Kind::Write => prefixed("redisson_rwlock", key),
         // Those who wait are woken one by one.
         Kind::Fair => format!("{}:{grant}", script::channel(key)),
+        Kind::Permit | Kind::Unowned => prefixed("redisson_sc", key),
+        // In braces of its own, whatever the name has.
+        Kind::Latch => format!("redisson_countdownlatch__channel__{{{key}}}"),
         _ => script::channel(key),
     }
+}
+
+/// The name of the semaphore whose holders a key has by its own name.
+pub(super) fn semaphore_of(held_key: &str) -> Option<&str> {
+    let tag = held_key.strip_suffix(":timeout")?;
+    let inner = tag.strip_prefix('{').and_then(|tag| tag.strip_suffix('}'));
+    Some(inner.filter(|inner| !inner.contains(['{', '}'])).unwrap_or(tag))
 }

@@ -3,10 +3,12 @@
 mod connect;
 mod kinds;
 mod node;
+mod permits;
 mod pubsub;
 mod renewals;
 mod script;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -20,6 +22,7 @@ use self::node::Node;
 use self::pubsub::PubSub;
 pub(crate) use self::script::{Answer, Response, Verb};
 use self::script::{Call, OneAcquire};
+use super::counter::{CounterReply, CounterRequest};
 use super::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
     Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
@@ -111,6 +114,50 @@ impl RedisBackend {
         self.step_on(self.name(key), verb)
     }
 
+    /// Who holds the locks whose keys, or those of their holders, match a pattern. `name_of` tells the name of
+    /// the lock from the key.
+    async fn scan(
+        &self,
+        pattern: &str,
+        of_type: &str,
+        name_of: impl Fn(String) -> Option<String>,
+        found: &mut BTreeMap<LockKey, Vec<Holder>>,
+    ) -> Result<(), BackendError> {
+        let mut cursor = 0_u64;
+        loop {
+            let mut cmd = redis::cmd("SCAN");
+            cmd.arg(cursor).arg("MATCH").arg(pattern);
+            cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
+            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(self.node.plain(cmd).await?)
+                .map_err(|error| BackendError::unknown(error.to_string()))?;
+            // Asked together: they travel in few calls.
+            let steps: Vec<_> = names
+                .into_iter()
+                // What is not UTF-8 is no lock of ours or of Redisson's.
+                .filter_map(|name| String::from_utf8(name).ok())
+                .filter_map(&name_of)
+                .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
+                .map(|key| (self.step(&key, Verb::Inspect), key))
+                .collect();
+            for (step, key) in steps {
+                match step.await.map(|done| done.answer) {
+                    Ok(Answer::Holders(all)) if all.iter().all(is_holder) => {
+                        found.insert(key, all);
+                    }
+                    // Other people's hashes, and locks that ended meanwhile.
+                    Ok(_) => {}
+                    // Nor what this user may not see.
+                    Err(error) if matches!(error.reason, Reason::KeyTaken(_) | Reason::Refused) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
     /// The same with the key as the server knows it.
     fn step_on(
         &self,
@@ -192,7 +239,7 @@ impl Backend for RedisBackend {
                     first_token: first,
                     last_token: last,
                 }),
-                Answer::Busy { remaining } => Ok(AcquireReply::Busy { remaining }),
+                Answer::Busy { remaining, again } => Ok(AcquireReply::Busy { remaining, again }),
                 Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
                 other => Err(strange(&other)),
             }
@@ -218,7 +265,7 @@ impl Backend for RedisBackend {
             match step.await?.answer {
                 Answer::All(tokens) => Ok(AcquireAllReply::Acquired { tokens }),
                 Answer::None { at, answer } => match *answer {
-                    Ok(Answer::Busy { remaining }) => Ok(AcquireAllReply::Busy { at, remaining }),
+                    Ok(Answer::Busy { remaining, .. }) => Ok(AcquireAllReply::Busy { at, remaining }),
                     Ok(other) => Err(strange(&other)),
                     Err(error) if error.outcome == Outcome::NotDone => {
                         Ok(AcquireAllReply::Failed { at, error })
@@ -276,48 +323,18 @@ impl Backend for RedisBackend {
     }
 
     async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
-        let pattern = format!("{}*", glob_escaped(&format!("{}{prefix}", self.prefix)));
-        let mut found = std::collections::BTreeMap::new();
-        let mut cursor = 0_u64;
-        loop {
-            let mut cmd = redis::cmd("SCAN");
-            cmd.arg(cursor)
-                .arg("MATCH")
-                .arg(&pattern)
-                .arg("COUNT")
-                .arg(1000)
-                .arg("TYPE")
-                .arg("hash");
-            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(self.node.plain(cmd).await?)
-                .map_err(|error| BackendError::unknown(error.to_string()))?;
-            // Asked together: they travel in few calls.
-            let steps: Vec<_> = names
-                .into_iter()
-                // What is not UTF-8 is no lock of ours or of Redisson's.
-                .filter_map(|name| String::from_utf8(name).ok())
-                .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
-                .map(|key| (self.step(&key, Verb::Inspect), key))
-                .collect();
-            for (step, key) in steps {
-                match step.await.map(|done| done.answer) {
-                    Ok(Answer::Holders(all)) if all.iter().all(|holder| is_holder(&holder.id)) => {
-                        found.insert(key, all);
-                    }
-                    // Other people's hashes, and locks that ended meanwhile.
-                    Ok(_) => {}
-                    // Nor what this user may not see.
-                    Err(error) if matches!(error.reason, Reason::KeyTaken(_) | Reason::Refused) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            if next == 0 {
-                let each = |(key, all): (LockKey, Vec<Holder>)| {
-                    all.into_iter().map(move |holder| (key.clone(), holder))
-                };
-                return Ok(found.into_iter().flat_map(each).collect());
-            }
-            cursor = next;
-        }
+        let prefix = format!("{}{prefix}", self.prefix);
+        let locks = format!("{}*", glob_escaped(&prefix));
+        let mut found = BTreeMap::new();
+        self.scan(&locks, "hash", Some, &mut found).await?;
+        // Semaphores are found by their holders, whose key is called after theirs.
+        let of_holders = |name: String| {
+            Some(kinds::semaphore_of(&name)?.to_owned()).filter(|name| name.starts_with(&prefix))
+        };
+        self.scan("*:timeout", "zset", of_holders, &mut found).await?;
+        let each =
+            |(key, all): (LockKey, Vec<Holder>)| all.into_iter().map(move |holder| (key.clone(), holder));
+        Ok(found.into_iter().flat_map(each).collect())
     }
 
     fn force_release(
@@ -336,6 +353,22 @@ impl Backend for RedisBackend {
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         self.pubsub.watch(kinds::channel(kind, &self.name(key), grant))
+    }
+
+    fn count(
+        self: Arc<Self>,
+        mut request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        // Until the last copy that goes out in that time can take no effect any more.
+        request.repeated_for += self.node.timeout;
+        let key = request.key.clone();
+        let step = self.step(&key, Verb::Count(request));
+        async move {
+            match step.await?.answer {
+                Answer::Counted(reply) => Ok(reply),
+                other => Err(strange(&other)),
+            }
+        }
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {
@@ -364,11 +397,13 @@ impl Backend for RedisBackend {
     }
 }
 
-/// Whether a field of a hash looks like the holder of a lock: `uuid:number`.
-fn is_holder(field: &str) -> bool {
-    field.split_once(':').is_some_and(|(uuid, number)| {
-        Uuid::parse_str(uuid).is_ok() && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
-    })
+/// Whether what was found looks like the holder of a lock, `uuid:number`, or holds permits.
+fn is_holder(holder: &Holder) -> bool {
+    let is_permit = holder.kind == Kind::Permit;
+    is_permit
+        || holder.id.split_once(':').is_some_and(|(uuid, number)| {
+            Uuid::parse_str(uuid).is_ok() && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+        })
 }
 
 /// `text` as a pattern that matches itself.

@@ -8,6 +8,8 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::kinds::KindStep;
+use super::permits;
+use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::backend::{AcquireRequest, BackendError, GrantId, Holder, Kind, Reason, Renewal};
 use crate::clock;
 use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
@@ -21,6 +23,8 @@ const TEXT: &str = concat!(
     include_str!("lua/several.lua"),
     include_str!("lua/fair.lua"),
     include_str!("lua/fenced.lua"),
+    include_str!("lua/permits.lua"),
+    include_str!("lua/counters.lua"),
     include_str!("lua/run.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
@@ -96,6 +100,7 @@ pub(crate) enum Verb {
         field: String,
         at_least: u64,
     },
+    Count(CounterRequest),
     Inspect,
     Force,
     Claim(ClaimRequest),
@@ -134,6 +139,8 @@ pub(crate) enum Answer {
     },
     Busy {
         remaining: Option<Duration>,
+        /// Within which time one who goes on waiting asks again.
+        again: Option<Duration>,
     },
     /// The first and the last token of each of several.
     All(Vec<(u64, u64)>),
@@ -152,6 +159,7 @@ pub(crate) enum Answer {
     /// To each of the renewals that a step carries.
     Renewals(Vec<Result<Renewal, BackendError>>),
     Holders(Vec<Holder>),
+    Counted(CounterReply),
     Free,
     Abstains {
         votes_in: Duration,
@@ -239,16 +247,25 @@ impl Call {
         }
     }
 
-    pub(super) fn is_on_record(&self) -> bool {
+    /// Whether a copy of it that was sent before may have done what this one could not.
+    pub(super) fn may_be_done_before(&self) -> bool {
         matches!(
             self.verb,
-            Verb::Claim(_) | Verb::Extend { .. } | Verb::Complete { .. } | Verb::Forget { .. }
+            Verb::Claim(_)
+                | Verb::Extend { .. }
+                | Verb::Complete { .. }
+                | Verb::Forget { .. }
+                | Verb::Count(_)
         )
     }
 
     /// Whether it begins something: then it can be refused where too many wait already.
     pub(super) fn may_be_turned_away(&self) -> bool {
-        self.is_acquire() || matches!(self.verb, Verb::Claim(_) | Verb::Inspect | Verb::Force)
+        match &self.verb {
+            Verb::Claim(_) | Verb::Inspect | Verb::Force => true,
+            Verb::Count(request) => !matches!(request.step, CounterStep::Give { .. }),
+            _ => self.is_acquire(),
+        }
     }
 
     /// How many locks it is about.
@@ -290,6 +307,7 @@ impl Call {
     pub(super) fn weight(&self) -> usize {
         match &self.verb {
             Verb::Complete { response, .. } => response.0.len(),
+            Verb::As(step) => step.weight(),
             _ => 0,
         }
     }
@@ -326,6 +344,7 @@ impl Call {
             Verb::RaiseFence { field, at_least } => {
                 cmd.arg("raise_fence").arg(2).arg(field).arg(at_least);
             }
+            Verb::Count(request) => permits::count(request, refuse_after, cmd),
             Verb::Inspect => {
                 cmd.arg("inspect").arg(0);
             }
@@ -519,6 +538,7 @@ fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
     match (&step.verb, positive) {
         (Verb::Acquire { .. }, None) => Ok(Answer::Busy {
             remaining: u64::try_from(-2 - number).ok().map(Duration::from_millis),
+            again: None,
         }),
         (Verb::Release { .. } | Verb::As(KindStep::Release { .. } | KindStep::Renew(_)), Some(0)) => {
             Ok(Answer::Gone)
@@ -555,7 +575,13 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             let last = first + num(2)?.checked_sub(1).ok_or_else(strange)?;
             Ok(Answer::Acquired { first, last })
         }
-        "busy" => Ok(Answer::Busy { remaining: ttl(1)? }),
+        "busy" => Ok(Answer::Busy {
+            remaining: ttl(1)?,
+            again: match words.len() {
+                2 => None,
+                _ => ttl(2)?,
+            },
+        }),
         "abstains" => Ok(Answer::Abstains {
             votes_in: Duration::from_millis(num(1)?),
         }),
@@ -620,7 +646,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             ))
         }
         "failed" => Err(refused(&string(1)?)),
-        _ => Err(strange()),
+        name => permits::read(name, |at| signed(words.get(at)?)).ok_or_else(strange),
     }
 }
 
@@ -639,6 +665,13 @@ fn refused(message: &str) -> BackendError {
 fn number(value: &Value) -> Option<u64> {
     match value {
         Value::Int(number) => u64::try_from(*number).ok(),
+        other => text(other)?.parse().ok(),
+    }
+}
+
+fn signed(value: &Value) -> Option<i64> {
+    match value {
+        Value::Int(number) => Some(*number),
         other => text(other)?.parse().ok(),
     }
 }

@@ -14,7 +14,7 @@ local function reserve(key, lease)
   local upto = math.max(now, least + acquires)
   run('SET', fence, digits(upto))
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
-  run('PEXPIRE', key, lease)
+  if key then run('PEXPIRE', key, lease) end
   last = upto
   token = math.max(least, upto - ARGV[3] + 1)
 end
@@ -38,6 +38,7 @@ local function add_steps()
   add_several_steps()
   add_fair_steps()
   add_fenced_steps()
+  add_counter_steps(add_permit_steps())
 end
 
 -- What became of an acquire that is not as simple as it should be.

@@ -101,6 +101,16 @@ local function has_tag(key) return string.find(key, '{', 1, true) end
 local function prefixed(prefix, key) return prefix .. ':' .. (has_tag(key) and key or '{' .. key .. '}') end
 local function suffixed(key, suffix) return (has_tag(key) and key or '{' .. key .. '}') .. ':' .. suffix end
 
+-- The whole number that a key holds, nil if nothing. Ends the step where there is something else.
+local function number_at(key)
+  local text = ask('GET', key)
+  if is_wrong_type(text) then error({ taken = type_of(key) }) end
+  if is_error(text) then error({ failed = text.err }) end
+  if not text then return nil end
+  if not string.find(text, '^%-?%d+$') or #text > 16 then error({ taken = 'string that is no count' }) end
+  return tonumber(text)
+end
+
 -- The answer to a release.
 local function released(heard) return heard < 0 and -1 or 1 + heard end
 

@@ -68,9 +68,9 @@ impl Step {
         }
     }
 
-    /// Of a step on a record that was sent before nobody can tell what became of the earlier copy.
+    /// Of such a step that was sent before nobody can tell what became of the earlier copy.
     fn admit(&self, error: &mut BackendError) {
-        if self.sent > 1 && self.call.is_on_record() {
+        if self.sent > 1 && self.call.may_be_done_before() {
             error.outcome = Outcome::Unknown;
         }
     }
@@ -124,7 +124,8 @@ impl Room {
 pub(super) struct Node {
     queue: mpsc::UnboundedSender<Request>,
     room: Room,
-    timeout: Duration,
+    /// Within which a step is answered or has failed.
+    pub(super) timeout: Duration,
 }
 
 impl Node {

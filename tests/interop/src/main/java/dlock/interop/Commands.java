@@ -138,11 +138,17 @@ final class Commands {
             case "drainPermits" -> {
                 return semaphore.drainPermits();
             }
+            case "delete" -> {
+                return semaphore.delete();
+            }
             default -> throw unknown(method);
         }
     }
 
-    /** {@code acquire [lease]} and {@code tryAcquire wait lease} answer the permit's id, which the others take. */
+    /**
+     * {@code acquire [lease]} and {@code tryAcquire wait lease} answer the permit's id, which the others take;
+     * {@code tryAcquireMany permits wait lease} and {@code releaseMany} those of several, separated by commas.
+     */
     private static Object permits(RPermitExpirableSemaphore semaphore, String method, Arguments args)
             throws InterruptedException {
         switch (method) {
@@ -162,6 +168,18 @@ final class Commands {
             }
             case "tryAcquire" -> {
                 return orFalse(semaphore.tryAcquire(args.number(0), args.number(1), MILLISECONDS));
+            }
+            case "tryAcquireMany" -> {
+                List<String> ids = semaphore.tryAcquire(
+                        (int) args.number(0), args.number(1), args.number(2), MILLISECONDS);
+                return ids.isEmpty() ? false : String.join(",", ids);
+            }
+            case "releaseMany" -> {
+                semaphore.release(List.of(args.text(0).split(",")));
+                return true;
+            }
+            case "delete" -> {
+                return semaphore.delete();
             }
             case "release" -> {
                 semaphore.release(args.text(0));
@@ -208,6 +226,9 @@ final class Commands {
             }
             case "getCount" -> {
                 return latch.getCount();
+            }
+            case "delete" -> {
+                return latch.delete();
             }
             default -> throw unknown(method);
         }

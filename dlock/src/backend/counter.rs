@@ -1,0 +1,128 @@
+//! Steps on numbers that no grant stands for: the permits of a semaphore, and the count of a latch.
+//!
+//! They are one verb of a backend, [`Backend::count`](super::Backend::count). What changes something is carried
+//! out once, however often it arrives: a step that comes again with the same id gets the answer of the first
+//! time. So the core repeats a step whose answer was lost.
+
+use std::time::Duration;
+
+use super::{GrantId, Kind};
+use crate::LockKey;
+
+/// One step on a counter.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CounterRequest {
+    /// Its name.
+    pub key: LockKey,
+    /// The id of this step, drawn like that of a grant and never used again. The same step may come several
+    /// times, and is carried out the first time only.
+    pub id: GrantId,
+    /// For how long after the first time it may come again.
+    pub repeated_for: Duration,
+    /// What to do.
+    pub step: CounterStep,
+}
+
+impl CounterRequest {
+    /// A step that may be repeated for a minute.
+    #[must_use]
+    pub fn new(key: LockKey, id: GrantId, step: CounterStep) -> CounterRequest {
+        CounterRequest {
+            key,
+            id,
+            repeated_for: Duration::from_secs(60),
+            step,
+        }
+    }
+}
+
+/// What to do with a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CounterStep {
+    /// How many permits there are: [`CounterReply::Permits`].
+    Permits,
+    /// There are so many permits in all from now on: [`CounterReply::Done`], whether something was changed.
+    SetPermits {
+        /// How many.
+        total: u32,
+        /// Only where nobody has said so before.
+        only_unset: bool,
+    },
+    /// So many permits more, or fewer: [`CounterReply::Permits`] as there are then, or
+    /// [`CounterReply::TooFew`]. Where nobody has said how many there are, there were none.
+    AddPermits {
+        /// The difference.
+        by: i64,
+        /// Whether who has permits is not known, so that any number of them may be out.
+        unowned: bool,
+    },
+    /// Gives back permits that nobody was known to have: [`CounterReply::Permits`], or
+    /// [`CounterReply::TooFew`] where there is no semaphore.
+    Give {
+        /// How many.
+        amount: u32,
+    },
+    /// Takes all that are free: [`CounterReply::Number`] of them.
+    Drain,
+    /// Forgets the semaphore and who has its permits: [`CounterReply::Done`], whether there was one.
+    DeletePermits,
+    /// The count of a latch, 0 where there is none: [`CounterReply::Number`].
+    Count,
+    /// Begins a latch where there is none: [`CounterReply::Done`], whether there was none.
+    SetCount {
+        /// The count.
+        count: u64,
+    },
+    /// One less: [`CounterReply::Number`] of what is left, or [`CounterReply::TooFew`] at zero.
+    CountDown,
+    /// Ends a latch, whatever its count is, and lets those go on who wait for it: [`CounterReply::Done`],
+    /// whether there was one.
+    DeleteLatch,
+}
+
+impl CounterStep {
+    /// What it is a step of.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            CounterStep::Count
+            | CounterStep::SetCount { .. }
+            | CounterStep::CountDown
+            | CounterStep::DeleteLatch => Kind::Latch,
+            _ => Kind::Permit,
+        }
+    }
+
+    /// Whether it only looks.
+    #[must_use]
+    pub fn is_look(self) -> bool {
+        matches!(self, CounterStep::Permits | CounterStep::Count)
+    }
+}
+
+/// The answer to a [`CounterRequest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CounterReply {
+    /// Permits as they are now.
+    Permits {
+        /// How many are free: below zero while more are held than there are. `None` where nobody has said how
+        /// many there are.
+        free: Option<i64>,
+        /// How many are held by somebody who is known.
+        held: u64,
+    },
+    /// Whether it was done.
+    Done(bool),
+    /// A number.
+    Number(u64),
+    /// Nothing was changed: the number would be below zero.
+    TooFew {
+        /// What it is.
+        is: u64,
+    },
+    /// Nothing was changed: the number would be more than a store can count.
+    TooMany,
+}

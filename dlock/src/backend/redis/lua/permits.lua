@@ -1,0 +1,321 @@
+-- Steps on semaphores, beside those on locks.
+--
+-- KEYS, ARGV and the reply to the whole call: see steps.lua; KEYS[1 + i] is the semaphore of step i. Answers:
+--   acquired FIRST COUNT | busy PTTL AGAIN-ms (-1 for none) | late | taken WHAT (other data) |
+--   failed MESSAGE (nothing was changed); of releases and renewals numbers as those of locks
+--
+-- Data, as Redisson 4.7 has them for RPermitExpirableSemaphore and, without the second, for RSemaphore:
+--   STRING name             how many permits are free; below zero while more are held than there are
+--   ZSET   {name}:timeout   permit id (16 raw bytes) -> until when it is held, epoch ms; 922337203685477 for ever
+-- The channel redisson_sc:{name} gets the number of free permits whenever that grew and is above zero.
+-- Beside them, ours:
+--   HASH   {name}:dlock:queue     who waits while somebody waits for several: waiter -> "SINCE-µs AMOUNT UNTIL-ms"
+--   STRING {name}:dlock:GRANT     the permits that a grant took and nobody is known to hold: their number, for as
+--                                 long as it may yet be undone
+
+-- Adds the steps, where one of them is asked for: calls without any do not pay for them. Answers with what
+-- counters.lua needs of it.
+local function add_permit_steps()
+  local now_ms = math.floor(now / 1000)
+  local never = '922337203685477'
+  -- For how long one who waits is kept in the queue without being heard of, and within which time it says so.
+  local kept, heard_within = 5000, 2000
+
+  local function semaphore_of(key)
+    return {
+      free_key = key, held_key = suffixed(key, 'timeout'), queue_key = suffixed(key, 'dlock:queue'),
+      channel = prefixed('redisson_sc', key),
+    }
+  end
+
+  -- What is told when the number of free permits grew, or others may go on; how many heard of it.
+  local function tell_free(semaphore)
+    if not semaphore.free or semaphore.free <= 0 then return 0 end
+    return tell(semaphore.channel, semaphore.free)
+  end
+
+  -- The number of free permits, nil where nobody has said how many there are. Those that were not given back
+  -- in time come back here.
+  local function look(semaphore)
+    semaphore.free = number_at(semaphore.free_key)
+    local expired = ask('ZCOUNT', semaphore.held_key, '-inf', now_ms)
+    if is_wrong_type(expired) then error({ taken = type_of(semaphore.held_key) }) end
+    if is_error(expired) then error({ failed = expired.err }) end
+    if expired == 0 then return semaphore.free end
+    if semaphore.free then semaphore.free = run('INCRBY', semaphore.free_key, expired) end
+    local gone = ask('ZREMRANGEBYSCORE', semaphore.held_key, '-inf', now_ms)
+    if is_error(gone) then
+      if semaphore.free then ask('INCRBY', semaphore.free_key, -expired) end
+      error({ failed = gone.err })
+    end
+    tell_free(semaphore)
+    return semaphore.free
+  end
+
+  local function held(semaphore) return run('ZCARD', semaphore.held_key) end
+
+  -- More permits are free, or fewer.
+  local function change(semaphore, by)
+    if by ~= 0 then semaphore.free = run('INCRBY', semaphore.free_key, by) end
+    return semaphore.free
+  end
+
+  local function found(key)
+    local semaphore = semaphore_of(key)
+    look(semaphore)
+    return semaphore
+  end
+
+  -- Adds or moves the permits of these ids. All or none: what could fail for one of them fails for the first.
+  local function hold(semaphore, ids, mode, score)
+    for at = 1, #ids, 16 do
+      local set = ask('ZADD', semaphore.held_key, mode, score, string.sub(ids, at, at + 15))
+      if is_error(set) then return set end
+    end
+  end
+
+  -- How many of these ids are held.
+  local function held_of(semaphore, ids)
+    local count = 0
+    for at = 1, #ids, 16 do
+      if run('ZSCORE', semaphore.held_key, string.sub(ids, at, at + 15)) then count = count + 1 end
+    end
+    return count
+  end
+
+  -- Who waits, in order of arrival, without those who were not heard of for too long. Where all wait for one
+  -- permit there is no order: whoever comes first has it.
+  local function queue_of(semaphore)
+    local fields = ask('HGETALL', semaphore.queue_key)
+    if is_wrong_type(fields) then error({ taken = type_of(semaphore.queue_key) }) end
+    if is_error(fields) then error({ failed = fields.err }) end
+    local queue, most = {}, 1
+    for at = 1, #fields, 2 do
+      local since, amount, alive = string.match(fields[at + 1], '^(%d+) (%d+) (%d+)$')
+      if since and tonumber(alive) > now_ms then
+        queue[#queue + 1] = {
+          id = fields[at], since = tonumber(since), amount = tonumber(amount), alive = tonumber(alive),
+        }
+        most = math.max(most, tonumber(amount))
+      else
+        run('HDEL', semaphore.queue_key, fields[at])
+      end
+    end
+    if most == 1 then
+      if #queue > 0 then run('DEL', semaphore.queue_key) end
+      return {}
+    end
+    table.sort(queue, function(a, b)
+      if a.since ~= b.since then return a.since < b.since end
+      return a.id < b.id
+    end)
+    return queue
+  end
+
+  -- Whether those who came before leave enough; its own place, if it has one; and in how many ms it is worth a
+  -- look whether one of those before has lost its place, -1 where there are none. Nobody is kept waiting for one
+  -- who wants more than there are.
+  local function has_room(semaphore, queue, amount, waiter, total)
+    local left, mine, look_in = semaphore.free, nil, -1
+    for _, other in ipairs(queue) do
+      if other.id == waiter then
+        mine = other
+        break
+      end
+      if other.amount <= total then
+        left = left - other.amount
+        local gone_in = other.alive - now_ms + 1
+        if look_in < 0 or gone_in < look_in then look_in = gone_in end
+      end
+    end
+    return left >= amount, mine, look_in
+  end
+
+  -- Takes a place, or keeps it, where somebody waits for several permits; when to ask again.
+  local function stand_in_line(semaphore, queue, amount, waiter, mine, total, look_in)
+    if waiter == '' then return look_in end
+    if amount > total then
+      if mine then run('HDEL', semaphore.queue_key, waiter) end
+      return look_in
+    end
+    if amount == 1 and #queue == 0 then return -1 end
+    local since = digits(mine and mine.since or now)
+    run('HSET', semaphore.queue_key, waiter, since .. ' ' .. amount .. ' ' .. digits(now_ms + kept))
+    run('PEXPIRE', semaphore.queue_key, 2 * kept)
+    return look_in < 0 and heard_within or math.min(heard_within, look_in)
+  end
+
+  -- How long it is until the first of those who hold permits loses one, in ms; -1 for ever.
+  local function first_end(semaphore)
+    local first = run('ZRANGE', semaphore.held_key, 0, 0, 'WITHSCORES')
+    if not first[1] or first[2] == never then return -1 end
+    return math.max(0, tonumber(first[2]) - now_ms)
+  end
+
+  -- Says how many permits there are, where nobody has; what is held already counts.
+  local function begin(semaphore, total)
+    semaphore.free = tonumber(total) - held(semaphore)
+    run('SET', semaphore.free_key, digits(semaphore.free))
+  end
+
+  -- Undoes what was done of an acquire, which has failed.
+  local function put_back(semaphore, ids, amount, failure)
+    for at = 1, #ids, 16 do ask('ZREM', semaphore.held_key, string.sub(ids, at, at + 15)) end
+    ask('INCRBY', semaphore.free_key, amount)
+    error({ failed = failure.err })
+  end
+
+  -- ids, lease in ms, fencing tokens wanted, how many there are in all or '', waiter or ''
+  function acquire_as.permit(key, ids, lease, wanted, total, waiter)
+    local semaphore = found(key)
+    if not semaphore.free then
+      if total == '' then return { 'busy', -1, -1 } end
+      begin(semaphore, total)
+    end
+    local amount = #ids / 16
+    local queue = queue_of(semaphore)
+    local all = semaphore.free + ((#queue > 0 or semaphore.free < amount) and held(semaphore) or 0)
+    local has, mine, look_in = has_room(semaphore, queue, amount, waiter, all)
+    if not has then
+      local again = stand_in_line(semaphore, queue, amount, waiter, mine, all, look_in)
+      return { 'busy', first_end(semaphore), again }
+    end
+    local first, count = take(wanted)
+    change(semaphore, -amount)
+    local set = hold(semaphore, ids, 'NX', digits(now_ms + lease))
+    if set then put_back(semaphore, ids, amount, set) end
+    -- Nothing may fail from here on.
+    local ttl = ask('PTTL', key)
+    if not is_error(ttl) and ttl > 0 then ask('PEXPIRE', semaphore.held_key, ttl) end
+    if mine then ask('HDEL', semaphore.queue_key, waiter) end
+    -- Those behind it may go on, too.
+    if #queue > 0 then tell_free(semaphore) end
+    return { 'acquired', first, count }
+  end
+
+  -- ids, id of the grant, ms to keep them taken yet
+  function steps.release_permit(key, ids, grant, keep)
+    local semaphore = semaphore_of(key)
+    local ok, failure = pcall(look, semaphore)
+    -- Other data in its place is a loss like any other.
+    if type(failure) == 'table' and failure.taken then return 0 end
+    if not ok then error(failure) end
+    local there = held_of(semaphore, ids)
+    if there == 0 then
+      if run('HDEL', semaphore.queue_key, grant) == 1 then tell_free(semaphore) end
+      return 0
+    end
+    if keep ~= '0' then
+      local set = hold(semaphore, ids, 'LT', digits(now_ms + keep))
+      if set then error({ failed = set.err }) end
+      -- Who waits learns the time. To Redisson the message is how many may look.
+      local heard = tell(semaphore.channel, '1')
+      return there * 16 == #ids and released(heard) or 0
+    end
+    -- What may fail comes first, and undoes nothing then.
+    if semaphore.free then change(semaphore, there) end
+    for at = 1, #ids, 16 do
+      local gone = ask('ZREM', semaphore.held_key, string.sub(ids, at, at + 15))
+      if is_error(gone) then
+        if semaphore.free then change(semaphore, -there) end
+        error({ failed = gone.err })
+      end
+    end
+    -- Where some of them are gone the rest is of no use to who had them all.
+    local heard = tell_free(semaphore)
+    return there * 16 == #ids and released(heard) or 0
+  end
+
+  -- ids, lease in ms
+  function steps.renew_permit(key, ids, lease)
+    local semaphore = found(key)
+    if held_of(semaphore, ids) * 16 < #ids then return 0 end
+    local set = hold(semaphore, ids, 'XX', digits(now_ms + lease))
+    if set then error({ failed = set.err }) end
+    return 1
+  end
+
+  local function taken_key(key, grant) return suffixed(key, 'dlock:' .. grant) end
+
+  -- amount, grant, ms for which it may be undone, how many there are in all or ''
+  function acquire_as.unowned(key, amount, grant, remember, total)
+    local free = number_at(key)
+    if not free and total == '' then return { 'busy', -1, -1 } end
+    if not free then
+      run('SET', key, total)
+      free = tonumber(total)
+    end
+    if free < tonumber(amount) then return { 'busy', -1, -1 } end
+    local mine = taken_key(key, grant)
+    run('SET', mine, amount, 'PX', remember)
+    local taken = ask('INCRBY', key, -amount)
+    if is_error(taken) then
+      ask('DEL', mine)
+      error({ failed = taken.err })
+    end
+    -- There is no holder whom a fencing token could be of use to.
+    return { 'acquired', 0, 1 }
+  end
+
+  -- grant: undoes it
+  function steps.release_unowned(key, grant)
+    local mine = taken_key(key, grant)
+    local amount = number_at(mine)
+    local semaphore = semaphore_of(key)
+    semaphore.free = amount and number_at(key)
+    if not semaphore.free then return 0 end
+    change(semaphore, amount)
+    local gone = ask('DEL', mine)
+    if is_error(gone) then
+      change(semaphore, -amount)
+      error({ failed = gone.err })
+    end
+    return released(tell_free(semaphore))
+  end
+
+  -- grant, ms for which it may be undone
+  function steps.renew_unowned(key, grant, remember)
+    return run('PEXPIRE', taken_key(key, grant), remember)
+  end
+
+  -- The permits of a key that are held, and their number of free ones; nil where it holds something else.
+  local function seen_at(key)
+    local ok, semaphore = pcall(found, key)
+    if ok then return semaphore.free and semaphore end
+    if type(semaphore) == 'table' and semaphore.taken then return nil end
+    error(semaphore)
+  end
+
+  local function hex(id)
+    return (string.gsub(id, '.', function(byte) return string.format('%02x', string.byte(byte)) end))
+  end
+
+  table.insert(inspect_as, function(key)
+    local semaphore = seen_at(key)
+    if not semaphore then return nil end
+    local all = run('ZRANGE', semaphore.held_key, 0, -1, 'WITHSCORES')
+    if #all == 0 then return { 'free' } end
+    local answer = { 'holders' }
+    for at = 1, #all, 2 do
+      local left = all[at + 1] == never and -1 or tonumber(all[at + 1]) - now_ms
+      for _, word in ipairs({ 'permit', hex(all[at]), '1', left }) do answer[#answer + 1] = word end
+    end
+    return answer
+  end)
+
+  table.insert(force_as, function(key)
+    local semaphore = seen_at(key)
+    if not semaphore then return nil end
+    local count = held(semaphore)
+    if count == 0 then return { 'gone' } end
+    change(semaphore, count)
+    local gone = ask('DEL', semaphore.held_key)
+    if is_error(gone) then
+      change(semaphore, -count)
+      error({ failed = gone.err })
+    end
+    return { 'released', tell_free(semaphore) }
+  end)
+
+  return { found = found, held = held, change = change, tell_free = tell_free }
+end
