@@ -4,22 +4,22 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use dlock::backend::Holder;
-use dlock::{Error, LockClient, LockKey};
+use dlock::{Error, Kind, LockClient, LockKey};
 
 use crate::NOT_HELD;
 
-/// Who holds this lock.
+/// All who hold this lock.
 pub(crate) async fn show(client: &LockClient, key: &str) -> Result<ExitCode, Error> {
     // A command line means what it says, braces included.
-    Ok(match client.inspect(LockKey::raw(key)).await? {
-        Some(holder) => {
-            println!("{}", line(key, &holder));
-            ExitCode::SUCCESS
-        }
-        None => {
-            println!("{key}  free");
-            ExitCode::from(NOT_HELD)
-        }
+    let holders = client.holders(LockKey::raw(key)).await?;
+    for holder in &holders {
+        println!("{}", line(key, holder));
+    }
+    Ok(if holders.is_empty() {
+        println!("{key}  free");
+        ExitCode::from(NOT_HELD)
+    } else {
+        ExitCode::SUCCESS
     })
 }
 
@@ -54,5 +54,10 @@ fn line(key: &str, holder: &Holder) -> String {
     } else {
         format!("  {} holds", holder.holds)
     };
-    format!("{key}  held by {}  {left}{holds}", holder.id)
+    let held = match holder.kind {
+        Kind::Read => "held to read",
+        Kind::Write => "held to write",
+        _ => "held",
+    };
+    format!("{key}  {held} by {}  {left}{holds}", holder.id)
 }

@@ -81,6 +81,7 @@
 //! | `urn:dlock:problem:lost` | 503 | `UNKNOWN` | the lock was lost half way; the request may have had effects | find out what happened before trying again, or use an idempotency key |
 //! | `urn:dlock:problem:invalid-key` | 400 | `INVALID_ARGUMENT` | the request names nothing that can be locked | correct the request |
 //! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read in search of the key | send less |
+//! | `urn:dlock:problem:would-deadlock` | 500 | `INTERNAL` | the request is inside a read lock and asked to write: it would wait for itself | report it |
 //! | `urn:dlock:problem:internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
 //! (A lock of the same key further out that was lost before this layer's handler began is a

@@ -1,6 +1,7 @@
 //! The way of an acquire: re-entry first, then this process's queue, then the store.
 
 mod fair;
+mod reenter;
 
 use std::fmt::Debug;
 use std::panic::Location;
@@ -9,14 +10,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, ReleaseRequest};
+use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest};
 use crate::client::Handle;
-use crate::grants::Entry;
 use crate::guard::LockGuard;
 use crate::handover::{DEFAULT_HANDOVERS, Wanted};
 use crate::lock::{LONGEST, Options};
 use crate::question::{Goal, Look, Question};
-use crate::scope::{self, HoldRef, Scope};
+use crate::release::Carry;
+use crate::scope::{self, Scope};
 use crate::waiters::{Called, Ticket, Turn};
 use crate::{Error, LockKey, clock, telemetry};
 
@@ -85,28 +86,7 @@ impl Goal for Attempt {
         handed: u32,
         waiter: Option<GrantId>,
     ) -> impl Future<Output = Result<Look<LockGuard>, BackendError>> + Send {
-        let question = Question::new(self, handed, waiter);
-        let step = question.backend().acquire(question.request.clone());
-        question.handle.clone().carry(async move {
-            match step.await {
-                Ok(AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }) => question.granted((first_token, last_token)).map(Look::Got),
-                Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
-                    left: remaining,
-                    again,
-                }),
-                Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
-                    left: Some(votes_in),
-                    again: None,
-                }),
-                Err(error) => {
-                    question.failed(&error);
-                    Err(error)
-                }
-            }
-        })
+        Attempt::ask(Question::new(self, handed, waiter))
     }
 
     fn handed_over(&self, guard: LockGuard) -> LockGuard {
@@ -155,6 +135,9 @@ impl Attempt {
         if self.options.kind.waits_in_store() {
             return wait.in_store_queue().await;
         }
+        if let Some(guard) = wait.unless_somebody_waits().await? {
+            return Ok(guard);
+        }
         wait.in_turn().await
     }
 
@@ -164,24 +147,6 @@ impl Attempt {
             true => Some(started),
             false => self.options.wait.map(|wait| started + wait),
         }
-    }
-
-    /// Enters the hold that encloses the asker, if nothing is in the way now.
-    pub(crate) fn enter(&self, scope: &Scope) -> Option<LockGuard> {
-        let hold = scope.nearest(self.handle.shared(), self.options.kind, &self.key)?;
-        match hold.grant.enter(|id| scope.contains(id), self.by) {
-            Entry::Entered(id) => Some(self.entered(hold, id)),
-            Entry::Lost(_) | Entry::Sibling(_) => None,
-        }
-    }
-
-    fn entered(&self, outer: &HoldRef, id: u64) -> LockGuard {
-        let hold = HoldRef {
-            id,
-            token: outer.token,
-            grant: outer.grant.clone(),
-        };
-        LockGuard::new(hold, self.handle.clone())
     }
 
     pub(crate) fn not_acquired(&self, started: Instant, remaining: Option<Duration>) -> Error {
@@ -227,6 +192,31 @@ impl Attempt {
 
     pub(crate) fn failed(&self, error: BackendError) -> Error {
         error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
+    }
+
+    /// Asks the store. The step is finished even if this is dropped, and then undone.
+    fn ask(question: Question) -> Carry<Result<Look<LockGuard>, BackendError>> {
+        let step = question.backend().acquire(question.request.clone());
+        question.handle.clone().carry(async move {
+            match step.await {
+                Ok(AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }) => question.granted((first_token, last_token)).map(Look::Got),
+                Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
+                    left: remaining,
+                    again,
+                }),
+                Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
+                    left: Some(votes_in),
+                    again: None,
+                }),
+                Err(error) => {
+                    question.failed(&error);
+                    Err(error)
+                }
+            }
+        })
     }
 }
 
@@ -282,55 +272,34 @@ impl<G: Goal> Wait<'_, G> {
         }
     }
 
-    /// Enters the hold that encloses the asker, if there is one. When somebody else is inside whom the
-    /// asker's frames do not contain (another branch of a `join!`), it waits until a hold leaves and looks
-    /// again; it never queues up for the lock behind them.
-    pub(crate) async fn reenter(&self, scope: &Scope) -> Result<Option<LockGuard>, Error> {
+    /// Readers do not keep each other out, so they need no turn to come in: nobody who waits here for the same is
+    /// passed by, and there is nobody to be let in first. `None` for all others, and for those who have to wait.
+    async fn unless_somebody_waits(&self) -> Result<Option<G::Got>, Error> {
         let Attempt {
-            handle,
-            key,
-            options,
-            once,
-            by,
+            handle, key, options, ..
         } = self.attempt;
-        let mut warn_at = Some(clock::now() + Duration::from_secs(1));
-        loop {
-            let Some(hold) = scope.nearest(handle.shared(), options.kind, key) else {
-                return Ok(None);
-            };
-            let grant = &hold.grant;
-            let gate = grant.gate();
-            let gate = gate.notified();
-            tokio::pin!(gate);
-            gate.as_mut().enable();
-            let line = match grant.enter(|id| scope.contains(id), by) {
-                Entry::Entered(id) => return Ok(Some(self.attempt.entered(hold, id))),
-                Entry::Lost(loss) => {
-                    return Err(Error::Lost {
-                        key: key.clone(),
-                        loss,
-                    });
-                }
-                Entry::Sibling(line) => line,
-            };
-            if *once {
-                return Err(self.not_acquired(Some(grant.remaining())));
-            }
-            tokio::select! {
-                biased;
-                () = gate => {}
-                () = self.over() => return Err(self.not_acquired(Some(grant.remaining()))),
-                () = handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
-                () = sleep_until(warn_at) => {
-                    warn_at = None;
-                    tracing::warn!(
-                        %key, waiting = %by, inside = %line,
-                        "a lock is waited for from inside its own frame, while another guard of it is \
-                         inside: if that one waits for this call, this never ends (pass the guard on, use \
-                         guard.reenter(), or set a wait)"
-                    );
-                }
-            }
+        let shared = handle.shared();
+        let of = (options.kind, key.clone());
+        if of.0 != Kind::Read || shared.waiters.any(&of) || shared.courtesies.owes(&of) {
+            return Ok(None);
+        }
+        self.now(self.goal.look(0, None)).await
+    }
+
+    /// What the store grants at once. Who is refused, or not answered, waits for the turn.
+    async fn now(
+        &self,
+        look: impl Future<Output = Result<Look<G::Got>, BackendError>>,
+    ) -> Result<Option<G::Got>, Error> {
+        tokio::select! {
+            biased;
+            look = look => match look {
+                Ok(Look::Got(got)) => Ok(Some(got)),
+                Err(error) if !error.is_passing() => Err(self.attempt.failed(error)),
+                _ => Ok(None),
+            },
+            () = self.over() => Err(self.not_acquired(None)),
+            () = self.attempt.handle.shared().closing.cancelled() => Err(Error::ClientClosed),
         }
     }
 
@@ -344,9 +313,9 @@ impl<G: Goal> Wait<'_, G> {
             ..
         } = self.attempt;
         let shared = handle.shared();
+        let mut limit = options.max_waiters;
         loop {
             let wanted = self.goal.wanted();
-            let limit = options.max_waiters;
             let ticket = shared.waiters.join(options.kind, key, limit, wanted, by)?;
             let called = tokio::select! {
                 biased;
@@ -360,6 +329,19 @@ impl<G: Goal> Wait<'_, G> {
             };
             let got = match called {
                 Called::Guard(guard) => self.goal.handed_over(guard),
+                Called::Turn(turn) if turn.opened => {
+                    let look = self.goal.look(0, None);
+                    // The question of the next one here goes along with this one.
+                    drop((turn, ticket));
+                    match self.now(look).await? {
+                        Some(got) => got,
+                        None => {
+                            // Nobody loses a place that was had.
+                            limit = None;
+                            continue;
+                        }
+                    }
+                }
                 Called::Turn(turn) => self.at_store(&ticket, turn).await?,
             };
             // Handed over before, and taken only now, after the process was stopped perhaps.
@@ -426,6 +408,8 @@ impl<G: Goal> Wait<'_, G> {
                 Ok(Look::Got(got)) => {
                     place.taken = false;
                     turn.handed = 0;
+                    // Where one may read, all may.
+                    turn.opened = options.kind == Kind::Read;
                     if let Some(guard) = self.goal.guard(&got) {
                         turn.rests(guard);
                     }

@@ -45,6 +45,8 @@ pub(crate) struct After {
     sent: Instant,
     /// How many news there had been, where this process had a subscription.
     news: Option<u64>,
+    /// There are others in this process, with the same subscription.
+    others_here: bool,
     /// How many heard of it.
     heard: oneshot::Receiver<Option<u64>>,
 }
@@ -60,10 +62,11 @@ pub(crate) struct Pause {
 }
 
 impl After {
-    pub(crate) fn new(news: Option<u64>, heard: oneshot::Receiver<Option<u64>>) -> After {
+    pub(crate) fn new(news: Option<u64>, others_here: bool, heard: oneshot::Receiver<Option<u64>>) -> After {
         After {
             sent: clock::now(),
             news,
+            others_here,
             heard,
         }
     }
@@ -71,7 +74,7 @@ impl After {
     /// Whether there are others, once the store has answered.
     pub(crate) async fn pause(self) -> Option<Pause> {
         let heard = tokio::time::timeout(ANSWER, self.heard).await.ok()?.ok()?;
-        let own = u64::from(self.news.is_some());
+        let own = u64::from(self.news.is_some() && !self.others_here);
         if heard.is_some_and(|heard| heard <= own) {
             return None;
         }
@@ -128,6 +131,11 @@ impl Courtesies {
                 courtesy.until = Some(now + some_round_trips(sent, now, SHORT));
             }
         });
+    }
+
+    /// Whether [`owed`](Self::owed) has something to say.
+    pub(crate) fn owes(&self, of: &Name) -> bool {
+        self.any.load(Ordering::Relaxed) && self.keys.lock().known.get(of).is_some_and(|c| c.until.is_some())
     }
 
     /// Whether others are to go first.

@@ -18,6 +18,7 @@ use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::client::Shared;
 use crate::guard::HoldState;
 use crate::handover::{Chain, Wanted};
+use crate::under::{Readers, Refused, Under};
 use crate::waiters::Turn;
 use crate::{LockKey, Loss, clock};
 
@@ -123,6 +124,8 @@ pub(crate) struct Grant {
     pub(crate) id: GrantId,
     pub(crate) client: Weak<Shared>,
     pub(crate) terms: Terms,
+    /// The write grant under which this one reads, and how that knows it.
+    pub(crate) under: Option<Arc<Under>>,
     state: Mutex<State>,
 }
 
@@ -133,6 +136,8 @@ struct State {
     ended: Option<Loss>,
     signals: Option<Arc<Signals>>,
     holds: SmallVec<[(u64, &'static Location<'static>); 1]>,
+    /// Those who read under this write grant.
+    readers: Readers,
     chain: Chain,
     /// The turn of those who wait for the key in this process, while they wait for this grant.
     turn: Option<Box<Turn>>,
@@ -146,9 +151,18 @@ impl State {
             ended: None,
             signals: None,
             holds: smallvec![hold],
+            readers: Readers::default(),
             chain,
             turn: None,
         }
+    }
+}
+
+impl State {
+    /// Where somebody came in who is not around the asker.
+    fn sibling(&self, around: impl Fn(u64) -> bool) -> Option<&'static Location<'static>> {
+        let mut inside = self.holds.iter().chain(self.readers.iter());
+        inside.find(|(id, _)| !around(*id)).map(|(_, line)| *line)
     }
 }
 
@@ -185,8 +199,14 @@ impl Grant {
             id,
             client: Arc::downgrade(client),
             terms,
+            under: None,
             state: Mutex::new(state),
         }
+    }
+
+    /// The same as a read under a write grant.
+    pub(crate) fn reading_under(self, under: Option<Arc<Under>>) -> Grant {
+        Grant { under, ..self }
     }
 
     /// The grant as the next holder in this process has it, with its hold and its fencing token. To the
@@ -208,6 +228,7 @@ impl Grant {
                 wanted.max_hold.map(|d| clock::now() + d),
                 None,
             ),
+            under: None,
             state: Mutex::new(state),
         };
         (grant, hold, token)
@@ -233,7 +254,9 @@ impl Grant {
             return false;
         }
         let state = self.state.lock();
-        state.chain.is_open(now) && !state.suspect && state.deadline >= now + lease / 3
+        // Those who read under it go on, and keep a writer out.
+        let alone = state.readers.is_empty();
+        alone && state.chain.is_open(now) && !state.suspect && state.deadline >= now + lease / 3
     }
 
     /// Keeps the turn until the grant ends; passes it on if it has.
@@ -261,21 +284,74 @@ impl Grant {
         self.state.lock().holds.iter().any(|(id, _)| *id == hold)
     }
 
-    /// One hold more, if everybody inside is around the asker.
+    /// One hold more, if everybody inside is around the asker. Readers do not mind each other.
     pub(crate) fn enter(&self, around: impl Fn(u64) -> bool, by: &'static Location<'static>) -> Entry {
         if let HoldState::Lost(loss) = self.status() {
             return Entry::Lost(loss);
         }
+        let id = match &self.under {
+            None => next_id(),
+            Some(under) => match under.enter(&around, by) {
+                Entry::Entered(id) => id,
+                other => return other,
+            },
+        };
+        let mut state = self.state.lock();
+        let refused = match state.ended {
+            Some(loss) => Some(Entry::Lost(loss)),
+            None if self.kind == Kind::Read => None,
+            None => state.sibling(around).map(Entry::Sibling),
+        };
+        let Some(refused) = refused else {
+            state.holds.push((id, by));
+            return Entry::Entered(id);
+        };
+        drop(state);
+        self.left_from_under(id);
+        refused
+    }
+
+    /// Enters one who reads under this write grant, if every writer inside is around the asker. Answers also
+    /// with those writers.
+    pub(crate) fn admit(
+        &self,
+        around: impl Fn(u64) -> bool,
+        by: &'static Location<'static>,
+    ) -> Result<(u64, SmallVec<[u64; 1]>), Refused> {
+        if let HoldState::Lost(loss) = self.status() {
+            return Err(Refused::Lost(loss));
+        }
         let mut state = self.state.lock();
         if let Some(loss) = state.ended {
-            return Entry::Lost(loss);
+            return Err(Refused::Lost(loss));
         }
         if let Some((_, line)) = state.holds.iter().find(|(id, _)| !around(*id)) {
-            return Entry::Sibling(line);
+            return Err(Refused::Sibling(line));
         }
         let id = next_id();
-        state.holds.push((id, by));
-        Entry::Entered(id)
+        state.readers.add(id, by);
+        Ok((id, state.holds.iter().map(|(id, _)| *id).collect()))
+    }
+
+    /// One who read under this write grant has left.
+    pub(crate) fn dismiss(&self, reader: u64) {
+        let mut state = self.state.lock();
+        if state.readers.remove(reader) {
+            let signals = state.signals.clone();
+            drop(state);
+            tell(signals, false);
+        }
+    }
+
+    fn left_from_under(&self, hold: u64) {
+        if let Some(under) = &self.under {
+            under.write.dismiss(hold);
+        }
+    }
+
+    /// Whom an asker has to wait for who may not enter yet: the grant itself, or the one it reads under.
+    pub(crate) fn arbiter(self: &Arc<Grant>) -> &Arc<Grant> {
+        self.under.as_ref().map_or(self, |under| &under.write)
     }
 
     /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
@@ -292,6 +368,7 @@ impl Grant {
         drop(state);
         // Told already of a loss, perhaps by who calls this from a waker.
         tell(signals, last && before.is_none());
+        self.left_from_under(hold);
         last.then_some(before)
     }
 
@@ -380,6 +457,12 @@ impl Grant {
         self.terms.min_until().map_or(Duration::ZERO, |until| {
             until.saturating_duration_since(clock::now())
         })
+    }
+
+    /// What is left to `max_hold`, where there is one.
+    pub(crate) fn max_hold_left(&self) -> Option<Duration> {
+        let end = self.terms.max_end()?;
+        Some(end.saturating_duration_since(clock::now()))
     }
 
     /// The step that gives the grant back.

@@ -56,8 +56,12 @@ impl LockGuard {
         LockGuard { hold, handle }
     }
 
-    fn grant(&self) -> &Arc<Grant> {
+    pub(crate) fn grant(&self) -> &Arc<Grant> {
         &self.hold.grant
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
     }
 
     /// Whether the lock can ever be handed on in this process.

@@ -105,7 +105,10 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>) -> Option<Release
         return Some(outcome);
     }
     let (told, heard) = oneshot::channel();
-    turn.after = Some(After::new(turn.watch.as_ref().map(Watch::count), heard));
+    let news = turn.watch.as_ref().map(Watch::count);
+    // Who waits here to read is somebody else: where writers follow each other, readers come in between.
+    let readers = grant.kind == Kind::Write && handle.shared().waiters.any(&(Kind::Read, grant.key.clone()));
+    turn.after = Some(After::new(news, readers, heard));
     let outcome = handle.release(grant, Some(told));
     // Only now, so that the next acquire is behind the release.
     drop(turn);

@@ -137,10 +137,12 @@ mod problem;
 mod question;
 pub mod record;
 mod release;
+mod rwlock;
 pub mod scope;
 mod semaphore;
 mod telemetry;
 pub mod testing;
+mod under;
 mod url;
 mod waiters;
 mod watchdog;
@@ -163,6 +165,7 @@ pub use leader::{Leader, Term};
 pub use lock::Lock;
 pub use multi::{MultiGuard, MultiLock};
 pub use problem::Problem;
+pub use rwlock::RwLock;
 pub use semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 
 /// The innermost hold whose frame the calling code runs in, and that has not been given back; `None`

@@ -74,7 +74,8 @@ impl Lock {
         }
     }
 
-    /// What to lock as; a plain [`Kind::Lock`] by default.
+    /// What to lock as; a plain [`Kind::Lock`] by default. Read-write locks have a
+    /// [shorthand](crate::LockClient::rwlock).
     pub fn kind(mut self, kind: Kind) -> Lock {
         self.options.kind = kind;
         self

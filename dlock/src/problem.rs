@@ -51,6 +51,11 @@ impl From<&Error> for Problem {
                 "urn:dlock:problem:invalid-key",
                 "The request gives no valid name for a lock",
             ),
+            Error::WouldDeadlock { .. } => (
+                500,
+                "urn:dlock:problem:would-deadlock",
+                "The request would wait for itself",
+            ),
             _ => (
                 500,
                 "urn:dlock:problem:internal",

@@ -15,6 +15,7 @@ use crate::guard::{HoldState, LockGuard};
 use crate::handover::{self, Chain, Wanted};
 use crate::lock::Options;
 use crate::scope::HoldRef;
+use crate::under::Under;
 use crate::{Loss, clock};
 
 /// What one look at the store brought.
@@ -67,6 +68,7 @@ pub(crate) struct Question {
     min_hold: Option<Duration>,
     handovers: u32,
     by: &'static Location<'static>,
+    under: Option<Arc<Under>>,
 }
 
 impl Question {
@@ -109,7 +111,15 @@ impl Question {
             min_hold,
             handovers,
             by: attempt.by,
+            under: None,
         }
+    }
+
+    /// The same for a read under a write grant.
+    pub(crate) fn reading_under(mut self, under: Arc<Under>) -> Question {
+        self.request.under = Some(under.write.id);
+        self.under = Some(under);
+        self
     }
 
     pub(crate) fn backend(&self) -> Arc<dyn DynBackend> {
@@ -154,9 +164,9 @@ impl Question {
             self.max_hold.map(|d| sent + d),
             self.min_hold.map(|d| sent + d),
         );
-        let hold = next_id();
+        let hold = self.under.as_ref().map_or_else(next_id, |under| under.hold);
         let kind = request.kind;
-        let grant = Arc::new(Grant::new(
+        let grant = Grant::new(
             kind,
             request.amount,
             request.key,
@@ -168,7 +178,8 @@ impl Question {
             hold,
             self.by,
             Chain::new(kind, self.handovers, tokens, sent),
-        ));
+        );
+        let grant = Arc::new(grant.reading_under(self.under));
         shared.registry.add(&grant, sent);
         let status = grant.status();
         let hold = HoldRef {

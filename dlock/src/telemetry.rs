@@ -28,6 +28,7 @@ pub(crate) fn not_acquired(error: &Error) {
         Error::NotAcquired { .. } => "busy",
         Error::TooManyWaiters { .. } => "too_many_waiters",
         Error::Lost { .. } => "lost",
+        Error::WouldDeadlock { .. } => "would_deadlock",
         error if error.is_unavailable() => "unavailable",
         _ => "invalid",
     };

@@ -184,6 +184,8 @@ pub(crate) struct Turn {
     pub(crate) after: Option<After>,
     /// How many times the lock was handed over since it last came from the store.
     pub(crate) handed: u32,
+    /// One who waited here has just come in to read, so that all others may.
+    pub(crate) opened: bool,
 }
 
 impl Waiters {
@@ -222,6 +224,7 @@ impl Waiters {
                     watch: None,
                     after: None,
                     handed: 0,
+                    opened: false,
                 });
             }
             Entry::Occupied(mut occupied) => {
@@ -416,7 +419,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let (watch, after, handed) = (self.watch.take(), self.after.take(), self.handed);
+        let (watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
         let next = queues.get_mut(&self.of).and_then(|queue| {
             queue.front = queue.next();
@@ -439,7 +442,8 @@ impl Drop for Turn {
                 of: self.of.clone(),
                 watch,
                 after,
-                handed,
+                handed: self.handed,
+                opened: self.opened,
             });
             next.tell(|call| call.turn = turn.take());
         }

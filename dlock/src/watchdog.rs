@@ -16,7 +16,7 @@ use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::backend::{BackendError, Lane, Reason, Renewal};
+use crate::backend::{BackendError, Kind, Lane, Reason, Renewal};
 use crate::client::Shared;
 use crate::grants::Grant;
 use crate::guard::HoldState;
@@ -26,6 +26,9 @@ use crate::{Error, LockKey, Loss, clock};
 const CHUNK: usize = 200;
 /// Renewal steps of one lane that are under way at a time.
 const AT_ONCE: usize = 16;
+/// How often readers are looked after at the least, also those whose lease is fixed: Redisson's renewals (every 10 s of a
+/// lease of 30 s, by default) leave the lock no more time than that, whatever others have left.
+const READERS: Duration = Duration::from_secs(10);
 /// The most by which a renewal comes early, to go along with others.
 const EARLIEST: Duration = Duration::from_millis(500);
 
@@ -270,7 +273,7 @@ impl Registry {
                 books.remove(number);
                 continue;
             }
-            let wanted = grant.terms.renewed || state == HoldState::Suspect;
+            let wanted = grant.terms.renewed || state == HoldState::Suspect || grant.kind == Kind::Read;
             if wanted && !std::mem::replace(&mut entry.asked, true) {
                 renew.push(entry.grant.clone());
             }
@@ -402,10 +405,13 @@ impl Registry {
 /// When a grant that was confirmed by a step sent at `sent` needs attention next.
 fn next_due(grant: &Grant, sent: Instant) -> Instant {
     let deadline = grant.deadline();
-    if grant.terms.renewed {
-        deadline.min(sent + grant.terms.lease / 3)
-    } else {
-        deadline
+    let due = match grant.kind {
+        Kind::Read => deadline.min(sent + READERS),
+        _ => deadline,
+    };
+    match grant.terms.renewed {
+        true => due.min(sent + grant.terms.lease / 3),
+        false => due,
     }
 }
 

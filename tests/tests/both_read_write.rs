@@ -10,11 +10,11 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn read(client: &LockClient) -> Lock {
-    client.lock("k").kind(Kind::Read)
+    client.rwlock("k").read()
 }
 
 fn write(client: &LockClient) -> Lock {
-    client.lock("k").kind(Kind::Write)
+    client.rwlock("k").write()
 }
 
 /// Leases so long that nothing but a message wakes anybody in time.

@@ -113,7 +113,7 @@ impl Attempt {
                     Round::Failed((failed, error)) => return Err(self.one(failed).failed(error)),
                 }
             }
-            if self.enter(scope, &outer, &mut guards) {
+            if self.enter(scope, &outer, &mut guards).await {
                 guards.sort_by_key(|(at, _)| *at);
                 let mut guards = guards.into_iter().map(|(_, guard)| guard);
                 if let Some(first) = guards.next() {
@@ -135,18 +135,18 @@ impl Attempt {
 
     /// The keys that the asker's frames hold, and the others.
     fn by_frames(&self, scope: &Scope) -> (Vec<usize>, Vec<usize>) {
-        let (client, kind) = (self.first.handle.shared(), self.first.options.kind);
-        (0..self.keys.len()).partition(|at| scope.nearest(client, kind, &self.keys[*at]).is_some())
+        (0..self.keys.len()).partition(|at| self.one(*at).is_enclosed(scope))
     }
 
     /// Enters the holds that enclose the asker; not so if something has changed since they were looked for.
-    fn enter(&self, scope: &Scope, outer: &[usize], guards: &mut Vec<At<LockGuard>>) -> bool {
-        outer.iter().all(|at| {
-            let entered = self.one(*at).enter(scope);
-            let is_inside = entered.is_some();
-            guards.extend(entered.map(|guard| (*at, guard)));
-            is_inside
-        })
+    async fn enter(&self, scope: &Scope, outer: &[usize], guards: &mut Vec<At<LockGuard>>) -> bool {
+        for at in outer {
+            let Some(guard) = self.one(*at).enter(scope).await else {
+                return false;
+            };
+            guards.push((*at, guard));
+        }
+        true
     }
 }
 

@@ -1,0 +1,113 @@
+//! Read-write locks: many readers, or one writer.
+
+use std::future::Future;
+use std::panic::Location;
+
+use crate::acquire::Attempt;
+use crate::backend::Kind;
+use crate::guard::{LockGuard, finish};
+use crate::lock::Options;
+use crate::{Error, Lock, LockClient, LockKey};
+
+/// A read-write lock by name: its two sides are [`Lock`]s with all their options.
+///
+/// Made by [`LockClient::rwlock`]. Any number of readers hold it at the same time, each with a lease, a renewal and a
+/// fencing token of its own, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
+///
+/// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read enters, and asking to
+///   write fails at once with [`Error::WouldDeadlock`]: the reader would wait for itself. Inside a writer's frame a
+///   write enters, and so does a read: a writer may read. Such a read is a lock of its own, which the writer may keep
+///   when it gives the write lock back ([`LockGuard::downgrade`]); other readers come in then.
+/// - **Who goes first.** Readers come in as long as there are readers, so that writers may wait for ever where reads
+///   overlap without end.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let prices = client.rwlock("prices");
+///
+/// let (one, other) = (prices.read().acquire().await?, prices.read().acquire().await?);
+/// assert!(prices.write().try_acquire().await.is_err_and(|error| error.is_busy()));
+/// drop((one, other));
+///
+/// let writing = prices.write().acquire().await?;
+/// let reading = writing.downgrade().await?;
+/// assert!(prices.read().try_acquire().await.is_ok());
+/// # drop(reading);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct RwLock {
+    lock: Lock,
+}
+
+impl LockClient {
+    /// The read-write lock of this name. Nothing is sent until one of its sides is acquired.
+    pub fn rwlock(&self, key: impl Into<LockKey>) -> RwLock {
+        RwLock { lock: self.lock(key) }
+    }
+}
+
+impl RwLock {
+    /// The side of the readers: [`Kind::Read`].
+    pub fn read(&self) -> Lock {
+        self.lock.clone().kind(Kind::Read)
+    }
+
+    /// The side of the writer: [`Kind::Write`].
+    pub fn write(&self) -> Lock {
+        self.lock.clone().kind(Kind::Write)
+    }
+
+    /// The name of the lock.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.lock.key()
+    }
+}
+
+impl LockGuard {
+    /// Turns a write lock into a read lock without a gap: nobody writes in between, and readers who wait come in.
+    ///
+    /// The read lock has a fencing token of its own, and what is left of the lease where that is fixed. Where the
+    /// write lock was entered several times, the other guards keep it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] when this is no write lock, [`Error::Lost`] when it is lost, and the failure of the
+    /// store when it does not answer. In each case the write lock is given back.
+    ///
+    /// Cancel safe: dropped half way it leaves no lock.
+    #[track_caller]
+    pub fn downgrade(self) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static {
+        let by = Location::caller();
+        async move {
+            let write = self.grant().clone();
+            if write.kind != Kind::Write {
+                return Err(Error::InvalidOption {
+                    option: "downgrade",
+                    reason: format!("lock \"{}\" is held to {}, not to write", write.key, write.kind),
+                });
+            }
+            let (renewed, lease) = (write.terms.renewed, write.terms.lease);
+            let options = Options {
+                kind: Kind::Read,
+                lease: (!renewed).then(|| write.remaining()),
+                renewed_lease: renewed.then_some(lease),
+                max_hold: write.max_hold_left(),
+                ..Options::default()
+            };
+            let attempt = Attempt {
+                handle: self.handle().clone(),
+                key: write.key.clone(),
+                options,
+                once: false,
+                by,
+            };
+            let reading = attempt.read_under(&write).await?;
+            finish(self).await;
+            Ok(reading)
+        }
+    }
+}
