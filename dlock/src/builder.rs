@@ -8,6 +8,8 @@ use tokio::runtime;
 use uuid::Uuid;
 
 use crate::backend::memory::MemoryBackend;
+#[cfg(feature = "redis")]
+use crate::backend::redis::RedisBackend;
 use crate::backend::{AnyBackend, Backend, DynBackend, GrantId};
 use crate::client::Settings;
 use crate::lock::{check_duration, check_lease};
@@ -38,6 +40,7 @@ pub struct LockClientBuilder {
     service_name: Option<String>,
     runtime: Option<runtime::Handle>,
     tls: Tls,
+    sentinel: SentinelLogin,
 }
 
 impl LockClientBuilder {
@@ -112,6 +115,20 @@ impl LockClientBuilder {
         self
     }
 
+    /// The user by whom the sentinels are asked, where they ask for one; none by default. Only for
+    /// `redis+sentinel://`; the servers' user and password stand in the URL before its hosts.
+    pub fn sentinel_user(mut self, user: impl Into<String>) -> Self {
+        self.sentinel.user = Some(user.into());
+        self
+    }
+
+    /// The password of the sentinels, which never get that of the servers; none by default. Only for
+    /// `redis+sentinel://`.
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+        self.sentinel.password = Some(password.into());
+        self
+    }
+
     /// The runtime on which the background work runs; the one that calls [`build`](Self::build) by
     /// default.
     pub fn runtime(mut self, runtime: runtime::Handle) -> Self {
@@ -150,7 +167,7 @@ impl LockClientBuilder {
     }
 
     async fn open(self) -> Result<(Arc<dyn DynBackend>, Settings, Uuid, runtime::Handle), Error> {
-        let url = match (&self.url, &self.backend) {
+        let mut url = match (&self.url, &self.backend) {
             (Some(url), None) => Some(StoreUrl::parse(url)?),
             (None, Some(_)) => None,
             (Some(_), Some(_)) => {
@@ -166,6 +183,7 @@ impl LockClientBuilder {
                 });
             }
         };
+        self.sentinel.overrule(url.as_mut())?;
         let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
         let settings = Settings {
             lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
@@ -216,6 +234,33 @@ impl fmt::Debug for LockClientBuilder {
     }
 }
 
+/// How to get into the sentinels.
+#[derive(Default)]
+struct SentinelLogin {
+    user: Option<String>,
+    password: Option<String>,
+}
+
+impl SentinelLogin {
+    /// Goes before what the URL says.
+    fn overrule(self, url: Option<&mut StoreUrl>) -> Result<(), Error> {
+        if self.user.is_none() && self.password.is_none() {
+            return Ok(());
+        }
+        let Some(Topology::Sentinel(sentinels)) = url.map(|url| &mut url.topology) else {
+            return Err(Error::InvalidOption {
+                option: "sentinel_user or sentinel_password",
+                reason: "the store is not named by sentinels, as in redis+sentinel://a,b,c/mymaster"
+                    .to_owned(),
+            });
+        };
+        let login = &mut sentinels.sentinel_login;
+        login.user = self.user.or(login.user.take());
+        login.password = self.password.or(login.password.take());
+        Ok(())
+    }
+}
+
 /// What every backend that is opened by URL is told.
 #[cfg_attr(
     not(feature = "redis"),
@@ -261,17 +306,23 @@ async fn open(
         Topology::Memory { name: None } => Ok(Arc::new(MemoryBackend::new())),
         Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryBackend::named(&name))),
         #[cfg(feature = "redis")]
-        Topology::Server(server) => Ok(Arc::new(
-            crate::backend::redis::RedisBackend::connect(server, common, runtime).await?,
+        Topology::Server(server) => Ok(Arc::new(RedisBackend::on_server(server, common, runtime).await?)),
+        #[cfg(feature = "redis")]
+        Topology::Sentinel(sentinels) => Ok(Arc::new(
+            RedisBackend::by_sentinels(sentinels, common, runtime).await?,
+        )),
+        #[cfg(feature = "redis")]
+        Topology::Cluster(cluster) => Ok(Arc::new(
+            RedisBackend::in_cluster(cluster, common, runtime).await?,
         )),
         #[cfg(not(feature = "redis"))]
-        Topology::Server(_) => Err(Error::Unsupported {
+        Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_) => Err(Error::Unsupported {
             what: "a Redis URL".to_owned(),
             reason: "dlock was built without its feature \"redis\"".to_owned(),
         }),
         Topology::NotYet(what) => Err(Error::Unsupported {
             what: what.to_owned(),
-            reason: "it is not there yet, only single servers and memory are".to_owned(),
+            reason: "it is not there yet: one server, Sentinel, Cluster and memory are".to_owned(),
         }),
     }
 }

@@ -120,16 +120,25 @@ impl LockClient {
     /// | `redis://[user:password@]host[:port][/db]` | one Redis server; `valkey://` is the same |
     /// | `rediss://…`, `valkeys://…` | the same over TLS (feature `tls`) |
     /// | `redis+unix:///path/to/socket[?db=1]`, `valkey+unix://` | the same by a Unix socket |
+    /// | `redis+sentinel://[user:password@]host[:port],…/service[/db]` | the master that these sentinels (port 26379) name by that name, whichever it is just now; `rediss+sentinel://` and the `valkey` spellings too |
+    /// | `redis+cluster://[user:password@]host[:port],…` | a Cluster, by some of its servers; `rediss+cluster://` and the `valkey` spellings too |
     ///
     /// Options go into the query, as in `redis://localhost?lease=10s&prefix=shop:`: `lease`, `timeout`,
     /// `retry_for`, `prefix` and `name`, as in [`LockClientBuilder`]; for sockets also `db`, `user` and
-    /// `password`.
+    /// `password`; for sentinels, which never get the password of the servers, `sentinel_user` and
+    /// `sentinel_password`.
+    ///
+    /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases go on
+    /// through that for [`retry_for`](LockClientBuilder::retry_for): make it longer than a fail-over takes
+    /// there. Holds on the old master are in doubt ([`HoldState::Suspect`](crate::HoldState::Suspect)) until the
+    /// new one has confirmed them; those that it never heard of are lost, and their holders are told at once. In
+    /// a Cluster, `cluster-require-full-coverage no` lets the other shards serve while one is down.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidUrl`] or [`Error::InvalidOption`] when the URL is wrong, [`Error::Unsupported`] for
     /// the topologies that are known but not there yet, [`Error::Unreachable`] or [`Error::Refused`] when
-    /// the server does not answer within the timeout or does not let us in.
+    /// the servers do not answer within the timeout or do not let us in.
     ///
     /// # Panics
     ///

@@ -25,21 +25,52 @@ pub(crate) enum Topology {
     },
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
     Server(ServerUrl),
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Sentinel(SentinelUrl),
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Cluster(ClusterUrl),
     /// Known, well-formed, and still to come.
     NotYet(&'static str),
 }
 
 /// One server.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
 pub(crate) struct ServerUrl {
     pub(crate) address: Address,
+    pub(crate) login: Login,
+}
+
+/// The master that sentinels name.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct SentinelUrl {
+    pub(crate) sentinels: Vec<Address>,
+    /// By which they know the master.
+    pub(crate) service: String,
+    pub(crate) login: Login,
+    pub(crate) sentinel_login: Login,
+}
+
+/// The servers of a cluster; some of them will do.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct ClusterUrl {
+    pub(crate) seeds: Vec<Address>,
+    pub(crate) login: Login,
+}
+
+/// How to get in.
+#[derive(Clone, Default)]
+pub(crate) struct Login {
     pub(crate) tls: bool,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: i64,
 }
 
-/// How to reach it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// How to reach a server.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Address {
     Tcp { host: String, port: u16 },
     Unix(String),
@@ -55,10 +86,9 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Debug for ServerUrl {
+impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerUrl")
-            .field("address", &self.address)
+        f.debug_struct("Login")
             .field("tls", &self.tls)
             .field("user", &self.user)
             .field("password", &self.password.as_ref().map(|_| "…"))
@@ -85,6 +115,12 @@ enum Scheme {
         tls: bool,
     },
     Unix,
+    Sentinel {
+        tls: bool,
+    },
+    Cluster {
+        tls: bool,
+    },
     /// Several hosts.
     Many(&'static str),
 }
@@ -97,14 +133,14 @@ const SCHEMES: &[(&str, Scheme)] = &[
     ("valkey", Scheme::Tcp { tls: false }),
     ("valkeys", Scheme::Tcp { tls: true }),
     ("valkey+unix", Scheme::Unix),
-    ("redis+sentinel", Scheme::Many("Sentinel")),
-    ("rediss+sentinel", Scheme::Many("Sentinel")),
-    ("valkey+sentinel", Scheme::Many("Sentinel")),
-    ("valkeys+sentinel", Scheme::Many("Sentinel")),
-    ("redis+cluster", Scheme::Many("Cluster")),
-    ("rediss+cluster", Scheme::Many("Cluster")),
-    ("valkey+cluster", Scheme::Many("Cluster")),
-    ("valkeys+cluster", Scheme::Many("Cluster")),
+    ("redis+sentinel", Scheme::Sentinel { tls: false }),
+    ("rediss+sentinel", Scheme::Sentinel { tls: true }),
+    ("valkey+sentinel", Scheme::Sentinel { tls: false }),
+    ("valkeys+sentinel", Scheme::Sentinel { tls: true }),
+    ("redis+cluster", Scheme::Cluster { tls: false }),
+    ("rediss+cluster", Scheme::Cluster { tls: true }),
+    ("valkey+cluster", Scheme::Cluster { tls: false }),
+    ("valkeys+cluster", Scheme::Cluster { tls: true }),
     ("quorum+redis", Scheme::Many("a quorum of servers")),
     ("quorum+rediss", Scheme::Many("a quorum of servers")),
     ("quorum+valkey", Scheme::Many("a quorum of servers")),
@@ -112,6 +148,7 @@ const SCHEMES: &[(&str, Scheme)] = &[
 ];
 
 const DEFAULT_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 
 fn invalid(reason: impl Into<String>) -> Error {
     Error::InvalidUrl {
@@ -148,11 +185,11 @@ impl StoreUrl {
             Scheme::Memory => memory(authority, path)?,
             Scheme::Unix => Topology::Server(unix(authority, path, &mut query)?),
             Scheme::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
+            Scheme::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, &mut query)?),
+            Scheme::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
             Scheme::Many(what) => {
                 let (_, hosts) = split_user(authority)?;
-                for host in hosts.split(',') {
-                    parse_host(host)?;
-                }
+                parse_hosts(hosts, DEFAULT_PORT)?;
                 // Their own options are checked when they are there.
                 return Ok(StoreUrl {
                     topology: Topology::NotYet(what),
@@ -206,18 +243,68 @@ fn tcp(authority: &str, path: &str, tls: bool) -> Result<ServerUrl, Error> {
             "it names several hosts: use redis+sentinel://, redis+cluster:// or quorum+redis://",
         ));
     }
-    let (host, port) = parse_host(host)?;
+    let address = parse_host(host, DEFAULT_PORT)?;
     let database = match path.strip_prefix('/').unwrap_or("") {
         "" => 0,
         text => parse_database(text)?,
     };
     let (user, password) = user;
-    Ok(ServerUrl {
-        address: Address::Tcp { host, port },
+    let login = Login {
         tls,
         user,
         password,
         database,
+    };
+    Ok(ServerUrl { address, login })
+}
+
+fn sentinel(authority: &str, path: &str, tls: bool, query: &mut Query) -> Result<SentinelUrl, Error> {
+    let ((user, password), hosts) = split_user(authority)?;
+    let sentinels = parse_hosts(hosts, SENTINEL_PORT)?;
+    let path = path.strip_prefix('/').unwrap_or("");
+    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+    if service.is_empty() {
+        return Err(invalid(
+            "it does not say by which name the sentinels know the master, as in redis+sentinel://a,b,c/mymaster",
+        ));
+    }
+    let database = match database {
+        "" => query.take("db").map_or(Ok(0), |text| parse_database(&text))?,
+        text => parse_database(text)?,
+    };
+    Ok(SentinelUrl {
+        sentinels,
+        service: decode(service)?,
+        login: Login {
+            tls,
+            user,
+            password,
+            database,
+        },
+        sentinel_login: Login {
+            tls,
+            user: query.take("sentinel_user"),
+            password: query.take("sentinel_password"),
+            database: 0,
+        },
+    })
+}
+
+fn cluster(authority: &str, path: &str, tls: bool) -> Result<ClusterUrl, Error> {
+    if !matches!(path, "" | "/" | "/0") {
+        return Err(invalid(
+            "a cluster has no database but 0, so nothing stands behind its hosts",
+        ));
+    }
+    let ((user, password), hosts) = split_user(authority)?;
+    Ok(ClusterUrl {
+        seeds: parse_hosts(hosts, DEFAULT_PORT)?,
+        login: Login {
+            tls,
+            user,
+            password,
+            database: 0,
+        },
     })
 }
 
@@ -229,13 +316,16 @@ fn unix(authority: &str, path: &str, query: &mut Query) -> Result<ServerUrl, Err
         ));
     }
     let database = query.take("db").map_or(Ok(0), |text| parse_database(&text))?;
-    Ok(ServerUrl {
-        address: Address::Unix(decode(path)?),
+    let login = Login {
         tls: false,
         user: query.take("user").or(user),
         // `pass` is what the redis crate calls it.
         password: query.take("password").or_else(|| query.take("pass")).or(password),
         database,
+    };
+    Ok(ServerUrl {
+        address: Address::Unix(decode(path)?),
+        login,
     })
 }
 
@@ -256,7 +346,15 @@ fn split_user(authority: &str) -> Result<(Credentials, &str), Error> {
     ))
 }
 
-fn parse_host(host: &str) -> Result<(String, u16), Error> {
+/// Several of them, with commas between.
+fn parse_hosts(hosts: &str, default_port: u16) -> Result<Vec<Address>, Error> {
+    hosts
+        .split(',')
+        .map(|host| parse_host(host, default_port))
+        .collect()
+}
+
+fn parse_host(host: &str, default_port: u16) -> Result<Address, Error> {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) => {
             let address: std::net::Ipv6Addr = address
@@ -282,13 +380,13 @@ fn parse_host(host: &str) -> Result<(String, u16), Error> {
         ));
     }
     let port = match port {
-        Some("") => DEFAULT_PORT,
+        Some("") => default_port,
         Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
             invalid("its port is no number from 1 to 65535 (in a password write : @ / ? as %3A %40 %2F %3F)")
         })?,
         None => return Err(invalid("something stands between its host and its port")),
     };
-    Ok((name, port))
+    Ok(Address::Tcp { host: name, port })
 }
 
 fn parse_database(text: &str) -> Result<i64, Error> {
@@ -315,6 +413,8 @@ const OPTIONS: &[&str] = &[
     "db",
     "user",
     "password",
+    "sentinel_user",
+    "sentinel_password",
 ];
 
 impl Query {
@@ -411,6 +511,13 @@ mod tests {
         }
     }
 
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp {
+            host: host.to_owned(),
+            port,
+        }
+    }
+
     fn refused(url: &str) -> String {
         StoreUrl::parse(url).unwrap_err().to_string()
     }
@@ -418,26 +525,26 @@ mod tests {
     #[test]
     fn servers() {
         let url = server("redis://me:p%40ss@cache.example:7000/3?lease=10s");
+        assert_eq!(url.address, tcp("cache.example", 7000));
         assert_eq!(
-            url.address,
-            Address::Tcp {
-                host: "cache.example".into(),
-                port: 7000
-            }
-        );
-        assert_eq!(
-            (url.user.as_deref(), url.password.as_deref()),
+            (url.login.user.as_deref(), url.login.password.as_deref()),
             (Some("me"), Some("p@ss"))
         );
-        assert_eq!((url.database, url.tls), (3, false));
+        assert_eq!((url.login.database, url.login.tls), (3, false));
         assert_eq!(server("redis://localhost").address.to_string(), "localhost:6379");
         assert_eq!(server("valkey://[::1]:7").address.to_string(), "[::1]:7");
-        assert!(server("valkeys://h").tls && server("rediss://h").tls);
-        assert_eq!(server("redis://:secret@h").password.as_deref(), Some("secret"));
-        assert_eq!(server("redis://:secret@h").user, None);
+        assert!(server("valkeys://h").login.tls && server("rediss://h").login.tls);
+        assert_eq!(
+            server("redis://:secret@h").login.password.as_deref(),
+            Some("secret")
+        );
+        assert_eq!(server("redis://:secret@h").login.user, None);
         let socket = server("redis+unix:///run/my%20redis.sock?db=2&password=x");
         assert_eq!(socket.address, Address::Unix("/run/my redis.sock".into()));
-        assert_eq!((socket.database, socket.password.as_deref()), (2, Some("x")));
+        assert_eq!(
+            (socket.login.database, socket.login.password.as_deref()),
+            (2, Some("x"))
+        );
     }
 
     #[test]
@@ -453,18 +560,44 @@ mod tests {
     }
 
     #[test]
-    fn many_hosts_parse_and_are_not_there_yet() {
-        for url in [
-            "redis+sentinel://a,b:1,c/main",
-            "redis+cluster://a,b",
-            "quorum+redis://:pw@a,b,c,d,e",
-            "valkey+cluster://a",
-        ] {
-            assert!(
-                matches!(StoreUrl::parse(url).unwrap().topology, Topology::NotYet(_)),
-                "{url}"
-            );
-        }
+    fn sentinels_name_a_master() {
+        let url = "rediss+sentinel://me:pw@a,b:1,[::1]/main/2?sentinel_user=s&sentinel_password=t%26";
+        let Topology::Sentinel(url) = StoreUrl::parse(url).unwrap().topology else {
+            panic!("these are sentinels")
+        };
+        assert_eq!(url.sentinels, [tcp("a", 26379), tcp("b", 1), tcp("::1", 26379)]);
+        assert_eq!(url.service, "main");
+        let (login, sentinels) = (url.login, url.sentinel_login);
+        assert_eq!(
+            (login.user.as_deref(), login.password.as_deref()),
+            (Some("me"), Some("pw"))
+        );
+        assert_eq!((login.database, login.tls), (2, true));
+        // They never get the password of the servers.
+        assert_eq!(
+            (sentinels.user.as_deref(), sentinels.password.as_deref()),
+            (Some("s"), Some("t&"))
+        );
+        assert_eq!((sentinels.database, sentinels.tls), (0, true));
+    }
+
+    #[test]
+    fn a_cluster_is_named_by_some_of_its_servers() {
+        let Topology::Cluster(url) = StoreUrl::parse("valkey+cluster://:pw@a,b:7001").unwrap().topology
+        else {
+            panic!("this is a cluster")
+        };
+        assert_eq!(url.seeds, [tcp("a", 6379), tcp("b", 7001)]);
+        assert_eq!(
+            (url.login.user, url.login.password.as_deref()),
+            (None, Some("pw"))
+        );
+    }
+
+    #[test]
+    fn a_quorum_parses_and_is_not_there_yet() {
+        let url = StoreUrl::parse("quorum+redis://:pw@a,b,c,d,e").unwrap();
+        assert!(matches!(url.topology, Topology::NotYet(_)));
     }
 
     #[test]
@@ -492,7 +625,14 @@ mod tests {
             ("redis+unix://", "whole path"),
             ("redis://[::x]", "IPv6"),
             ("redis://h h", "spaces"),
-            ("redis+sentinel://a,,b", "no host"),
+            ("redis+sentinel://a,,b/main", "no host"),
+            ("redis+sentinel://:hunter2@a,b", "which name"),
+            ("redis+sentinel://a,b/main/x", "database"),
+            ("redis+cluster://:hunter2@a,b/1", "no database but 0"),
+            (
+                "redis+cluster://a,b?sentinel_user=x",
+                "does not go with this scheme",
+            ),
             ("memory://a/b", "name at the most"),
         ] {
             let error = refused(url);

@@ -1,7 +1,7 @@
 //! Child processes that never outlive the harness.
 
 use std::ffi::OsStr;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::{OnceLock, mpsc};
 use std::{io, thread};
 
@@ -14,6 +14,24 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
+}
+
+/// Removes these directories when this process has ended, in whichever way: for what lives as long as the process, and
+/// is dropped by nobody.
+///
+/// # Errors
+/// When no shell can be started.
+pub fn remove_at_the_end(dirs: impl Iterator<Item = impl AsRef<OsStr>>) -> io::Result<()> {
+    // Its standard input ends with us.
+    let script = "trap '' INT TERM; cat >/dev/null; sleep 1; rm -rf -- \"$@\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).args(dirs);
+    shell
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    std::mem::forget(shell.spawn()?);
+    Ok(())
 }
 
 /// Starts a [`command`] so that it is killed when this process ends, in whichever way that happens.

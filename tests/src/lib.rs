@@ -3,6 +3,7 @@
 //! | part | for |
 //! |---|---|
 //! | [`Server`] | a real Redis or Valkey of the test's own, which can be frozen, killed and started again |
+//! | [`Cluster`], [`Replicas`] | several of them, as a Cluster or with sentinels, with fail-overs and slots that move |
 //! | [`Proxy`] | the network before it: slow, cut, deaf, or losing exactly one reply |
 //! | [`Monitor`] | what the server was asked |
 //! | [`postgres`] | the same of PostgreSQL |
@@ -24,6 +25,7 @@ mod resp;
 mod running;
 mod server;
 mod store;
+mod topology;
 mod watched;
 
 use std::time::{Duration, Instant};
@@ -33,7 +35,8 @@ pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
 pub use resp::Command;
 pub use running::{Ended, Running};
 pub use server::{Flavor, Server, ServerBuilder};
-pub use store::{Store, is_of_a_step, settle};
+pub use store::{Shared, Store, is_of_a_step, settle};
+pub use topology::{Cluster, ClusterBuilder, Replicas, slot_of};
 pub use watched::{Seen as StepsSeen, Watched};
 
 /// Waits until `holds` does, looking again every few milliseconds.

@@ -123,6 +123,7 @@ pub struct ServerBuilder {
     unix_socket: bool,
     persistence: bool,
     replica_of: Option<SocketAddr>,
+    sentinel: bool,
 }
 
 impl ServerBuilder {
@@ -167,6 +168,12 @@ impl ServerBuilder {
     /// Makes it a replica of the server at `master`.
     pub fn replica_of(mut self, master: SocketAddr) -> Self {
         self.replica_of = Some(master);
+        self
+    }
+
+    /// Makes it a sentinel, which holds no data; what it watches is for [`config`](Self::config) to say.
+    pub fn sentinel(mut self) -> Self {
+        self.sentinel = true;
         self
     }
 
@@ -255,7 +262,17 @@ impl Server {
             unix_socket: false,
             persistence: false,
             replica_of: None,
+            sentinel: false,
         }
+    }
+
+    /// What [`ServerBuilder::try_start`] does before it starts the program: the port and the directories are there.
+    pub(crate) fn prepare(builder: ServerBuilder) -> anyhow::Result<Self> {
+        let binary = builder
+            .binary
+            .clone()
+            .map_or_else(|| builder.flavor.binary(), Ok)?;
+        Self::create(builder, binary)
     }
 
     fn create(builder: ServerBuilder, binary: PathBuf) -> anyhow::Result<Self> {
@@ -283,6 +300,12 @@ impl Server {
         line(format_args!("bind 127.0.0.1"));
         line(format_args!("port {}", self.port()));
         line(format_args!("dir {}", self.data_dir().display()));
+        if builder.sentinel {
+            for (name, value) in &builder.config {
+                line(format_args!("{name} {value}"));
+            }
+            return file;
+        }
         line(format_args!("save \"\""));
         // by default a master waits five seconds for more replicas before it sends its data
         line(format_args!("repl-diskless-sync-delay 0"));
@@ -313,13 +336,16 @@ impl Server {
         file
     }
 
-    async fn launch(&self) -> anyhow::Result<()> {
+    pub(crate) async fn launch(&self) -> anyhow::Result<()> {
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.dir.path().join("server.log"))?;
         let mut command = child::command(&self.binary);
         command.arg(self.dir.path().join("server.conf"));
+        if self.builder.sentinel {
+            command.arg("--sentinel");
+        }
         command
             .stdin(std::process::Stdio::null())
             .stdout(log.try_clone()?)
@@ -442,6 +468,16 @@ impl Server {
     /// The directory of its data, as long as this lives.
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
+    }
+
+    /// Where all its files are.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Whether it runs and is not frozen.
+    pub fn is_awake(&self) -> bool {
+        self.pid().is_some_and(|pid| !stands_still(pid))
     }
 
     /// Its process id while it runs.

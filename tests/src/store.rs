@@ -1,12 +1,14 @@
 //! One store, several processes' worth of clients: what the suites that run on every backend are given.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::{LockClient, LockClientBuilder};
+use tokio::sync::OnceCell;
 
 use crate::faults::PATIENCE;
-use crate::{Flavor, Server, eventually};
+use crate::{Cluster, Flavor, Replicas, Server, eventually};
 
 /// A store that locks can be on.
 #[derive(Debug)]
@@ -15,6 +17,93 @@ pub enum Store {
     Memory(MemoryBackend),
     /// On a real server of the flavour that `DLOCK_TEST_SERVER` names.
     Server(Box<Server>),
+    /// On several of them, which all tests of the process share.
+    Shared(Shared),
+}
+
+/// A part of a store that is for one test, by a prefix of its own.
+#[derive(Debug)]
+pub struct Shared {
+    servers: Several,
+    prefix: String,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Several {
+    Cluster(&'static Cluster),
+    Replicas(&'static Replicas),
+}
+
+impl Shared {
+    fn of(servers: Several) -> Store {
+        static TESTS: AtomicUsize = AtomicUsize::new(0);
+        let number = TESTS.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("test-{number}:");
+        Store::Shared(Shared { servers, prefix })
+    }
+
+    fn url(&self) -> String {
+        match self.servers {
+            Several::Cluster(cluster) => cluster.url(),
+            Several::Replicas(replicas) => replicas.url(),
+        }
+    }
+
+    async fn keys(&self) -> Vec<String> {
+        match self.servers {
+            Several::Cluster(cluster) => cluster.keys(&self.prefix).await,
+            Several::Replicas(replicas) => {
+                let mut keys = replicas.master().await.keys().await;
+                keys.retain(|key| key.contains(&self.prefix));
+                keys
+            }
+        }
+    }
+
+    async fn pubsub_channels(&self) -> Vec<String> {
+        match self.servers {
+            Several::Cluster(cluster) => cluster.pubsub_channels(&self.prefix).await,
+            Several::Replicas(replicas) => {
+                let mut channels = replicas.master().await.pubsub_channels().await;
+                channels.retain(|channel| channel.contains(&self.prefix));
+                channels
+            }
+        }
+    }
+
+    /// Whether there is nothing but what may stay.
+    async fn only_traces(&self) -> bool {
+        for key in self.keys().await {
+            let server = match self.servers {
+                Several::Cluster(cluster) => cluster.owner_of(&key).await,
+                Several::Replicas(replicas) => replicas.master().await,
+            };
+            if !may_stay(server, &key).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Removes the keys of this test, and all fences: other tests have no need of these.
+    async fn flush(&self) {
+        match self.servers {
+            Several::Cluster(cluster) => {
+                for prefix in [&self.prefix, "dlock:fence"] {
+                    for key in cluster.keys(prefix).await {
+                        cluster.owner_of(&key).await.command(&["DEL", &key]).await;
+                    }
+                }
+            }
+            Several::Replicas(replicas) => {
+                let master = replicas.master().await;
+                for key in self.keys().await {
+                    master.command(&["DEL", &key]).await;
+                }
+                master.command(&["DEL", "dlock:fence"]).await;
+            }
+        }
+    }
 }
 
 impl Store {
@@ -26,6 +115,28 @@ impl Store {
     /// A server of its own.
     pub async fn server() -> Store {
         Store::Server(Box::new(Server::start(Flavor::from_env()).await))
+    }
+
+    /// A Cluster, the same for all tests of a process: it takes seconds to start.
+    pub async fn cluster() -> Store {
+        static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
+        let started = async {
+            let cluster = Cluster::start(Flavor::from_env()).await;
+            cluster.stays();
+            cluster
+        };
+        Shared::of(Several::Cluster(CLUSTER.get_or_init(|| started).await))
+    }
+
+    /// A replica set with sentinels, the same for all tests of a process.
+    pub async fn sentinel() -> Store {
+        static REPLICAS: OnceCell<Replicas> = OnceCell::const_new();
+        let started = async {
+            let replicas = Replicas::start(Flavor::from_env()).await;
+            replicas.stays();
+            replicas
+        };
+        Shared::of(Several::Replicas(REPLICAS.get_or_init(|| started).await))
     }
 
     /// A client: to the others what another process is.
@@ -48,6 +159,11 @@ impl Store {
                 .url(server.url())
                 .timeout(PATIENCE)
                 .retry_for(PATIENCE),
+            Store::Shared(shared) => LockClient::builder()
+                .url(shared.url())
+                .prefix(&shared.prefix)
+                .timeout(PATIENCE)
+                .retry_for(PATIENCE),
         };
         options(builder).build().await.expect("the store is there")
     }
@@ -55,11 +171,30 @@ impl Store {
     /// The server.
     ///
     /// # Panics
-    /// On memory.
+    /// On anything but one server.
     pub fn as_server(&self) -> &Server {
         match self {
             Store::Server(server) => server,
+            Store::Memory(_) | Store::Shared(_) => panic!("this test is for one server"),
+        }
+    }
+
+    /// The server that has a lock of this name now, and what it is called there.
+    ///
+    /// # Panics
+    /// On memory.
+    pub async fn place_of(&self, name: &str) -> (&Server, String) {
+        match self {
             Store::Memory(_) => panic!("this test is for servers"),
+            Store::Server(server) => (server, name.to_owned()),
+            Store::Shared(Shared { servers, prefix }) => {
+                let name = format!("{prefix}{name}");
+                let server = match servers {
+                    Several::Cluster(cluster) => cluster.owner_of(&name).await,
+                    Several::Replicas(replicas) => replicas.master().await,
+                };
+                (server, name)
+            }
         }
     }
 
@@ -68,6 +203,7 @@ impl Store {
         match self {
             Store::Memory(backend) => backend.clear(),
             Store::Server(server) => server.flush().await,
+            Store::Shared(shared) => shared.flush().await,
         }
     }
 
@@ -96,6 +232,13 @@ impl Store {
                 )
                 .await;
             }
+            Store::Shared(shared) => {
+                eventually(
+                    "no key but counters and no subscription is left on the servers",
+                    || async { shared.pubsub_channels().await.is_empty() && shared.only_traces().await },
+                )
+                .await;
+            }
         }
     }
 }
@@ -103,13 +246,16 @@ impl Store {
 /// Whether there is nothing but what may stay: the fence, the counters of fenced locks, and what ends by itself of steps on counters.
 async fn only_traces(server: &Server) -> bool {
     for key in server.keys().await {
-        let stays = key == "dlock:fence" || key.starts_with("redisson_lock_token:");
-        let ends = is_of_a_step(&key) && server.ttl(&key).await.is_some();
-        if !stays && !ends {
+        if !may_stay(server, &key).await {
             return false;
         }
     }
     true
+}
+
+async fn may_stay(server: &Server, key: &str) -> bool {
+    let stays = key == "dlock:fence" || key.starts_with("redisson_lock_token:");
+    stays || is_of_a_step(key) && server.ttl(key).await.is_some()
 }
 
 /// Whether a key remembers that a step was carried out: `{name}:dlock:uuid:number`.
@@ -124,7 +270,7 @@ pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(60)).await;
 }
 
-/// Makes each test twice: on memory and on a server.
+/// Makes each test four times: on memory, on a server, in a Cluster, and on a master with sentinels.
 #[macro_export]
 macro_rules! on_every_store {
     ($($(#[$attr:meta])* async fn $name:ident($store:ident: &Store) $body:block)*) => {
@@ -136,6 +282,14 @@ macro_rules! on_every_store {
         mod server {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
             async fn $name() { super::$name(&$crate::Store::server().await).await; })*
+        }
+        mod cluster {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
+            async fn $name() { super::$name(&$crate::Store::cluster().await).await; })*
+        }
+        mod sentinel {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
+            async fn $name() { super::$name(&$crate::Store::sentinel().await).await; })*
         }
     };
 }

@@ -26,7 +26,12 @@ fn fair(client: &LockClient) -> Lock {
 async fn queued(store: &Store) -> usize {
     match store {
         Store::Memory(backend) => backend.queued(),
-        Store::Server(server) => server.query(&["LLEN", "redisson_lock_queue:{k}"]).await,
+        _ => {
+            let (server, key) = store.place_of("k").await;
+            server
+                .query(&["LLEN", &format!("redisson_lock_queue:{{{key}}}")])
+                .await
+        }
     }
 }
 

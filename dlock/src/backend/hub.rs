@@ -81,8 +81,8 @@ impl Hub {
     }
 
     /// News may have been missed: everybody looks. With `live` false, further listeners do not take
-    /// silence for "nothing happened" until the next [`confirm`](Hub::confirm).
-    #[cfg(any(feature = "redis", feature = "postgres"))]
+    /// silence for "nothing happened" until the next `confirm`.
+    #[cfg(feature = "postgres")]
     pub(crate) fn tell_all(&self, live: bool) {
         let mut topics = self.topics.lock();
         let all: Vec<_> = topics
@@ -98,8 +98,25 @@ impl Hub {
         }
     }
 
+    /// The same for these names.
+    #[cfg(feature = "redis")]
+    pub(crate) fn doubt<'a>(&self, names: impl IntoIterator<Item = &'a Arc<str>>) {
+        let mut topics = self.topics.lock();
+        let mut all = Vec::new();
+        for name in names {
+            if let Some(topic) = topics.get_mut(name) {
+                topic.live = false;
+                all.push(topic.news.clone());
+            }
+        }
+        drop(topics);
+        for news in all {
+            news.send_modify(|n| *n += 1);
+        }
+    }
+
     /// All names that are listened for.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
+    #[cfg(feature = "postgres")]
     pub(crate) fn names(&self) -> Vec<Arc<str>> {
         self.topics.lock().keys().cloned().collect()
     }

@@ -1,86 +1,52 @@
-//! Locks on a Redis or Valkey server, with the data of Redisson's lock.
+//! Locks on Redis or Valkey, with the data of Redisson's lock: on one server, on the master that sentinels name, or
+//! in a Cluster.
 
+mod access;
+mod cluster;
 mod connect;
 mod kinds;
 mod node;
+mod open;
 mod permits;
+mod place;
 mod pubsub;
 mod renewals;
 mod script;
+mod sentinel;
+mod servers;
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
-use self::connect::Connector;
 use self::kinds::KindStep;
 pub(crate) use self::node::Done;
 use self::node::Node;
-use self::pubsub::PubSub;
+use self::script::OneAcquire;
 pub(crate) use self::script::{Answer, Response, Verb};
-use self::script::{Call, OneAcquire};
+use self::servers::Servers;
 use super::counter::{CounterReply, CounterRequest};
 use super::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
     Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
-use crate::builder::Common;
 use crate::record::redis::RedisRecords;
 use crate::record::{RecordKey, Records};
-use crate::url::ServerUrl;
-use crate::{Error, LockKey, clock};
+use crate::{LockKey, clock};
 
-/// One server.
+/// A store on Redis or Valkey.
 #[derive(Debug)]
 pub(crate) struct RedisBackend {
-    node: Node,
-    pubsub: PubSub,
+    servers: Servers,
     doubts: broadcast::Sender<Lane>,
     prefix: String,
 }
 
 impl RedisBackend {
-    /// Connects; an error when the server cannot be reached now.
-    pub(crate) async fn connect(
-        url: ServerUrl,
-        common: Common,
-        runtime: &tokio::runtime::Handle,
-    ) -> Result<RedisBackend, Error> {
-        let Common {
-            timeout,
-            prefix,
-            service_name,
-            tls,
-            uuid,
-            max_queued,
-        } = common;
-        let name = client_name(&service_name, uuid);
-        let connect = async move {
-            let connector = Connector::new(url, name, timeout, tls)?;
-            let connected = connector.connect().await?;
-            Ok((connector, connected))
-        };
-        // On the runtime that will serve the connection: sockets belong to the one that made them.
-        let connected = runtime.spawn(connect).await;
-        let (connector, connected) = match connected {
-            Ok(outcome) => outcome.map_err(not_connected)?,
-            Err(_) => return Err(Error::ClientClosed),
-        };
-        let (doubts, _) = broadcast::channel(16);
-        let for_news = connector.clone();
-        let node = Node::start(connector, connected, max_queued, doubts.clone(), runtime);
-        let pubsub = PubSub::start(for_news, runtime);
-        Ok(RedisBackend {
-            node,
-            pubsub,
-            doubts,
-            prefix,
-        })
-    }
-
     fn name(&self, key: &LockKey) -> Arc<str> {
         match self.prefix.as_str() {
             "" => key.shared(),
@@ -99,11 +65,31 @@ impl RedisBackend {
 
     /// News of a record go to the channel that is called like its key.
     pub(crate) fn watch_record(&self, key: &RecordKey) -> Watch {
-        self.pubsub.watch(self.record_name(key))
+        let name = self.record_name(key);
+        self.servers.watch(&name.clone(), name)
     }
 
     fn record_name(&self, key: &RecordKey) -> String {
         format!("{}dlock:record:{}", self.prefix, key.as_str())
+    }
+
+    /// Whether there is what is asked for.
+    fn has(&self, request: &AcquireRequest) -> Result<(), BackendError> {
+        if request.vote_after.is_some() && self.servers.has_slots() {
+            let why = "a Cluster is no member of a quorum: its servers lose their data one by one";
+            return Err(BackendError::not_done(Reason::Unsupported, why));
+        }
+        kinds::exists(request.kind)
+    }
+
+    /// The same on a member of a quorum, see [`Call::vote_after`](script::Call::vote_after).
+    fn step_with(
+        &self,
+        key: Arc<str>,
+        verb: Verb,
+        vote_after: Option<Duration>,
+    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+        self.servers.step(key, verb, vote_after)
     }
 
     fn step(
@@ -123,12 +109,28 @@ impl RedisBackend {
         name_of: impl Fn(String) -> Option<String>,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
     ) -> Result<(), BackendError> {
+        // A lock that moves from one to another meanwhile may be found twice.
+        for node in self.servers.nodes() {
+            self.scan_on(&node, pattern, of_type, &name_of, found).await?;
+        }
+        Ok(())
+    }
+
+    /// The same on one of several servers.
+    async fn scan_on(
+        &self,
+        node: &Node,
+        pattern: &str,
+        of_type: &str,
+        name_of: impl Fn(String) -> Option<String>,
+        found: &mut BTreeMap<LockKey, Vec<Holder>>,
+    ) -> Result<(), BackendError> {
         let mut cursor = 0_u64;
         loop {
             let mut cmd = redis::cmd("SCAN");
             cmd.arg(cursor).arg("MATCH").arg(pattern);
             cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
-            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(self.node.plain(cmd).await?)
+            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
                 .map_err(|error| BackendError::unknown(error.to_string()))?;
             // Asked together: they travel in few calls.
             let steps: Vec<_> = names
@@ -164,49 +166,8 @@ impl RedisBackend {
         key: Arc<str>,
         verb: Verb,
     ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
-        self.node.step(Call {
-            key,
-            verb,
-            vote_after: None,
-        })
+        self.step_with(key, verb, None)
     }
-}
-
-fn not_connected(error: BackendError) -> Error {
-    let what = "a first connection".to_owned();
-    let BackendError {
-        reason,
-        message,
-        source,
-        ..
-    } = error;
-    match reason {
-        Reason::Refused => Error::Refused {
-            what,
-            message,
-            source,
-        },
-        Reason::Unsupported => Error::Unsupported {
-            what: "this URL".to_owned(),
-            reason: message,
-        },
-        _ => Error::Unreachable {
-            what,
-            message,
-            source,
-        },
-    }
-}
-
-/// `dlock:<service>:<uuid>`, where the holders of locks have the same uuid. The server allows no spaces or
-/// control characters.
-fn client_name(service: &str, uuid: Uuid) -> String {
-    let service: String = service
-        .chars()
-        .map(|c| if c.is_ascii_graphic() { c } else { '-' })
-        .take(64)
-        .collect();
-    format!("dlock:{service}:{uuid}")
 }
 
 pub(crate) fn strange(answer: &Answer) -> BackendError {
@@ -218,7 +179,7 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        let step = kinds::exists(request.kind).map(|()| {
+        let step = self.has(&request).map(|()| {
             let AcquireRequest {
                 grant, lease, tokens, ..
             } = request;
@@ -226,12 +187,7 @@ impl Backend for RedisBackend {
                 Kind::Lock => Verb::Acquire { grant, lease, tokens },
                 _ => Verb::As(KindStep::Acquire(request.clone())),
             };
-            let (key, vote_after) = (self.name(&request.key), request.vote_after);
-            self.node.step(Call {
-                key,
-                verb,
-                vote_after,
-            })
+            self.step_with(self.name(&request.key), verb, request.vote_after)
         });
         async move {
             match step?.await?.answer {
@@ -246,8 +202,9 @@ impl Backend for RedisBackend {
         }
     }
 
-    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        matches!(kind, Kind::Lock | Kind::Fenced | Kind::Read | Kind::Write).then_some(0)
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        let can_be = matches!(kind, Kind::Lock | Kind::Fenced | Kind::Read | Kind::Write);
+        can_be.then(|| self.servers.together(key, |key| self.name(key)))
     }
 
     fn acquire_all(
@@ -352,7 +309,12 @@ impl Backend for RedisBackend {
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        self.pubsub.watch(kinds::channel(kind, &self.name(key), grant))
+        let name = self.name(key);
+        self.servers.watch(&name, kinds::channel(kind, &name, grant))
+    }
+
+    fn lane(&self, key: &LockKey) -> Lane {
+        self.servers.lane(key, |key| self.name(key))
     }
 
     fn count(
@@ -360,7 +322,7 @@ impl Backend for RedisBackend {
         mut request: CounterRequest,
     ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
         // Until the last copy that goes out in that time can take no effect any more.
-        request.repeated_for += self.node.timeout;
+        request.repeated_for += self.servers.timeout();
         let key = request.key.clone();
         let step = self.step(&key, Verb::Count(request));
         async move {

@@ -1,8 +1,9 @@
-//! The one connection by which this process hears of releases.
+//! The one connection by which this process hears of releases on a server.
 //!
 //! One subscription for each key that is waited for. After each (re)subscribe everybody who waits looks
 //! once, because a message may have been missed. While there is no connection, or where the server forbids
-//! subscriptions, waiters are told to look now and then.
+//! subscriptions, waiters are told to look now and then. Who waits stands in a hub, which the servers of a
+//! Cluster have in common.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,9 +13,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::mpsc;
 
+use super::access::Open;
 use super::connect::Connector;
-use crate::backend::Watch;
 use crate::backend::hub::Hub;
+use crate::url::Address;
 
 /// How often the connection is tested while somebody waits.
 const PING: Duration = Duration::from_secs(5);
@@ -28,7 +30,6 @@ const MANY: usize = 500;
 /// The subscriptions to one server.
 #[derive(Debug, Clone)]
 pub(super) struct PubSub {
-    hub: Arc<Hub>,
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -39,35 +40,30 @@ enum Order {
 }
 
 impl PubSub {
-    /// Connects when somebody waits for the first time; ends when the last of these is gone.
-    pub(super) fn start(connector: Connector, runtime: &tokio::runtime::Handle) -> PubSub {
-        let hub: Arc<Hub> = Arc::default();
+    /// Connects when somebody waits for the first time; ends when the last of these is gone. News are told to
+    /// the hub.
+    pub(super) fn start(connector: Connector, hub: Arc<Hub>, runtime: &tokio::runtime::Handle) -> PubSub {
         let (orders, received) = mpsc::unbounded_channel();
         runtime.spawn(
             Actor {
                 connector,
-                hub: hub.clone(),
+                hub,
                 orders: received,
+                channels: HashSet::new(),
                 told: false,
                 forbidden: HashSet::new(),
             }
             .run(),
         );
-        PubSub { hub, orders }
+        PubSub { orders }
     }
 
-    pub(super) fn watch(&self, channel: String) -> Watch {
-        let (subscribe, unsubscribe) = (self.orders.clone(), self.orders.clone());
-        self.hub.listen(
-            channel.into(),
-            move |channel| {
-                let _ = subscribe.send(Order::Subscribe(channel.clone()));
-                false
-            },
-            move |channel| {
-                let _ = unsubscribe.send(Order::Unsubscribe(channel));
-            },
-        )
+    pub(super) fn subscribe(&self, channel: &Arc<str>) {
+        let _ = self.orders.send(Order::Subscribe(channel.clone()));
+    }
+
+    pub(super) fn unsubscribe(&self, channel: Arc<str>) {
+        let _ = self.orders.send(Order::Unsubscribe(channel));
     }
 }
 
@@ -75,6 +71,8 @@ struct Actor {
     connector: Connector,
     hub: Arc<Hub>,
     orders: mpsc::UnboundedReceiver<Order>,
+    /// What is wanted here.
+    channels: HashSet<Arc<str>>,
     /// The trouble was told; no need to say it again until it is over.
     told: bool,
     /// Channels that the server forbids: who waits there looks now and then.
@@ -84,19 +82,35 @@ struct Actor {
 /// Nobody wants subscriptions any more.
 struct Closed;
 
-/// What the server sends without being asked.
-type Pushes = mpsc::UnboundedReceiver<PushInfo>;
-
 impl Actor {
     async fn run(mut self) {
-        // What was ordered before a connection stands is in the hub as well.
-        while self.orders.recv().await.is_some() {
-            if self.hub.len() == 0 {
-                continue;
-            }
-            if self.keep_connected().await.is_err() {
+        while let Some(order) = self.orders.recv().await {
+            self.note(order);
+            self.take_in();
+            if !self.channels.is_empty() && self.keep_connected().await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Enters an order into what is wanted; whether there is anything to do.
+    fn note(&mut self, order: Order) -> bool {
+        match order {
+            Order::Subscribe(channel) => {
+                self.channels.insert(channel);
+                true
+            }
+            Order::Unsubscribe(channel) => {
+                self.forbidden.remove(&channel);
+                self.channels.remove(&channel)
+            }
+        }
+    }
+
+    /// Enters the orders that wait.
+    fn take_in(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            self.note(order);
         }
     }
 
@@ -104,47 +118,54 @@ impl Actor {
     async fn keep_connected(&mut self) -> Result<(), Closed> {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let trouble = match self.connect().await {
-                Ok((sink, stream)) => self.serve(sink, stream).await?,
-                Err(trouble) => trouble,
+            let trouble = match self.connector.open().await {
+                Ok((open, address)) => self.serve(open, address).await?,
+                Err(trouble) => trouble.message,
             };
             if !std::mem::replace(&mut self.told, true) {
                 // A subscription stood: a connection that does not come to that is no progress.
                 pause = SHORTEST_PAUSE;
                 tracing::warn!(
-                    server = %self.connector.address, %trouble,
+                    server = %self.connector.place, %trouble,
                     "no subscription to releases: waiters look now and then until there is one"
                 );
             }
             // No news from here on: everybody looks, now and in a while.
-            self.hub.tell_all(false);
+            self.take_in();
+            self.hub.doubt(&self.channels);
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
             pause = (pause * 2).min(POLL);
-            while let Ok(order) = self.orders.try_recv() {
-                drop(order);
-            }
+            self.take_in();
             if self.orders.is_closed() {
                 return Err(Closed);
             }
-            if self.hub.len() == 0 {
+            if self.channels.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    async fn connect(&self) -> Result<(MultiplexedConnection, Pushes), String> {
-        in_time(self.connector.timeout, self.connector.open()).await
-    }
-
     /// Serves until the connection is of no use any more, and tells why.
-    async fn serve(&mut self, sink: MultiplexedConnection, mut pushes: Pushes) -> Result<String, Closed> {
+    async fn serve(&mut self, open: Open, address: Address) -> Result<String, Closed> {
+        let Open {
+            connection: sink,
+            mut pushes,
+            ..
+        } = open;
         self.forbidden.clear();
-        if let Err(trouble) = self.subscribe(&sink, self.hub.names()).await {
+        self.take_in();
+        if let Err(trouble) = self
+            .subscribe(&sink, self.channels.iter().cloned().collect())
+            .await
+        {
             return Ok(trouble);
         }
         if std::mem::take(&mut self.told) {
-            tracing::info!(server = %self.connector.address, "subscribed to releases again");
+            tracing::info!(server = %self.connector.place, "subscribed to releases again");
         }
+        let place = self.connector.place.clone();
+        let left = place.left(&address);
+        tokio::pin!(left);
         let mut quiet = tokio::time::Instant::now();
         let mut polled = quiet;
         loop {
@@ -169,14 +190,15 @@ impl Actor {
                         return Ok(trouble);
                     }
                 }
+                () = &mut left => return Ok(format!("{address} is the master no longer")),
                 () = tokio::time::sleep_until(polled + POLL), if !self.forbidden.is_empty() => {
                     self.poll();
                     polled = tokio::time::Instant::now();
                 }
-                () = tokio::time::sleep_until(quiet + PING), if self.hub.len() > 0 => {
+                () = tokio::time::sleep_until(quiet + PING), if !self.channels.is_empty() => {
                     let mut sink = sink.clone();
                     let ping = async move { redis::cmd("PING").query_async::<Value>(&mut sink).await };
-                    if let Err(trouble) = in_time(self.connector.timeout, ping).await {
+                    if let Err(trouble) = in_time(self.connector.access.timeout, ping).await {
                         return Ok(trouble);
                     }
                     quiet = tokio::time::Instant::now();
@@ -189,31 +211,36 @@ impl Actor {
     async fn carry_out(&mut self, first: Order, sink: &MultiplexedConnection) -> Result<(), String> {
         let mut next = Some(first);
         while let Some(order) = next.take() {
-            let (mut channels, subscribe) = match order {
-                Order::Subscribe(channel) => (vec![channel], true),
-                Order::Unsubscribe(channel) => (vec![channel], false),
-            };
+            let subscribe = matches!(order, Order::Subscribe(_));
+            let mut channels: Vec<_> = self.enter(order).into_iter().collect();
             while channels.len() < MANY {
-                match (self.orders.try_recv(), subscribe) {
-                    (Ok(Order::Subscribe(channel)), true) | (Ok(Order::Unsubscribe(channel)), false) => {
-                        channels.push(channel);
+                match self.orders.try_recv() {
+                    Ok(order) if matches!(order, Order::Subscribe(_)) == subscribe => {
+                        channels.extend(self.enter(order));
                     }
-                    (Ok(other), _) => {
+                    Ok(other) => {
                         next = Some(other);
                         break;
                     }
-                    (Err(_), _) => break,
+                    Err(_) => break,
                 }
             }
             if subscribe {
                 self.subscribe(sink, channels).await?;
-            } else {
+            } else if !channels.is_empty() {
                 let mut sink = sink.clone();
                 let command = async move { sink.unsubscribe(&names(&channels)).await };
-                in_time(self.connector.timeout, command).await?;
+                in_time(self.connector.access.timeout, command).await?;
             }
         }
         Ok(())
+    }
+
+    /// The channel of an order, if there is anything to do.
+    fn enter(&mut self, order: Order) -> Option<Arc<str>> {
+        let (Order::Subscribe(channel) | Order::Unsubscribe(channel)) = &order;
+        let channel = channel.clone();
+        self.note(order).then_some(channel)
     }
 
     /// Subscribes, and has those who wait look once. A channel that the server forbids takes no other along.
@@ -229,7 +256,7 @@ impl Actor {
             for one in some {
                 if !self.subscribe_to(sink, std::slice::from_ref(one)).await? {
                     tracing::warn!(
-                        server = %self.connector.address, channel = %one,
+                        server = %self.connector.place, channel = %one,
                         "the server forbids this subscription: waiters look now and then"
                     );
                     self.forbidden.insert(one.clone());
@@ -249,7 +276,7 @@ impl Actor {
                 other => other.map(|()| true),
             }
         };
-        let subscribed = in_time(self.connector.timeout, command).await?;
+        let subscribed = in_time(self.connector.access.timeout, command).await?;
         if subscribed {
             some.iter().for_each(|channel| self.hub.confirm(channel));
         }

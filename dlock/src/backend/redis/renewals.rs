@@ -21,6 +21,8 @@ pub(super) fn renew(
     backend: Arc<RedisBackend>,
     requests: Vec<RenewRequest>,
 ) -> impl Future<Output = Result<Answers, BackendError>> + Send + 'static {
+    // Those of different slots cannot go out together.
+    let together = if backend.servers.has_slots() { 1 } else { TOGETHER };
     let mut steps = Vec::new();
     let mut some: Vec<OneRenewal> = Vec::new();
     let mut requests = requests.into_iter().peekable();
@@ -37,7 +39,7 @@ pub(super) fn renew(
         some.push(OneRenewal { key, grant });
         // Nearly always all have the same lease.
         let goes_on = |next: &RenewRequest| is_plain(next) && next.lease == lease;
-        if some.len() == TOGETHER || !requests.peek().is_some_and(goes_on) {
+        if some.len() == together || !requests.peek().is_some_and(goes_on) {
             let some = std::mem::take(&mut some);
             let step = send(&backend, some.clone(), lease);
             steps.push(Step::Plain { step, some, lease });

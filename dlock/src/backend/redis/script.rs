@@ -1,5 +1,6 @@
 //! The steps of `lua/*.lua`: how they are asked and how their answers read.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
+use super::cluster::slot::Slot;
 use super::kinds::KindStep;
 use super::permits;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
@@ -29,16 +31,23 @@ const TEXT: &str = concat!(
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
-/// The last fencing token of a server; the one key that stays.
+/// The last fencing token of a server; the one key that stays. In a Cluster each slot has one.
 pub(super) const FENCE: &str = "dlock:fence";
 /// Since when a member of a quorum has its data.
 const VOTER: &str = "dlock:voter";
+
+/// How a script is told that a key which it uses is on another server of a Cluster.
+pub(super) const NOT_LOCAL: &str = "non local key in a cluster node";
+/// How a script is told that a Cluster does not serve.
+pub(super) const DOWN: &str = "while the cluster is down";
 
 /// One step on one key, or one that carries many.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
     /// The key as the server knows it; of a step that carries many the first.
     pub(super) key: Arc<str>,
+    /// Where that is in a Cluster: all steps of a call are in one slot.
+    pub(super) slot: Option<Slot>,
     pub(super) verb: Verb,
     /// Of an acquire on a member of a quorum: how long that has to have been up with its data, or else it
     /// abstains.
@@ -259,6 +268,11 @@ impl Call {
         )
     }
 
+    /// Whether it needs the last fencing token.
+    pub(super) fn takes_token(&self) -> bool {
+        self.is_acquire() || matches!(self.verb, Verb::Claim(_) | Verb::RaiseFence { .. })
+    }
+
     /// Whether it begins something: then it can be refused where too many wait already.
     pub(super) fn may_be_turned_away(&self) -> bool {
         match &self.verb {
@@ -435,8 +449,17 @@ pub(super) enum By {
 /// known.
 pub(super) fn call<'a>(by: By, run_id: &str, steps: impl Iterator<Item = (&'a Call, u64)> + Clone) -> Cmd {
     let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
-    let mut size = 0;
+    let (mut size, mut fence) = (0, Cow::Borrowed(FENCE));
     for (step, refuse_after) in steps.clone() {
+        if let Some(slot) = step.slot {
+            // Where nobody needs the fence, a call with one step has one key, which a server that is giving the
+            // slot away still lets pass.
+            if step.takes_token() {
+                fence = slot.fence().into();
+            } else if count == 0 {
+                fence = step.key.as_ref().into();
+            }
+        }
         count += step.width();
         size += step.weight() + step.keys().map(str::len).sum::<usize>();
         let (locks, wanted) = step.wants();
@@ -451,7 +474,7 @@ pub(super) fn call<'a>(by: By, run_id: &str, steps: impl Iterator<Item = (&'a Ca
         By::Text => ("EVAL", TEXT),
     };
     let mut cmd = Cmd::with_capacity(8 + 5 * count, script.len() + 128 * (1 + count) + size);
-    cmd.arg(name).arg(script).arg(1 + count).arg(FENCE);
+    cmd.arg(name).arg(script).arg(1 + count).arg(&*fence);
     for (step, _) in steps.clone() {
         for key in step.keys() {
             cmd.arg(key);
@@ -652,6 +675,10 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
 
 /// A command inside the script failed before anything was changed.
 fn refused(message: &str) -> BackendError {
+    // What the step did not come to is with another server of the Cluster, as long as its slot moves there.
+    if message.contains(NOT_LOCAL) || message.contains(DOWN) {
+        return BackendError::not_done(Reason::Unreachable, message);
+    }
     let hint = if message.contains("READONLY") || message.contains("read only replica") {
         " (this server is a read-only replica: give the master's address)"
     } else if message.contains("OOM") {

@@ -4,7 +4,8 @@
 -- further kind of lock in a file of that name, those on several locks at once in several.lua. All files are one
 -- script.
 --
--- KEYS[1]      the fence of this server: the last fencing token that was given
+-- KEYS[1]      the fence of this server, or of this slot of a Cluster: the last fencing token that was given. In a
+--              Cluster, where no step gives a token, the key of the first step again
 -- KEYS[1 + i]  the lock or record of step i
 -- ARGV[1]      the server time in µs after which acquires refuse themselves
 -- ARGV[2]      how many acquires there are
@@ -35,6 +36,7 @@ local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local fence = KEYS[1]
+local in_cluster = fence ~= 'dlock:fence'
 
 -- Lua prints large numbers as 1.79e+15.
 local function digits(number) return string.format('%.0f', number) end
@@ -92,7 +94,14 @@ end
 
 -- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
 local function tell(channel, message)
-  local heard = ask('PUBLISH', channel, message or '0')
+  message = message or '0'
+  local heard = ask('PUBLISH', channel, message)
+  if in_cluster then
+    -- Redisson subscribes there to sharded channels, from Redis 7 on: before that the command is an error. Those
+    -- who listen on other servers are not counted; ours listen on the one that has the key.
+    local sharded = ask('SPUBLISH', channel, message)
+    if not is_error(heard) and not is_error(sharded) then heard = heard + sharded end
+  end
   return is_error(heard) and -1 or heard
 end
 

@@ -7,22 +7,28 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use redis::{RedisError, Value};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::landing::After;
 use super::line::Line;
+use super::moves::Moves;
 use super::unsettled::{Unsettled, micros};
 use super::wire::Wire;
-use super::{Plain, Request, Step};
-use crate::backend::Lane;
+use super::{Part, Plain, Request, Step};
+use crate::backend::redis::cluster::Cluster;
+use crate::backend::redis::cluster::slot::Slot;
 use crate::backend::redis::connect::{Connected, Connector};
 use crate::backend::redis::script::{self, By};
 use crate::clock;
+use crate::url::Address;
 
-/// Calls under way at a time.
+/// Calls under way at a time; in a Cluster, of one slot.
 const CALLS: usize = 2;
+/// Calls under way at a time in a Cluster, where each carries steps of one slot only.
+pub(in super::super) const CALLS_IN_ALL: usize = 128;
 /// Calls in a row without an answer after which the connection is given up.
 const SILENT: u32 = 2;
 /// Requests that are taken in before anything else is looked at.
@@ -34,6 +40,8 @@ pub(super) type Outcome = Option<Result<Value, RedisError>>;
 /// A call under way.
 pub(super) struct Flight {
     pub(super) load: Load,
+    /// Of its steps, in a Cluster.
+    pub(super) slot: Option<Slot>,
     pub(super) by: By,
     pub(super) sent_at: Instant,
     /// When the first of its steps that nobody has answered yet is over its time.
@@ -66,6 +74,8 @@ enum Event {
     /// The answer to one of the flights.
     Landed(usize, Result<Value, RedisError>),
     Disconnected,
+    /// Another server has taken the place of this one.
+    Left,
     /// Requests, or nobody can make any more.
     Asked(usize),
     Alarm,
@@ -73,11 +83,16 @@ enum Event {
 
 pub(super) struct Actor {
     pub(super) connector: Arc<Connector>,
-    requests: mpsc::UnboundedReceiver<Request>,
+    pub(super) part: Part,
+    /// The server that was connected to last.
+    address: Option<Address>,
+    pub(super) requests: mpsc::UnboundedReceiver<Request>,
     /// Those of them that are being taken in.
     taken: Vec<Request>,
-    doubts: broadcast::Sender<Lane>,
     pub(super) line: Line,
+    pub(super) moves: Moves,
+    /// It is to end.
+    pub(super) retired: bool,
     pub(super) plain: VecDeque<Plain>,
     /// Releases that are to be sent again at their time.
     pub(super) later: BTreeMap<(Instant, u64), Step>,
@@ -93,47 +108,89 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(
-        connector: Connector,
-        connected: &Connected,
-        requests: mpsc::UnboundedReceiver<Request>,
-        doubts: broadcast::Sender<Lane>,
-    ) -> Actor {
+    pub(super) fn new(connector: Connector, requests: mpsc::UnboundedReceiver<Request>, part: Part) -> Actor {
         Actor {
             connector: Arc::new(connector),
+            address: None,
             requests,
             taken: Vec::new(),
-            doubts,
-            line: Line::default(),
+            line: Line::new(part.places.clone()),
+            part,
+            moves: Moves::default(),
+            retired: false,
             plain: VecDeque::new(),
             later: BTreeMap::new(),
             next: 0,
             flights: VecDeque::new(),
-            unsettled: Unsettled::new(connected.server_time, connected.asked_at),
-            run_id: connected.run_id.clone(),
+            unsettled: Unsettled::new(),
+            run_id: String::new(),
             alarm: Alarm::default(),
             trouble: String::new(),
         }
     }
 
-    pub(super) async fn run(mut self, first: Connected) {
-        let mut connected = first;
+    /// Who knows where the slots are, where there are any.
+    pub(super) fn cluster(&self) -> Option<Arc<Cluster>> {
+        self.part.cluster.as_ref()?.upgrade()
+    }
+
+    /// The server, for messages.
+    pub(super) fn whereabouts(&self) -> String {
+        self.connector.place.to_string()
+    }
+
+    pub(super) async fn run(mut self, first: Option<Connected>) {
+        let mut first = first;
         loop {
+            let connected = match first.take() {
+                Some(connected) => connected,
+                None => match self.reconnect().await {
+                    Some(connected) => connected,
+                    None => break,
+                },
+            };
+            self.begin(&connected);
             match self.serve(connected).await {
-                End::Closed => return,
+                End::Closed => break,
                 End::Broken => {}
             }
-            tracing::warn!(server = %self.connector.address, trouble = %self.trouble, "the connection to the lock store is lost");
-            connected = match self.reconnect().await {
-                Some(connected) => connected,
-                None => return,
-            };
-            tracing::info!(server = %self.connector.address, "connected to the lock store again");
-            self.unsettled
-                .server_says(connected.server_time, connected.asked_at);
-            self.run_id.clone_from(&connected.run_id);
+            if self.retired {
+                break;
+            }
+            tracing::warn!(server = %self.connector.place, trouble = %self.trouble, "the connection to the lock store is lost");
+            let elsewhere = self
+                .address
+                .as_ref()
+                .is_some_and(|at| !self.connector.place.is_at(at));
+            if elsewhere {
+                // Told at once, and once more when the other one can be asked.
+                let _ = self.part.doubts.send(self.part.lane);
+            }
+            if let Some(cluster) = self.cluster() {
+                cluster.look();
+            }
+        }
+        if self.retired {
+            self.wind_up().await;
+        }
+    }
+
+    /// A connection stands.
+    fn begin(&mut self, connected: &Connected) {
+        let address = self.address.replace(connected.address.clone());
+        if address
+            .as_ref()
+            .is_some_and(|before| *before != connected.address)
+        {
+            self.unsettled.settle_all();
+        }
+        self.unsettled
+            .server_says(connected.server_time, connected.asked_at);
+        self.run_id.clone_from(&connected.run_id);
+        if address.is_some() {
+            tracing::info!(server = %self.connector.place, "connected to the lock store again");
             self.line.releases_first();
-            let _ = self.doubts.send(Lane::default());
+            let _ = self.part.doubts.send(self.part.lane);
         }
     }
 
@@ -151,10 +208,21 @@ impl Actor {
                     request = self.requests.recv() => self.take_in(request?),
                     () = sleep_until(due) => self.look_at_the_clock(),
                 }
+                if self.retired {
+                    return None;
+                }
             };
             match outcome {
                 Ok(connected) => return Some(connected),
-                Err(error) => self.trouble = error.message,
+                Err(error) => {
+                    if self.address.is_none() && self.trouble.is_empty() {
+                        tracing::warn!(trouble = %error.message, "a server of the lock store cannot be reached");
+                    }
+                    self.trouble = error.message;
+                }
+            }
+            if let Some(cluster) = self.cluster() {
+                cluster.look();
             }
             let again = clock::now() + pause.mul_f64(0.5 + fastrand::f64());
             pause = (pause * 2).min(Duration::from_secs(1));
@@ -164,6 +232,9 @@ impl Actor {
                     request = self.requests.recv() => self.take_in(request?),
                     () = clock::sleep_until(due) => self.look_at_the_clock(),
                 }
+                if self.retired {
+                    return None;
+                }
                 if clock::now() >= again {
                     break;
                 }
@@ -172,6 +243,11 @@ impl Actor {
     }
 
     async fn serve(&mut self, connected: Connected) -> End {
+        let (place, address) = (self.connector.place.clone(), connected.address.clone());
+        let mut left: Option<Timer> = (!place.is_fixed()).then(|| {
+            let left: Timer = Box::pin(async move { place.left(&address).await });
+            left
+        });
         let mut wire = Wire::new(connected);
         let mut silent = 0;
         let mut many_answered = false;
@@ -183,20 +259,24 @@ impl Actor {
                     self.take_in(request);
                 }
             }
-            while self.flights.len() < CALLS {
+            if self.retired {
+                break End::Broken;
+            }
+            while self.flights.len() < self.calls_in_all() {
                 match self.next_load() {
                     Some(load) => self.take_off(load, By::Hash, &wire),
                     None => break,
                 }
             }
             self.alarm.set(self.due());
-            let landed = match poll_fn(|cx| self.poll_event(cx, &mut wire)).await {
+            let landed = match poll_fn(|cx| self.poll_event(cx, &mut wire, &mut left)).await {
                 Event::Landed(at, result) => {
                     silent = 0;
                     many_answered = self.flights.get(at).is_some_and(|flight| flight.load.is_many());
                     self.landed(at, Some(result))
                 }
                 Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
+                Event::Left => After::Broken("another server is the master now".to_owned()),
                 Event::Asked(0) => break End::Closed,
                 Event::Asked(_) => {
                     let mut taken = std::mem::take(&mut self.taken);
@@ -211,6 +291,9 @@ impl Actor {
                         continue;
                     };
                     silent += 1;
+                    if let Some(cluster) = self.cluster() {
+                        cluster.look();
+                    }
                     self.landed(at, None)
                 }
             };
@@ -234,10 +317,18 @@ impl Actor {
         for flight in std::mem::take(&mut self.flights) {
             self.write_off(flight.load);
         }
+        self.hand_over_all();
         end
     }
 
-    fn poll_event(&mut self, cx: &mut Context<'_>, wire: &mut Wire) -> Poll<Event> {
+    fn calls_in_all(&self) -> usize {
+        match self.part.cluster {
+            Some(_) => CALLS_IN_ALL,
+            None => CALLS,
+        }
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>, wire: &mut Wire, left: &mut Option<Timer>) -> Poll<Event> {
         let flights = &mut self.flights;
         let landed = wire.poll(cx, |cx| {
             for (at, flight) in flights.iter_mut().enumerate() {
@@ -252,6 +343,13 @@ impl Actor {
             Poll::Ready(None) => return Poll::Ready(Event::Disconnected),
             Poll::Pending => {}
         }
+        if left
+            .as_mut()
+            .is_some_and(|left| left.as_mut().poll(cx).is_ready())
+        {
+            *left = None;
+            return Poll::Ready(Event::Left);
+        }
         // Before the requests, of which there may be more and more.
         if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Event::Alarm);
@@ -260,10 +358,11 @@ impl Actor {
         taken.map(Event::Asked)
     }
 
-    fn take_in(&mut self, request: Request) {
+    pub(super) fn take_in(&mut self, request: Request) {
         match request {
             Request::Step(step) => self.line.push(step),
             Request::Plain(plain) => self.plain.push_back(plain),
+            Request::Move(order) => self.take_order(order),
         }
     }
 
@@ -271,7 +370,7 @@ impl Actor {
     fn ping(&mut self) {
         self.plain.push_back(Plain {
             cmd: redis::cmd("PING"),
-            deadline: clock::now() + self.connector.timeout,
+            deadline: clock::now() + self.connector.access.timeout,
             reply: oneshot::channel().0,
         });
     }
@@ -280,7 +379,23 @@ impl Actor {
     fn next_load(&mut self) -> Option<Load> {
         match self.plain.pop_front() {
             Some(plain) => Some(Load::Plain(plain)),
-            None => self.line.take().map(Load::Steps),
+            None => {
+                let (flights, moves) = (&self.flights, &self.moves);
+                let mut last = None;
+                let may_fly = |slot: Option<Slot>| {
+                    // Where many wait for the same one, it is counted once.
+                    if let Some((same, may)) = last
+                        && same == slot
+                    {
+                        return may;
+                    }
+                    let under_way = flights.iter().filter(|flight| flight.slot == slot);
+                    let may = under_way.count() < CALLS && moves.is_settled(slot);
+                    last = Some((slot, may));
+                    may
+                };
+                self.line.take(clock::now(), may_fly).map(Load::Steps)
+            }
         }
     }
 
@@ -311,8 +426,15 @@ impl Actor {
             }
         };
         let mut connection = wire.connection.clone();
+        let (slot, asking) = match &load {
+            Load::Steps(steps) => steps
+                .first()
+                .map_or((None, false), |step| (step.call.slot, step.asking)),
+            Load::Plain(_) => (None, false),
+        };
         self.flights.push_back(Flight {
             load,
+            slot,
             by,
             sent_at: now,
             due,
@@ -320,19 +442,31 @@ impl Actor {
             overtook: false,
             // An error of the server comes as a value here.
             answer: Box::pin(async move {
-                let answer = connection.send_packed_command(&cmd).await;
+                let answer = match asking {
+                    true => ask(&mut connection, cmd).await,
+                    false => connection.send_packed_command(&cmd).await,
+                };
                 answer.and_then(Value::extract_error)
             }),
         });
     }
 
     /// When something here needs attention without anybody saying so.
-    fn due(&self) -> Option<Instant> {
+    pub(super) fn due(&self) -> Option<Instant> {
         let flying = self.flights.iter().map(|flight| flight.due);
         let plain = self.plain.front().map(|plain| plain.deadline);
         let later = self.later.keys().next().map(|(at, _)| *at);
-        flying.chain(self.line.due()).chain(plain).chain(later).min()
+        let line = self.line.due().into_iter().chain(self.line.wakes_at);
+        flying.chain(line).chain(plain).chain(later).min()
     }
+}
+
+/// Sends a call to a server that its slot is moving to.
+async fn ask(connection: &mut MultiplexedConnection, call: Cmd) -> Result<Value, RedisError> {
+    let mut both = redis::Pipeline::with_capacity(2);
+    both.cmd("ASKING").add_command(call);
+    let mut answers = connection.send_packed_commands(&both, 1, 1).await?;
+    Ok(answers.pop().unwrap_or(Value::Nil))
 }
 
 /// A timer that is set anew only when it must ring earlier: it may ring for nothing, and that is cheaper than
@@ -362,7 +496,7 @@ impl Alarm {
     }
 }
 
-async fn sleep_until(due: Option<Instant>) {
+pub(super) async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => clock::sleep_until(due).await,
         None => std::future::pending().await,

@@ -29,8 +29,12 @@ pub(in super::super) fn classify(error: &RedisError) -> BackendError {
             " (this server is a read-only replica: give the master's address)",
         ),
         ErrorKind::Server(S::NoPerm) | ErrorKind::AuthenticationFailed => refused(error, ""),
+        ErrorKind::Server(S::Moved) => refused(
+            error,
+            " (this is a server of a cluster: give redis+cluster:// and some of its servers)",
+        ),
         ErrorKind::Server(
-            S::BusyLoading | S::NoScript | S::Moved | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,
+            S::BusyLoading | S::NoScript | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,
         ) => BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone()),
         _ => match error.code() {
             Some("WRONGPASS" | "NOAUTH" | "OOM" | "MISCONF" | "NOREPLICAS") => refused(error, ""),

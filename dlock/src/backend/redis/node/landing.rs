@@ -36,9 +36,10 @@ impl Actor {
             }
         }
         while let Some(mut step) = self.line.pop_overdue(now) {
+            let why = step.held_up.take().unwrap_or_else(|| self.waited_because());
             let error = match step.sent {
-                0 => BackendError::not_done(Reason::Unreachable, self.waited_because()),
-                _ => BackendError::unknown(self.waited_because()),
+                0 => BackendError::not_done(Reason::Unreachable, why),
+                _ => BackendError::unknown(why),
             };
             self.fail(&mut step, error);
         }
@@ -83,7 +84,7 @@ impl Actor {
         let Some(reply) = step.reply.take() else { return };
         if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
             error.outcome = Outcome::Unknown;
-            let deadline = clock::now() + self.connector.timeout * 4;
+            let deadline = clock::now() + self.connector.access.timeout * 4;
             self.line.keep(unanswered(step.call.clone(), deadline));
         }
         if let Verb::Forget { token } = &step.call.verb
@@ -91,7 +92,7 @@ impl Actor {
             && error.is_passing()
             && self.unsettled.get(token.as_str()).is_some()
         {
-            self.release_again(step.call.clone(), self.connector.timeout);
+            self.release_again(step.call.clone(), self.connector.access.timeout);
         }
         let _ = reply.send(Err(error));
     }
@@ -105,24 +106,33 @@ impl Actor {
 
     /// Releases a claim after a while; nobody waits for the answer.
     fn release_again(&mut self, call: Call, wait: Duration) {
-        let at = clock::now() + wait.min(self.connector.timeout * 2);
-        let deadline = at + self.connector.timeout;
+        let at = clock::now() + wait.min(self.connector.access.timeout * 2);
+        let deadline = at + self.connector.access.timeout;
         self.next += 1;
         self.later.insert((at, self.next), unanswered(call, deadline));
     }
 
     /// Deals with what came of the flight at this place.
     pub(super) fn landed(&mut self, at: usize, outcome: CallOutcome) -> After {
-        let Some(Flight {
+        let Some(flight) = self.flights.remove(at) else {
+            return After::Fine;
+        };
+        let slot = flight.slot;
+        let after = self.unload(flight, outcome);
+        if let Some(slot) = slot {
+            self.hand_over(&[slot]);
+        }
+        after
+    }
+
+    fn unload(&mut self, flight: Flight, outcome: CallOutcome) -> After {
+        let Flight {
             load,
             by,
             sent_at,
             overtook,
             ..
-        }) = self.flights.remove(at)
-        else {
-            return After::Fine;
-        };
+        } = flight;
         let mut steps = match load {
             Load::Steps(steps) => steps,
             Load::Plain(plain) => {
@@ -139,8 +149,7 @@ impl Actor {
             Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
                 Some((server_time, answers)) => {
                     self.unsettled.server_says(server_time, sent_at);
-                    self.all_answered(steps, answers, server_time, overtook);
-                    return After::Fine;
+                    return self.all_answered(steps, answers, server_time, overtook);
                 }
                 None => BackendError::unknown("the server gave an answer that makes no sense"),
             },
@@ -157,7 +166,21 @@ impl Actor {
                         false => After::Again(Load::Steps(steps)),
                     };
                 }
-                let error = classify(&error);
+                let mut error = match self.redirected(&error, steps) {
+                    Ok(()) => return After::Fine,
+                    Err(back) => {
+                        steps = back;
+                        classify(&error)
+                    }
+                };
+                if self.is_demoted(&error) {
+                    let steps = self.not_carried_out(steps);
+                    self.line.put_back(steps);
+                    return After::Broken(error.message);
+                }
+                if self.part.cluster.is_some() {
+                    error.message = format!("{}: {}", self.whereabouts(), error.message);
+                }
                 // Refused as a whole, perhaps because of one of them.
                 if error.reason == Reason::Refused && steps.len() > 1 {
                     let mut steps = self.not_carried_out(steps);
@@ -176,7 +199,7 @@ impl Actor {
 
     /// A call was refused before any of its steps was looked at: those that somebody waits for are to be sent
     /// again, as if for the first time. Calls that are under way may be carried out before them.
-    fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
+    pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
         for flight in &mut self.flights {
             flight.overtook = true;
         }
@@ -202,9 +225,21 @@ impl Actor {
         answers: Vec<Result<Answer, BackendError>>,
         server_time: u64,
         overtook: bool,
-    ) {
+    ) -> After {
+        if let Some(trouble) = answers.iter().find_map(|answer| self.demotion(answer)) {
+            // None of them did anything.
+            let steps = self.not_carried_out(steps);
+            self.line.put_back(steps);
+            return After::Broken(trouble);
+        }
         let mut again = Vec::new();
         for (mut step, answer) in steps.into_iter().zip(answers) {
+            if let Some(error) = answer_error(&answer).filter(|error| self.is_elsewhere(error))
+                && step.reply.is_some()
+            {
+                self.try_again(step, error);
+                continue;
+            }
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
                 // It may have come before a release of our own that stood before it in the line.
@@ -220,6 +255,7 @@ impl Actor {
             }
         }
         self.line.put_back(again);
+        After::Fine
     }
 
     fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, server_time: u64) {
@@ -229,8 +265,8 @@ impl Actor {
             if let Some(refuse_after) = self.unsettled.get(grant) {
                 if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
-                    let at = clock::now() + wait.min(self.connector.timeout * 2);
-                    step.deadline = at + self.connector.timeout;
+                    let at = clock::now() + wait.min(self.connector.access.timeout * 2);
+                    step.deadline = at + self.connector.access.timeout;
                     self.next += 1;
                     self.later.insert((at, self.next), step);
                     return;
@@ -298,6 +334,15 @@ impl Actor {
             }
         }
         self.line.put_back(again);
+    }
+}
+
+/// Why a step was not done, of several locks the one that stood in the way.
+pub(super) fn answer_error(answer: &Result<Answer, BackendError>) -> Option<&BackendError> {
+    match answer {
+        Err(error) => Some(error),
+        Ok(Answer::None { answer, .. }) => answer_error(answer),
+        Ok(_) => None,
     }
 }
 

@@ -1,27 +1,45 @@
 //! The steps that wait to be sent, in their order.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
 
 use super::Step;
+use crate::backend::redis::cluster::slot::Slot;
 
 /// Steps in one call.
 const BATCH: usize = 256;
 /// Bytes that the steps of one call may bring along, unless one alone has more: so that a large result
 /// delays few others.
 const HEAVY: usize = 1024 * 1024;
+/// As far is looked, from the front, for a step that can go out now.
+const WINDOW: usize = 1024;
+/// As far is looked, from that step on, for others of its slot.
+const NEAR: usize = BATCH;
 
-#[derive(Default)]
 pub(super) struct Line {
     steps: VecDeque<Step>,
-    next: u64,
+    /// The next place. The servers of a Cluster count in common, so that steps keep their order when they move.
+    places: Arc<AtomicU64>,
+    /// When the first of those can go out that were held back when it was last looked.
+    pub(super) wakes_at: Option<Instant>,
     /// Releases that have failed, for the time until whoever asked for them asks again: an acquire that comes
     /// in between shall not find the lock taken. They go out before everything else.
     failed_releases: VecDeque<Step>,
 }
 
 impl Line {
+    pub(super) fn new(places: Arc<AtomicU64>) -> Line {
+        Line {
+            steps: VecDeque::new(),
+            places,
+            wakes_at: None,
+            failed_releases: VecDeque::new(),
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty() && self.failed_releases.is_empty()
     }
@@ -32,8 +50,7 @@ impl Line {
     }
 
     pub(super) fn push(&mut self, mut step: Step) {
-        step.place = self.next;
-        self.next += 1;
+        step.place = self.places.fetch_add(1, Ordering::Relaxed);
         self.steps.push_back(step);
     }
 
@@ -70,24 +87,92 @@ impl Line {
         queues.into_iter().find(is_overdue)?.pop_front()
     }
 
-    /// Those that go out together next.
-    pub(super) fn take(&mut self) -> Option<Vec<Step>> {
-        if !self.failed_releases.is_empty() {
-            let count = self.failed_releases.len().min(BATCH);
-            return Some(self.failed_releases.drain(..count).collect());
+    /// Those that go out together next: steps of one slot, if another call may be made there.
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+        mut may_fly: impl FnMut(Option<Slot>) -> bool,
+    ) -> Option<Vec<Step>> {
+        let kept = self.failed_releases.iter().take(WINDOW);
+        let first = kept.map(|step| step.call.slot).position(&mut may_fly);
+        if let Some(at) = first {
+            return Some(company(&mut self.failed_releases, at, |_| true));
         }
-        let first = self.steps.front()?;
-        let (mut weight, mut width) = (0, 0);
-        let count = if first.alone {
-            1
-        } else {
-            let company = self.steps.iter().take_while(|step| {
-                weight += step.call.weight();
-                width += step.call.width();
-                !step.alone && weight <= HEAVY && width <= BATCH
-            });
-            company.count().max(1)
+        self.wakes_at = None;
+        let mut waiting = HashSet::new();
+        let mut may_go = |step: &Step| {
+            let slot = step.call.slot;
+            if step.not_before.is_some_and(|at| now < at) {
+                self.wakes_at = self.wakes_at.into_iter().chain(step.not_before).min();
+                // Who begins something waits behind it: it may be the release that makes that possible.
+                waiting.insert(slot);
+                return false;
+            }
+            !(step.call.takes_token() && !waiting.is_empty() && waiting.contains(&slot))
         };
-        Some(self.steps.drain(..count).collect())
+        let at = self
+            .steps
+            .iter()
+            .take(WINDOW)
+            .position(|step| may_go(step) && may_fly(step.call.slot))?;
+        Some(company(&mut self.steps, at, may_go))
     }
+
+    /// Takes out all steps of these slots: those in line, and the releases that have failed.
+    pub(super) fn drain(&mut self, slots: &HashSet<Slot>) -> (Vec<Step>, Vec<Step>) {
+        let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
+        (
+            extract(&mut self.steps, is_theirs),
+            extract(&mut self.failed_releases, is_theirs),
+        )
+    }
+
+    /// Takes out everything.
+    pub(super) fn drain_all(&mut self) -> impl Iterator<Item = Step> + use<> {
+        let kept = std::mem::take(&mut self.failed_releases);
+        kept.into_iter().chain(std::mem::take(&mut self.steps))
+    }
+}
+
+/// Takes the step at this place out of the queue, and with it others of its slot that come after it.
+fn company(queue: &mut VecDeque<Step>, at: usize, mut may_go: impl FnMut(&Step) -> bool) -> Vec<Step> {
+    let Some(first) = queue.get(at) else {
+        return Vec::new();
+    };
+    let slot = first.call.slot;
+    let (mut weight, mut width) = (first.call.weight(), first.call.width());
+    let mut places = vec![at];
+    if !first.alone {
+        for (place, step) in queue.iter().enumerate().skip(at + 1).take(NEAR) {
+            if step.call.slot != slot {
+                continue;
+            }
+            weight += step.call.weight();
+            width += step.call.width();
+            if step.alone || weight > HEAVY || width > BATCH || !may_go(step) {
+                break;
+            }
+            places.push(place);
+        }
+    }
+    if places.len() == places[places.len() - 1] - at + 1 {
+        return queue.drain(at..at + places.len()).collect();
+    }
+    // From behind, so that the places before stay what they are.
+    let mut steps: Vec<_> = places
+        .iter()
+        .rev()
+        .filter_map(|place| queue.remove(*place))
+        .collect();
+    steps.reverse();
+    steps
+}
+
+fn extract(queue: &mut VecDeque<Step>, is_wanted: impl Fn(&Step) -> bool) -> Vec<Step> {
+    if !queue.iter().any(&is_wanted) {
+        return Vec::new();
+    }
+    let (wanted, others): (VecDeque<_>, _) = std::mem::take(queue).into_iter().partition(is_wanted);
+    *queue = others;
+    wanted.into()
 }

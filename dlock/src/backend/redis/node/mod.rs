@@ -4,16 +4,21 @@
 //! together in one script call; a step that is alone goes out at once. A step that is not answered within
 //! its time fails, whatever the connection does. A connection that broke, or did not answer several times
 //! in a row, is replaced, for ever and with growing pauses.
+//!
+//! Of a Cluster there is one for each server that has slots. A call carries steps of one slot then, many calls are
+//! under way at a time, and steps move to another server when their slot does.
 
 mod actor;
 mod failure;
 mod landing;
 mod line;
+mod moves;
+mod redirect;
 mod unsettled;
 mod wire;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -21,7 +26,10 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::actor::Actor;
+pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::classify;
+use self::moves::Move;
+use super::cluster::Cluster;
 use super::connect::{Connected, Connector};
 use super::script::{Answer, Call};
 use crate::backend::{BackendError, Lane, Outcome, Reason};
@@ -37,8 +45,8 @@ pub(crate) struct Done {
 
 type Reply = oneshot::Sender<Result<Done, BackendError>>;
 
-struct Step {
-    call: Call,
+pub(super) struct Step {
+    pub(super) call: Call,
     deadline: Instant,
     /// Its place in the line.
     place: u64,
@@ -46,6 +54,14 @@ struct Step {
     sent: u32,
     /// A call of its own, because in company it was refused.
     alone: bool,
+    /// Its server has sent it here, though the slot is not this one's yet.
+    asking: bool,
+    /// How often it could not be carried out where it was sent.
+    hops: u32,
+    /// It is held back until then.
+    not_before: Option<Instant>,
+    /// Why it is not carried out yet, in the words of a server.
+    held_up: Option<String>,
     /// Until when the server may carry out an acquire or a forced release, by the server's clock in µs.
     refuse_after: u64,
     /// `None` once it was answered.
@@ -62,6 +78,10 @@ impl Step {
             place: 0,
             sent: 0,
             alone: false,
+            asking: false,
+            hops: 0,
+            not_before: None,
+            held_up: None,
             refuse_after: 0,
             reply: Some(reply),
             seat,
@@ -76,6 +96,21 @@ impl Step {
     }
 }
 
+/// A step that was queued, unless it was turned away.
+#[derive(Debug)]
+pub(super) struct Queued(Result<(oneshot::Receiver<Result<Done, BackendError>>, bool), BackendError>);
+
+impl Queued {
+    /// Its answer, within the timeout.
+    pub(super) async fn answer(self) -> Result<Done, BackendError> {
+        let (answer, queued) = self.0?;
+        match answer.await {
+            Ok(answer) => answer,
+            Err(_) => Err(closed(queued)),
+        }
+    }
+}
+
 /// A command that is not a step.
 struct Plain {
     cmd: Cmd,
@@ -83,9 +118,11 @@ struct Plain {
     reply: oneshot::Sender<Result<Value, BackendError>>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are steps")]
 enum Request {
     Step(Step),
     Plain(Plain),
+    Move(Move),
 }
 
 /// How many steps may wait for a server that does not keep up. Those that end or extend something are let in
@@ -128,53 +165,53 @@ pub(super) struct Node {
     pub(super) timeout: Duration,
 }
 
+/// What a node is among others.
+#[derive(Clone)]
+pub(super) struct Part {
+    /// By which its grants are known.
+    pub(super) lane: Lane,
+    /// At most so many requests wait to be sent.
+    pub(super) seats: usize,
+    /// Told whenever a connection had to be made anew.
+    pub(super) doubts: broadcast::Sender<Lane>,
+    /// The order of steps.
+    pub(super) places: Arc<AtomicU64>,
+    /// Who knows where the slots are; of a server that has all keys there is none.
+    pub(super) cluster: Option<Weak<Cluster>>,
+}
+
 impl Node {
-    /// Starts with a connection that stands. `doubts` is told whenever it had to be made anew. At most
-    /// `seats` requests wait to be sent.
+    /// Starts, with a connection if one stands.
     pub(super) fn start(
         connector: Connector,
-        connected: Connected,
-        seats: usize,
-        doubts: broadcast::Sender<Lane>,
+        connected: Option<Connected>,
+        part: Part,
         runtime: &tokio::runtime::Handle,
     ) -> Node {
         let (queue, requests) = mpsc::unbounded_channel();
-        let timeout = connector.timeout;
-        let actor = Actor::new(connector, &connected, requests, doubts);
-        runtime.spawn(actor.run(connected));
+        let timeout = connector.access.timeout;
         let room = Room {
             taken: Arc::default(),
-            seats,
+            seats: part.seats,
         };
+        let actor = Actor::new(connector, requests, part);
+        runtime.spawn(actor.run(connected));
         Node { queue, room, timeout }
     }
 
-    /// Queues a step now; the future is its answer, within the timeout.
-    pub(super) fn step(&self, call: Call) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
-        let queued = self.enter(call);
-        async move {
-            let (answer, queued) = queued?;
-            match answer.await {
-                Ok(answer) => answer,
-                Err(_) => Err(closed(queued)),
-            }
-        }
-    }
-
-    /// Where its answer comes, and whether it was queued.
-    #[allow(clippy::type_complexity, reason = "said in the line above")]
-    fn enter(
-        &self,
-        call: Call,
-    ) -> Result<(oneshot::Receiver<Result<Done, BackendError>>, bool), BackendError> {
+    /// Queues a step now.
+    pub(super) fn queue(&self, call: Call) -> Queued {
         let seat = match call.may_be_turned_away() {
-            true => Some(self.room.enter()?),
+            true => match self.room.enter() {
+                Ok(seat) => Some(seat),
+                Err(error) => return Queued(Err(error)),
+            },
             false => None,
         };
         let (reply, answer) = oneshot::channel();
         let step = Step::new(call, clock::now() + self.timeout, reply, seat);
         let queued = self.queue.send(Request::Step(step)).is_ok();
-        Ok((answer, queued))
+        Queued(Ok((answer, queued)))
     }
 
     /// Sends a command that is not a step, and does not keep the order of steps.

@@ -21,12 +21,18 @@ pub(super) struct Unsettled {
 }
 
 impl Unsettled {
-    pub(super) fn new(server_time: u64, asked_at: Instant) -> Unsettled {
+    /// What it says of the server's clock holds once the server has told it.
+    pub(super) fn new() -> Unsettled {
         Unsettled {
             until: HashMap::new(),
             enough: 1024,
-            anchor: (server_time, asked_at),
+            anchor: (0, clock::now()),
         }
+    }
+
+    /// Another server has taken the place: what the one before does from now on, nobody will see.
+    pub(super) fn settle_all(&mut self) {
+        self.until.clear();
     }
 
     /// The server told its time; it was asked for at `asked_at`.

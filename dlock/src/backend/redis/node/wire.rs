@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::task::AtomicWaker;
 use redis::aio::MultiplexedConnection;
 
-use crate::backend::redis::connect::{Connected, Disconnected, Driver};
+use crate::backend::redis::access::Driver;
+use crate::backend::redis::connect::{Connected, Disconnected};
 
 pub(super) struct Wire {
     pub(super) connection: MultiplexedConnection,

@@ -1,0 +1,145 @@
+//! How a store is opened.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use super::RedisBackend;
+use super::access::Access;
+use super::cluster::Cluster;
+use super::connect::Connector;
+use super::node::Part;
+use super::place::Place;
+use super::sentinel::Master;
+use super::servers::Servers;
+use crate::Error;
+use crate::backend::{BackendError, Lane, Reason};
+use crate::builder::Common;
+use crate::url::{ClusterUrl, Login, SentinelUrl, ServerUrl};
+
+impl RedisBackend {
+    /// One server; an error when it cannot be reached now.
+    pub(crate) async fn on_server(
+        url: ServerUrl,
+        common: Common,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<RedisBackend, Error> {
+        let part = part(&common);
+        let access = access(url.login, &common);
+        let spawner = runtime.clone();
+        let doubts = part.doubts.clone();
+        let opening = async move {
+            let place = Place::Fixed(url.address);
+            let connector = Connector::new(Arc::new(access?), place);
+            Servers::one(connector, part, &spawner).await
+        };
+        RedisBackend::open(opening, common, doubts, runtime).await
+    }
+
+    /// The master that sentinels name; an error when none is named, or cannot be reached now.
+    pub(crate) async fn by_sentinels(
+        url: SentinelUrl,
+        common: Common,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<RedisBackend, Error> {
+        let part = part(&common);
+        let of_sentinels = access(url.sentinel_login, &common);
+        let access = access(url.login, &common);
+        let spawner = runtime.clone();
+        let doubts = part.doubts.clone();
+        let opening = async move {
+            let master = Master::of(of_sentinels?, url.sentinels, url.service, &spawner);
+            let connector = Connector::new(Arc::new(access?), Place::Master(master));
+            Servers::one(connector, part, &spawner).await
+        };
+        RedisBackend::open(opening, common, doubts, runtime).await
+    }
+
+    /// A Cluster; an error when none of the servers that are named can be reached now.
+    pub(crate) async fn in_cluster(
+        url: ClusterUrl,
+        common: Common,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<RedisBackend, Error> {
+        let part = part(&common);
+        let access = access(url.login, &common);
+        let spawner = runtime.clone();
+        let doubts = part.doubts.clone();
+        let opening = async move {
+            let cluster = Cluster::connect(access?, url.seeds, part, &spawner).await?;
+            Ok(Servers::Cluster(cluster))
+        };
+        RedisBackend::open(opening, common, doubts, runtime).await
+    }
+
+    async fn open(
+        opening: impl Future<Output = Result<Servers, BackendError>> + Send + 'static,
+        common: Common,
+        doubts: broadcast::Sender<Lane>,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<RedisBackend, Error> {
+        // On the runtime that will serve the connections: sockets belong to the one that made them.
+        match runtime.spawn(opening).await {
+            Ok(servers) => Ok(RedisBackend {
+                servers: servers.map_err(not_connected)?,
+                doubts,
+                prefix: common.prefix,
+            }),
+            Err(_) => Err(Error::ClientClosed),
+        }
+    }
+}
+
+fn part(common: &Common) -> Part {
+    Part {
+        lane: Lane::default(),
+        seats: common.max_queued,
+        doubts: broadcast::channel(16).0,
+        places: Arc::default(),
+        cluster: None,
+    }
+}
+
+fn access(login: Login, common: &Common) -> Result<Access, BackendError> {
+    let name = client_name(&common.service_name, common.uuid);
+    Access::new(login, name, common.timeout, common.tls.clone())
+}
+
+fn not_connected(error: BackendError) -> Error {
+    let what = "a first connection".to_owned();
+    let BackendError {
+        reason,
+        message,
+        source,
+        ..
+    } = error;
+    match reason {
+        Reason::Refused => Error::Refused {
+            what,
+            message,
+            source,
+        },
+        Reason::Unsupported => Error::Unsupported {
+            what: "this URL".to_owned(),
+            reason: message,
+        },
+        _ => Error::Unreachable {
+            what,
+            message,
+            source,
+        },
+    }
+}
+
+/// `dlock:<service>:<uuid>`, where the holders of locks have the same uuid. The server allows no spaces or
+/// control characters.
+fn client_name(service: &str, uuid: Uuid) -> String {
+    let service: String = service
+        .chars()
+        .map(|c| if c.is_ascii_graphic() { c } else { '-' })
+        .take(64)
+        .collect();
+    format!("dlock:{service}:{uuid}")
+}

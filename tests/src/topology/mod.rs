@@ -1,0 +1,7 @@
+//! Several servers that belong together: a Cluster, and a replica set with its sentinels.
+
+mod cluster;
+mod sentinel;
+
+pub use cluster::{Cluster, ClusterBuilder, slot_of};
+pub use sentinel::Replicas;

@@ -1,0 +1,206 @@
+//! A master, its replicas, and three sentinels that watch over them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::{Flavor, Server, child, eventually};
+
+/// The name of the master among the sentinels.
+const SERVICE: &str = "main";
+/// How long the sentinels may take for what they do by themselves.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A replica set with three sentinels, on 127.0.0.1. They are killed when this is dropped.
+///
+/// A master is taken for dead after half a second.
+pub struct Replicas {
+    servers: Vec<Server>,
+    sentinels: Vec<Server>,
+    password: Option<String>,
+}
+
+impl fmt::Debug for Replicas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replicas")
+            .field("servers", &self.servers)
+            .field("sentinels", &self.sentinels)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Replicas {
+    /// A master, two replicas, and three sentinels.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    pub async fn start(flavor: Flavor) -> Replicas {
+        Replicas::start_with(flavor, None).await
+    }
+
+    /// The same with sentinels that ask for this password.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    pub async fn start_with(flavor: Flavor, password: Option<&str>) -> Replicas {
+        let server = |master: Option<SocketAddr>| {
+            let builder = Server::builder(flavor)
+                .config("repl-ping-replica-period", "1")
+                .config("repl-timeout", "5");
+            match master {
+                Some(master) => builder.replica_of(master).start(),
+                None => builder.start(),
+            }
+        };
+        let master = server(None).await;
+        let (first, second) = tokio::join!(server(Some(master.addr())), server(Some(master.addr())));
+        let sentinel = || {
+            let at = format!("{SERVICE} {} {} 2", master.addr().ip(), master.port());
+            let mut builder = Server::builder(flavor)
+                .sentinel()
+                .config("sentinel", &format!("monitor {at}"))
+                .config("sentinel", &format!("down-after-milliseconds {SERVICE} 500"))
+                .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
+                .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
+            if let Some(password) = password {
+                builder = builder
+                    .password(password)
+                    .config("requirepass", password)
+                    .config("sentinel", &format!("sentinel-pass {password}"));
+            }
+            builder.start()
+        };
+        let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());
+        let replicas = Replicas {
+            servers: vec![master, first, second],
+            sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
+            password: password.map(str::to_owned),
+        };
+        replicas.is_settled().await;
+        replicas
+    }
+
+    /// Its URL, with all sentinels in it.
+    pub fn url(&self) -> String {
+        let addresses: Vec<_> = self
+            .sentinels
+            .iter()
+            .map(|sentinel| sentinel.addr().to_string())
+            .collect();
+        let query = self
+            .password
+            .as_ref()
+            .map(|password| format!("?sentinel_password={password}"));
+        format!(
+            "redis+sentinel://{}/{SERVICE}{}",
+            addresses.join(","),
+            query.unwrap_or_default()
+        )
+    }
+
+    /// The servers that have data: the first master first.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The sentinels.
+    pub fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.
+    pub(crate) fn stays(&self) {
+        let all = self.servers.iter().chain(&self.sentinels);
+        child::remove_at_the_end(all.map(|server| server.dir().to_owned())).expect("a shell can be started");
+    }
+
+    /// The master that a sentinel names.
+    async fn named_by(&self, sentinel: &Server) -> Option<&Server> {
+        let answer = sentinel
+            .try_query::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])
+            .await;
+        let (_, port) = answer.ok()?;
+        self.servers.iter().find(|server| server.port() == port)
+    }
+
+    /// The master that all sentinels name that run, once it is one.
+    ///
+    /// # Panics
+    /// When they do not come to agree.
+    pub async fn master(&self) -> &Server {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut named = Vec::new();
+            for sentinel in self.sentinels.iter().filter(|sentinel| sentinel.is_awake()) {
+                named.push(self.named_by(sentinel).await);
+            }
+            if let Some(Some(master)) = named.first()
+                && named
+                    .iter()
+                    .all(|other| other.is_some_and(|other| std::ptr::eq(*master, other)))
+                && master.is_awake()
+                && is_master(master).await
+            {
+                return master;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the sentinels do not agree on a master: {named:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until all sentinels know each other and the replicas, and these are in step.
+    pub async fn is_settled(&self) {
+        eventually("the sentinels know everybody", || async {
+            for sentinel in self.sentinels.iter().filter(|sentinel| sentinel.is_awake()) {
+                let others: Vec<Value> = sentinel.query(&["SENTINEL", "SENTINELS", SERVICE]).await;
+                let replicas: Vec<Value> = sentinel.query(&["SENTINEL", "REPLICAS", SERVICE]).await;
+                if others.len() + 1 < self.sentinels.len() || replicas.len() + 1 < self.servers.len() {
+                    return false;
+                }
+            }
+            let running = self.servers.iter().filter(|server| server.is_awake()).count();
+            let master = self.master().await;
+            let replication: String = master.query(&["INFO", "replication"]).await;
+            replication.matches("state=online").count() + 1 == running
+        })
+        .await;
+    }
+
+    /// Has a replica take over in good order, and waits until all sentinels know.
+    ///
+    /// # Panics
+    /// When they do not.
+    pub async fn fail_over(&self) -> &Server {
+        let before = self.master().await;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let asked: redis::RedisResult<Value> = self.sentinels[0]
+                .try_query(&["SENTINEL", "FAILOVER", SERVICE])
+                .await;
+            for _ in 0..100 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let now = self.master().await;
+                if !std::ptr::eq(now, before) {
+                    return now;
+                }
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the sentinels do not fail over: {asked:?}"
+            );
+        }
+    }
+}
+
+async fn is_master(server: &Server) -> bool {
+    let role: redis::RedisResult<Vec<Value>> = server.try_query(&["ROLE"]).await;
+    matches!(
+        role.unwrap_or_default().first(),
+        Some(Value::BulkString(role)) if &role[..] == b"master"
+    )
+}
