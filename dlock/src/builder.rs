@@ -41,6 +41,8 @@ pub struct LockClientBuilder {
     runtime: Option<runtime::Handle>,
     tls: Tls,
     sentinel: SentinelLogin,
+    max_lease: Option<Duration>,
+    trust_fresh: Option<bool>,
 }
 
 impl LockClientBuilder {
@@ -136,6 +138,20 @@ impl LockClientBuilder {
         self
     }
 
+    /// The longest lease on a quorum of servers, and how long a server that may have lost its data does not vote;
+    /// 60 s by default. The same for all clients. Only for `quorum+redis://`.
+    pub fn max_lease(mut self, max_lease: Duration) -> Self {
+        self.max_lease = Some(max_lease);
+        self
+    }
+
+    /// Has the servers of a quorum vote at once, though nobody knows whether they have lost data: for a first
+    /// installation and for tests, while nothing can be held. `false` by default. Only for `quorum+redis://`.
+    pub fn trust_fresh_servers(mut self, trust: bool) -> Self {
+        self.trust_fresh = Some(trust);
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -184,6 +200,8 @@ impl LockClientBuilder {
             }
         };
         self.sentinel.overrule(url.as_mut())?;
+        overrule_quorum(url.as_mut(), self.max_lease, self.trust_fresh)?;
+        let longest = url.as_ref().and_then(StoreUrl::longest_lease);
         let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
         let settings = Settings {
             lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
@@ -191,6 +209,15 @@ impl LockClientBuilder {
         };
         let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
         check_lease("lease", Some(settings.lease))?;
+        if let Some(longest) = longest.filter(|longest| settings.lease > *longest) {
+            return Err(Error::InvalidOption {
+                option: "lease",
+                reason: format!(
+                    "{:?} is longer than max_lease, which is {longest:?}",
+                    settings.lease
+                ),
+            });
+        }
         check_duration("retry_for", Some(settings.retry_for))?;
         check_duration("timeout", Some(timeout))?;
         let max_queued = self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED);
@@ -261,6 +288,27 @@ impl SentinelLogin {
     }
 }
 
+/// What the builder says of a quorum goes before what the URL says.
+fn overrule_quorum(
+    url: Option<&mut StoreUrl>,
+    max_lease: Option<Duration>,
+    trust_fresh: Option<bool>,
+) -> Result<(), Error> {
+    let option = "max_lease or trust_fresh_servers";
+    match url.map(|url| &mut url.topology) {
+        Some(Topology::Quorum(quorum)) => {
+            quorum.max_lease = max_lease.or(quorum.max_lease);
+            quorum.trust_fresh = trust_fresh.or(quorum.trust_fresh);
+            check_lease("max_lease", quorum.max_lease)
+        }
+        _ if max_lease.is_none() && trust_fresh.is_none() => Ok(()),
+        _ => Err(Error::InvalidOption {
+            option,
+            reason: "the store is no quorum of servers, as in quorum+redis://a,b,c".to_owned(),
+        }),
+    }
+}
+
 /// What every backend that is opened by URL is told.
 #[cfg_attr(
     not(feature = "redis"),
@@ -315,15 +363,17 @@ async fn open(
         Topology::Cluster(cluster) => Ok(Arc::new(
             RedisBackend::in_cluster(cluster, common, runtime).await?,
         )),
+        #[cfg(feature = "redis")]
+        Topology::Quorum(quorum) => Ok(Arc::new(
+            crate::backend::redis::quorum(quorum, common, runtime).await?,
+        )),
         #[cfg(not(feature = "redis"))]
-        Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_) => Err(Error::Unsupported {
-            what: "a Redis URL".to_owned(),
-            reason: "dlock was built without its feature \"redis\"".to_owned(),
-        }),
-        Topology::NotYet(what) => Err(Error::Unsupported {
-            what: what.to_owned(),
-            reason: "it is not there yet: one server, Sentinel, Cluster and memory are".to_owned(),
-        }),
+        Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_) | Topology::Quorum(_) => {
+            Err(Error::Unsupported {
+                what: "a Redis URL".to_owned(),
+                reason: "dlock was built without its feature \"redis\"".to_owned(),
+            })
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 
 use crate::Error;
+use crate::backend::quorum::DEFAULT_MAX_LEASE;
 
 /// A parsed URL.
 #[derive(Debug)]
@@ -29,8 +30,8 @@ pub(crate) enum Topology {
     Sentinel(SentinelUrl),
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
     Cluster(ClusterUrl),
-    /// Known, well-formed, and still to come.
-    NotYet(&'static str),
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Quorum(QuorumUrl),
 }
 
 /// One server.
@@ -58,6 +59,16 @@ pub(crate) struct SentinelUrl {
 pub(crate) struct ClusterUrl {
     pub(crate) seeds: Vec<Address>,
     pub(crate) login: Login,
+}
+
+/// Servers that know nothing of each other, of which a majority decides.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct QuorumUrl {
+    pub(crate) members: Vec<Address>,
+    pub(crate) login: Login,
+    pub(crate) max_lease: Option<Duration>,
+    pub(crate) trust_fresh: Option<bool>,
 }
 
 /// How to get in.
@@ -111,18 +122,11 @@ pub(crate) struct UrlOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scheme {
     Memory,
-    Tcp {
-        tls: bool,
-    },
+    Tcp { tls: bool },
     Unix,
-    Sentinel {
-        tls: bool,
-    },
-    Cluster {
-        tls: bool,
-    },
-    /// Several hosts.
-    Many(&'static str),
+    Sentinel { tls: bool },
+    Cluster { tls: bool },
+    Quorum { tls: bool },
 }
 
 const SCHEMES: &[(&str, Scheme)] = &[
@@ -141,10 +145,10 @@ const SCHEMES: &[(&str, Scheme)] = &[
     ("rediss+cluster", Scheme::Cluster { tls: true }),
     ("valkey+cluster", Scheme::Cluster { tls: false }),
     ("valkeys+cluster", Scheme::Cluster { tls: true }),
-    ("quorum+redis", Scheme::Many("a quorum of servers")),
-    ("quorum+rediss", Scheme::Many("a quorum of servers")),
-    ("quorum+valkey", Scheme::Many("a quorum of servers")),
-    ("quorum+valkeys", Scheme::Many("a quorum of servers")),
+    ("quorum+redis", Scheme::Quorum { tls: false }),
+    ("quorum+rediss", Scheme::Quorum { tls: true }),
+    ("quorum+valkey", Scheme::Quorum { tls: false }),
+    ("quorum+valkeys", Scheme::Quorum { tls: true }),
 ];
 
 const DEFAULT_PORT: u16 = 6379;
@@ -187,15 +191,7 @@ impl StoreUrl {
             Scheme::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
             Scheme::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, &mut query)?),
             Scheme::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
-            Scheme::Many(what) => {
-                let (_, hosts) = split_user(authority)?;
-                parse_hosts(hosts, DEFAULT_PORT)?;
-                // Their own options are checked when they are there.
-                return Ok(StoreUrl {
-                    topology: Topology::NotYet(what),
-                    options: UrlOptions::default(),
-                });
-            }
+            Scheme::Quorum { tls } => Topology::Quorum(quorum(authority, path, tls, &mut query)?),
         };
         let options = UrlOptions {
             lease: query.duration("lease")?,
@@ -206,6 +202,16 @@ impl StoreUrl {
         };
         query.finish()?;
         Ok(StoreUrl { topology, options })
+    }
+}
+
+impl StoreUrl {
+    /// The longest lease that its store gives; `None` for any.
+    pub(crate) fn longest_lease(&self) -> Option<Duration> {
+        match &self.topology {
+            Topology::Quorum(quorum) => Some(quorum.max_lease.unwrap_or(DEFAULT_MAX_LEASE)),
+            _ => None,
+        }
     }
 }
 
@@ -305,6 +311,46 @@ fn cluster(authority: &str, path: &str, tls: bool) -> Result<ClusterUrl, Error> 
             password,
             database: 0,
         },
+    })
+}
+
+fn quorum(authority: &str, path: &str, tls: bool, query: &mut Query) -> Result<QuorumUrl, Error> {
+    let ((user, password), hosts) = split_user(authority)?;
+    let members = parse_hosts(hosts, DEFAULT_PORT)?;
+    if members.len() < 3 {
+        return Err(invalid(
+            "a quorum takes at least three servers, as in quorum+redis://a,b,c: of fewer none can be missing",
+        ));
+    }
+    if let Some(twice) = members
+        .iter()
+        .enumerate()
+        .find(|(at, host)| members[..*at].contains(host))
+    {
+        return Err(invalid(format!(
+            "{} stands in it twice, and would have two votes",
+            twice.1
+        )));
+    }
+    let database = match path.strip_prefix('/').unwrap_or("") {
+        "" => 0,
+        text => parse_database(text)?,
+    };
+    let trust_fresh = query.take("trust_fresh_servers").map(|text| match text.as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(invalid("option trust_fresh_servers is neither true nor false")),
+    });
+    Ok(QuorumUrl {
+        members,
+        login: Login {
+            tls,
+            user,
+            password,
+            database,
+        },
+        max_lease: query.duration("max_lease")?,
+        trust_fresh: trust_fresh.transpose()?,
     })
 }
 
@@ -415,6 +461,8 @@ const OPTIONS: &[&str] = &[
     "password",
     "sentinel_user",
     "sentinel_password",
+    "max_lease",
+    "trust_fresh_servers",
 ];
 
 impl Query {
@@ -595,9 +643,28 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_parses_and_is_not_there_yet() {
-        let url = StoreUrl::parse("quorum+redis://:pw@a,b,c,d,e").unwrap();
-        assert!(matches!(url.topology, Topology::NotYet(_)));
+    fn quorums() {
+        let parsed =
+            StoreUrl::parse("quorum+redis://:pw@a,b:7,c,d,e/2?max_lease=20s&trust_fresh_servers=true");
+        let parsed = parsed.unwrap();
+        assert_eq!(parsed.longest_lease(), Some(Duration::from_secs(20)));
+        let Topology::Quorum(url) = parsed.topology else {
+            panic!("{:?}", parsed.topology)
+        };
+        assert_eq!((url.members.len(), &url.members[1]), (5, &tcp("b", 7)));
+        assert_eq!(
+            (url.login.password.as_deref(), url.login.database),
+            (Some("pw"), 2)
+        );
+        assert_eq!(url.trust_fresh, Some(true));
+        let default = StoreUrl::parse("quorum+valkeys://a,b,c").unwrap();
+        assert_eq!(default.longest_lease(), Some(Duration::from_secs(60)));
+        assert!(refused("quorum+redis://a,b").contains("at least three"));
+        assert!(refused("quorum+redis://a,b,a:6379").contains("twice"));
+        assert!(
+            refused("quorum+redis://a,b,c?trust_fresh_servers=perhaps").contains("neither true nor false")
+        );
+        assert!(refused("redis://a?max_lease=20s").contains("does not go with this scheme"));
     }
 
     #[test]

@@ -338,47 +338,57 @@ impl Quorum {
     ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
         let majority = self.majority();
         let mut counts = vec![(0, 0); requests.len()];
+        // Who does not have which of them.
+        let mut missing = Vec::new();
         let mut trouble = BackendError::unknown("too few members of the quorum answered");
-        let mut open = self.members.len();
-        while let Some((at, answer)) = asked.next().await {
-            open -= 1;
-            let mut answers = match answer {
-                Ok(answers) => answers.into_iter(),
+        let decided =
+            |(renewed, gone): &(usize, usize)| *renewed >= majority || *gone > self.members.len() - majority;
+        while !counts.iter().all(decided)
+            && let Some((at, answer)) = asked.next().await
+        {
+            let answers = match answer {
+                Ok(answers) => answers,
                 Err(error) => {
                     trouble = self.named(at, error);
-                    Vec::new().into_iter()
+                    continue;
                 }
             };
-            for (request, (renewed, gone)) in requests.iter().zip(&mut counts) {
-                match answers.next() {
-                    Some(Ok(Renewal::Renewed)) => *renewed += 1,
-                    Some(Ok(Renewal::Gone)) => {
-                        *gone += 1;
-                        self.ask_again(at, request);
+            for (place, answer) in answers.into_iter().take(counts.len()).enumerate() {
+                match answer {
+                    Ok(Renewal::Renewed) => counts[place].0 += 1,
+                    Ok(Renewal::Gone) => {
+                        counts[place].1 += 1;
+                        missing.push((at, place));
                     }
-                    Some(Err(error)) => trouble = self.named(at, error),
-                    None => {}
+                    Err(error) => trouble = self.named(at, error),
                 }
-            }
-            let decided = |(renewed, gone): &(usize, usize)| {
-                *renewed >= majority || *gone > self.members.len() - majority
-            };
-            if counts.iter().all(decided) || open == 0 {
-                break;
             }
         }
-        self.runtime
-            .spawn(async move { while asked.next().await.is_some() {} });
-        let answers = counts.into_iter().map(|(renewed, gone)| {
-            if renewed >= majority {
+        let answers = counts.iter().map(|(renewed, gone)| {
+            if *renewed >= majority {
                 Ok(Renewal::Renewed)
-            } else if gone > self.members.len() - majority {
+            } else if *gone > self.members.len() - majority {
                 Ok(Renewal::Gone)
             } else {
                 Err(trouble.clone())
             }
         });
-        Ok(answers.collect())
+        let answers = answers.collect();
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            while let Some((at, answer)) = asked.next().await {
+                let answers = answer.into_iter().flatten().enumerate();
+                let gone = answers.filter(|(_, answer)| matches!(answer, Ok(Renewal::Gone)));
+                missing.extend(gone.map(|(place, _)| (at, place)));
+            }
+            for (at, place) in missing {
+                // Only what a majority has is held.
+                if counts.get(place).is_some_and(|(renewed, _)| *renewed >= majority) {
+                    this.ask_again(at, &requests[place]);
+                }
+            }
+        });
+        Ok(answers)
     }
 
     fn named(&self, at: usize, error: BackendError) -> BackendError {

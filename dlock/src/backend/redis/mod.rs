@@ -26,6 +26,7 @@ use uuid::Uuid;
 use self::kinds::KindStep;
 pub(crate) use self::node::Done;
 use self::node::Node;
+pub(crate) use self::open::quorum;
 use self::script::OneAcquire;
 pub(crate) use self::script::{Answer, Response, Verb};
 use self::servers::Servers;

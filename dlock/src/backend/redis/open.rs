@@ -15,9 +15,10 @@ use super::place::Place;
 use super::sentinel::Master;
 use super::servers::Servers;
 use crate::Error;
-use crate::backend::{BackendError, Lane, Reason};
+use crate::backend::quorum::{Member, Quorum};
+use crate::backend::{BackendError, DynBackend, Lane, Reason};
 use crate::builder::Common;
-use crate::url::{ClusterUrl, Login, SentinelUrl, ServerUrl};
+use crate::url::{ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
 
 impl RedisBackend {
     /// One server; an error when it cannot be reached now.
@@ -74,6 +75,31 @@ impl RedisBackend {
         RedisBackend::open(opening, common, doubts, runtime).await
     }
 
+    /// A member of a quorum, which need not be there now; then also what is wrong with it.
+    async fn member(
+        url: ServerUrl,
+        common: Common,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<(RedisBackend, Option<BackendError>), Error> {
+        let part = part(&common);
+        let access = access(url.login, &common).map_err(not_connected)?;
+        let spawner = runtime.clone();
+        let doubts = part.doubts.clone();
+        let connector = Connector::new(Arc::new(access), Place::Fixed(url.address));
+        let opening = async move { Servers::one_or_later(connector, part, &spawner).await };
+        // On the runtime that will serve the connections.
+        let Ok((servers, trouble)) = runtime.spawn(opening).await else {
+            return Err(Error::ClientClosed);
+        };
+        let prefix = common.prefix;
+        let member = RedisBackend {
+            servers,
+            doubts,
+            prefix,
+        };
+        Ok((member, trouble))
+    }
+
     async fn open(
         opening: impl Future<Output = Result<Servers, BackendError>> + Send + 'static,
         common: Common,
@@ -90,6 +116,58 @@ impl RedisBackend {
             Err(_) => Err(Error::ClientClosed),
         }
     }
+}
+
+/// A quorum of servers; an error when a majority of them cannot be reached now, or one lets us in no further.
+pub(crate) async fn quorum(
+    url: QuorumUrl,
+    common: Common,
+    runtime: &tokio::runtime::Handle,
+) -> Result<Quorum, Error> {
+    let QuorumUrl {
+        members,
+        login,
+        max_lease,
+        trust_fresh,
+    } = url;
+    let majority = members.len() / 2 + 1;
+    let opening = members.into_iter().map(|address| {
+        let (login, common) = (login.clone(), common.clone());
+        async move {
+            let name: Arc<str> = address.to_string().into();
+            let (member, trouble) =
+                RedisBackend::member(ServerUrl { address, login }, common, runtime).await?;
+            let backend: Arc<dyn DynBackend> = Arc::new(member);
+            Ok((Member { name, backend }, trouble))
+        }
+    });
+    let opened: Vec<Result<_, Error>> = futures_util::future::join_all(opening).await;
+    let (mut members, mut away) = (Vec::new(), Vec::new());
+    for member in opened {
+        let (member, trouble) = member?;
+        match trouble {
+            Some(error) if !error.is_passing() => return Err(not_connected(error)),
+            Some(error) => {
+                tracing::warn!(server = %member.name, %error, "a member of the quorum is not there yet");
+                away.push(error.to_string());
+            }
+            None => {}
+        }
+        members.push(member);
+    }
+    if members.len() - away.len() < majority {
+        let (missing, all, why) = (away.len(), members.len(), away.join("; "));
+        return Err(not_connected(BackendError::not_done(
+            Reason::Unreachable,
+            format!("{missing} of the {all} servers of the quorum are not there: {why}"),
+        )));
+    }
+    let quorum = Quorum::of(members, runtime.clone());
+    let quorum = quorum.trust_fresh_servers(trust_fresh.unwrap_or(false));
+    Ok(match max_lease {
+        Some(max_lease) => quorum.max_lease(max_lease),
+        None => quorum,
+    })
 }
 
 fn part(common: &Common) -> Part {

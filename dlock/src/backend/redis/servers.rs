@@ -8,7 +8,7 @@ use tokio::runtime;
 
 use super::cluster::Cluster;
 use super::cluster::slot::Slot;
-use super::connect::Connector;
+use super::connect::{Connected, Connector};
 use super::node::{Done, Node, Part};
 use super::pubsub::PubSub;
 use super::script::{Call, Verb};
@@ -36,10 +36,32 @@ impl Servers {
         runtime: &runtime::Handle,
     ) -> Result<Servers, BackendError> {
         let connected = connector.connect().await?;
+        Ok(Servers::start(connector, Some(connected), part, runtime))
+    }
+
+    /// The same where the server need not be there now; then also what is wrong with it.
+    pub(super) async fn one_or_later(
+        connector: Connector,
+        part: Part,
+        runtime: &runtime::Handle,
+    ) -> (Servers, Option<BackendError>) {
+        let (connected, trouble) = match connector.connect().await {
+            Ok(connected) => (Some(connected), None),
+            Err(error) => (None, Some(error)),
+        };
+        (Servers::start(connector, connected, part, runtime), trouble)
+    }
+
+    fn start(
+        connector: Connector,
+        connected: Option<Connected>,
+        part: Part,
+        runtime: &runtime::Handle,
+    ) -> Servers {
         let hub: Arc<Hub> = Arc::default();
         let pubsub = PubSub::start(connector.clone(), hub.clone(), runtime);
-        let node = Node::start(connector, Some(connected), part, runtime);
-        Ok(Servers::One { node, pubsub, hub })
+        let node = Node::start(connector, connected, part, runtime);
+        Servers::One { node, pubsub, hub }
     }
 
     /// Queues a step now; the future is its answer, within the timeout.

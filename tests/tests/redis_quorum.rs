@@ -1,0 +1,270 @@
+//! A quorum of real servers: which of them may be away, what becomes of those who come back, and what a lost answer
+//! leaves behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock::{Error, HoldState, LockClient, LockClientBuilder, Loss};
+use dlock_tests::faults::{
+    PATIENCE, SLACK, SOON, TIMEOUT, answered, in_rounds, is_free, is_free_soon, step, within,
+};
+use dlock_tests::{Fault, Flavor, Proxy, Server, Swallow, eventually};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Servers that know nothing of each other, each behind a proxy.
+struct Quorum {
+    servers: Vec<Server>,
+    proxies: Vec<Proxy>,
+}
+
+impl Quorum {
+    async fn start(count: usize) -> Quorum {
+        let flavor = Flavor::from_env();
+        let starting = (0..count).map(|_| Server::builder(flavor).persistence(true).start());
+        let servers = join_all(starting).await;
+        let proxies = servers.iter().map(|server| Proxy::start(server.addr())).collect();
+        Quorum { servers, proxies }
+    }
+
+    fn url(&self) -> String {
+        let hosts: Vec<_> = self
+            .proxies
+            .iter()
+            .map(|proxy| proxy.addr().to_string())
+            .collect();
+        format!("quorum+redis://{}", hosts.join(","))
+    }
+
+    /// Quick to call a member failed, and patient with the whole.
+    fn builder(&self) -> LockClientBuilder {
+        let builder = LockClient::builder().url(self.url());
+        builder.timeout(TIMEOUT).retry_for(PATIENCE)
+    }
+
+    /// The servers are trusted from the beginning.
+    async fn client(&self) -> LockClient {
+        answered(|| self.builder().trust_fresh_servers(true).build())
+            .await
+            .unwrap()
+    }
+
+    /// Nothing is left on any server.
+    async fn assert_clean(&self, clients: &[&LockClient]) {
+        eventually("no hold and no waiter is left in the clients", || async {
+            clients
+                .iter()
+                .all(|client| client.held() == 0 && client.waited_for() == 0)
+        })
+        .await;
+        eventually(
+            "no key but fence and vote, and no subscription, is left",
+            || async {
+                for server in &self.servers {
+                    let stays = |key: &String| key == "dlock:fence" || key == "dlock:voter";
+                    if !server.keys().await.iter().all(stays) || !server.pubsub_channels().await.is_empty() {
+                        return false;
+                    }
+                }
+                true
+            },
+        )
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_holder_at_a_time_over_several_clients_while_servers_go_and_come() {
+    let q = Quorum::start(3).await;
+    let clients = join_all((0..3).map(|_| q.client())).await;
+    let (inside, count) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let tasks = clients.iter().cycle().take(9).map(|client| {
+        let (lock, inside, count) = (client.lock("k").wait(PATIENCE), inside.clone(), count.clone());
+        tokio::spawn(async move {
+            let mut last = 0;
+            for _ in 0..6 {
+                let guard = lock.acquire().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                assert!(guard.fencing_token() > last);
+                last = guard.fencing_token();
+                tokio::time::sleep(3 * MS).await;
+                assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1);
+                count.fetch_add(1, Ordering::SeqCst);
+                drop(guard);
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    // One at a time: killed and back with its data, stopped for a while, cut off.
+    q.servers[0].kill();
+    tokio::time::sleep(200 * MS).await;
+    q.servers[0].restart().await;
+    q.servers[1].stop();
+    tokio::time::sleep(2 * TIMEOUT).await;
+    q.servers[1].cont();
+    q.proxies[2].refuse();
+    q.proxies[2].cut();
+    tokio::time::sleep(2 * TIMEOUT).await;
+    q.proxies[2].accept();
+    for task in tasks {
+        within(PATIENCE, "all of them", task).await.unwrap();
+    }
+    assert_eq!(count.load(Ordering::SeqCst), 54);
+    q.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_started_anew_does_not_vote_until_every_lease_is_over() {
+    let q = Quorum::start(3).await;
+    let max_lease = Duration::from_secs(4);
+    let client = async || {
+        let builder = || q.builder().lease(max_lease).max_lease(max_lease);
+        answered(|| builder().build()).await.unwrap()
+    };
+    let (a, b) = (client().await, client().await);
+    let begun = Instant::now();
+    let error = answered(|| a.lock("k").try_acquire()).await.unwrap_err();
+    assert!(
+        error.is_busy() && error.to_string().contains("votes in"),
+        "{error}"
+    );
+    is_free_soon(&a, "k").await;
+    assert!(begun.elapsed() >= max_lease, "{:?}", begun.elapsed());
+    is_free(&a, "k").await;
+    // Its data are there, all but those that it had not written yet, for all that anybody knows.
+    q.servers[1].kill();
+    q.servers[1].restart().await;
+    let told = in_rounds("a server that has no vote", async || {
+        q.proxies[2].refuse();
+        q.proxies[2].cut();
+        let outcome = b.lock("k").try_acquire().await;
+        q.proxies[2].accept();
+        match outcome {
+            Err(error @ Error::NotAcquired { .. }) => Ok(error.to_string()),
+            outcome => Err(outcome.map(drop)),
+        }
+    })
+    .await;
+    assert!(
+        told.contains(&format!("{}: votes in", q.proxies[1].addr())),
+        "{told}"
+    );
+    // A flush takes the mark along.
+    is_free_soon(&b, "k").await;
+    q.servers[0].flush().await;
+    q.servers[2].flush().await;
+    let begun = Instant::now();
+    let error = answered(|| b.lock("k").try_acquire()).await.unwrap_err();
+    assert!(error.to_string().contains("votes in"), "{error}");
+    is_free_soon(&b, "k").await;
+    assert!(begun.elapsed() >= max_lease - 100 * MS, "{:?}", begun.elapsed());
+    q.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_minority_may_be_away_from_the_beginning_and_comes_in_later() {
+    let q = Quorum::start(3).await;
+    q.proxies[1].refuse();
+    let a = q.client().await;
+    let guard = a
+        .lock("k")
+        .renewed_lease(Duration::from_secs(3))
+        .acquire()
+        .await
+        .unwrap();
+    assert!(!q.servers[1].keys().await.contains(&"k".to_owned()));
+    q.proxies[1].accept();
+    // At a renewal the one that does not have it is asked for it.
+    eventually("the lock is on the third, too", || async {
+        q.servers[1].keys().await.contains(&"k".to_owned())
+    })
+    .await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    q.assert_clean(&[&a]).await;
+    q.proxies[0].refuse();
+    q.proxies[2].refuse();
+    let error = q.builder().build().await.unwrap_err().to_string();
+    assert!(
+        error.contains("2 of the 3 servers") && error.contains(&q.proxies[2].addr().to_string()),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reply_of_any_step_may_be_lost_on_any_member() {
+    let q = Quorum::start(3).await;
+    let (a, b) = (q.client().await, q.client().await);
+    for name in ["acquire", "raise_fence", "release", "renew"] {
+        for members in [&[0][..], &[1, 2]] {
+            for then in [Swallow::Hang, Swallow::Cut] {
+                let faults: Vec<_> = members
+                    .iter()
+                    .map(|at| q.proxies[*at].swallow(1, then, step(name)))
+                    .collect();
+                let guard = within(PATIENCE, name, a.lock("k").renewed_lease(SOON).acquire())
+                    .await
+                    .unwrap();
+                if name == "renew" {
+                    tokio::time::sleep(SOON / 2).await;
+                }
+                assert!(guard.is_held(), "{name} on {members:?}");
+                assert!(
+                    answered(|| b.lock("k").try_acquire())
+                        .await
+                        .unwrap_err()
+                        .is_busy()
+                );
+                drop(guard);
+                is_free_soon(&b, "k").await;
+                // The token goes to those who were quick enough to be the majority.
+                let struck = faults.iter().any(Fault::fired);
+                assert!(
+                    struck || (name == "raise_fence" && members.len() == 1),
+                    "{name} on {members:?}"
+                );
+                q.proxies.iter().for_each(Proxy::heal);
+            }
+        }
+    }
+    q.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_majority_without_data_is_a_loss_and_tokens_grow_all_the_same() {
+    let q = Quorum::start(5).await;
+    let a = q.client().await;
+    let guard = a.lock("k").acquire().await.unwrap();
+    for server in &q.servers[..3] {
+        server.flush().await;
+    }
+    // A reconnection has all holds confirmed at once.
+    q.proxies[4].cut();
+    eventually("the holder is told", || async {
+        guard.state() == HoldState::Lost(Loss::Gone)
+    })
+    .await;
+    let next = answered(|| a.lock("k").wait(SOON + SLACK).acquire())
+        .await
+        .unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    assert!(guard.release().await.unwrap_err().is_lost());
+    assert!(next.is_held());
+    next.release().await.unwrap();
+    q.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_together_is_told_before_anything_is_sent() {
+    let url = "quorum+redis://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";
+    let longer = LockClient::builder().url(url).lease(61 * 1000 * MS).build().await;
+    assert!(longer.unwrap_err().to_string().contains("max_lease"));
+    let single = LockClient::builder()
+        .url("redis://127.0.0.1:1")
+        .max_lease(SOON)
+        .build()
+        .await;
+    assert!(single.unwrap_err().to_string().contains("quorum"));
+}
