@@ -1,0 +1,643 @@
+//! Semaphores and latches on a real server: the data and the messages on the wire, replies that are swallowed, copies
+//! that come late, subscriptions that break, and acquires that are dropped at any poll.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock::{Error, HoldState, LockClient, LockKey, Semaphore};
+use dlock_tests::faults::{
+    PATIENCE, SOON, TIMEOUT, answered, in_rounds, ordinary, patient, setting, step, within,
+};
+use dlock_tests::{
+    Command, Direction, Flavor, Proxy, Server, Store, Swallow, eventually, is_of_a_step, settle,
+};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
+/// What a round says in which a step that fails was not even sent in its time.
+const TOO_LATE: &str = "its time was over before the step was sent";
+
+/// What is on the server but the fence and what remembers steps.
+async fn data(server: &Server) -> Vec<String> {
+    let mut keys = server.keys().await;
+    keys.retain(|key| key != "dlock:fence" && !is_of_a_step(key));
+    keys.sort();
+    keys
+}
+
+async fn has(semaphore: &Semaphore, available: i64) {
+    eventually("the permits are back", || async {
+        semaphore.available().await.is_ok_and(|free| free == available)
+    })
+    .await;
+}
+
+async fn forget(store: &Store, clients: &[&LockClient]) {
+    let client = ordinary(&store.as_server().url()).await;
+    assert!(client.semaphore("k").delete().await.unwrap());
+    store.assert_clean(clients).await;
+}
+
+fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
+    matches!(outcome, Err(Error::OutcomeUnknown { .. }))
+}
+
+fn subscriber(proxy: &Proxy) -> u64 {
+    let connections = proxy.connections();
+    let subscriber = connections.iter().find(|connection| connection.subscriber);
+    subscriber.expect("it has subscribed").id
+}
+
+async fn is_subscribed(server: &Server, by: usize) {
+    eventually("somebody listens", || async {
+        server.pubsub_channels().await.len() == by
+    })
+    .await;
+    settle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_semaphore_is_a_number_and_a_set_of_holders_as_redisson_has_them() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    for (name, holders) in [("k", "{k}:timeout"), ("{tag}:k", "{tag}:k:timeout")] {
+        let semaphore = client.semaphore(LockKey::raw(name)).permits(5);
+        let permit = semaphore
+            .clone()
+            .lease(20 * SECOND)
+            .acquire_many(3)
+            .await
+            .unwrap();
+        assert_eq!(data(&server).await, [name, holders]);
+        assert_eq!(server.query::<String>(&["GET", name]).await, "2");
+        assert_eq!(server.ttl(name).await, None);
+        let now = server.time_us().await / 1000;
+        let held: Vec<(Vec<u8>, f64)> = server.query(&["ZRANGE", holders, "0", "-1", "WITHSCORES"]).await;
+        assert_eq!(held.len(), 3);
+        for (id, until) in &held {
+            assert_eq!(id.len(), 16);
+            let left = *until - now as f64;
+            assert!(
+                left > 10_000.0 && left <= 20_000.0 && until.fract() == 0.0,
+                "{left}"
+            );
+        }
+        // Another acquisition has other ids, of the same client.
+        let next = semaphore.acquire().await.unwrap();
+        let all: Vec<Vec<u8>> = server.query(&["ZRANGE", holders, "0", "-1"]).await;
+        assert_eq!(all.len(), 4);
+        assert!(all.iter().all(|id| id[..4] == all[0][..4]));
+        permit.release().await.unwrap();
+        next.release().await.unwrap();
+        assert_eq!(data(&server).await, [name]);
+        assert_eq!(server.query::<String>(&["GET", name]).await, "5");
+        // A life that somebody gave to the number holds for the holders too.
+        server.command(&["PEXPIRE", name, "50000"]).await;
+        let permit = semaphore.acquire().await.unwrap();
+        let left = server.ttl(holders).await.expect("as long as the number");
+        assert!(left > 20 * SECOND && left <= 50 * SECOND, "{left:?}");
+        permit.release().await.unwrap();
+        assert!(semaphore.delete().await.unwrap());
+        assert!(data(&server).await.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_are_those_of_redisson() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    let channels = ["redisson_sc:{k}", "redisson_countdownlatch__channel__{l}"];
+    let mut pubsub = server.client().unwrap().get_async_pubsub().await.unwrap();
+    for channel in channels {
+        pubsub.subscribe(channel).await.unwrap();
+    }
+    let mut messages = pubsub.on_message();
+    let mut heard = async |channel: &str| {
+        let message = within(SOON, "the message", messages.next()).await.unwrap();
+        assert_eq!(message.get_channel_name(), channel);
+        message.get_payload::<String>().unwrap()
+    };
+    let semaphore = client.semaphore("k");
+    semaphore.set_permits(4).await.unwrap();
+    assert_eq!(heard(channels[0]).await, "4");
+    let (one, two) = (
+        semaphore.acquire().await.unwrap(),
+        semaphore.acquire_many(2).await.unwrap(),
+    );
+    one.release().await.unwrap();
+    assert_eq!(heard(channels[0]).await, "2");
+    two.release().await.unwrap();
+    assert_eq!(heard(channels[0]).await, "4");
+    semaphore.add_permits(3).await.unwrap();
+    assert_eq!(heard(channels[0]).await, "7");
+    // Fewer, and what comes back to no more than none, is nothing to tell.
+    let all = semaphore.acquire_many(7).await.unwrap();
+    semaphore.remove_permits(7).await.unwrap();
+    all.release().await.unwrap();
+    semaphore.add_permits(1).await.unwrap();
+    assert_eq!(heard(channels[0]).await, "1");
+
+    let latch = client.latch("l");
+    latch.try_set_count(2).await.unwrap();
+    assert_eq!(heard(channels[1]).await, "1");
+    latch.count_down().await.unwrap();
+    assert_eq!(server.query::<String>(&["GET", "l"]).await, "1");
+    latch.count_down().await.unwrap();
+    assert_eq!(heard(channels[1]).await, "0");
+    assert_eq!(data(&server).await, ["k"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_data_is_left_alone() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    server.command(&["SET", "text", "hello"]).await;
+    server.command(&["SET", "fraction", "1.5"]).await;
+    server.command(&["RPUSH", "list", "a"]).await;
+    server.command(&["HSET", "hash", "a", "b"]).await;
+    server.command(&["SET", "number", "3"]).await;
+    server.command(&["SET", "{number}:timeout", "not a set"]).await;
+    server.command(&["SET", "queue", "0"]).await;
+    server
+        .command(&["SET", "{queue}:dlock:queue", "not a hash"])
+        .await;
+    let before = async |name: &str| server.query::<redis::Value>(&["DUMP", name]).await;
+    for name in ["text", "fraction", "list", "hash", "number", "queue"] {
+        let seen = before(name).await;
+        let semaphore = client.semaphore(name).permits(2);
+        let mut outcomes = vec![
+            semaphore.try_acquire().await.map(drop),
+            semaphore.try_acquire_many(2).await.map(drop),
+        ];
+        if name != "queue" {
+            outcomes.push(semaphore.add_permits(1).await.map(drop));
+            outcomes.push(semaphore.status().await.map(drop));
+            outcomes.push(semaphore.delete().await.map(drop));
+        }
+        if !["number", "queue"].contains(&name) {
+            outcomes.push(client.unowned_semaphore(name).permits(2).try_acquire().await);
+            outcomes.push(client.latch(name).count_down().await.map(drop));
+            outcomes.push(client.latch(name).try_set_count(3).await.map(drop));
+            outcomes.push(client.latch(name).delete().await.map(drop));
+        }
+        for outcome in outcomes {
+            assert!(
+                matches!(outcome, Err(Error::KeyTaken { .. })),
+                "{name}: {outcome:?}"
+            );
+        }
+        assert_eq!(before(name).await, seen, "{name}");
+    }
+    settle().await;
+    assert_eq!((client.held(), client.waited_for()), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_steps_in_one_call_harm_each_other_as_little_as_alone() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = ordinary(&server.url()).await;
+    server.command(&["SET", "text", "hello"]).await;
+    for _ in 0..5 {
+        let (semaphore, unowned) = (
+            client.semaphore("k").permits(3),
+            client.unowned_semaphore("u").permits(1),
+        );
+        let (text, latch) = (client.semaphore("text").permits(1), client.latch("l"));
+        let lock = client.lock("lock");
+        let (two, wrong, one, guard, taken, set, none) = tokio::join!(
+            semaphore.try_acquire_many(2),
+            text.try_acquire(),
+            semaphore.try_acquire(),
+            lock.try_acquire(),
+            unowned.try_acquire(),
+            latch.try_set_count(1),
+            semaphore.try_acquire(),
+        );
+        assert!(matches!(wrong, Err(Error::KeyTaken { .. })) && none.unwrap_err().is_busy());
+        assert!(set.unwrap() && taken.is_ok());
+        let (two, one, guard) = (two.unwrap(), one.unwrap(), guard.unwrap());
+        assert!(one.fencing_token() > 0 && two.fencing_token() != one.fencing_token());
+        let (down, given, two, one, guard) = tokio::join!(
+            latch.count_down(),
+            unowned.release(),
+            two.release(),
+            one.release(),
+            guard.release()
+        );
+        assert_eq!(down.unwrap(), 0);
+        given.unwrap();
+        two.and(one).and(guard).unwrap();
+        has(&semaphore, 3).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_of_permits_whose_reply_is_lost_is_undone_or_repeated() {
+    for then in SWALLOWS {
+        in_rounds("the acquire is sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let (mine, other) = (a.semaphore("k").permits(3), b.semaphore("k"));
+            other.set_permits(3).await.unwrap();
+            let fault = proxy.swallow(1, then, step("permit"));
+            let once = within(TIMEOUT, "try_acquire", mine.try_acquire_many(2)).await;
+            if !fault.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{then:?}: {once:?}");
+            // What the server did is undone in the background, long before the lease ends.
+            within(SOON, "all three", other.acquire_many(3))
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+
+            proxy.swallow(1, then, step("permit"));
+            let permit = within(SOON, "acquire", mine.acquire_many(3)).await.unwrap();
+            eventually("they are held", || async { permit.state() == HoldState::Held }).await;
+            let fault = proxy.swallow(1, then, step("release_permit"));
+            within(SOON, "release", permit.release()).await.unwrap();
+            assert!(fault.fired());
+            has(&other, 3).await;
+            forget(&store, &[&a, &b]).await;
+            Ok(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_of_permits_whose_reply_is_lost_is_a_doubt_and_no_loss() {
+    /// What is left of it after the renewal that fails is more than a machine stands still.
+    const HELD: Duration = Duration::from_secs(12);
+    join_all(SWALLOWS.map(async |then| {
+        let (store, proxy, a, b) = setting().await;
+        let semaphore = a.semaphore("k").permits(2).renewed_lease(HELD);
+        let permit = answered(|| semaphore.acquire_many(2)).await.unwrap();
+        let fault = proxy.swallow(1, then, step("renew_permit"));
+        fault.swallowed().await;
+        eventually("it is held again", || async {
+            assert!(permit.is_held(), "{then:?}: lost");
+            permit.state() == HoldState::Held && permit.remaining() > HELD * 3 / 4
+        })
+        .await;
+        permit.release().await.unwrap();
+        has(&b.semaphore("k"), 2).await;
+        forget(&store, &[&a, &b]).await;
+    }))
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_without_an_owner_are_taken_and_given_back_once_when_replies_are_lost() {
+    for then in SWALLOWS {
+        in_rounds("the steps are sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let (mine, other) = (a.unowned_semaphore("k"), b.unowned_semaphore("k"));
+            other.try_set_permits(5).await.unwrap();
+            let fault = proxy.swallow(1, then, step("unowned"));
+            let once = within(TIMEOUT, "try_acquire", mine.try_acquire_many(2)).await;
+            if !fault.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{then:?}: {once:?}");
+            eventually("it is undone", || async { other.available().await.unwrap() == 5 }).await;
+            proxy.swallow(1, then, step("unowned"));
+            within(SOON, "acquire", mine.acquire_many(4)).await.unwrap();
+            eventually("it was taken once", || async {
+                other.available().await.unwrap() == 1
+            })
+            .await;
+            for amount in [1, 3] {
+                let fault = proxy.swallow(1, then, step("give"));
+                within(SOON, "release", mine.release_many(amount)).await.unwrap();
+                assert!(fault.fired());
+            }
+            assert_eq!(other.available().await.unwrap(), 5, "{then:?}");
+            let fault = proxy.swallow(1, then, step("drain"));
+            assert_eq!(within(SOON, "drain", mine.drain()).await.unwrap(), 5);
+            assert!(fault.fired());
+            forget(&store, &[&a, &b]).await;
+            Ok(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_step_of_a_counter_whose_reply_is_lost_is_carried_out_once_and_answered() {
+    for then in SWALLOWS {
+        let (store, proxy, a, b) = setting().await;
+        let (semaphore, latch) = (a.semaphore("k"), a.latch("l"));
+        let lost = |name| proxy.swallow(1, then, step(name));
+
+        let fault = lost("set");
+        assert!(
+            within(SOON, "set", semaphore.try_set_permits(4)).await.unwrap(),
+            "{then:?}"
+        );
+        assert!(fault.fired());
+        let fault = lost("add");
+        assert_eq!(
+            within(SOON, "add", semaphore.add_permits(3)).await.unwrap().total,
+            7
+        );
+        assert!(fault.fired());
+        let fault = lost("add");
+        assert_eq!(
+            within(SOON, "remove", semaphore.remove_permits(2))
+                .await
+                .unwrap()
+                .total,
+            5
+        );
+        assert!(fault.fired());
+        let fault = lost("permits");
+        assert_eq!(within(SOON, "look", semaphore.available()).await.unwrap(), 5);
+        assert!(fault.fired());
+        assert_eq!(b.semaphore("k").available().await.unwrap(), 5);
+        let fault = lost("delete");
+        assert!(within(SOON, "delete", semaphore.delete()).await.unwrap());
+        assert!(fault.fired());
+
+        let fault = lost("set_count");
+        assert!(within(SOON, "set_count", latch.try_set_count(3)).await.unwrap());
+        assert!(fault.fired());
+        for left in [2, 1, 0] {
+            let fault = lost("count_down");
+            assert_eq!(
+                within(SOON, "count_down", latch.count_down()).await.unwrap(),
+                left
+            );
+            assert!(fault.fired());
+        }
+        let fault = lost("count_down");
+        let below = within(SOON, "below zero", latch.count_down()).await;
+        assert!(
+            fault.fired() && matches!(below, Err(Error::LatchOpen { .. })),
+            "{below:?}"
+        );
+        assert!(b.latch("l").try_set_count(1).await.unwrap());
+        let fault = lost("delete_latch");
+        assert!(within(SOON, "delete", latch.delete()).await.unwrap());
+        assert!(fault.fired());
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_comes_late_changes_nothing_any_more() {
+    let (store, proxy, a, b) = setting().await;
+    let latch = a.latch("l");
+    b.latch("l").try_set_count(9).await.unwrap();
+    // Held back on its way for longer than its client waits, and let go when it has been repeated.
+    let late = proxy.hold(1, step("count_down"));
+    assert_eq!(within(SOON, "count_down", latch.count_down()).await.unwrap(), 8);
+    late.release();
+    settle().await;
+    assert_eq!(b.latch("l").count().await.unwrap(), 8);
+    assert!(b.latch("l").delete().await.unwrap());
+
+    let unowned = a.unowned_semaphore("k");
+    b.unowned_semaphore("k").try_set_permits(3).await.unwrap();
+    let late = proxy.hold(1, step("unowned"));
+    let once = within(TIMEOUT, "try_acquire", unowned.try_acquire_many(2)).await;
+    assert!(once.is_err());
+    late.release();
+    eventually("nobody took any", || async {
+        b.unowned_semaphore("k").available().await.unwrap() == 3
+    })
+    .await;
+    settle().await;
+    assert_eq!(b.unowned_semaphore("k").available().await.unwrap(), 3);
+    forget(&store, &[&b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_woken_though_the_message_passes_while_the_subscription_is_cut() {
+    let (store, proxy, a, b) = setting().await;
+    b.semaphore("k").set_permits(2).await.unwrap();
+    for half_open in [false, true] {
+        let held = b.semaphore("k").acquire_many(2).await.unwrap();
+        b.unowned_semaphore("u").try_set_permits(0).await.unwrap();
+        b.latch("l").try_set_count(1).await.unwrap();
+        let (semaphore, unowned, latch) = (a.semaphore("k"), a.unowned_semaphore("u"), a.latch("l"));
+        let waiters = tokio::spawn(async move {
+            let (permit, taken, opened) =
+                tokio::join!(semaphore.acquire_many(2), unowned.acquire(), latch.wait());
+            permit.unwrap().release().await.unwrap();
+            taken.and(opened).unwrap();
+        });
+        is_subscribed(store.as_server(), 3).await;
+        let id = subscriber(&proxy);
+        // Half open it stays until the next ping, in 5 s at the most.
+        let limit = if half_open {
+            proxy.block_connection(id, Direction::ToClient);
+            5 * SECOND + TIMEOUT
+        } else {
+            proxy.refuse();
+            proxy.cut_connection(id);
+            SECOND
+        };
+        held.release().await.unwrap();
+        b.unowned_semaphore("u").release().await.unwrap();
+        b.latch("l").count_down().await.unwrap();
+        settle().await;
+        proxy.accept();
+        within(limit, format!("the wake-ups, half open: {half_open}"), waiters)
+            .await
+            .unwrap();
+        eventually("nobody listens any more", || async {
+            store.as_server().pubsub_channels().await.is_empty()
+        })
+        .await;
+    }
+    assert!(b.unowned_semaphore("u").delete().await.unwrap());
+    forget(&store, &[&b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_latch_survives_a_server_that_is_away() {
+    let store = Store::server().await;
+    let proxy = Proxy::start(store.as_server().addr());
+    let (a, b) = (
+        patient(&proxy.url()).await,
+        patient(&store.as_server().url()).await,
+    );
+    b.latch("l").try_set_count(1).await.unwrap();
+    let latch = a.latch("l");
+    let waiter = tokio::spawn(async move { latch.wait().await });
+    is_subscribed(store.as_server(), 1).await;
+    proxy.refuse();
+    proxy.cut();
+    b.latch("l").count_down().await.unwrap();
+    tokio::time::sleep(TIMEOUT).await;
+    assert!(!waiter.is_finished());
+    proxy.accept();
+    within(SOON, "the look", waiter).await.unwrap().unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_in_the_queue_is_kept_by_looks_and_the_queue_is_gone_with_those_who_wait() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let (a, b) = (patient(&server.url()).await, patient(&server.url()).await);
+    let semaphore = a.semaphore("k");
+    semaphore.set_permits(2).await.unwrap();
+    let held = semaphore.acquire().await.unwrap();
+    let waiter = tokio::spawn(b.semaphore("k").wait(PATIENCE).acquire_many(2));
+    eventually("it stands in line", || async {
+        data(server).await == ["k", "{k}:dlock:queue", "{k}:timeout"]
+    })
+    .await;
+    assert!(server.ttl("{k}:dlock:queue").await.is_some());
+    // For longer than a place is kept for who is not heard of.
+    tokio::time::sleep(6 * SECOND).await;
+    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
+    held.release().await.unwrap();
+    let two = within(SOON, "both", waiter).await.unwrap().unwrap();
+    assert_eq!(data(server).await, ["k", "{k}:timeout"]);
+    two.release().await.unwrap();
+    forget(&store, &[&a, &b]).await;
+}
+
+/// Polls an acquire up to `n` times, each time when it is woken or after a while, then drops it. What it brought.
+async fn polled<T>(acquire: impl Future<Output = T>, n: usize) -> Option<T> {
+    let mut acquire = pin!(acquire);
+    for _ in 0..n {
+        let mut first = true;
+        let mut brought = None;
+        let poll = std::future::poll_fn(|cx| {
+            if !std::mem::take(&mut first) {
+                return Poll::Pending;
+            }
+            if let Poll::Ready(output) = acquire.as_mut().poll(cx) {
+                brought = Some(output);
+            }
+            Poll::Ready(())
+        });
+        poll.await;
+        if brought.is_some() {
+            return brought;
+        }
+        // Long enough for the next answer to arrive, and not a multiple of the way.
+        tokio::time::sleep(8 * MS).await;
+    }
+    None
+}
+
+async fn dropped_at_any_poll(busy: bool, permits: u32, owned: bool) {
+    const MOST: usize = 14;
+    let store = Store::server().await;
+    join_all((0..MOST).map(|n| {
+        let store = &store;
+        async move {
+            let case = format!("k:{n}:{busy}:{permits}:{owned}");
+            let proxy = Proxy::start(store.as_server().addr());
+            let (a, b) = (patient(&proxy.url()).await, patient(&proxy.url()).await);
+            let (semaphore, unowned) = (a.semaphore(&*case), a.unowned_semaphore(&*case));
+            semaphore.set_permits(2).await.unwrap();
+            proxy.delay(Direction::Both, 5 * MS, 2 * MS);
+            let held = match (busy, owned) {
+                (false, _) => None,
+                (true, true) => Some(semaphore.acquire_many(2).await.unwrap()),
+                (true, false) => {
+                    unowned.acquire_many(2).await.unwrap();
+                    None
+                }
+            };
+            let had = match owned {
+                true => polled(b.semaphore(&*case).acquire_many(permits), n)
+                    .await
+                    .is_some(),
+                false => polled(b.unowned_semaphore(&*case).acquire_many(permits), n)
+                    .await
+                    .is_some(),
+            };
+            assert!(!(busy && had), "{case}: more than there are");
+            drop(held);
+            if busy && !owned {
+                unowned.release_many(2).await.unwrap();
+            }
+            if had && !owned {
+                unowned.release_many(permits).await.unwrap();
+            }
+            // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
+            let all = within(SOON, &case, semaphore.acquire_many(2)).await.unwrap();
+            all.release().await.unwrap();
+            has(&semaphore, 2).await;
+            assert!(semaphore.delete().await.unwrap());
+            eventually("no hold and no waiter is left", || async {
+                [&a, &b]
+                    .iter()
+                    .all(|client| client.held() == 0 && client.waited_for() == 0)
+            })
+            .await;
+        }
+    }))
+    .await;
+    store.assert_clean(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_an_acquire_of_free_permits_that_is_dropped_at_any_poll_leaves_nothing() {
+    dropped_at_any_poll(false, 2, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_an_acquire_of_permits_that_waits_and_is_dropped_at_any_poll_leaves_nothing() {
+    dropped_at_any_poll(true, 1, true).await;
+    dropped_at_any_poll(true, 2, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_19_an_acquire_that_nobody_owns_is_undone_when_it_is_dropped_at_any_poll() {
+    dropped_at_any_poll(false, 2, false).await;
+    dropped_at_any_poll(true, 2, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reply_of_each_command_of_a_scenario_hangs_or_the_connection_is_cut() {
+    const MOST: u64 = 24;
+    let store = Store::server().await;
+    for then in SWALLOWS {
+        let struck = join_all((1..=MOST).map(|k| {
+            let store = &store;
+            async move {
+                let case = format!("{then:?}:{k}");
+                let proxy = Proxy::start(store.as_server().addr());
+                let hasty = |proxy: &Proxy| dlock_tests::faults::hasty_builder(&proxy.url());
+                let (a, b) = (
+                    answered(|| hasty(&proxy).build()).await.unwrap(),
+                    answered(|| hasty(&proxy).build()).await.unwrap(),
+                );
+                let fault = proxy.swallow(k, then, |_: &Command| true);
+                let (semaphore, latch) = (a.semaphore(&*case), a.latch(format!("latch {case}")));
+                semaphore.set_permits(2).await.expect(&case);
+                latch.try_set_count(1).await.expect(&case);
+                let two = semaphore.acquire_many(2).await.expect(&case);
+                let (waiting, opening) = (b.semaphore(&*case), b.latch(format!("latch {case}")));
+                let waiter = tokio::spawn(async move {
+                    let permit = waiting.acquire().await;
+                    permit.and(opening.wait().await)
+                });
+                settle().await;
+                two.release().await.expect(&case);
+                latch.count_down().await.expect(&case);
+                within(4 * TIMEOUT, &case, waiter).await.unwrap().expect(&case);
+                has(&semaphore, 2).await;
+                let fired = fault.fired();
+                assert!(semaphore.delete().await.expect(&case));
+                fired
+            }
+        }))
+        .await;
+        assert!(struck[..8].iter().all(|struck| *struck), "{then:?}: {struck:?}");
+    }
+    store.assert_clean(&[]).await;
+}
