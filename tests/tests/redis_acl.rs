@@ -37,6 +37,20 @@ const FOR_FAIR: &[&str] = &[
 ];
 /// What fenced locks need besides, with the keys of their counters.
 const FOR_FENCED: &[&str] = &["+incr", "+persist"];
+/// What semaphores need besides, with the keys of their holders and of steps that may come again, and their channel;
+/// those without an owner only the first.
+const FOR_SEMAPHORES: &[&str] = &[
+    "+incrby",
+    "+zadd",
+    "+zcard",
+    "+zcount",
+    "+zrange",
+    "+zrem",
+    "+zremrangebyscore",
+    "+zscore",
+];
+/// What latches need besides, with the keys of steps that may come again, and their channel.
+const FOR_LATCHES: &[&str] = &["+incrby"];
 /// For `list` alone.
 const FOR_LIST: &str = "+scan";
 /// What makes a connection better and is done without where it is forbidden: the test of an idle connection,
@@ -45,6 +59,8 @@ const FOR_LIST: &str = "+scan";
 const WISHED: &[&str] = &["+ping", "+client|setname", "+script|load", "+info", "+type"];
 const KEYS: &str = "~dlock:fence ~shop:* &redisson_lock__channel:{shop:*";
 const KEYS_OF_FAIR: &str = "~redisson_lock_queue:{shop:* ~redisson_lock_timeout:{shop:*";
+const KEYS_OF_SEMAPHORES: &str = "~{shop:* &redisson_sc:{shop:*";
+const KEYS_OF_LATCHES: &str = "~{shop:* &redisson_countdownlatch__channel__{shop:*";
 const KEYS_OF_FENCED: &str = "~redisson_lock_token:{shop:*";
 
 async fn server() -> Store {
@@ -86,6 +102,10 @@ async fn everything(store: &Store) -> Result<(), String> {
         return Err("the renewal failed".to_owned());
     }
     a.inspect("shop:k").await.map_err(text)?.ok_or("it is held")?;
+    let free = a.inspect("shop:free").await.map_err(text)?.is_none();
+    if !free || a.force_release("shop:free").await.map_err(text)? {
+        return Err("it is free".to_owned());
+    }
     let subscribed = store.as_server().pubsub_channels().await.len();
     let released = Instant::now();
     guard.release().await.map_err(text)?;
@@ -372,4 +392,140 @@ async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
     }
     let store = server_for("~nothing", FOR_FENCED.iter().copied()).await;
     assert!(everything_fenced(&store).await.is_err());
+}
+
+/// Everything that semaphores can do; where something is wrong, what.
+async fn everything_of_semaphores(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (a, b) = (
+        client(store).await.map_err(text)?,
+        client(store).await.map_err(text)?,
+    );
+    let semaphore = a.semaphore("shop:k").permits(3);
+    // One that is renewed, one that ends by itself.
+    let held = semaphore
+        .clone()
+        .renewed_lease(600 * MS)
+        .acquire_many(2)
+        .await
+        .map_err(text)?;
+    let short = semaphore.clone().lease(100 * MS).acquire().await.map_err(text)?;
+    let many = tokio::spawn(b.semaphore("shop:k").wait(PATIENCE).acquire_many(3));
+    tokio::time::sleep(700 * MS).await;
+    if held.state() != HoldState::Held {
+        return Err("the renewal failed".to_owned());
+    }
+    if a.holders("shop:k").await.map_err(text)?.len() != 2 {
+        return Err("who holds permits is not seen".to_owned());
+    }
+    drop(short);
+    let subscribed = store.as_server().pubsub_channels().await.len();
+    let released = Instant::now();
+    held.release().await.map_err(text)?;
+    let many = many.await.unwrap().map_err(text)?;
+    if subscribed != 1 || released.elapsed() > Duration::from_secs(2) {
+        return Err("nobody told the waiter".to_owned());
+    }
+    semaphore.add_permits(1).await.map_err(text)?;
+    b.force_release("shop:k").await.map_err(text)?;
+    drop(many);
+    let status = semaphore.status().await.map_err(text)?.ok_or("it is set")?;
+    if (status.total, status.held) != (4, 0) {
+        return Err(format!("{status:?}"));
+    }
+    semaphore.delete().await.map_err(text)?;
+    let unowned = a.unowned_semaphore("shop:k").permits(1);
+    unowned.acquire().await.map_err(text)?;
+    unowned.release().await.map_err(text)?;
+    unowned.delete().await.map_err(text)?;
+    Ok(())
+}
+
+async fn everything_of_latches(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (a, b) = (
+        client(store).await.map_err(text)?,
+        client(store).await.map_err(text)?,
+    );
+    a.latch("shop:k").try_set_count(2).await.map_err(text)?;
+    let latch = b.latch("shop:k");
+    let waiter = tokio::spawn(async move { latch.wait_for(PATIENCE).await });
+    settle().await;
+    let subscribed = store.as_server().pubsub_channels().await.len();
+    let opened = Instant::now();
+    for _ in 0..2 {
+        a.latch("shop:k").count_down().await.map_err(text)?;
+    }
+    waiter.await.unwrap().map_err(text)?;
+    if subscribed != 1 || opened.elapsed() > Duration::from_secs(2) {
+        return Err("nobody told the waiter".to_owned());
+    }
+    a.latch("shop:k").try_set_count(2).await.map_err(text)?;
+    a.latch("shop:k").delete().await.map_err(text)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn semaphores_need_what_the_documentation_lists_and_no_less() {
+    let commands = || FOR_SEMAPHORES.iter().copied();
+    let store = server_for(KEYS_OF_SEMAPHORES, commands()).await;
+    in_rounds("everything can be done", async || {
+        everything_of_semaphores(&store).await
+    })
+    .await;
+    store.assert_clean(&[]).await;
+    join_all(FOR_SEMAPHORES.iter().map(|missing| async move {
+        let store = server_for(
+            KEYS_OF_SEMAPHORES,
+            commands().filter(|command| command != missing),
+        )
+        .await;
+        let outcome = everything_of_semaphores(&store).await;
+        assert!(outcome.is_err(), "{missing} is not needed");
+        // No step was carried out by half: what is free and what is held is what there is.
+        settle().await;
+        let server = store.as_server();
+        let free: Option<i64> = server.query(&["GET", "shop:k"]).await;
+        let held: i64 = server.query(&["ZCARD", "{shop:k}:timeout"]).await;
+        let total = free.map(|free| free + held);
+        assert!(
+            matches!(total, None | Some(3 | 4)),
+            "{missing}: {free:?} and {held}"
+        );
+    }))
+    .await;
+    for missing in KEYS_OF_SEMAPHORES.split(' ') {
+        let others: Vec<_> = KEYS_OF_SEMAPHORES
+            .split(' ')
+            .filter(|keys| *keys != missing)
+            .collect();
+        let store = server_for(&others.join(" "), commands()).await;
+        assert!(
+            everything_of_semaphores(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn latches_need_what_the_documentation_lists_and_no_less() {
+    let store = server_for(KEYS_OF_LATCHES, FOR_LATCHES.iter().copied()).await;
+    in_rounds("everything can be done", async || {
+        everything_of_latches(&store).await
+    })
+    .await;
+    store.assert_clean(&[]).await;
+    let without = server_for(KEYS_OF_LATCHES, std::iter::empty()).await;
+    assert!(everything_of_latches(&without).await.is_err());
+    for missing in KEYS_OF_LATCHES.split(' ') {
+        let others: Vec<_> = KEYS_OF_LATCHES
+            .split(' ')
+            .filter(|keys| *keys != missing)
+            .collect();
+        let store = server_for(&others.join(" "), FOR_LATCHES.iter().copied()).await;
+        assert!(
+            everything_of_latches(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+    }
 }

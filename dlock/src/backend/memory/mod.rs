@@ -3,6 +3,7 @@
 //! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so
 //! that a paused clock makes every timing rule a fast and exact test.
 
+mod counters;
 mod fair;
 mod permits;
 mod read_write;
@@ -15,8 +16,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use self::counters::Counters;
 use self::fair::Queues;
-use self::permits::Counters;
 use self::read_write::{Left, ReadWriteLocks};
 use super::counter::{CounterReply, CounterRequest};
 use super::hub::Hub;

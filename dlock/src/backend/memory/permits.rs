@@ -1,4 +1,4 @@
-//! Semaphores and latches in memory.
+//! A semaphore in memory: its permits, who holds them, and who waits for several.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -6,9 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Busy;
-use super::read_write::Left;
-use crate::LockKey;
-use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
+use crate::backend::counter::{CounterReply, CounterStep};
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
 
 /// For how long one who waits is kept in the queue without being heard of, and within which time it says so.
@@ -17,25 +15,8 @@ const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// The most permits that there may be, and the fewest that may be free.
 const MOST: i64 = i32::MAX as i64;
 
-/// All counters of a store, and the answers to steps that may come again.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    kept: HashMap<LockKey, Counter>,
-    answers: HashMap<GrantId, (CounterReply, Instant)>,
-    /// How many answers there may be before it is looked which of them can be forgotten.
-    room: usize,
-    /// Names of which those who wait shall look.
-    news: Vec<LockKey>,
-}
-
-#[derive(Debug)]
-enum Counter {
-    Semaphore(Semaphore),
-    Latch(u64),
-}
-
-#[derive(Debug, Default)]
-struct Semaphore {
+pub(super) struct Semaphore {
     /// `None` where nobody has said how many permits there are.
     free: Option<i64>,
     held: Holds,
@@ -107,10 +88,10 @@ struct Waiting {
 }
 
 /// What a step brought.
-struct Step<T> {
-    brought: T,
+pub(super) struct Step<T> {
+    pub(super) brought: T,
     /// Those who wait shall look.
-    tell: bool,
+    pub(super) tell: bool,
 }
 
 impl<T> Step<T> {
@@ -119,209 +100,34 @@ impl<T> Step<T> {
     }
 }
 
-impl Counters {
-    pub(super) fn clear(&mut self) {
-        *self = Counters::default();
-    }
-
-    /// Names of which those who wait shall look.
-    pub(super) fn news(&mut self) -> Vec<LockKey> {
-        std::mem::take(&mut self.news)
-    }
-
-    /// What there is by this name: permits or a latch.
-    pub(super) fn kind_at(&self, key: &LockKey) -> Option<Kind> {
-        if self.kept.is_empty() {
-            return None;
-        }
-        Some(match self.kept.get(key)? {
-            Counter::Semaphore(_) => Kind::Permit,
-            Counter::Latch(_) => Kind::Latch,
-        })
-    }
-
-    fn semaphore(&self, key: &LockKey) -> Option<&Semaphore> {
-        self.kept.get(key).and_then(Counter::as_semaphore)
-    }
-
+impl Semaphore {
     /// How many grants hold permits.
     pub(super) fn len(&self, now: Instant) -> usize {
-        let semaphores = self.kept.values().filter_map(Counter::as_semaphore);
-        semaphores
-            .map(|semaphore| semaphore.held.alive(now).count())
-            .sum()
+        self.held.alive(now).count()
     }
 
-    /// The names of all semaphores.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &LockKey> {
-        let semaphores = self
-            .kept
-            .iter()
-            .filter(|(_, counter)| counter.as_semaphore().is_some());
-        semaphores.map(|(key, _)| key)
+    pub(super) fn knows(&self, kind: Kind, grant: GrantId) -> bool {
+        let holds = match kind {
+            Kind::Permit => &self.held,
+            _ => &self.taken,
+        };
+        holds.grants.contains_key(&grant)
     }
 
-    /// Who holds permits of a semaphore.
-    pub(super) fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
-        self.semaphore(key)
-            .map_or_else(Vec::new, |semaphore| semaphore.holders(now))
-    }
-
-    pub(super) fn knows(&self, kind: Kind, key: &LockKey, grant: GrantId) -> bool {
-        self.semaphore(key).is_some_and(|semaphore| {
-            let holds = match kind {
-                Kind::Permit => &semaphore.held,
-                _ => &semaphore.taken,
-            };
-            holds.grants.contains_key(&grant)
-        })
+    /// Whether nobody knows anything of it.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.free.is_none() && self.held.permits == 0
     }
 
     /// Takes all permits from whoever holds them; whether anybody did.
-    pub(super) fn take(&mut self, key: &LockKey) -> bool {
-        let Some(Counter::Semaphore(semaphore)) = self.kept.get_mut(key) else {
-            return false;
-        };
-        let held = std::mem::take(&mut semaphore.held).permits;
-        semaphore.change(signed(held));
+    pub(super) fn take_all(&mut self) -> bool {
+        let held = std::mem::take(&mut self.held).permits;
+        self.change(signed(held));
         held > 0
     }
 
-    /// Has a step done on a semaphore, as it is now; nothing is left of one that nobody knows anything of.
-    fn on<T>(
-        &mut self,
-        key: &LockKey,
-        now: Instant,
-        step: impl FnOnce(&mut Semaphore) -> Step<T>,
-    ) -> Step<T> {
-        let new = || Counter::Semaphore(Semaphore::default());
-        let counter = self.kept.entry(key.clone()).or_insert_with(new);
-        let mut nothing = Semaphore::default();
-        let semaphore = match counter {
-            Counter::Semaphore(semaphore) => semaphore,
-            // Of one that became something else everybody has lost what he had.
-            Counter::Latch(_) => &mut nothing,
-        };
-        let came_back = semaphore.expire(now);
-        let mut step = step(semaphore);
-        step.tell |= came_back;
-        let is_over = semaphore.free.is_none() && semaphore.held.permits == 0;
-        if is_over && matches!(counter, Counter::Semaphore(_)) {
-            self.kept.remove(key);
-        }
-        step
-    }
-
-    /// The same, and those who wait are told.
-    fn told<T>(&mut self, key: &LockKey, now: Instant, step: impl FnOnce(&mut Semaphore) -> Step<T>) -> T {
-        let Step { brought, tell } = self.on(key, now, step);
-        if tell {
-            self.news.push(key.clone());
-        }
-        brought
-    }
-
-    pub(super) fn acquire(&mut self, now: Instant, request: &AcquireRequest) -> Result<(), Busy> {
-        self.told(&request.key, now, |semaphore| semaphore.acquire(now, request))
-    }
-
-    pub(super) fn release(&mut self, now: Instant, request: &ReleaseRequest) -> Left {
-        let step = self.on(&request.key, now, |semaphore| semaphore.release(now, request));
-        if !step.brought && step.tell {
-            self.news.push(request.key.clone());
-        }
-        match (step.brought, step.tell) {
-            (false, _) => Left::NotHeld,
-            (true, false) => Left::Quietly,
-            (true, true) => Left::Loudly,
-        }
-    }
-
-    pub(super) fn renew(&mut self, now: Instant, request: &RenewRequest) -> bool {
-        self.told(&request.key, now, |semaphore| {
-            let holds = semaphore.holds(request.kind);
-            let hold = holds.take(request.grant);
-            if let Some(Hold { amount, .. }) = hold {
-                let until = now + request.lease;
-                holds.put(request.grant, Hold { amount, until });
-            }
-            Step::quiet(hold.is_some())
-        })
-    }
-
-    /// Takes a step of a counter of this kind.
-    pub(super) fn count(&mut self, now: Instant, request: &CounterRequest) -> CounterReply {
-        if let Some((reply, until)) = self.answers.get(&request.id)
-            && *until > now
-        {
-            return *reply;
-        }
-        let reply = match request.step.kind() {
-            Kind::Latch => self.on_latch(&request.key, request.step),
-            _ => self.told(&request.key, now, |semaphore| semaphore.count(request.step)),
-        };
-        if !request.step.is_look() {
-            self.remember(now, request, reply);
-        }
-        reply
-    }
-
-    fn remember(&mut self, now: Instant, request: &CounterRequest, reply: CounterReply) {
-        if self.answers.len() >= self.room {
-            self.answers.retain(|_, (_, until)| *until > now);
-            self.room = (2 * self.answers.len()).max(64);
-        }
-        let until = now + request.repeated_for;
-        self.answers.insert(request.id, (reply, until));
-    }
-
-    fn on_latch(&mut self, key: &LockKey, step: CounterStep) -> CounterReply {
-        let count = match self.kept.get_mut(key) {
-            Some(Counter::Latch(count)) => Some(count),
-            _ => None,
-        };
-        let (reply, tell) = match (step, count) {
-            (CounterStep::SetCount { count }, None) => {
-                self.kept.insert(key.clone(), Counter::Latch(count));
-                (CounterReply::Done(true), true)
-            }
-            (CounterStep::SetCount { .. }, Some(_)) | (CounterStep::DeleteLatch, None) => {
-                (CounterReply::Done(false), false)
-            }
-            (CounterStep::CountDown, None) => (CounterReply::TooFew { is: 0 }, false),
-            (CounterStep::CountDown, Some(count)) if *count > 1 => {
-                *count -= 1;
-                (CounterReply::Number(*count), false)
-            }
-            (CounterStep::CountDown, Some(_)) => {
-                self.kept.remove(key);
-                (CounterReply::Number(0), true)
-            }
-            (CounterStep::DeleteLatch, Some(_)) => {
-                self.kept.remove(key);
-                (CounterReply::Done(true), true)
-            }
-            (_, count) => (CounterReply::Number(count.map_or(0, |count| *count)), false),
-        };
-        if tell {
-            self.news.push(key.clone());
-        }
-        reply
-    }
-}
-
-impl Counter {
-    fn as_semaphore(&self) -> Option<&Semaphore> {
-        match self {
-            Counter::Semaphore(semaphore) => Some(semaphore),
-            Counter::Latch(_) => None,
-        }
-    }
-}
-
-impl Semaphore {
     /// Permits that were not given back in time come back; whether there were any.
-    fn expire(&mut self, now: Instant) -> bool {
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
         self.taken.expire(now);
         let came_back = self.held.expire(now);
         self.change(signed(came_back));
@@ -335,7 +141,7 @@ impl Semaphore {
         }
     }
 
-    fn holders(&self, now: Instant) -> Vec<Holder> {
+    pub(super) fn holders(&self, now: Instant) -> Vec<Holder> {
         let holders = self.held.alive(now).flat_map(|(grant, hold)| {
             let left = hold.until.saturating_duration_since(now);
             let ids = grant.permits(hold.amount);
@@ -353,7 +159,7 @@ impl Semaphore {
         }
     }
 
-    fn acquire(&mut self, now: Instant, request: &AcquireRequest) -> Step<Result<(), Busy>> {
+    pub(super) fn acquire(&mut self, now: Instant, request: &AcquireRequest) -> Step<Result<(), Busy>> {
         let held = signed(self.held.permits);
         if self.free.is_none() {
             self.free = request.permits.map(|total| i64::from(total) - held);
@@ -440,7 +246,19 @@ impl Semaphore {
         Some(look_in.map_or(HEARD_WITHIN, |look_in| look_in.min(HEARD_WITHIN)))
     }
 
-    fn release(&mut self, now: Instant, request: &ReleaseRequest) -> Step<bool> {
+    /// Whether the grant was there, and is extended.
+    pub(super) fn renew(&mut self, now: Instant, request: &RenewRequest) -> Step<bool> {
+        let holds = self.holds(request.kind);
+        let hold = holds.take(request.grant);
+        if let Some(Hold { amount, .. }) = hold {
+            let until = now + request.lease;
+            holds.put(request.grant, Hold { amount, until });
+        }
+        Step::quiet(hold.is_some())
+    }
+
+    /// Whether the grant was there.
+    pub(super) fn release(&mut self, now: Instant, request: &ReleaseRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
         let Some(Hold { amount, until }) = holds.take(request.grant) else {
             let before = self.queue.len();
@@ -466,7 +284,7 @@ impl Semaphore {
         }
     }
 
-    fn count(&mut self, step: CounterStep) -> Step<CounterReply> {
+    pub(super) fn count(&mut self, step: CounterStep) -> Step<CounterReply> {
         let held = self.held.permits;
         let all_held = signed(held);
         let permits = |free| CounterReply::Permits { free, held };

@@ -280,10 +280,11 @@ local function add_permit_steps()
 
   -- The permits of a key that are held, and their number of free ones; nil where it holds something else.
   local function seen_at(key)
-    local ok, semaphore = pcall(found, key)
-    if ok then return semaphore.free and semaphore end
-    if type(semaphore) == 'table' and semaphore.taken then return nil end
-    error(semaphore)
+    -- Nothing else is asked for where there is no number: who has locks alone may not.
+    local ok, free = pcall(number_at, key)
+    if ok then return free and found(key) end
+    if type(free) == 'table' and free.taken then return nil end
+    error(free)
   end
 
   local function hex(id)
