@@ -1,0 +1,221 @@
+//! dlock and Redisson 4.7.0 share the fenced lock: they exclude and wake each other, and count their acquisitions
+//! together.
+//!
+//! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
+
+use std::time::{Duration, SystemTime};
+
+use dlock::{Error, LockClient, LockKey, Loss};
+use dlock_tests::faults::SLACK;
+use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::{Server, Store, eventually, settle};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// Far more than anything here takes.
+const LONG: Duration = Duration::from_secs(90);
+
+/// Names as most services use them, and with the tag that places them in a Cluster.
+const NAMES: [&str; 2] = ["order:42", "{shop}:order:42"];
+
+async fn java(store: &Store) -> Redisson {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    // Whoever is not told waits for 90 s.
+    let options = Options::new().watchdog(LONG);
+    let started = Redisson::start_with(&store.as_server().url(), &options).await;
+    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
+}
+
+async fn client(store: &Store) -> LockClient {
+    store.client_with(|builder| builder.lease(LONG)).await
+}
+
+fn raw(name: &str) -> LockKey {
+    LockKey::raw(name)
+}
+
+fn beside(prefix: &str, name: &str) -> String {
+    match name.contains('{') {
+        true => format!("{prefix}:{name}"),
+        false => format!("{prefix}:{{{name}}}"),
+    }
+}
+
+/// Waits until somebody waits for the lock, and a little longer: for their look after subscribing.
+async fn waited_for(server: &Server, name: &str) {
+    let channel = beside("redisson_lock__channel", name);
+    eventually("somebody is subscribed", || async {
+        let (_, count): (String, u64) = server.query(&["PUBSUB", "NUMSUB", &channel]).await;
+        count == 1
+    })
+    .await;
+    settle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_16_both_sides_count_together() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let (java, client) = (java(&store).await, client(&store).await);
+    for name in NAMES {
+        let mut tokens = Vec::new();
+        for _ in 0..5 {
+            let guard = client.fenced_lock(raw(name)).acquire().await.unwrap();
+            tokens.push(i64::try_from(guard.fencing_token()).unwrap());
+            let last = java.call(1, &["getToken", "fenced", name]).await.unwrap();
+            assert_eq!(last.number(), tokens[tokens.len() - 1]);
+            guard.release().await.unwrap();
+            tokens.push(java.lock(1, Kind::Fenced, name, None).await.unwrap().number());
+            java.unlock(1, Kind::Fenced, name).await.unwrap();
+        }
+        assert!(tokens.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{tokens:?}");
+        let counter = beside("redisson_lock_token", name);
+        assert_eq!(server.query::<i64>(&["GET", &counter]).await, tokens[9]);
+        assert_eq!(server.ttl(&counter).await, None);
+    }
+    // Where Java begins, it is gone on with.
+    let first = java.lock(1, Kind::Fenced, "new", None).await.unwrap().number();
+    java.unlock(1, Kind::Fenced, "new").await.unwrap();
+    let guard = client.fenced_lock("new").acquire().await.unwrap();
+    assert_eq!((first, guard.fencing_token()), (1, 2));
+    guard.release().await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_16_under_contention_every_token_is_given_once() {
+    const TIMES: usize = 15;
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, client(&store).await);
+    let threads = (1..4).map(|thread| {
+        let java = &java;
+        async move {
+            let mut tokens = Vec::new();
+            for _ in 0..TIMES {
+                let locked = java.lock(thread, Kind::Fenced, "k", None).await.unwrap();
+                tokens.push(u64::try_from(locked.number()).unwrap());
+                java.unlock(thread, Kind::Fenced, "k").await.unwrap();
+            }
+            tokens
+        }
+    });
+    let tasks = (0..3).map(|_| async {
+        let mut tokens = Vec::new();
+        for _ in 0..TIMES {
+            let guard = client.fenced_lock("k").wait(LONG).acquire().await.unwrap();
+            tokens.push(guard.fencing_token());
+            guard.release().await.unwrap();
+        }
+        tokens
+    });
+    let (threads, tasks) = tokio::join!(join_all(threads), join_all(tasks));
+    let each: Vec<_> = threads.into_iter().chain(tasks).collect();
+    for tokens in &each {
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    }
+    let mut all: Vec<_> = each.concat();
+    all.sort_unstable();
+    assert_eq!(all.len(), 6 * TIMES);
+    assert!(all.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{all:?}");
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_exclude_and_wake_each_other() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let (java, client) = (java(&store).await, client(&store).await);
+    for name in NAMES {
+        // Java lets go, Rust waits.
+        java.lock(1, Kind::Fenced, name, None).await.unwrap();
+        assert!(
+            client
+                .fenced_lock(raw(name))
+                .try_acquire()
+                .await
+                .unwrap_err()
+                .is_busy()
+        );
+        let waiter = tokio::spawn(client.fenced_lock(raw(name)).acquire());
+        waited_for(server, name).await;
+        let unlocked = SystemTime::now();
+        java.unlock(1, Kind::Fenced, name).await.unwrap();
+        let guard = waiter.await.unwrap().unwrap();
+        let waited = unlocked.elapsed().unwrap();
+        assert!(waited < SLACK, "by the message: {waited:?}");
+        // Rust lets go, Java waits.
+        let tried = java
+            .try_lock(2, Kind::Fenced, name, Duration::ZERO, None)
+            .await
+            .unwrap();
+        assert!(!tried.acquired());
+        eventually("ours does not listen any more", || async {
+            server.pubsub_channels().await.is_empty()
+        })
+        .await;
+        let release = async {
+            waited_for(server, name).await;
+            let before = SystemTime::now();
+            guard.release().await.unwrap();
+            before
+        };
+        let (locked, released) = tokio::join!(java.lock(2, Kind::Fenced, name, None), release);
+        assert!(locked.unwrap().since(released) < SLACK);
+        java.unlock(2, Kind::Fenced, name).await.unwrap();
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_side_can_force_the_other_out_and_sees_the_others_holds() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, client(&store).await);
+    for name in NAMES {
+        let guard = client.fenced_lock(raw(name)).acquire().await.unwrap();
+        assert!(java.is_locked(Kind::Fenced, name).await.unwrap());
+        assert!(java.remaining(Kind::Fenced, name).await.unwrap() > 30_000);
+        assert!(java.force_unlock(Kind::Fenced, name).await.unwrap());
+        let token = i64::try_from(guard.fencing_token()).unwrap();
+        let next = java.lock(1, Kind::Fenced, name, None).await.unwrap();
+        assert_eq!(next.number(), token + 1);
+        let told = guard.ensure(LONG).await;
+        assert!(
+            matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })),
+            "{told:?}"
+        );
+        assert!(guard.release().await.unwrap_err().is_lost());
+        let holder = client.inspect(raw(name)).await.unwrap().unwrap();
+        assert_eq!((holder.id.as_str(), holder.holds), (next.holder.as_str(), 1));
+        assert!(client.force_release(raw(name)).await.unwrap());
+        let error = java.unlock(1, Kind::Fenced, name).await.unwrap_err();
+        assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_of_either_side_ends_by_itself() {
+    let store = Store::server().await;
+    let (java, client) = (java(&store).await, client(&store).await);
+    let locked = java
+        .try_lock(1, Kind::Fenced, "k", SECOND, Some(700 * MS))
+        .await
+        .unwrap();
+    assert!(locked.acquired());
+    let guard = client
+        .fenced_lock("k")
+        .wait(LONG)
+        .lease(800 * MS)
+        .acquire()
+        .await
+        .unwrap();
+    assert_eq!(i64::try_from(guard.fencing_token()).unwrap(), locked.number() + 1);
+    let next = java.lock(2, Kind::Fenced, "k", None).await.unwrap();
+    assert!(next.took < SLACK, "{next:?}");
+    assert!(!guard.is_held());
+    java.unlock(2, Kind::Fenced, "k").await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
