@@ -526,7 +526,7 @@ async fn what_makes_no_sense_is_told_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kind_runs_or_is_said_not_to_be_there() {
     let server = server().await;
-    for kind in ["lock", "fair", "read", "write"] {
+    for kind in ["lock", "fair", "fenced", "read", "write"] {
         let args = [
             &[
                 "--workload",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::{Error, LockClient, LockKey};
-use dlock_tests::faults::{PATIENCE, SOON, in_rounds, ordinary, within};
-use dlock_tests::{Flavor, Server, Store, eventually, settle};
+use dlock_tests::faults::{PATIENCE, SOON, in_rounds, ordinary, step, within};
+use dlock_tests::{Flavor, Proxy, Server, Store, eventually, settle};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -419,6 +419,39 @@ async fn other_data_in_place_of_a_queue_is_named_and_stays_and_fails_no_release(
     assert_eq!(server.keys().await, ["dlock:fence", "k"]);
     server.command(&["DEL", "k"]).await;
     store.assert_clean(&[&a, &b]).await;
+}
+
+// One thread, so that what is asked for in one go is sent in one call.
+#[tokio::test]
+async fn in_one_process_the_question_of_the_next_travels_with_the_release() {
+    const MANY: usize = 8;
+    in_rounds("everybody is polled when it should be", async || {
+        let store = Store::server().await;
+        let proxy = Proxy::start(store.as_server().addr());
+        let client = ordinary(&proxy.url()).await;
+        let guard = client.fair_lock("k").acquire().await.unwrap();
+        let waiters: Vec<_> = (0..MANY)
+            .map(|_| {
+                let lock = client.fair_lock("k").wait(PATIENCE);
+                tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
+            })
+            .collect();
+        eventually("all stand in the queue", || async {
+            queue(store.as_server()).await.len() == MANY
+        })
+        .await;
+        proxy.forget();
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        let (releases, asks) = (step("release_fair"), step("fair"));
+        let together = proxy.count(move |command| releases(command) && asks(command));
+        store.assert_clean(&[&client]).await;
+        // The last one has nobody behind it.
+        if together == MANY { Ok(()) } else { Err(together) }
+    })
+    .await;
 }
 
 const COUNTER: &str = "redisson_lock_token:{k}";

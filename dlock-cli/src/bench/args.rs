@@ -117,6 +117,8 @@ pub(super) enum LockKind {
     Read,
     /// One writer at a time.
     Write,
+    /// One holder at a time, with the fencing tokens of Redisson's fenced lock, whose counters stay behind.
+    Fenced,
 }
 
 impl From<LockKind> for Kind {
@@ -126,6 +128,7 @@ impl From<LockKind> for Kind {
             LockKind::Fair => Kind::Fair,
             LockKind::Read => Kind::Read,
             LockKind::Write => Kind::Write,
+            LockKind::Fenced => Kind::Fenced,
         }
     }
 }
