@@ -1,0 +1,60 @@
+//! What the leader does: runs what is due.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dlock::Held;
+use futures_util::future::join_all;
+use tokio::process::Command;
+use tokio::time::sleep;
+
+use crate::args::Job;
+use crate::ledger::{Ledger, Refusal};
+
+/// Runs all jobs for as long as this is polled: until the lead is lost.
+pub(crate) async fn run(jobs: Vec<Job>, ledger: Arc<Ledger>, term: Held) {
+    tracing::info!("leading with token {}", term.fencing_token());
+    join_all(jobs.iter().map(|job| repeat(job, &ledger, &term))).await;
+}
+
+async fn repeat(job: &Job, ledger: &Ledger, term: &Held) {
+    let (name, token) = (&job.name, term.fencing_token());
+    loop {
+        let (slot, next) = slot(job.every);
+        // Noted before it is run: a job that was begun and cut off is not begun again by the next leader.
+        match ledger.begin(name, slot, token).await {
+            Ok(true) => execute(job, slot, token).await,
+            Ok(false) => {}
+            Err(Refusal::Fenced(newer)) => {
+                tracing::warn!("{name} {slot} refused: token {token} is older than {newer}");
+            }
+            Err(Refusal::Unavailable(why)) => tracing::warn!("{name} {slot} not run: {why}"),
+        }
+        sleep(next).await;
+    }
+}
+
+/// The number of the period that it is, and the time until the next one.
+fn slot(every: Duration) -> (u64, Duration) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let every = every.as_millis().max(1);
+    let slot = now.as_millis() / every;
+    let next = (slot + 1) * every - now.as_millis();
+    // One millisecond late is in the right period for sure.
+    (slot as u64, Duration::from_millis(next as u64 + 1))
+}
+
+async fn execute(job: &Job, slot: u64, token: u64) {
+    let name = &job.name;
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", &job.command])
+        .env("DLOCK_FENCING_TOKEN", token.to_string())
+        // Dropped with the lead.
+        .kill_on_drop(true);
+    match command.status().await {
+        Ok(status) if status.success() => tracing::info!("{name} {slot} done token={token}"),
+        Ok(status) => tracing::warn!("{name} {slot} failed ({status}) token={token}"),
+        Err(error) => tracing::warn!("{name} {slot} cannot be started: {error}"),
+    }
+}

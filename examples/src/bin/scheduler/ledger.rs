@@ -1,0 +1,115 @@
+//! Which run was the last of each job, and under which token.
+//!
+//! This is the resource that checks the token. A leader that was stopped and goes on may ask to begin a run while
+//! another one leads; its token is older than the one that stands here, and it is refused.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::{AsyncConnectionConfig, Client, Script};
+use tokio::sync::Mutex;
+
+/// How long the server may take to accept a connection, and to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// KEYS: the job. ARGV: the period, our token.
+/// Answers 1 if the run may begin, 0 if it has begun already, or the newer token as text.
+const BEGIN: &str = r#"
+local last = redis.call('HMGET', KEYS[1], 'slot', 'token')
+local function less(a, b)
+  return #a < #b or (#a == #b and a < b)
+end
+if last[2] and less(ARGV[2], last[2]) then return last[2] end
+redis.call('HSET', KEYS[1], 'token', ARGV[2])
+if last[1] and not less(last[1], ARGV[1]) then return '0' end
+redis.call('HSET', KEYS[1], 'slot', ARGV[1])
+return '1'
+"#;
+
+/// Why a run may not begin.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// A newer leader has been here, with this token.
+    Fenced(u64),
+    /// Nobody knows.
+    Unavailable(String),
+}
+
+/// The notes of all jobs.
+pub(crate) enum Ledger {
+    /// In this process: the last period and token of each job.
+    Memory(Mutex<HashMap<String, (u64, u64)>>),
+    /// On a Redis server, for the whole fleet.
+    Redis {
+        client: Client,
+        begin: Script,
+        prefix: String,
+    },
+}
+
+impl Ledger {
+    pub(crate) fn open(url: &str, name: &str) -> Result<Ledger, String> {
+        if url.starts_with("memory:") {
+            return Ok(Ledger::Memory(Mutex::default()));
+        }
+        // The URL may hold a password, and is not repeated.
+        let client = Client::open(url).map_err(|_| "--url is none of a Redis server".to_owned())?;
+        Ok(Ledger::Redis {
+            client,
+            begin: Script::new(BEGIN),
+            prefix: format!("ledger:{name}"),
+        })
+    }
+
+    /// Notes that a run begins; `false` if it has begun before, here or elsewhere.
+    pub(crate) async fn begin(&self, job: &str, slot: u64, token: u64) -> Result<bool, Refusal> {
+        let (client, begin, prefix) = match self {
+            Ledger::Memory(notes) => {
+                let mut notes = notes.lock().await;
+                let last = notes.entry(job.to_owned()).or_default();
+                if last.1 > token {
+                    return Err(Refusal::Fenced(last.1));
+                }
+                let begins = slot > last.0;
+                *last = (last.0.max(slot), token);
+                return Ok(begins);
+            }
+            Ledger::Redis {
+                client,
+                begin,
+                prefix,
+            } => (client, begin, prefix),
+        };
+        let unavailable = |error: redis::RedisError| Refusal::Unavailable(error.to_string());
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        // Runs are rare: each has a connection of its own, and none that is broken is kept.
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connection.await.map_err(unavailable)?;
+        let mut call = begin.key(format!("{prefix}:{job}"));
+        call.arg(slot).arg(token);
+        let answer: u64 = call.invoke_async(&mut connection).await.map_err(unavailable)?;
+        match answer {
+            0 => Ok(false),
+            1 => Ok(true),
+            newer => Err(Refusal::Fenced(newer)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_begins_once_and_never_under_an_older_token() {
+        let ledger = Ledger::open("memory://", "l").unwrap();
+        assert_eq!(ledger.begin("a", 5, 10).await, Ok(true));
+        assert_eq!(ledger.begin("a", 5, 10).await, Ok(false));
+        assert_eq!(ledger.begin("a", 5, 11).await, Ok(false));
+        assert_eq!(ledger.begin("a", 6, 10).await, Err(Refusal::Fenced(11)));
+        assert_eq!(ledger.begin("a", 6, 11).await, Ok(true));
+        assert_eq!(ledger.begin("b", 6, 10).await, Ok(true));
+    }
+}
