@@ -356,6 +356,62 @@ async fn of_several_keys_all_are_had_or_none_and_each_has_its_token() {
     assert_eq!((code(&multi), multi.stdout.as_str()), (0, "lock\n"));
 }
 
+#[tokio::test]
+async fn readers_run_together_and_a_writer_alone() {
+    let (_server, url) = server().await;
+    let waits = "echo \"$DLOCK_KIND\"; read line";
+    let readers = [(); 2].map(|()| Running::script(&url, &["--kind", "read", "k"], waits));
+    for reader in &readers {
+        reader.says("read\n").await;
+    }
+    let busy = run(&url, &["--kind", "write", "--try", "k", "--", "echo", "run"]).await;
+    assert_eq!((code(&busy), busy.stdout.as_str()), (75, ""), "{busy:?}");
+    let writer = Running::script(&url, &["--kind", "write", "k"], waits);
+    for reader in &readers {
+        reader.all_ended().await;
+    }
+    writer.says("write\n").await;
+    for kind in ["read", "write"] {
+        let busy = run(&url, &["--kind", kind, "-n", "k", "--", "echo", "run"]).await;
+        assert_eq!((code(&busy), busy.stdout.as_str()), (75, ""), "{kind}: {busy:?}");
+    }
+    writer.all_ended().await;
+}
+
+#[tokio::test]
+async fn fair_ones_run_in_the_order_in_which_they_came_and_fenced_ones_have_a_token() {
+    let (server, url) = server().await;
+    let order = server.data_dir().join("order");
+    let holder = Running::script(&url, &["--kind", "fair", "k"], "echo ready; read line");
+    holder.says("ready").await;
+    let mut waiters = Vec::new();
+    for number in 0..4 {
+        let script = format!("echo {number} >> {}", order.display());
+        waiters.push(Running::script(&url, &["--kind", "fair", "k"], &script));
+        eventually("it is in the queue", || async {
+            let queue: i64 = server.query(&["LLEN", "redisson_lock_queue:{k}"]).await;
+            queue == number + 1
+        })
+        .await;
+    }
+    holder.close();
+    for waiter in &waiters {
+        assert_eq!(code(&waiter.all_ended().await), 0);
+    }
+    assert_eq!(fs::read_to_string(&order).unwrap(), "0\n1\n2\n3\n");
+
+    let mut tokens = Vec::new();
+    for _ in 0..2 {
+        let script = "echo \"$DLOCK_KIND $DLOCK_FENCING_TOKEN\"";
+        let ended = Running::script(&url, &["--kind", "fenced", "f"], script)
+            .all_ended()
+            .await;
+        let token = ended.stdout.strip_prefix("fenced ").expect("its kind");
+        tokens.push(token.trim().parse::<u64>().expect("a number"));
+    }
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+}
+
 /// Says `ready` when it is in the middle of its work, and what signals have come when it ends.
 fn trapping(signals: &[&str]) -> String {
     let traps: String = signals
