@@ -57,6 +57,8 @@ async fn a_lock_that_is_forced_open_ends_the_command_politely_and_then_for_sure(
     ] {
         let running = Running::script(&url, &["--grace", grace, "k"], script);
         running.says("ready").await;
+        // dlock does it itself.
+        signal::kill(keeper(&running).await, Signal::SIGKILL).unwrap();
         let guard = loop {
             client.force_release("k").await.unwrap();
             if let Ok(guard) = client.lock("k").try_acquire().await {
@@ -240,6 +242,7 @@ async fn the_keeper_outlives_whoever_ends_all_that_has_to_do_with_dlock() {
         Signal::SIGHUP,
         Signal::SIGQUIT,
         Signal::SIGUSR1,
+        Signal::SIGALRM,
     ] {
         signal::kill(keeper, sent).unwrap();
     }

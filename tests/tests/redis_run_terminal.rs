@@ -95,6 +95,13 @@ impl Shell {
         self.shows(shows).await;
     }
 
+    /// Writes a script; where it is.
+    fn script(&self, text: &str) -> String {
+        let path = self.server.data_dir().join("script");
+        fs::write(&path, text).expect("a directory of ours");
+        path.display().to_string()
+    }
+
     /// Waits until the lock is held, or free.
     async fn until_held(&self, is_held: bool) {
         let client = patient(&self.server.url()).await;
@@ -143,14 +150,19 @@ async fn a_command_reads_from_the_terminal_is_stopped_goes_on_and_is_interrupted
 }
 
 #[tokio::test]
+async fn a_command_finds_itself_in_the_foreground_from_the_beginning() {
+    let shell = Shell::start("lease=300s").await;
+    let script = "test $(ps -o tpgid= -p $$) = $(ps -o pgid= -p $$) && echo fore''ground";
+    let script = shell.script(script);
+    shell.enters(&format!("$D k -- sh {script}"), "foreground").await;
+}
+
+#[tokio::test]
 async fn ctrl_c_ends_a_script_and_a_loop_as_it_does_without_dlock() {
     let shell = Shell::start("lease=300s").await;
-    let script = shell.server.data_dir().join("script");
-    fs::write(&script, "$D k -- sh -c 'echo re''ady; sleep 600'\necho went on\n").unwrap();
+    let script = shell.script("$D k -- sh -c 'echo re''ady; sleep 600'\necho went on\n");
     for name in ["bash", "dash"] {
-        shell
-            .enters(&format!("{name} {}", script.display()), "ready")
-            .await;
+        shell.enters(&format!("{name} {script}"), "ready").await;
         shell.types(CTRL_C);
         shell.shows(PROMPT).await;
         shell.until_held(false).await;
