@@ -412,6 +412,32 @@ async fn fair_ones_run_in_the_order_in_which_they_came_and_fenced_ones_have_a_to
     assert!(tokens[0] < tokens[1], "{tokens:?}");
 }
 
+#[tokio::test]
+async fn of_a_semaphore_so_many_run_at_a_time() {
+    let (server, url) = server().await;
+    let client = patient(&server.url()).await;
+    let args = ["--kind", "semaphore=2", "k"];
+    let runs = [(); 2].map(|()| Running::script(&url, &args, "echo \"$DLOCK_KIND\"; read line"));
+    for running in &runs {
+        running.says("permit\n").await;
+    }
+    let third = run(&url, &[&["--try"], &args[..], &["--", "echo", "run"]].concat()).await;
+    assert_eq!((code(&third), third.stdout.as_str()), (75, ""), "{third:?}");
+    runs[0].all_ended().await;
+    let third = run(&url, &[&["--try"], &args[..], &["--", "echo", "run"]].concat()).await;
+    assert_eq!((code(&third), third.stdout.as_str()), (0, "run\n"), "{third:?}");
+    runs[1].all_ended().await;
+    let status = client
+        .semaphore("k")
+        .status()
+        .await
+        .unwrap()
+        .expect("its number is known");
+    assert_eq!((status.total, status.held), (2, 0));
+    let several = run(&url, &["--kind", "semaphore=2", "a", "b", "--", "echo", "run"]).await;
+    assert_eq!((code(&several), several.stdout.as_str()), (2, ""), "{several:?}");
+}
+
 /// Says `ready` when it is in the middle of its work, and what signals have come when it ends.
 fn trapping(signals: &[&str]) -> String {
     let traps: String = signals

@@ -52,7 +52,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
     /// lock, fair (in the order of arrival), read (together with other readers), write (without any reader),
-    /// fenced (tokens are those of Redisson's fenced lock), multi (another word for lock, of several keys).
+    /// fenced (tokens are those of Redisson's fenced lock), semaphore=N (one of N, as many at a time), multi (another
+    /// word for lock, of several keys).
     #[arg(long, value_name = "KIND", default_value = "lock")]
     kind: Wanted,
     /// Keep the lock taken for at least this long from when it was had, however soon the command ends: so that a
@@ -92,19 +93,37 @@ pub(super) enum OnLost {
 
 /// What sort of lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wanted(pub(super) Kind);
+pub(super) enum Wanted {
+    /// A lock of this kind, or several.
+    Lock(Kind),
+    /// One permit of so many, where nobody has said another number before.
+    Permit(u32),
+}
+
+impl Wanted {
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            Wanted::Lock(kind) => kind,
+            Wanted::Permit(_) => Kind::Permit,
+        }
+    }
+}
 
 impl FromStr for Wanted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Wanted, String> {
         match text {
-            "lock" | "multi" => Ok(Wanted(Kind::Lock)),
-            "fair" => Ok(Wanted(Kind::Fair)),
-            "read" => Ok(Wanted(Kind::Read)),
-            "write" => Ok(Wanted(Kind::Write)),
-            "fenced" => Ok(Wanted(Kind::Fenced)),
-            _ => Err("it is one of lock, fair, read, write, fenced, multi".to_owned()),
+            "lock" | "multi" => Ok(Wanted::Lock(Kind::Lock)),
+            "fair" => Ok(Wanted::Lock(Kind::Fair)),
+            "read" => Ok(Wanted::Lock(Kind::Read)),
+            "write" => Ok(Wanted::Lock(Kind::Write)),
+            "fenced" => Ok(Wanted::Lock(Kind::Fenced)),
+            _ => match text.strip_prefix("semaphore=").map(str::parse) {
+                Some(Ok(permits @ 1..)) => Ok(Wanted::Permit(permits)),
+                Some(_) => Err("a semaphore has one permit at least, as in semaphore=3".to_owned()),
+                None => Err("it is one of lock, fair, read, write, fenced, semaphore=N, multi".to_owned()),
+            },
         }
     }
 }
@@ -165,10 +184,22 @@ impl RunArgs {
 }
 
 impl Plan {
+    /// The one key of a semaphore.
+    pub(super) fn only_key(&self) -> Result<&LockKey, String> {
+        match &self.keys[..] {
+            [only] => Ok(only),
+            _ => Err("a semaphore has one key: permits of several are not had at once".to_owned()),
+        }
+    }
+
     /// The locks, for messages.
     pub(super) fn locks(&self) -> String {
         let names: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
-        let noun = if names.len() == 1 { "lock" } else { "locks" };
+        let noun = match (self.kind, names.len()) {
+            (Wanted::Permit(_), _) => "semaphore",
+            (_, 1) => "lock",
+            _ => "locks",
+        };
         format!("{noun} {}", names.join(", "))
     }
 
@@ -227,6 +258,26 @@ mod tests {
         let plan = plan(&["b", "a", "b", "c{d}", "--", "x"]);
         assert_eq!(plan.lines(LockKey::to_string), "b\na\nc{d}");
         assert_eq!(plan.locks(), "locks \"b\", \"a\", \"c{d}\"");
+    }
+
+    #[test]
+    fn a_semaphore_says_how_many() {
+        assert_eq!("semaphore=3".parse(), Ok(Wanted::Permit(3)));
+        for wrong in [
+            "semaphore",
+            "semaphore=",
+            "semaphore=0",
+            "semaphore=-1",
+            "semaphore=x",
+        ] {
+            assert!(wrong.parse::<Wanted>().is_err(), "{wrong}");
+        }
+        let several = plan(&["--kind", "semaphore=2", "a", "b", "--", "x"]);
+        assert!(several.only_key().is_err());
+        assert_eq!(
+            plan(&["--kind", "semaphore=2", "a", "--", "x"]).locks(),
+            "semaphore \"a\""
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! | file | for |
 //! |---|---|
 //! | `args` | what is asked for |
+//! | `hold` | taking the lock, and giving it back |
 //! | `watch` | the command and its lock: which of them ends first, and what then |
 //! | `command`, `start` | the processes of the command, and how the first of them comes to be |
 //! | `signals`, `terminal` | what is passed on to it and lent to it |
@@ -11,6 +12,7 @@
 
 mod args;
 mod command;
+mod hold;
 mod keeper;
 mod say;
 mod signals;
@@ -21,11 +23,12 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dlock::{Error, LockClient, MultiGuard};
+use dlock::{Error, LockClient};
 use nix::sys::signal::Signal;
 
+use args::Plan;
 pub(crate) use args::RunArgs;
-use args::{Plan, Wait};
+use hold::Hold;
 pub(crate) use keeper::keep;
 use say::Say;
 use signals::Signals;
@@ -111,15 +114,15 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
     let had = tokio::select! {
         biased;
         signal = signals.end() => Err(given_up(signal)),
-        had = take(&client, plan, say) => had,
+        had = Hold::take(&client, plan, say) => had,
     };
     let end = match had {
-        Ok((guard, grace)) => {
-            let end = watch::run(plan, guard.held(), grace, terminal, &mut signals, say).await;
+        Ok((hold, grace)) => {
+            let end = watch::run(plan, hold.held(), grace, terminal, &mut signals, say).await;
             tokio::select! {
                 biased;
                 _ = signals.end() => {}
-                () = give_back(guard, say) => {}
+                () = hold.give_back(say) => {}
             }
             end
         }
@@ -133,26 +136,6 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
     end
 }
 
-/// Takes the locks. The grace is known only with the lease.
-async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(MultiGuard, Duration), End> {
-    let grace = plan.grace(client.lease()).map_err(End::Misused)?;
-    let mut lock = client.multi(plan.keys.clone()).kind(plan.kind.0);
-    if let Some(lease) = plan.lease {
-        lock = lock.lease(lease);
-    }
-    if let Some(min_hold) = plan.min_hold {
-        lock = lock.min_hold(min_hold);
-    }
-    let taken = match plan.wait {
-        Wait::Never => lock.try_acquire().await,
-        Wait::AtMost(time) => say.while_waiting(client, plan, lock.wait(time).acquire()).await,
-        Wait::ForEver => say.while_waiting(client, plan, lock.acquire()).await,
-    };
-    taken
-        .map(|guard| (guard, grace))
-        .map_err(|error| not_had(&error, plan, say))
-}
-
 fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
     let status = match error {
         Error::NotAcquired { .. } => plan.conflict,
@@ -161,13 +144,4 @@ fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
     };
     say.line(&error.to_string());
     End::With(status)
-}
-
-/// The command has ended, and what becomes of the lock changes nothing about how.
-async fn give_back(guard: MultiGuard, say: Say) {
-    let was_held = guard.is_held();
-    match guard.release().await {
-        Err(error) if was_held => say.line(&error.to_string()),
-        _ => {}
-    }
 }

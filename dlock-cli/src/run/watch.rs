@@ -85,7 +85,7 @@ impl Watch {
         command
             .env("DLOCK_FENCING_TOKEN", plan.lines(|key| token(&held, key)))
             .env("DLOCK_KEY", plan.lines(LockKey::to_string))
-            .env("DLOCK_KIND", plan.kind.0.to_string());
+            .env("DLOCK_KIND", plan.kind.kind().to_string());
         Ok(Watch {
             held,
             locks: plan.locks(),

@@ -40,11 +40,13 @@ pub(crate) enum Ledger {
     /// In this process: the last period and token of each job.
     Memory(Mutex<HashMap<String, (u64, u64)>>),
     /// On a Redis server, for the whole fleet.
-    Redis {
-        client: Client,
-        begin: Script,
-        prefix: String,
-    },
+    Redis(Box<RedisLedger>),
+}
+
+pub(crate) struct RedisLedger {
+    client: Client,
+    begin: Script,
+    prefix: String,
 }
 
 impl Ledger {
@@ -54,16 +56,16 @@ impl Ledger {
         }
         // The URL may hold a password, and is not repeated.
         let client = Client::open(url).map_err(|_| "--url is none of a Redis server".to_owned())?;
-        Ok(Ledger::Redis {
+        Ok(Ledger::Redis(Box::new(RedisLedger {
             client,
             begin: Script::new(BEGIN),
             prefix: format!("ledger:{name}"),
-        })
+        })))
     }
 
     /// Notes that a run begins; `false` if it has begun before, here or elsewhere.
     pub(crate) async fn begin(&self, job: &str, slot: u64, token: u64) -> Result<bool, Refusal> {
-        let (client, begin, prefix) = match self {
+        let redis = match self {
             Ledger::Memory(notes) => {
                 let mut notes = notes.lock().await;
                 let last = notes.entry(job.to_owned()).or_default();
@@ -74,20 +76,16 @@ impl Ledger {
                 *last = (last.0.max(slot), token);
                 return Ok(begins);
             }
-            Ledger::Redis {
-                client,
-                begin,
-                prefix,
-            } => (client, begin, prefix),
+            Ledger::Redis(redis) => redis,
         };
         let unavailable = |error: redis::RedisError| Refusal::Unavailable(error.to_string());
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(PATIENCE))
             .set_response_timeout(Some(PATIENCE));
         // Runs are rare: each has a connection of its own, and none that is broken is kept.
-        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        let connection = redis.client.get_multiplexed_async_connection_with_config(&config);
         let mut connection = connection.await.map_err(unavailable)?;
-        let mut call = begin.key(format!("{prefix}:{job}"));
+        let mut call = redis.begin.key(format!("{}:{job}", redis.prefix));
         call.arg(slot).arg(token);
         let answer: u64 = call.invoke_async(&mut connection).await.map_err(unavailable)?;
         match answer {

@@ -1,0 +1,77 @@
+//! What is had while the command runs: locks, or a permit.
+
+use std::time::Duration;
+
+use dlock::{Error, Held, LockClient, MultiGuard, Permit};
+
+use super::args::{Plan, Wait, Wanted};
+use super::say::Say;
+use super::{End, not_had};
+
+/// Given back when it is released or dropped.
+pub(super) enum Hold {
+    Locks(MultiGuard),
+    Permit(Permit),
+}
+
+/// Has what both offer, and takes it.
+macro_rules! take {
+    ($of:expr, $client:ident, $plan:ident, $say:ident) => {{
+        let mut of = $of;
+        if let Some(lease) = $plan.lease {
+            of = of.lease(lease);
+        }
+        if let Some(min_hold) = $plan.min_hold {
+            of = of.min_hold(min_hold);
+        }
+        match $plan.wait {
+            Wait::Never => of.try_acquire().await,
+            Wait::AtMost(time) => $say.while_waiting($client, $plan, of.wait(time).acquire()).await,
+            Wait::ForEver => $say.while_waiting($client, $plan, of.acquire()).await,
+        }
+    }};
+}
+
+impl Hold {
+    /// Takes it. The grace is known only with the lease.
+    pub(super) async fn take(client: &LockClient, plan: &Plan, say: Say) -> Result<(Hold, Duration), End> {
+        let grace = plan.grace(client.lease()).map_err(End::Misused)?;
+        let taken = match plan.kind {
+            Wanted::Lock(kind) => {
+                let locks = client.multi(plan.keys.clone()).kind(kind);
+                take!(locks, client, plan, say).map(Hold::Locks)
+            }
+            Wanted::Permit(permits) => {
+                let key = plan.only_key().map_err(End::Misused)?;
+                let semaphore = client.semaphore(key.clone()).permits(permits);
+                take!(semaphore, client, plan, say).map(Hold::Permit)
+            }
+        };
+        taken
+            .map(|hold| (hold, grace))
+            .map_err(|error| not_had(&error, plan, say))
+    }
+
+    pub(super) fn held(&self) -> Held {
+        match self {
+            Hold::Locks(guard) => guard.held(),
+            Hold::Permit(permit) => permit.held(),
+        }
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        match self {
+            Hold::Locks(guard) => guard.release().await,
+            Hold::Permit(permit) => permit.release().await,
+        }
+    }
+
+    /// The command has ended, and what becomes of the lock changes nothing about how.
+    pub(super) async fn give_back(self, say: Say) {
+        let was_held = self.held().is_held();
+        match self.release().await {
+            Err(error) if was_held => say.line(&error.to_string()),
+            _ => {}
+        }
+    }
+}
