@@ -123,7 +123,7 @@ impl Locked<'_> {
         let krate = self.krate();
         let output = self.output;
         let unpack = &self.arguments.unpack;
-        let key = self.user(self.options.key.expression(&krate));
+        let key = self.user(self.options.keys.expression(&krate));
         let acquired = self.acquired(&krate);
         let run = if self.options.dropped_on_loss {
             quote!(run)
@@ -191,11 +191,14 @@ impl Locked<'_> {
         }
     }
 
-    /// The acquire: a `Result<LockGuard, Error>`.
+    /// The acquire: a `Result` of the guard of one or of several.
     fn acquired(&self, krate: &TokenStream) -> TokenStream {
         let site = Span::mixed_site();
         let options = self.options;
         let mut set = TokenStream::new();
+        if let Some(kind) = &options.kind {
+            set.extend(quote_spanned!(site=> .kind(#krate::Kind::#kind)));
+        }
         let times = [
             ("lease", &options.lease),
             ("renewed_lease", &options.renewed_lease),
@@ -216,6 +219,10 @@ impl Locked<'_> {
             let count = self.user(count);
             set.extend(quote_spanned!(site=> .max_waiters(#count)));
         }
+        let lock = match options.keys.is_several() {
+            true => quote_spanned!(site=> multi),
+            false => quote_spanned!(site=> lock),
+        };
         let acquire = match options.wait {
             Some(Wait::Try) => quote_spanned!(site=> try_acquire),
             _ => quote_spanned!(site=> acquire),
@@ -227,14 +234,14 @@ impl Locked<'_> {
                 let client = quote_spanned!(at=> #krate::__macro::client(&#client));
                 quote_spanned! {site=> {
                     let __dlock_client = #client;
-                    let __dlock_lock = #krate::__macro::lock(__dlock_client, __dlock_key)#set;
+                    let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
                     __dlock_lock.#acquire().await
                 }}
             }
             None => quote_spanned! {site=>
                 match #krate::__macro::default_client() {
                     ::core::result::Result::Ok(__dlock_client) => {
-                        let __dlock_lock = #krate::__macro::lock(__dlock_client, __dlock_key)#set;
+                        let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
                         __dlock_lock.#acquire().await
                     }
                     ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),

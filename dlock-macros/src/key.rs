@@ -33,7 +33,12 @@ pub(crate) struct Chain {
 impl Key {
     /// `key = …`
     pub(crate) fn value(input: ParseStream<'_>) -> Result<Key> {
-        match bare(input.parse()?) {
+        Key::of(input.parse()?)
+    }
+
+    /// What names one lock.
+    pub(crate) fn of(value: Expr) -> Result<Key> {
+        match bare(value) {
             Expr::Lit(literal) => match literal.lit {
                 Lit::Str(text) => Key::literal(text),
                 other => Err(Error::new_spanned(
@@ -119,12 +124,7 @@ impl Key {
             }
             Key::Expression(value) => {
                 let site = value.span().resolved_at(site);
-                // A place is not moved out of: the body needs the argument as well.
-                let value = if is_place(value) {
-                    quote_spanned!(site=> ::core::clone::Clone::clone(&#value))
-                } else {
-                    quote!(#value)
-                };
+                let value = place(value);
                 quote_spanned!(site=> #krate::__macro::key(#value))
             }
         }
@@ -164,6 +164,16 @@ fn ident(text: &str, span: Span) -> Option<Ident> {
     let mut ident: Ident = syn::parse_str(text).ok()?;
     ident.set_span(span);
     Some(ident)
+}
+
+/// An expression to be moved from. A place is not: the body needs the argument as well.
+pub(crate) fn place(value: &Expr) -> TokenStream {
+    if is_place(value) {
+        let site = value.span().resolved_at(Span::mixed_site());
+        quote_spanned!(site=> ::core::clone::Clone::clone(&#value))
+    } else {
+        quote!(#value)
+    }
 }
 
 fn is_place(value: &Expr) -> bool {

@@ -3,7 +3,7 @@
 //! Use it from there, as `dlock::distributed_lock`: what it expands to calls that crate.
 //!
 //! The way of an attribute through the modules: `options` reads what stands in its brackets, with `value`
-//! and `key` for what stands behind the `=`; `function` reads what it stands on; `arguments` sees to it
+//! `key` and `keys` for what stands behind the `=`; `function` reads what it stands on; `arguments` sees to it
 //! that nothing the caller passed outlives the lock; `expand` puts the pieces together, or `async_trait`
 //! where that attribute was first.
 
@@ -12,6 +12,7 @@ mod async_trait;
 mod expand;
 mod function;
 mod key;
+mod keys;
 mod names;
 mod options;
 mod suggest;
@@ -50,6 +51,8 @@ use proc_macro::TokenStream;
 /// | option | default | says |
 /// |---|---|---|
 /// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
+/// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
+/// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
 /// | `lock = expr` | the client of `dlock::set_default` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
 /// | `renewed_lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
@@ -60,7 +63,6 @@ use proc_macro::TokenStream;
 /// | `on_lost = ignore` | `cancel` | what becomes of the body [when the lock is lost](#losing-the-lock) |
 /// | `on_busy = path` | – | what to return when [somebody else has the lock](#errors) |
 /// | `on_error = path` | `From<dlock::Error>` | what to return when [the lock fails](#errors) |
-/// | `kind = lock` | `lock` | the kind of lock; others are not supported yet |
 /// | `crate = path` | `::dlock` | the `dlock` crate, where it goes by another name |
 ///
 /// Times are literals with a unit (`"30s"`, `"250ms"`, `"1m 30s"`), read when the function is compiled, or
@@ -108,6 +110,58 @@ use proc_macro::TokenStream;
 /// The key is computed once, before everything else. A `?` in it returns from the function. A key is 1 to
 /// 512 bytes long and has no control characters and no braces; one made from arguments that breaks this is
 /// an `Error::InvalidKey` of that call, and the body does not run.
+///
+/// # Several keys
+///
+/// `keys = [from, to]` takes several locks at once (`dlock::MultiLock`), all of them or none: the call
+/// never waits for one while it has another, so calls with keys in common cannot dead-lock, in whatever order they
+/// name them. Each element is what `key =` takes; any other expression is iterated over, and gives `LockKey`s or what
+/// converts into one. A key that is named twice counts once.
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// #[distributed_lock(keys = ["account:{from}", "account:{to}"], lock = client, wait = "3s")]
+/// async fn transfer(client: &LockClient, from: u64, to: u64) -> Result<(), Error> {
+///     // Whatever takes one of the two accounts alone waits; here it enters.
+///     withdraw(client, from).await
+/// }
+///
+/// #[distributed_lock(key = "account:{account}", lock = client)]
+/// async fn withdraw(client: &LockClient, account: u64) -> Result<(), Error> {
+/// #     let _ = account;
+///     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # transfer(&LockClient::memory(), 1, 2).await
+/// # }
+/// ```
+///
+/// In the body `dlock::current()` is a view of all of them: it is lost when one is, and
+/// `fencing_token_of` has the token of each.
+///
+/// # Kinds
+///
+/// `kind = read` lets in whoever reads at the same time and keeps out who writes; `kind = write` keeps out all. They
+/// are two sides of one lock by that name, which is none that a plain `kind = lock` could take. `kind = fair` serves
+/// in arrival order across processes, and `kind = fenced` shares its fencing tokens with Redisson's fenced lock.
+///
+/// ```
+/// # use dlock::{Error, LockClient, distributed_lock};
+/// #[distributed_lock(key = "page:{id}", kind = read, lock = client)]
+/// async fn show(client: &LockClient, id: u64) -> Result<String, Error> {
+///     Ok("as it is".into())
+/// }
+///
+/// #[distributed_lock(key = "page:{id}", kind = write, lock = client)]
+/// async fn edit(client: &LockClient, id: u64) -> Result<(), Error> {
+///     Ok(())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let client = LockClient::memory();
+/// # show(&client, 1).await?;
+/// # edit(&client, 1).await
+/// # }
+/// ```
 ///
 /// # Errors
 ///

@@ -9,6 +9,7 @@ use syn::parse::{Parse, ParseStream};
 use syn::{Error, Expr, ExprPath, Ident, Path, Result, Token, token};
 
 use crate::key::Key;
+use crate::keys::Keys;
 use crate::suggest;
 use crate::value::{self, Time, Wait};
 
@@ -31,7 +32,9 @@ const NAMES: &[&str] = &[
 
 /// What the attribute says.
 pub(crate) struct Options {
-    pub(crate) key: Key,
+    pub(crate) keys: Keys,
+    /// What to lock them as; the plain lock without it.
+    pub(crate) kind: Option<Ident>,
     /// Which client; the process-wide default without it.
     pub(crate) lock: Option<Expr>,
     pub(crate) lease: Option<Time>,
@@ -53,7 +56,8 @@ pub(crate) struct Options {
 #[derive(Default)]
 struct Reader {
     seen: Vec<Ident>,
-    key: Option<Key>,
+    keys: Option<Keys>,
+    kind: Option<Ident>,
     lock: Option<Expr>,
     lease: Option<Time>,
     renewed_lease: Option<Time>,
@@ -104,12 +108,11 @@ impl Reader {
             self.seen.push(name.clone());
         }
         match text.as_str() {
-            "key" if input.peek(token::Paren) => self.key = Some(Key::format_arguments(&name, input)?),
-            "key" => self.key = Some(Key::value(equals(&name, input)?)?),
-            "keys" => {
-                let keys: syn::ExprArray = equals(&name, input)?.parse()?;
-                drop(keys);
+            "key" if input.peek(token::Paren) => {
+                self.keys = Some(Keys::One(Key::format_arguments(&name, input)?));
             }
+            "key" => self.keys = Some(Keys::One(Key::value(equals(&name, input)?)?)),
+            "keys" => self.keys = Some(Keys::value(&name, equals(&name, input)?)?),
             "lock" => self.lock = Some(value::bare(equals(&name, input)?.parse()?)),
             "lease" => self.lease = Some(Time::parse(&name, equals(&name, input)?)?),
             "renewed_lease" => self.renewed_lease = Some(Time::parse(&name, equals(&name, input)?)?),
@@ -117,7 +120,7 @@ impl Reader {
             "max_hold" => self.max_hold = Some(Time::parse(&name, equals(&name, input)?)?),
             "min_hold" => self.min_hold = Some(Time::parse(&name, equals(&name, input)?)?),
             "max_waiters" => self.max_waiters = Some(value::count(&name, equals(&name, input)?)?),
-            "kind" => value::kind(equals(&name, input)?)?,
+            "kind" => self.kind = Some(value::kind(equals(&name, input)?)?),
             "on_busy" => self.on_busy = Some(value::function(&name, equals(&name, input)?)?),
             "on_error" => self.on_error = Some(value::function(&name, equals(&name, input)?)?),
             "on_lost" => self.on_lost = Some(value::dropped_on_loss(equals(&name, input)?)?),
@@ -144,12 +147,8 @@ impl Reader {
     /// What only all options together can tell.
     fn finish(mut self, written: TokenStream) -> Result<Options> {
         let keys = match (self.seen("key"), self.seen("keys")) {
-            (Some(_), None) => None,
+            (Some(_), None) | (None, Some(_)) => None,
             (Some(_), Some(keys)) => Some(Error::new(keys.span(), "`key` and `keys` cannot both be given")),
-            (None, Some(keys)) => Some(Error::new(
-                keys.span(),
-                "several keys are not supported yet: `key` takes one",
-            )),
             (None, None) if self.unclear => None,
             (None, None) => Some(Error::new(
                 Span::call_site(),
@@ -164,11 +163,19 @@ impl Reader {
             let error = Error::new(renewed.span(), message);
             self.fail(error);
         }
-        match (self.error, self.key) {
+        if let (Some(Keys::List(_) | Keys::Expression(_)), Some(kind)) = (&self.keys, &self.kind)
+            && kind == "Fair"
+        {
+            let message = "who waits for several keys has no place in the queue of one: `kind = fair` takes one `key`";
+            let error = Error::new(kind.span(), message);
+            self.fail(error);
+        }
+        match (self.error, self.keys) {
             (Some(error), _) => Err(error),
             (None, None) => Err(Error::new(Span::call_site(), "which lock?")),
-            (None, Some(key)) => Ok(Options {
-                key,
+            (None, Some(keys)) => Ok(Options {
+                keys,
+                kind: self.kind,
                 lock: self.lock,
                 lease: self.lease,
                 renewed_lease: self.renewed_lease,
@@ -211,7 +218,7 @@ where
 
 fn unknown(name: &Ident) -> Error {
     let text = name.to_string();
-    let message = match suggest::nearest(&text, NAMES) {
+    let message = match suggest::nearest_option(&text, NAMES) {
         Some(near) => format!("there is no option `{text}`: did you mean `{near}`?"),
         None => format!(
             "there is no option `{text}`; the options are {}",

@@ -14,9 +14,34 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("busy", "on_busy"),
 ];
 
+/// The same for the values of options.
+const VALUES_ELSEWHERE: &[(&str, &str)] = &[
+    ("plain", "lock"),
+    ("mutex", "lock"),
+    ("exclusive", "lock"),
+    ("queue", "fair"),
+    ("fifo", "fair"),
+    ("shared", "read"),
+    ("reader", "read"),
+    ("writer", "write"),
+    ("fencing", "fenced"),
+    ("abort", "cancel"),
+    ("drop", "cancel"),
+];
+
+/// The option that was probably meant, if any comes close enough.
+pub(crate) fn nearest_option<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    nearest(wrong, known, ELSEWHERE)
+}
+
+/// The value of an option that was probably meant.
+pub(crate) fn nearest_value<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
+    nearest(wrong, known, VALUES_ELSEWHERE)
+}
+
 /// The name out of `known` that was probably meant, if any comes close enough.
-pub(crate) fn nearest<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
-    if let Some((_, here)) = ELSEWHERE.iter().find(|(there, _)| *there == wrong) {
+fn nearest<'a>(wrong: &str, known: &[&'a str], elsewhere: &[(&str, &str)]) -> Option<&'a str> {
+    if let Some((_, here)) = elsewhere.iter().find(|(there, _)| *there == wrong) {
         return known.iter().copied().find(|name| name == here);
     }
     let allowed = (wrong.chars().count() / 3).clamp(1, 3);
@@ -58,20 +83,29 @@ mod tests {
 
     #[test]
     fn a_slip_of_the_finger_finds_its_name() {
-        assert_eq!(nearest("laese", KNOWN), Some("lease"));
-        assert_eq!(nearest("leese", KNOWN), Some("lease"));
-        assert_eq!(nearest("onerror", KNOWN), Some("on_error"));
-        assert_eq!(nearest("kye", KNOWN), Some("key"));
+        assert_eq!(nearest_option("laese", KNOWN), Some("lease"));
+        assert_eq!(nearest_option("leese", KNOWN), Some("lease"));
+        assert_eq!(nearest_option("onerror", KNOWN), Some("on_error"));
+        assert_eq!(nearest_option("kye", KNOWN), Some("key"));
     }
 
     #[test]
     fn the_words_of_other_libraries_are_known() {
-        assert_eq!(nearest("ttl", KNOWN), Some("lease"));
-        assert_eq!(nearest("timeout", KNOWN), Some("wait"));
+        assert_eq!(nearest_option("ttl", KNOWN), Some("lease"));
+        assert_eq!(nearest_option("timeout", KNOWN), Some("wait"));
+    }
+
+    #[test]
+    fn a_word_means_what_it_stands_for() {
+        let kinds = ["lock", "fair", "read", "write", "fenced"];
+        assert_eq!(nearest_value("shared", &kinds), Some("read"));
+        assert_eq!(nearest_value("fiar", &kinds), Some("fair"));
+        // An option of that name is none of ours, and certainly not the client.
+        assert_eq!(nearest_option("plain", KNOWN), None);
     }
 
     #[test]
     fn something_else_entirely_is_no_slip() {
-        assert_eq!(nearest("colour", KNOWN), None);
+        assert_eq!(nearest_option("colour", KNOWN), None);
     }
 }

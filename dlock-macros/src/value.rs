@@ -8,6 +8,8 @@ use syn::parse::ParseStream;
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprPath, Ident, Lit, Result, Token, UnOp};
 
+use crate::suggest;
+
 /// A time: a literal with its unit, read now, or an expression that is a `Duration`.
 pub(crate) enum Time {
     Literal(Duration),
@@ -125,18 +127,16 @@ pub(crate) fn count(option: &Ident, input: ParseStream<'_>) -> Result<TokenStrea
     }
 }
 
-const KINDS: &[&str] = &["lock", "fair", "read", "write"];
+/// As they are written, and the variants of `dlock::Kind`.
+const KINDS: &[&str] = &["lock", "fair", "read", "write", "fenced"];
 
-/// The kind of lock. Only the plain one is there so far.
-pub(crate) fn kind(input: ParseStream<'_>) -> Result<()> {
+/// The kind of lock, as the variant of `dlock::Kind`.
+pub(crate) fn kind(input: ParseStream<'_>) -> Result<Ident> {
     let kind = word(input, "kind", KINDS)?;
-    if kind == "lock" {
-        return Ok(());
-    }
-    Err(Error::new(
-        kind.span(),
-        format!("`kind = {kind}` is not supported yet: `kind = lock` is the only one"),
-    ))
+    let text = kind.to_string();
+    let (first, rest) = text.split_at(1);
+    let variant = first.to_ascii_uppercase() + rest;
+    Ok(Ident::new(&variant, kind.span().resolved_at(Span::mixed_site())))
 }
 
 /// Whether the body is dropped when the lock is lost (`cancel`) or runs on (`ignore`).
@@ -158,10 +158,24 @@ fn word(input: ParseStream<'_>, option: &str, known: &[&str]) -> Result<Ident> {
         .map(|name| format!("`{name}`"))
         .collect::<Vec<_>>()
         .join(", ");
-    Err(Error::new_spanned(
-        value,
-        format!("`{option}` is one of {choice}"),
-    ))
+    let meant = meant(&value).and_then(|text| suggest::nearest_value(&text, known));
+    let message = match meant {
+        Some(near) => format!("did you mean `{option} = {near}`? `{option}` is one of {choice}"),
+        None => format!("`{option}` is one of {choice}"),
+    };
+    Err(Error::new_spanned(value, message))
+}
+
+/// A word that is mistyped, or in quotes, or in the way of a path.
+fn meant(value: &Expr) -> Option<String> {
+    match value {
+        Expr::Path(path) => Some(path.path.segments.last()?.ident.to_string().to_lowercase()),
+        Expr::Lit(literal) => match &literal.lit {
+            Lit::Str(text) => Some(text.value().to_lowercase()),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// An expression without the invisible brackets that a `macro_rules!` variable brings along.

@@ -43,12 +43,31 @@
 //!
 //! [`key`] has the ways to name what a request locks: a path parameter, a header, a query parameter, a
 //! field of the JSON body, method and path, several together, or a closure over the request's head. Prefix
-//! the key with what it names. A request without a key is answered with 400, or passes without a lock,
+//! the key with what it names. A request that is about several things locks [each of them](key::each_of), all
+//! or nothing: a transfer from one account to another. A request without a key is answered with 400, or passes without a lock,
 //! as you say; one whose key no lock can have is answered with 400.
+//!
+//! # Who shares
+//!
+//! By default the requests of a key run one at a time, whatever they do. With
+//! [`read_write`](LockLayer::read_write) those that only read (`GET`, `HEAD`) run side by side, and those that
+//! write run alone:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! # let client = dlock::LockClient::memory();
+//! use dlock_tower::{LockLayer, key};
+//!
+//! let documents = LockLayer::new(client, key::header("x-document").prefix("document:")).read_write();
+//! # let _ = documents; }
+//! ```
+//!
+//! [`kind`](LockLayer::kind) has the other kinds of locks.
 //!
 //! # What happens when
 //!
-//! 1. Methods that are [skipped](LockLayer::skip_methods) (`OPTIONS` and `HEAD`) pass without a lock.
+//! 1. Methods that are [skipped](LockLayer::skip_methods) (`OPTIONS` and, unless it shares, `HEAD`) pass without
+//!    a lock.
 //! 2. The key is taken from the request. For [`json_field`](key::json_field) this reads the body, before
 //!    anything is locked.
 //! 3. The lock is acquired. The request waits for it up to 5 s ([`wait`](LockLayer::wait)), or not at all
@@ -106,8 +125,9 @@
 //! - **To run a request once** when clients send it again: that takes an [idempotency key](idempotency). A
 //!   lock keeps two from running *at a time*, and lets the second one run after the first.
 //! - **Where the database can do it**: a unique constraint or `SELECT … FOR UPDATE` needs no second store.
-//! - **For many readers**: all requests of a key wait for each other, `GET` too, unless you
-//!   [skip](LockLayer::skip_methods) it.
+//! - **For many readers** of what nobody writes: also a lock that [they share](LockLayer::read_write) costs each
+//!   of them two round trips to the store. [Skip](LockLayer::skip_methods) `GET` where it may read what is just
+//!   being changed.
 //! - **As the only protection of what must never happen twice**: a lock can be lost while the handler is
 //!   about to write. Send the [fencing token](dlock::Held::fencing_token) along and have the resource
 //!   check it.

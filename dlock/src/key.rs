@@ -155,6 +155,12 @@ impl From<&str> for LockKey {
     }
 }
 
+impl From<&&str> for LockKey {
+    fn from(name: &&str) -> Self {
+        (*name).into()
+    }
+}
+
 impl From<String> for LockKey {
     fn from(name: String) -> Self {
         LockKey {

@@ -3,7 +3,7 @@
 //! Kept small on purpose. Whatever can be a function here is not repeated in every locked function.
 
 pub use crate::guard::Holding;
-use crate::{Error, Lock, LockClient, LockKey};
+use crate::{Error, Lock, LockClient, LockKey, MultiLock};
 
 /// The client for functions that name none.
 ///
@@ -23,6 +23,16 @@ pub fn client(client: &LockClient) -> LockClient {
 /// The lock that a function takes; the options follow.
 pub fn lock(client: LockClient, key: LockKey) -> Lock {
     client.lock(key)
+}
+
+/// The locks that a function takes together; the options follow.
+pub fn multi(client: LockClient, keys: impl IntoIterator<Item = LockKey>) -> MultiLock {
+    client.multi(keys)
+}
+
+/// The names of the locks, where one expression has them all.
+pub fn keys<K: IntoKeys>(keys: K) -> Vec<LockKey> {
+    keys.into_keys()
 }
 
 /// The name of the lock. A name that breaks the rules is an error of the acquire.
@@ -60,6 +70,25 @@ pub trait IntoKey {
 impl<K: Into<LockKey>> IntoKey for K {
     fn into_key(self) -> LockKey {
         self.into()
+    }
+}
+
+/// Values that can be the `keys` of `#[distributed_lock]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the keys of several locks",
+    label = "not several keys",
+    note = "keys are what can be iterated over and gives `LockKey`s or what converts into one, such as a `Vec<String>`",
+    note = "or a list, in which each is a key: `keys = [\"account:{{from}}\", \"account:{{to}}\"]`"
+)]
+pub trait IntoKeys {
+    /// The keys.
+    fn into_keys(self) -> Vec<LockKey>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: IntoIterator<Item: Into<LockKey>>> IntoKeys for K {
+    fn into_keys(self) -> Vec<LockKey> {
+        self.into_iter().map(Into::into).collect()
     }
 }
 

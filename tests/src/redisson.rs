@@ -132,6 +132,8 @@ pub enum Kind {
     Write,
     /// `getFencedLock`: `lock` and `tryLock` answer the token.
     Fenced,
+    /// `getMultiLock` of plain locks, whose names stand with commas between them.
+    Multi,
     /// `getSemaphore`.
     Semaphore,
     /// `getPermitExpirableSemaphore`: acquiring answers the permit's id.
@@ -148,6 +150,7 @@ impl Kind {
             Kind::Read => "read",
             Kind::Write => "write",
             Kind::Fenced => "fenced",
+            Kind::Multi => "multi",
             Kind::Semaphore => "semaphore",
             Kind::Permits => "permits",
             Kind::Latch => "latch",

@@ -13,7 +13,8 @@ use crate::Rejection;
 /// Different parts never give the same key: a `:` or `%` inside a part is escaped (`%3A`, `%25`), and no
 /// part may be empty. If one of them lets the request pass, all do.
 ///
-/// This is one lock with a longer name, not several locks.
+/// This is one lock with a longer name, not several locks: those are [`each_of`](super::each_of). So a part
+/// that names several is answered with 500 and an error in the log.
 pub fn all_of<T>(parts: T) -> Key<AllOf<T>> {
     Key::new(AllOf { parts })
 }
@@ -47,6 +48,10 @@ fn join(name: &mut String, part: &LockKey) -> Result<(), Rejection> {
     Ok(())
 }
 
+fn several() -> Rejection {
+    Rejection::internal("a part of `key::all_of`, which joins names into one, names several locks")
+}
+
 macro_rules! all_of {
     ($($part:ident),+) => {
         impl<B: Send, $($part: ExtractKey<B>),+> ExtractKey<B> for AllOf<($($part,)+)> {
@@ -58,6 +63,7 @@ macro_rules! all_of {
                     let (request, found) = $part.extract(request).await?;
                     match found {
                         Found::Key(part) => join(&mut name, &part)?,
+                        Found::Keys(_) => return Err(several()),
                         nothing => return Ok((request, nothing)),
                     }
                 )+

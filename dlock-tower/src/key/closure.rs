@@ -61,12 +61,13 @@ where
     }
 }
 
-/// What a key closure may return: a key (`LockKey`, `String`, `&'static str`), `None` to let the request
-/// pass without a lock, an error to refuse it.
+/// What a key closure may return: a key (`LockKey`, `String`, `&'static str`), several of them in a `Vec` or an
+/// array, `None` to let the request pass without a lock, an error to refuse it.
 #[diagnostic::on_unimplemented(
     message = "a key closure cannot return `{Self}`",
     label = "does not say what to lock",
     note = "return a `String`, a `&'static str` or a `LockKey`",
+    note = "or a `Vec` or an array of those, which are locked all at once",
     note = "or an `Option` of those, where `None` lets the request pass without a lock",
     note = "or a `Result` of either, whose error is a `dlock_tower::Rejection` or a `dlock::Error`"
 )]
@@ -96,6 +97,18 @@ macro_rules! names {
 }
 
 names!(LockKey, String, &'static str, Cow<'static, str>);
+
+impl<T: Into<LockKey>> IntoFound for Vec<T> {
+    fn into_found(self) -> Result<Found, Rejection> {
+        Ok(Found::all(self.into_iter().map(Into::into).collect()))
+    }
+}
+
+impl<T: Into<LockKey>, const N: usize> IntoFound for [T; N] {
+    fn into_found(self) -> Result<Found, Rejection> {
+        Ok(Found::all(self.into_iter().map(Into::into).collect()))
+    }
+}
 
 impl<T: IntoFound> IntoFound for Option<T> {
     fn into_found(self) -> Result<Found, Rejection> {

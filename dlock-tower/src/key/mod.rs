@@ -16,7 +16,8 @@
 //! | [`method_and_path`], [`path`] | which resource is asked for |
 //! | [`fixed`] | always the same |
 //! | [`from_fn`], any closure | what the closure says |
-//! | [`all_of`] | several of them together |
+//! | [`all_of`] | several of them joined into one |
+//! | [`each_of`], a closure that gives several | several at once, each a lock of its own |
 //!
 //! [`Key`] has what changes a key: [`prefix`](Key::prefix), [`map`](Key::map), [`or`](Key::or),
 //! [`optional`](Key::optional). **Prefix what comes from the request** with what it names: other services
@@ -32,15 +33,17 @@
 //!
 //! let account = key::header("x-account").prefix("account:");
 //! let both = key::all_of((key::header("x-tenant"), key::query("order"))).prefix("order:");
+//! let transfer = key::each_of((key::query("from"), key::query("to"))).prefix("account:");
 //! let own = key::from_fn(|parts: &Parts| {
 //!     // No key: the request passes without a lock.
 //!     (parts.uri.path() != "/health").then(|| "service".to_owned())
 //! });
-//! # let _ = (account, both, own);
+//! # let _ = (account, both, transfer, own);
 //! ```
 
 mod all_of;
 mod closure;
+mod each_of;
 mod fixed;
 mod header;
 mod json;
@@ -59,6 +62,7 @@ use crate::{Reason, Rejection};
 
 pub use all_of::{AllOf, all_of};
 pub use closure::{FromFn, IntoFound, from_fn};
+pub use each_of::{EachOf, each_of};
 pub use fixed::{Fixed, fixed};
 pub use header::{Header, header};
 pub use json::{DEFAULT_JSON_LIMIT, JsonField, json_field};
@@ -73,11 +77,33 @@ pub use query::{Query, query};
 pub enum Found {
     /// The key to lock.
     Key(LockKey),
+    /// The keys to lock, all of them or none; see [`MultiLock`](dlock::MultiLock). Names that are the same count
+    /// once; where there is none at all, it is as if it were missing.
+    Keys(Vec<LockKey>),
     /// The request should name a key and does not. Answered with this, unless [`Key::or`] finds another key
     /// or [`Key::optional`] lets the request pass.
     Missing(Rejection),
     /// The request needs no lock: the handler runs without one.
     PassThrough,
+}
+
+impl Found {
+    /// Changes each key that was found.
+    fn try_map(self, change: impl Fn(LockKey) -> Result<LockKey, Rejection>) -> Result<Found, Rejection> {
+        Ok(match self {
+            Found::Key(key) => Found::Key(change(key)?),
+            Found::Keys(keys) => Found::Keys(keys.into_iter().map(change).collect::<Result<_, _>>()?),
+            nothing => nothing,
+        })
+    }
+
+    /// Several keys, of which there may be none.
+    fn all(keys: Vec<LockKey>) -> Found {
+        match keys.is_empty() {
+            true => missing("the name of something to lock".to_owned()),
+            false => Found::Keys(keys),
+        }
+    }
 }
 
 /// Takes the key of a lock from a request.
@@ -102,7 +128,7 @@ pub enum Found {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not take the key of a lock from a `Request<{B}>`",
     label = "not a key for these requests",
-    note = "a key is made by the functions of `dlock_tower::key`, such as `key::header(\"x-account\")`, or is a closure `|parts: &http::request::Parts| ...` that returns a `String`, a `LockKey`, an `Option` or a `Result` of those",
+    note = "a key is made by the functions of `dlock_tower::key`, such as `key::header(\"x-account\")`, or is a closure `|parts: &http::request::Parts| ...` that returns a `String`, a `LockKey`, a `Vec` of those, an `Option` or a `Result`",
     note = "for one name for all requests, write `key::fixed(\"name\")`",
     note = "a key from the body, such as `key::json_field`, needs a body that is `FromBuffered`: `axum::body::Body` (feature `axum` of dlock-tower), `Full<Bytes>`, `BoxBody` or `UnsyncBoxBody`"
 )]
@@ -129,7 +155,7 @@ impl<E> Key<E> {
         Key { extractor }
     }
 
-    /// Puts a text before the key, so that `42` becomes `account:42`.
+    /// Puts a text before the key, so that `42` becomes `account:42`; before each where there are several.
     pub fn prefix(self, prefix: impl Into<String>) -> Key<Prefix<E>> {
         Key::new(Prefix {
             of: self.extractor,
@@ -137,7 +163,7 @@ impl<E> Key<E> {
         })
     }
 
-    /// Makes another key of the key, such as its lower case.
+    /// Makes another key of the key, such as its lower case; of each where there are several.
     pub fn map<F, R>(self, change: F) -> Key<Map<E, F>>
     where
         F: Fn(&str) -> R + Send + Sync + 'static,
@@ -190,13 +216,12 @@ pub struct Prefix<E> {
 impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Prefix<E> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (request, found) = self.of.extract(request).await?;
-        let found = match found {
+        let found = found.try_map(|key| match key.as_str() {
             // A prefix would make a name of nothing.
-            Found::Key(key) if key.as_str().is_empty() => return Err(empty()),
-            Found::Key(key) => Found::Key(format!("{}{}", self.prefix, key.as_str()).into()),
-            nothing => nothing,
-        };
-        Ok((request, found))
+            "" => Err(empty()),
+            name => Ok(format!("{}{name}", self.prefix).into()),
+        });
+        Ok((request, found?))
     }
 }
 
@@ -216,11 +241,8 @@ where
 {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (request, found) = self.of.extract(request).await?;
-        let found = match found {
-            Found::Key(key) => Found::Key((self.change)(key.as_str()).into()),
-            nothing => nothing,
-        };
-        Ok((request, found))
+        let found = found.try_map(|key| Ok((self.change)(key.as_str()).into()));
+        Ok((request, found?))
     }
 }
 
@@ -242,7 +264,7 @@ pub struct Or<E, O> {
 impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (request, first) = self.first.extract(request).await?;
-        if let Found::Key(_) = first {
+        if let Found::Key(_) | Found::Keys(_) = first {
             return Ok((request, first));
         }
         let (request, other) = self.other.extract(request).await?;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use dlock::scope::{self, Scope};
-use dlock::{LockGuard, LockKey, Loss};
+use dlock::{LockKey, Loss, MultiGuard};
 use futures_util::FutureExt;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -65,7 +65,7 @@ impl<B> ResponseBody<B> {
         }
     }
 
-    pub(super) fn held(body: B, guard: LockGuard, lost: Option<BoxFuture<Loss>>) -> Self {
+    pub(super) fn held(body: B, guard: MultiGuard, lost: Option<BoxFuture<(LockKey, Loss)>>) -> Self {
         // The frame, to be entered at every poll of the body.
         let scope = guard
             .scope(async { scope::current() })
@@ -146,8 +146,8 @@ pin_project! {
 
 enum Lock {
     Held {
-        guard: LockGuard,
-        lost: Option<BoxFuture<Loss>>,
+        guard: MultiGuard,
+        lost: Option<BoxFuture<(LockKey, Loss)>>,
     },
     Releasing {
         release: BoxFuture<()>,
@@ -176,12 +176,9 @@ where
         let mut this = self.project();
         loop {
             match this.lock {
-                Lock::Held { guard, lost } => {
-                    if let Some(Poll::Ready(loss)) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
-                        let error = LockLost {
-                            key: guard.key().clone(),
-                            loss,
-                        };
+                Lock::Held { lost, .. } => {
+                    if let Some(Poll::Ready((key, loss))) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                        let error = LockLost { key, loss };
                         tracing::warn!(%error, "a response is cut short");
                         drop_in(this.scope, this.body);
                         *this.lock = Lock::Gone;

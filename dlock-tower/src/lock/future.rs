@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use dlock::scope::InScope;
-use dlock::{LockGuard, Loss};
+use dlock::{LockKey, Loss, MultiGuard};
 use http::{HeaderValue, Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -57,8 +57,8 @@ pin_project! {
         Locked {
             #[pin]
             call: InScope<Oneshot<S, Request<B>>>,
-            lost: Option<BoxFuture<Loss>>,
-            guard: Option<LockGuard>,
+            lost: Option<BoxFuture<(LockKey, Loss)>>,
+            guard: Option<MultiGuard>,
             answers: Answers,
         },
         /// The handler has answered, the lock is on its way back.
@@ -156,17 +156,13 @@ where
                     guard,
                     answers,
                 } => {
-                    if let Some(Poll::Ready(loss)) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                    if let Some(Poll::Ready((key, loss))) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
                         let guard = guard.take();
-                        let rejection = guard.as_ref().map(|guard| Rejection::lost(guard.key(), loss));
-                        let response = rejection.map(|rejection| answers.respond(rejection));
+                        let response = answers.respond(Rejection::lost(&key, loss));
                         // First the handler goes, then the lock.
                         state.set(State::Done);
                         drop(guard);
-                        match response {
-                            Some(response) => return Poll::Ready(Ok(response)),
-                            None => continue,
-                        }
+                        return Poll::Ready(Ok(response));
                     }
                     let outcome = ready!(call.poll(cx));
                     match (outcome, guard.take()) {
@@ -204,7 +200,7 @@ where
 }
 
 /// Lets the handler in, with its lock if it has one.
-fn enter<S, B>(call: Oneshot<S, Request<B>>, guard: Option<LockGuard>, answers: Answers) -> State<S, B>
+fn enter<S, B>(call: Oneshot<S, Request<B>>, guard: Option<MultiGuard>, answers: Answers) -> State<S, B>
 where
     S: Service<Request<B>>,
 {
@@ -212,7 +208,7 @@ where
         None => State::Bare { call },
         Some(guard) => {
             let lost =
-                (answers.settings.on_lost == OnLost::Stop).then(|| Box::pin(guard.lost()) as BoxFuture<Loss>);
+                (answers.settings.on_lost == OnLost::Stop).then(|| Box::pin(guard.lost()) as BoxFuture<_>);
             State::Locked {
                 call: guard.scope(call),
                 lost,
@@ -225,9 +221,9 @@ where
 
 /// Gives the lock back and waits for it, so that whoever got the answer finds the lock free. The answer
 /// stands, whatever becomes of the release.
-pub(super) async fn give_back(guard: Option<LockGuard>) {
+pub(super) async fn give_back(guard: Option<MultiGuard>) {
     let Some(guard) = guard else { return };
-    let key = guard.key().clone();
+    let key = guard.held().key().clone();
     match guard.release().await {
         Ok(()) => {}
         Err(error) if error.is_lost() => {

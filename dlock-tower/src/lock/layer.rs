@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::{Lock, LockClient, LockKey};
+use dlock::{Kind, LockClient, LockKey, MultiLock};
 use http::{HeaderValue, Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -48,6 +48,14 @@ impl fmt::Display for InvalidOptions {
 
 impl std::error::Error for InvalidOptions {}
 
+/// What requests lock their keys as.
+#[derive(Debug, Clone, Copy)]
+enum Kinds {
+    All(Kind),
+    /// By their methods: those that only read share.
+    ReadWrite,
+}
+
 /// Runs each request while it holds a lock, whose key is taken from the request.
 ///
 /// See the [crate's documentation](crate) for what happens when, and [`key`](crate::key) for keys. The
@@ -63,6 +71,7 @@ type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + S
 
 #[derive(Clone)]
 pub(super) struct Settings {
+    kinds: Kinds,
     lease: Option<Duration>,
     renewed_lease: Option<Duration>,
     /// `None` asks once.
@@ -70,7 +79,8 @@ pub(super) struct Settings {
     max_waiters: Option<usize>,
     max_hold: Option<Duration>,
     min_hold: Option<Duration>,
-    skipped: Arc<[Method]>,
+    /// As the kind has it, unless said otherwise.
+    skipped: Option<Arc<[Method]>>,
     busy: StatusCode,
     render: Option<Arc<Render>>,
     pub(super) fail_open: bool,
@@ -83,13 +93,14 @@ impl<K> LockLayer<K> {
     /// [`key`](crate::key), or a closure over `&http::request::Parts`.
     pub fn new(client: LockClient, key: K) -> LockLayer<K> {
         let settings = Settings {
+            kinds: Kinds::All(Kind::Lock),
             lease: None,
             renewed_lease: None,
             wait: Some(DEFAULT_WAIT),
             max_waiters: None,
             max_hold: None,
             min_hold: None,
-            skipped: [Method::OPTIONS, Method::HEAD].into(),
+            skipped: None,
             busy: StatusCode::LOCKED,
             render: None,
             fail_open: false,
@@ -101,6 +112,33 @@ impl<K> LockLayer<K> {
             key: Arc::new(key),
             settings,
         }
+    }
+
+    /// What requests lock their keys as; a plain [`Kind::Lock`] by default.
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.settings.kinds = Kinds::All(kind);
+        self
+    }
+
+    /// Lets requests that only read in together: those with a safe method (`GET`, `HEAD`) take the key's read
+    /// lock, which they share, and all others its write lock, which keeps everybody else out. By default
+    /// requests of a key run one at a time, whatever they do.
+    ///
+    /// `HEAD` is no longer [skipped](Self::skip_methods) then, unless said so. Reading and writing requests of
+    /// a key have to go through layers with this option, in every service: a read-write lock is none that a
+    /// plain [`Kind::Lock`] of the same name could take.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let client = dlock::LockClient::memory();
+    /// use dlock_tower::{LockLayer, key};
+    ///
+    /// let layer = LockLayer::new(client, key::header("x-document").prefix("document:")).read_write();
+    /// # let _ = layer; }
+    /// ```
+    pub fn read_write(mut self) -> Self {
+        self.settings.kinds = Kinds::ReadWrite;
+        self
     }
 
     /// Fixes the lease: the lock is not renewed, and ends by itself after this long. By default it is
@@ -170,10 +208,10 @@ impl<K> LockLayer<K> {
         self
     }
 
-    /// The methods whose requests pass without a lock; `OPTIONS` and `HEAD` by default, which these
-    /// replace.
+    /// The methods whose requests pass without a lock; `OPTIONS` and `HEAD` by default, and only `OPTIONS` with
+    /// [`read_write`](Self::read_write). These replace them.
     pub fn skip_methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.settings.skipped = methods.into_iter().collect();
+        self.settings.skipped = Some(methods.into_iter().collect());
         self
     }
 
@@ -243,7 +281,7 @@ impl<K> LockLayer<K> {
     ///
     /// The first option that does not.
     pub fn check(&self) -> Result<(), InvalidOptions> {
-        let lock = self.settings.lock(&self.client, "check".into());
+        let lock = (self.settings).lock(&self.client, &Method::GET, vec!["check".into()]);
         lock.check().map_err(|error| InvalidOptions(error.to_string()))?;
         let busy = self.settings.busy;
         if !(busy.is_client_error() || busy.is_server_error()) {
@@ -257,16 +295,25 @@ impl<K> LockLayer<K> {
 
 impl Settings {
     pub(super) fn skips(&self, method: &Method) -> bool {
-        self.skipped.contains(method)
+        match (&self.skipped, self.kinds) {
+            (Some(skipped), _) => skipped.contains(method),
+            (None, Kinds::ReadWrite) => method == Method::OPTIONS,
+            (None, Kinds::All(_)) => [Method::OPTIONS, Method::HEAD].contains(method),
+        }
     }
 
     pub(super) fn waits(&self) -> bool {
         self.wait.is_some()
     }
 
-    /// The lock of a request.
-    pub(super) fn lock(&self, client: &LockClient, key: LockKey) -> Lock {
-        let mut lock = client.lock(key);
+    /// The locks of a request.
+    pub(super) fn lock(&self, client: &LockClient, method: &Method, keys: Vec<LockKey>) -> MultiLock {
+        let kind = match self.kinds {
+            Kinds::All(kind) => kind,
+            Kinds::ReadWrite if method.is_safe() => Kind::Read,
+            Kinds::ReadWrite => Kind::Write,
+        };
+        let mut lock = client.multi(keys).kind(kind);
         if let Some(lease) = self.renewed_lease {
             lock = lock.renewed_lease(lease);
         }
@@ -367,6 +414,7 @@ impl<K> fmt::Debug for LockLayer<K> {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
+            .field("kinds", &self.kinds)
             .field("lease", &self.lease)
             .field("renewed_lease", &self.renewed_lease)
             .field("wait", &self.wait)

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use dlock::{LockClient, LockGuard};
+use dlock::{LockClient, MultiGuard};
 use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
@@ -55,8 +55,8 @@ impl<S, K> LockService<S, K> {
 /// A request that may be handed on.
 pub(super) struct Admitted<B> {
     pub(super) request: Request<B>,
-    /// Its lock, unless it needs none or goes without.
-    pub(super) guard: Option<LockGuard>,
+    /// Its locks, mostly one, unless it needs none or goes without.
+    pub(super) guard: Option<MultiGuard>,
 }
 
 async fn admit<B, K: ExtractKey<B>>(
@@ -66,12 +66,13 @@ async fn admit<B, K: ExtractKey<B>>(
     request: Request<B>,
 ) -> Result<Admitted<B>, Rejection> {
     let (mut request, found) = key.extract(request).await?;
-    let key = match found {
-        Found::Key(key) => key,
+    let keys = match found {
+        Found::Key(key) => vec![key],
+        Found::Keys(keys) => keys,
         Found::Missing(rejection) => return Err(rejection),
         Found::PassThrough => return Ok(Admitted { request, guard: None }),
     };
-    let lock = settings.lock(&client, key);
+    let lock = settings.lock(&client, request.method(), keys);
     let acquired = if settings.waits() {
         lock.acquire().await
     } else {
@@ -91,7 +92,7 @@ async fn admit<B, K: ExtractKey<B>>(
                 && error.is_unavailable()
                 && !matches!(error, dlock::Error::ClientClosed) =>
         {
-            tracing::warn!(key = %lock.key(), %error, "the lock store is down: a request runs without its lock");
+            tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
             Ok(Admitted { request, guard: None })
         }
         Err(error) => Err(settings.refusal(error)),

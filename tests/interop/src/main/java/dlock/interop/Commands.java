@@ -2,6 +2,7 @@ package dlock.interop;
 
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
 
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.locks.LockSupport;
 import org.redisson.api.RBucket;
@@ -17,9 +18,10 @@ import org.redisson.client.codec.LongCodec;
  * What can be asked for, under Redisson's own method names: {@code <method> <kind> <name> [<argument>...]}, times in
  * milliseconds.
  *
- * <p>Kinds: {@code plain}, {@code fair}, {@code read}, {@code write}, {@code fenced}; {@code semaphore},
- * {@code permits} (the semaphore whose permits expire), {@code latch}. A method that may fail to get what it is asked
- * for answers {@code false} then, otherwise {@code true}, the fencing token or the permit's id.
+ * <p>Kinds: {@code plain}, {@code fair}, {@code read}, {@code write}, {@code fenced}; {@code multi}, whose name is
+ * those of several plain locks with a comma between them; {@code semaphore}, {@code permits} (the semaphore whose
+ * permits expire), {@code latch}. A method that may fail to get what it is asked for answers {@code false} then,
+ * otherwise {@code true}, the fencing token or the permit's id.
  *
  * <p>Objects are made anew for every request: Redisson keeps the last lease in the lock object, and one request
  * shall not change what the next one does.
@@ -41,7 +43,7 @@ final class Commands {
             return counter(kind, name, args.number(0), args.text(1), args.number(2));
         }
         return switch (kind) {
-            case "plain", "fair", "read", "write" -> lock(lockOf(kind, name), method, args);
+            case "plain", "fair", "read", "write", "multi" -> lock(lockOf(kind, name), method, args);
             case "fenced" -> fenced(redisson.getFencedLock(name), method, args);
             case "semaphore" -> semaphore(redisson.getSemaphore(name), method, args);
             case "permits" -> permits(redisson.getPermitExpirableSemaphore(name), method, args);
@@ -57,6 +59,8 @@ final class Commands {
             case "read" -> redisson.getReadWriteLock(name).readLock();
             case "write" -> redisson.getReadWriteLock(name).writeLock();
             case "fenced" -> redisson.getFencedLock(name);
+            case "multi" -> redisson.getMultiLock(
+                    Arrays.stream(name.split(",")).map(redisson::getLock).toArray(RLock[]::new));
             default -> throw new IllegalArgumentException("no kind of lock " + kind);
         };
     }

@@ -1,0 +1,62 @@
+//! Several keys at once.
+
+use std::fmt;
+
+use http::Request;
+
+use super::{ExtractKey, Found, Key};
+use crate::Rejection;
+
+/// Locks two to six keys at once, all of them or none: `each_of((query("from"), query("to")))` locks two
+/// accounts, and a request for the same two in the other order waits for this one and never dead-locks with it;
+/// see [`MultiLock`](dlock::MultiLock).
+///
+/// A part that lets the request pass adds no key; if all of them do, the request passes. One that is missing is
+/// refused, as it would be alone. One key for several parts together is [`all_of`](super::all_of).
+pub fn each_of<T>(parts: T) -> Key<EachOf<T>> {
+    Key::new(EachOf { parts })
+}
+
+/// See [`each_of`].
+#[derive(Clone)]
+pub struct EachOf<T> {
+    parts: T,
+}
+
+impl<T> fmt::Debug for EachOf<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EachOf").finish_non_exhaustive()
+    }
+}
+
+macro_rules! each_of {
+    ($($part:ident),+) => {
+        impl<B: Send, $($part: ExtractKey<B>),+> ExtractKey<B> for EachOf<($($part,)+)> {
+            #[allow(non_snake_case, reason = "the parts are named like their types")]
+            async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+                let ($($part,)+) = &self.parts;
+                let mut keys = Vec::new();
+                $(
+                    let (request, found) = $part.extract(request).await?;
+                    match found {
+                        Found::Key(key) => keys.push(key),
+                        Found::Keys(more) => keys.extend(more),
+                        Found::PassThrough => {}
+                        missing @ Found::Missing(_) => return Ok((request, missing)),
+                    }
+                )+
+                let found = match keys.is_empty() {
+                    true => Found::PassThrough,
+                    false => Found::all(keys),
+                };
+                Ok((request, found))
+            }
+        }
+    };
+}
+
+each_of!(P1, P2);
+each_of!(P1, P2, P3);
+each_of!(P1, P2, P3, P4);
+each_of!(P1, P2, P3, P4, P5);
+each_of!(P1, P2, P3, P4, P5, P6);

@@ -1,0 +1,30 @@
+#![allow(unused)]
+
+use dlock::{Error, Kind, distributed_lock};
+
+#[distributed_lock(key = "jobs", kind = fiar)]
+async fn mistyped() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "jobs", kind = "fair")]
+async fn text() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "jobs", kind = Kind::Write)]
+async fn variant() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(keys = ["a", "b"], kind = shared)]
+async fn elsewhere() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "jobs", kind = permit)]
+async fn no_such_kind() -> Result<(), Error> {
+    Ok(())
+}
+
+fn main() {}
