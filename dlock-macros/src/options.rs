@@ -166,8 +166,9 @@ impl Reader {
         if let (Some(Keys::List(_) | Keys::Expression(_)), Some(kind)) = (&self.keys, &self.kind)
             && kind == "Fair"
         {
-            let message = "who waits for several keys has no place in the queue of one: `kind = fair` takes one `key`";
-            let error = Error::new(kind.span(), message);
+            let message =
+                "who waits for several keys has no place in the queue of one: `kind = fair` takes one `key`";
+            let error = Error::new(kind.span().resolved_at(Span::call_site()), message);
             self.fail(error);
         }
         match (self.error, self.keys) {

@@ -114,7 +114,8 @@ impl<K> LockLayer<K> {
         }
     }
 
-    /// What requests lock their keys as; a plain [`Kind::Lock`] by default.
+    /// What requests lock their keys as; a plain [`Kind::Lock`] by default. Keys that are taken
+    /// [together](crate::key::each_of) can be neither fair locks nor permits: such a request is answered with 500.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.settings.kinds = Kinds::All(kind);
         self

@@ -17,11 +17,6 @@ async fn bad_ones() -> Result<(), Error> {
     Ok(())
 }
 
-#[distributed_lock(keys = ["from:{from}", "to:{too}"])]
-async fn unknown_capture(from: u64, to: u64) -> Result<(), Error> {
-    Ok(())
-}
-
 #[distributed_lock(keys = [from, to])]
 async fn no_key(from: u64, to: String) -> Result<(), Error> {
     Ok(())

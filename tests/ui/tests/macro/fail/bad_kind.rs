@@ -27,4 +27,9 @@ async fn no_such_kind() -> Result<(), Error> {
     Ok(())
 }
 
+#[distributed_lock(keys = ["a", "b"], kind = fair)]
+async fn fair_set() -> Result<(), Error> {
+    Ok(())
+}
+
 fn main() {}

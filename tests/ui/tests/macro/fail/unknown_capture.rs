@@ -16,4 +16,9 @@ async fn field(order: Order) -> Result<(), Error> {
     Ok(())
 }
 
+#[distributed_lock(keys = ["from:{from}", "to:{too}"])]
+async fn one_of_several(from: u64, to: u64) -> Result<(), Error> {
+    Ok(())
+}
+
 fn main() {}
