@@ -8,11 +8,13 @@
 //! | [`Monitor`] | what the server was asked |
 //! | [`postgres`] | the same of PostgreSQL |
 //! | [`child`] | other processes that must die with the tests |
+//! | [`chaos`] | the machine that tries to break it all |
 //! | [`eventually`] | waiting for what another process does |
 //!
 //! None of it works under a paused clock: time would jump while the servers work.
 
 pub mod bins;
+pub mod chaos;
 pub mod child;
 pub mod faults;
 mod monitor;

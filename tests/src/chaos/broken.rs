@@ -1,0 +1,171 @@
+//! Stores that are broken on purpose: a checker that finds nothing wrong with them proves nothing of others.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dlock::backend::{
+    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Watch,
+};
+use dlock::{Kind, LockKey};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+/// What is wrong with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Break {
+    /// Fencing tokens do not grow.
+    NoFence,
+    /// The store is asked for a much shorter lease than the holder is told.
+    EarlyGrant,
+    /// Renewals are answered as done and not sent, until it is too late.
+    LateLoss,
+    /// Now and then an acquire arrives once more after its release, with a long lease.
+    Ghost,
+}
+
+/// By how much a lease is shorter than it looks.
+const SHORTER: u32 = 8;
+/// How long renewals are not sent: longer than the lease that most have.
+const NOT_SENT: Duration = Duration::from_millis(2500);
+/// One release in so many is followed by a ghost.
+const GHOST: u64 = 50;
+/// How long a ghost stays.
+const GHOSTLY: Duration = Duration::from_secs(300);
+
+/// A store and what is wrong with it.
+pub(crate) struct Broken<B> {
+    inner: Arc<B>,
+    how: Break,
+    releases: AtomicU64,
+    /// When the grants were given that are held.
+    given: Mutex<HashMap<GrantId, Instant>>,
+}
+
+impl<B: Backend> Broken<B> {
+    pub(crate) fn new(inner: B, how: Break) -> Broken<B> {
+        Broken {
+            inner: Arc::new(inner),
+            how,
+            releases: AtomicU64::new(0),
+            given: Mutex::default(),
+        }
+    }
+
+    fn lease(&self, lease: Duration) -> Duration {
+        match self.how {
+            Break::EarlyGrant => lease / SHORTER,
+            _ => lease,
+        }
+    }
+}
+
+impl<B: Backend> Backend for Broken<B> {
+    fn acquire(
+        self: Arc<Self>,
+        mut request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        request.lease = self.lease(request.lease);
+        let (grant, count) = (request.grant, u64::from(request.tokens));
+        let step = self.inner.clone().acquire(request);
+        async move {
+            let reply = step.await?;
+            if let AcquireReply::Acquired { .. } = reply {
+                self.given.lock().insert(grant, Instant::now());
+                if self.how == Break::NoFence {
+                    return Ok(AcquireReply::Acquired {
+                        first_token: 1,
+                        last_token: count,
+                    });
+                }
+            }
+            Ok(reply)
+        }
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        let was_given = self.given.lock().remove(&request.grant).is_some();
+        let step = self.inner.clone().release(request.clone());
+        // Its place in line is behind the release.
+        let ghost = (self.how == Break::Ghost
+            && was_given
+            && self.releases.fetch_add(1, Ordering::Relaxed) % GHOST == GHOST - 1)
+            .then(|| {
+                let ReleaseRequest { kind, key, grant, .. } = request;
+                let again = AcquireRequest::new(kind, key, grant, GHOSTLY);
+                self.inner.clone().acquire(again)
+            });
+        async move {
+            if let Some(ghost) = ghost {
+                let (answer, _) = tokio::join!(step, ghost);
+                return answer;
+            }
+            step.await
+        }
+    }
+
+    async fn renew(
+        self: Arc<Self>,
+        mut requests: Vec<RenewRequest>,
+    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+        if self.how == Break::LateLoss {
+            let given = self.given.lock();
+            let not_sent = |request: &RenewRequest| {
+                given
+                    .get(&request.grant)
+                    .is_some_and(|at| at.elapsed() < NOT_SENT)
+            };
+            if requests.iter().all(not_sent) {
+                return Ok(requests.iter().map(|_| Ok(Renewal::Renewed)).collect());
+            }
+        }
+        for request in &mut requests {
+            request.lease = self.lease(request.lease);
+        }
+        self.inner.clone().renew(requests).await
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+        self.inner.clone().inspect(key)
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        self.inner.clone().list(prefix)
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        self.inner.clone().force_release(key)
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        self.inner.clone().watch(kind, key, grant)
+    }
+
+    fn lane(&self, key: &LockKey) -> Lane {
+        self.inner.lane(key)
+    }
+
+    fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
+        self.inner.explain(kind, key)
+    }
+
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        self.inner.doubts()
+    }
+}

@@ -1,0 +1,331 @@
+//! What is wrong with a history.
+//!
+//! All of it is evidence, none a guess. A hold is certain from the return of its acquire to the beginning of the last
+//! check that answered held (a loss is final, so whoever had asked in between would have been answered the same), and
+//! two certain holds of one key at a time are a violation whatever the reason.
+//!
+//! A loss that was told late is harder to prove: whoever is stopped cannot be told, so a check that answers lost long
+//! after the last one may have come late for reasons that are not dlock's. But between a check that answers held and the
+//! moment at which the store gives the lock to somebody else there is the safety margin of the lease, 10 ms at least. So
+//! when checks follow each other faster than that and somebody else is granted the lock between a "held" and a "lost",
+//! the margin was not kept.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::clock::Nanos;
+use super::history::{Forgotten, History, Hold};
+
+/// The least margin of a lease, less what is lost to whole milliseconds on the server.
+const MARGIN: Nanos = 9_000_000;
+
+/// What is wrong, and the holds that show it.
+#[derive(Debug, Clone)]
+pub(crate) struct Finding {
+    pub(crate) what: String,
+    pub(crate) from: Nanos,
+    pub(crate) to: Nanos,
+    pub(crate) holds: Vec<usize>,
+}
+
+/// All that is wrong, by kind.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) violations: Vec<Finding>,
+    pub(crate) late_losses: Vec<Finding>,
+    /// The same where the store had lost its data in between.
+    pub(crate) unprotected: Vec<Finding>,
+}
+
+/// Checks the whole history.
+pub(crate) fn check(history: &History) -> Findings {
+    let mut findings = Findings::default();
+    let mut keys: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (at, hold) in history.holds.iter().enumerate() {
+        keys.entry(hold.key).or_default().push(at);
+        for wrong in &hold.wrong {
+            findings.violations.push(Finding {
+                what: format!("{hold}: {wrong}"),
+                from: hold.asked,
+                to: hold.over.unwrap_or(history.end),
+                holds: vec![at],
+            });
+        }
+    }
+    for holds in keys.values() {
+        let mut of_key = OfKey {
+            history,
+            findings: &mut findings,
+            certain: certain(history, holds),
+        };
+        of_key.overlaps();
+        of_key.late_losses();
+        of_key.tokens_in_order_of_holds();
+        tokens_in_order_of_requests(history, holds, &mut findings);
+    }
+    register(history, &mut findings);
+    for found in [
+        &mut findings.violations,
+        &mut findings.late_losses,
+        &mut findings.unprotected,
+    ] {
+        found.sort_by_key(|finding| finding.from);
+    }
+    findings
+}
+
+/// A certain hold.
+#[derive(Debug, Clone, Copy)]
+struct Certain {
+    at: usize,
+    from: Nanos,
+    to: Nanos,
+}
+
+fn certain(history: &History, holds: &[usize]) -> Vec<Certain> {
+    let of = |at: &usize| {
+        let (from, to) = history.holds[*at].certain()?;
+        Some(Certain { at: *at, from, to })
+    };
+    let mut certain: Vec<_> = holds.iter().filter_map(of).collect();
+    certain.sort_by_key(|hold| hold.from);
+    certain
+}
+
+/// Whether the store may have forgotten the first of two grants before it gave the second.
+fn excused(forgotten: &[Forgotten], first: &Hold, second: &Hold) -> bool {
+    let until = second.granted.unwrap_or(Nanos::MAX);
+    lost_data(forgotten, first.key, first.origin, until)
+}
+
+fn lost_data(forgotten: &[Forgotten], key: usize, from: Nanos, to: Nanos) -> bool {
+    forgotten
+        .iter()
+        .any(|lost| lost.key.is_none_or(|lost| lost == key) && lost.from <= to && lost.to >= from)
+}
+
+struct OfKey<'a> {
+    history: &'a History,
+    findings: &'a mut Findings,
+    certain: Vec<Certain>,
+}
+
+impl OfKey<'_> {
+    fn hold(&self, of: Certain) -> &Hold {
+        &self.history.holds[of.at]
+    }
+
+    fn excused(&self, first: Certain, second: Certain) -> bool {
+        excused(&self.history.forgotten, self.hold(first), self.hold(second))
+    }
+
+    /// Two at a time.
+    fn overlaps(&mut self) {
+        let mut open: Vec<Certain> = Vec::new();
+        for second in self.certain.clone() {
+            open.retain(|first| first.to > second.from);
+            for first in open.clone() {
+                let (a, b) = (self.hold(first), self.hold(second));
+                let finding = Finding {
+                    what: format!("{a} answered held after {b} was granted"),
+                    from: first.from,
+                    to: first.to.min(second.to),
+                    holds: vec![first.at, second.at],
+                };
+                match self.excused(first, second) {
+                    true => self.findings.unprotected.push(finding),
+                    false => self.findings.violations.push(finding),
+                }
+            }
+            open.push(second);
+        }
+    }
+
+    /// Told after somebody else was granted the lock.
+    fn late_losses(&mut self) {
+        for at in 0..self.certain.len() {
+            let first = self.certain[at];
+            let hold = self.hold(first);
+            // Who was the first to be granted it.
+            let mut later = self.certain[at + 1..].iter().copied();
+            let Some(second) = later.find(|second| second.from > first.from) else {
+                continue;
+            };
+            let late = told(self.history, hold).into_iter().find(|told| match *told {
+                // It was asked after that, and believed.
+                _ if first.to > second.from => true,
+                Told::Asked { before, heard } => {
+                    second.from > before && heard > second.from && heard - before <= MARGIN
+                }
+                Told::Signal { since, at } => second.from > since && at > second.from,
+                Told::AtRelease { .. } => false,
+            });
+            let Some(told) = late else { continue };
+            let b = self.hold(second);
+            let finding = Finding {
+                what: format!("{hold} was told that it is lost after {b} was granted"),
+                from: first.from,
+                to: told.last(),
+                holds: vec![first.at, second.at],
+            };
+            // One that overlaps is counted there already.
+            match self.excused(first, second) {
+                true if first.to > second.from => {}
+                true => self.findings.unprotected.push(finding),
+                false => self.findings.late_losses.push(finding),
+            }
+        }
+    }
+
+    /// Whoever holds it later has the greater token.
+    fn tokens_in_order_of_holds(&mut self) {
+        for at in 1..self.certain.len() {
+            let (first, second) = (self.certain[at - 1], self.certain[at]);
+            let (a, b) = (self.hold(first), self.hold(second));
+            // The second may be the heir of the grant that was lost.
+            let excused = self.excused(first, second) || self.excused(second, first);
+            if a.token < b.token || second.from <= first.to || excused {
+                continue;
+            }
+            let finding = Finding {
+                what: format!("{b} came after {a}, and its token is not greater"),
+                from: first.from,
+                to: second.to,
+                holds: vec![first.at, second.at],
+            };
+            self.findings.violations.push(finding);
+        }
+    }
+}
+
+/// When a hold was told.
+#[derive(Debug, Clone, Copy)]
+enum Told {
+    /// By a check, the first after one that had answered held.
+    Asked { before: Nanos, heard: Nanos },
+    /// By `lost()`, long after a check had answered lost, though the runtime ran all the time.
+    Signal { since: Nanos, at: Nanos },
+    /// By the answer to its release.
+    AtRelease { at: Nanos },
+}
+
+impl Told {
+    fn last(self) -> Nanos {
+        match self {
+            Told::Asked { heard: at, .. } | Told::Signal { at, .. } | Told::AtRelease { at } => at,
+        }
+    }
+}
+
+/// In which ways a hold was told that it is lost.
+fn told(history: &History, hold: &Hold) -> Vec<Told> {
+    let Some(lost) = &hold.lost else {
+        return match &hold.gone {
+            Some((at, answer)) if answer.starts_with("lost") => vec![Told::AtRelease { at: *at }],
+            _ => Vec::new(),
+        };
+    };
+    let (before, heard) = (lost.before, lost.heard);
+    let mut told = vec![Told::Asked { before, heard }];
+    // With other threads the one that gives the signal may stand still alone.
+    if let Some((at, gap)) = hold.told
+        && at > heard
+        && gap <= MARGIN
+        && history.single.contains(&hold.id.life)
+    {
+        told.push(Told::Signal { since: heard, at });
+    }
+    told
+}
+
+/// A grant that was asked for after another one was had has greater tokens, whatever happened in between; and no token is
+/// given twice. (What a process hands on of a grant that its store has lost meanwhile keeps the tokens of that grant: it
+/// is the fenced resource that refuses them then, as it should.)
+fn tokens_in_order_of_requests(history: &History, holds: &[usize], findings: &mut Findings) {
+    let granted = |at: &usize| {
+        let hold = &history.holds[*at];
+        hold.granted.map(|granted| (granted, *at))
+    };
+    let mut by_grant: Vec<_> = holds.iter().filter_map(granted).collect();
+    by_grant.sort_unstable();
+    let mut by_request: Vec<_> = by_grant
+        .iter()
+        .map(|(_, at)| (history.holds[*at].origin, *at))
+        .collect();
+    by_request.sort_unstable();
+    let mut owners: HashMap<u64, usize> = HashMap::new();
+    let (mut granted, mut greatest) = (0, None::<(u64, usize)>);
+    for (asked, second) in by_request {
+        while let Some((_, first)) = by_grant.get(granted).filter(|(at, _)| *at < asked) {
+            greatest = greatest.max(Some((history.holds[*first].token, *first)));
+            granted += 1;
+        }
+        let b = &history.holds[second];
+        let twice = owners.insert(b.token, second);
+        let older = greatest
+            .filter(|(token, _)| *token >= b.token)
+            .map(|(_, first)| first);
+        if let Some(first) = twice.or(older) {
+            let a = &history.holds[first];
+            let what = match twice {
+                Some(_) => format!("{a} and {b} have the same token"),
+                None => format!("{b} was asked for after {a} was granted, and its token is not greater"),
+            };
+            findings.violations.push(Finding {
+                what,
+                from: a.asked.min(b.asked),
+                to: b.granted.max(a.granted).unwrap_or(history.end),
+                holds: vec![first, second],
+            });
+        }
+    }
+}
+
+/// The register took no older token, and refused nobody who held the lock.
+fn register(history: &History, findings: &mut Findings) {
+    let by_id: HashMap<_, _> = history
+        .holds
+        .iter()
+        .enumerate()
+        .map(|(at, hold)| (hold.id, at))
+        .collect();
+    let mut last: HashMap<usize, u64> = HashMap::new();
+    for write in &history.writes {
+        let known = by_id.get(&write.hold).copied();
+        let mut wrong = |what: String| {
+            findings.violations.push(Finding {
+                what,
+                from: write.at,
+                to: write.at,
+                holds: known.into_iter().collect(),
+            });
+        };
+        let last = last.entry(write.key).or_default();
+        let (hold, token) = (write.hold, write.token);
+        match write.refused_by {
+            None => {
+                if token < *last {
+                    wrong(format!(
+                        "the register took a write of {hold} with token {token} after {last}"
+                    ));
+                }
+                *last = token.max(*last);
+            }
+            Some(newer) => {
+                let Some(hold) = known.map(|at| &history.holds[at]) else {
+                    continue;
+                };
+                let held = hold
+                    .certain()
+                    .is_some_and(|(from, to)| from <= write.at && write.at <= to);
+                if held && !lost_data(&history.forgotten, hold.key, hold.origin, write.at) {
+                    wrong(format!(
+                        "{hold} held the lock, and the register refused its write for {newer}"
+                    ));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! Histories that are right, and histories in which one thing is wrong. Times are in ms.
+
+use super::*;
+use crate::chaos::event::Life;
+
+/// Two processes that lock key 0, each with a log; what the orchestrator says, and the register.
+struct Story {
+    first: &'static str,
+    second: &'static str,
+    orchestrator: &'static str,
+    register: &'static str,
+}
+
+const QUIET: Story = Story {
+    first: "",
+    second: "",
+    orchestrator: "",
+    register: "",
+};
+
+/// Hold 1 of key 0, granted at 10 ms with token 100, and held until 50 ms.
+const FIRST: &str = "0 hello 1\n1 ask 1 0 2000 wait\n10 got 1 100\n10 held 1\n50 held 1\n";
+/// Hold 1 of key 0, granted at 60 ms with token 200, and held until 90 ms.
+const SECOND: &str = "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 200\n60 held 1\n90 held 1\n91 let 1 drop\n";
+
+/// The times of a log in ms as ns: they stand first, and where `fields` says.
+fn in_nanos(text: &str) -> String {
+    let nanos = |word: &str| format!("{word}000000");
+    let line = |line: &str| {
+        let words: Vec<_> = line.split(' ').collect();
+        let times = match words[1] {
+            "lost" => vec![0, 3, 4],
+            "told" | "deaf" => vec![0, 3],
+            "loses" => vec![0, 2],
+            _ => vec![0],
+        };
+        let word = |(at, word): (usize, &&str)| match times.contains(&at) {
+            true => nanos(word),
+            false => (*word).to_owned(),
+        };
+        words.iter().enumerate().map(word).collect::<Vec<_>>().join(" ") + "\n"
+    };
+    text.lines().map(line).collect()
+}
+
+fn history(story: &Story) -> History {
+    let mut history = History::default();
+    history.add_orchestrator(&in_nanos(story.orchestrator)).unwrap();
+    history.add_register(&in_nanos(story.register)).unwrap();
+    for (slot, log) in [story.first, story.second].into_iter().enumerate() {
+        history
+            .add_worker(Life { slot, life: 0 }, &in_nanos(log))
+            .unwrap();
+    }
+    history
+}
+
+/// How many violations, late losses and unprotected ones there are.
+fn found(story: &Story) -> [usize; 3] {
+    let findings = check(&history(story));
+    [
+        findings.violations.len(),
+        findings.late_losses.len(),
+        findings.unprotected.len(),
+    ]
+}
+
+#[test]
+fn one_after_the_other_is_right() {
+    let story = Story {
+        first: format!("{FIRST}55 let 1 release\n56 gone 1 ok\n").leak(),
+        second: SECOND,
+        ..QUIET
+    };
+    assert_eq!(found(&story), [0, 0, 0]);
+}
+
+#[test]
+fn a_check_that_answers_held_after_somebody_else_was_granted_is_a_violation() {
+    let story = Story {
+        first: format!("{FIRST}61 held 1\n").leak(),
+        second: SECOND,
+        ..QUIET
+    };
+    assert_eq!(found(&story), [1, 0, 0]);
+}
+
+#[test]
+fn a_guard_that_was_dead_when_it_came_is_no_hold() {
+    let first = format!("{FIRST}70 held 1\n").leak();
+    let second = "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 90\n61 lost 1 0 60 Expired\n";
+    let story = Story {
+        first,
+        second,
+        ..QUIET
+    };
+    assert_eq!(found(&story), [0, 0, 0]);
+}
+
+#[test]
+fn what_overlaps_after_the_data_were_lost_is_unprotected() {
+    let first = format!("{FIRST}70 held 1\n").leak();
+    let of = |orchestrator| Story {
+        first,
+        second: SECOND,
+        orchestrator,
+        ..QUIET
+    };
+    assert_eq!(found(&of("56 loses 55 *\n")), [0, 0, 1]);
+    assert_eq!(found(&of("56 loses 55 0\n")), [0, 0, 1]);
+    // Another key, before the one asked, after the other was granted.
+    for elsewhere in ["56 loses 55 1\n", "0 loses 0 *\n", "62 loses 61 *\n"] {
+        assert_eq!(found(&of(elsewhere)), [1, 0, 0], "{elsewhere}");
+    }
+}
+
+#[test]
+fn who_is_told_after_somebody_else_was_granted_is_told_late() {
+    let told = |told: &str| Story {
+        first: format!("{FIRST}{told}").leak(),
+        second: SECOND,
+        ..QUIET
+    };
+    // Held at 55, granted to the other at 60, lost at 61.
+    assert_eq!(found(&told("61 lost 1 55 61 Gone\n")), [0, 1, 0]);
+    // Before.
+    assert_eq!(found(&told("59 lost 1 55 58 Gone\n")), [0, 0, 0]);
+    // It stood still.
+    assert_eq!(found(&told("75 lost 1 55 75 Gone\n")), [0, 0, 0]);
+    // It was asked after that, and believed; stood still or not.
+    assert_eq!(found(&told("61 held 1\n85 lost 1 61 85 Gone\n")), [1, 1, 0]);
+    assert_eq!(
+        found(&told("61 held 1\n65 let 1 release\n66 gone 1 lost:Gone\n")),
+        [1, 1, 0]
+    );
+    // Its release has found that it is gone, which is no wonder.
+    assert_eq!(found(&told("55 let 1 release\n66 gone 1 lost:Gone\n")), [0, 0, 0]);
+}
+
+#[test]
+fn a_signal_that_comes_too_late_is_late_where_the_process_ran() {
+    let told = |threads: &str, told: &str| Story {
+        first: format!("{FIRST}52 lost 1 50 52 Expired\n{told}")
+            .replace("hello 1", threads)
+            .leak(),
+        second: SECOND,
+        ..QUIET
+    };
+    assert_eq!(found(&told("hello 1", "70 told 1 6 Expired\n")), [0, 1, 0]);
+    assert_eq!(found(&told("hello 1", "70 deaf 1 6\n")), [0, 1, 0]);
+    assert_eq!(found(&told("hello 1", "58 told 1 6 Expired\n")), [0, 0, 0]);
+    // It stood still in between, or may have.
+    assert_eq!(found(&told("hello 1", "70 told 1 15 Expired\n")), [0, 0, 0]);
+    assert_eq!(found(&told("hello 2", "70 told 1 6 Expired\n")), [0, 0, 0]);
+}
+
+#[test]
+fn tokens_grow_from_hold_to_hold() {
+    let with = |token: &str, asked: &str| Story {
+        first: format!("{FIRST}55 let 1 drop\n").leak(),
+        second: SECOND.replace(" 200\n", token).replace("2 ask", asked).leak(),
+        ..QUIET
+    };
+    assert_eq!(found(&with(" 101\n", "2 ask")), [0, 0, 0]);
+    // Asked for before the other was granted: the order of the holds counts.
+    assert_eq!(found(&with(" 99\n", "2 ask")), [1, 0, 0]);
+    // Asked for after that: the order of the requests counts too.
+    assert_eq!(found(&with(" 99\n", "11 ask")), [2, 0, 0]);
+    assert_eq!(found(&with(" 100\n", "2 ask")), [2, 0, 0]);
+}
+
+#[test]
+fn lost_data_are_no_excuse_for_a_token_that_does_not_grow() {
+    let story = Story {
+        first: format!("{FIRST}55 let 1 drop\n").leak(),
+        second: SECOND
+            .replace(" 200\n", " 99\n")
+            .replace("2 ask", "11 ask")
+            .leak(),
+        orchestrator: "56 loses 55 *\n",
+        ..QUIET
+    };
+    assert_eq!(found(&story), [1, 0, 0]);
+}
+
+#[test]
+fn the_register_takes_nothing_old_and_refuses_no_holder() {
+    let of = |register| Story {
+        first: format!("{FIRST}55 let 1 drop\n").leak(),
+        second: SECOND,
+        register,
+        ..QUIET
+    };
+    let right = "20 took 0 100 p0.0.1\n70 took 0 200 p1.0.1\n71 refused 0 100 p0.0.1 200\n";
+    assert_eq!(found(&of(right)), [0, 0, 0]);
+    assert_eq!(
+        found(&of("70 took 0 200 p1.0.1\n71 took 0 100 p0.0.1\n")),
+        [1, 0, 0]
+    );
+    assert_eq!(found(&of("70 refused 0 200 p1.0.1 300\n")), [1, 0, 0]);
+    // It did not hold it any more.
+    assert_eq!(found(&of("95 refused 0 200 p1.0.1 300\n")), [0, 0, 0]);
+}
+
+#[test]
+fn a_hold_that_contradicts_itself_is_a_violation() {
+    for wrong in [
+        "51 lost 1 50 51 Expired\n52 healed 1\n",
+        "51 again 1 101\n",
+        "51 lost 1 50 51 Expired\n52 let 1 release\n53 gone 1 ok\n",
+    ] {
+        let first = format!("{FIRST}{wrong}").leak();
+        assert_eq!(found(&Story { first, ..QUIET }), [1, 0, 0], "{wrong}");
+    }
+    let first = format!("{FIRST}51 again 1 100\n52 let 1 release\n53 gone 1 ok\n").leak();
+    assert_eq!(found(&Story { first, ..QUIET }), [0, 0, 0]);
+}
+
+#[test]
+fn keys_have_nothing_to_do_with_each_other() {
+    let story = Story {
+        first: format!("{FIRST}80 held 1\n").leak(),
+        second: SECOND
+            .replace("ask 1 0", "ask 1 1")
+            .replace(" 200\n", " 50\n")
+            .leak(),
+        ..QUIET
+    };
+    assert_eq!(found(&story), [0, 0, 0]);
+}
+
+#[test]
+fn who_was_handed_a_grant_that_is_lost_is_unprotected_too() {
+    // Hold 2 asks after the data were lost, and has the next token of the grant that hold 1 had before.
+    let heir = "55 let 1 drop\n54 ask 2 0 2000 wait\n56 got 2 TOKEN\n56 held 2\n70 held 2\n";
+    let with = |token: &str| Story {
+        first: format!("{FIRST}{}", heir.replace("TOKEN", token)).leak(),
+        second: SECOND,
+        orchestrator: "53 loses 52 *\n",
+        ..QUIET
+    };
+    assert_eq!(found(&with("101")), [0, 0, 1]);
+    // One of its own has no excuse.
+    assert_eq!(
+        found(&Story {
+            second: SECOND.replace(" 200\n", " 900\n").leak(),
+            ..with("800")
+        }),
+        [1, 0, 0]
+    );
+}

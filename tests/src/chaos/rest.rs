@@ -1,0 +1,121 @@
+//! Quiet times: everything is healed, nobody asks for anything new, and what must be possible then is seen.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::event::{Done, word};
+use super::faults::Fiend;
+use super::store::{KEYS, LONGEST_LEASE, key_name};
+use super::team::Restless;
+
+/// Tries are not given up before this, however much time others took.
+const AT_LEAST: Duration = Duration::from_secs(1);
+
+/// Brings all to rest, and sees that every lock can be had and that nothing is left.
+///
+/// # Errors
+/// When a server cannot be reached at all.
+pub(crate) async fn rest(fiend: &Arc<Fiend>, number: u64, margin: Duration) -> anyhow::Result<()> {
+    let deployment = &fiend.deployment;
+    deployment.heal();
+    fiend.log.say(Done::Rest { number });
+    let bound = LONGEST_LEASE + deployment.topology.slowness() + margin;
+    let until = Instant::now() + bound;
+    let mut stuck = BTreeSet::new();
+    for restless in fiend.team.rest(number, until).await {
+        tell(fiend, &restless, bound, &mut stuck);
+    }
+    fresh(fiend, until, bound, &mut stuck).await?;
+    for key in stuck {
+        let what = format!("key{key}");
+        let why = word(format!(
+            "not to be had within {bound:?} after everything was healed"
+        ));
+        fiend.log.say(Done::Stuck { what, why });
+    }
+    let left = settled(until, || deployment.leftovers()).await?;
+    for what in left {
+        let (what, why) = (word(what), word(format!("{bound:?} after everything was healed")));
+        fiend.log.say(Done::Leftover { what, why });
+    }
+    Ok(())
+}
+
+/// Says why a worker has not come to rest.
+fn tell(fiend: &Fiend, restless: &Restless, bound: Duration, stuck: &mut BTreeSet<usize>) {
+    let life = restless.life;
+    let say = |why: String| {
+        let (what, why) = (life.to_string(), word(why));
+        fiend.log.say(Done::Stuck { what, why });
+    };
+    match &restless.busy {
+        _ if !restless.up => say(format!("not connected within {bound:?}")),
+        None => say("does not answer".to_owned()),
+        Some(busy) if !busy.keys.is_empty() => stuck.extend(&busy.keys),
+        Some(busy) if busy.tasks > 0 => say(format!("{} tasks do not come to their end", busy.tasks)),
+        Some(busy) => {
+            let what = life.to_string();
+            let why = word(format!(
+                "nobody asks, and it holds {} and waits for {}",
+                busy.held, busy.waited_for
+            ));
+            fiend.log.say(Done::Leftover { what, why });
+        }
+    }
+}
+
+/// A client that has seen nothing of it takes every lock.
+async fn fresh(
+    fiend: &Fiend,
+    until: Instant,
+    bound: Duration,
+    stuck: &mut BTreeSet<usize>,
+) -> anyhow::Result<()> {
+    let left = |until: Instant| until.saturating_duration_since(Instant::now()).max(AT_LEAST);
+    let Ok(client) = tokio::time::timeout(left(until), fiend.deployment.direct().open(None)).await else {
+        let why = word(format!("no connection within {bound:?}"));
+        let what = "everything".to_owned();
+        fiend.log.say(Done::Stuck { what, why });
+        return Ok(());
+    };
+    let client = client?;
+    let takes = (0..KEYS).map(|key| {
+        let lock = client.lock(key_name(key));
+        async move {
+            let end = Instant::now() + left(until);
+            // A step that fails may be tried again until the time is over.
+            loop {
+                let wait = end
+                    .saturating_duration_since(Instant::now())
+                    .max(Duration::from_millis(1));
+                match lock.clone().wait(wait).acquire().await {
+                    Ok(guard) => {
+                        drop(guard);
+                        return None;
+                    }
+                    Err(_) if Instant::now() < end => tokio::time::sleep(Duration::from_millis(20)).await,
+                    Err(_) => return Some(key),
+                }
+            }
+        }
+    });
+    stuck.extend(futures_util::future::join_all(takes).await.into_iter().flatten());
+    client.shutdown(AT_LEAST).await;
+    Ok(())
+}
+
+/// What is still there when the time is over; looks until nothing is.
+pub(crate) async fn settled<F>(until: Instant, look: impl Fn() -> F) -> anyhow::Result<Vec<String>>
+where
+    F: Future<Output = anyhow::Result<Vec<String>>>,
+{
+    let until = until.max(Instant::now() + AT_LEAST);
+    loop {
+        let left = look().await?;
+        if left.is_empty() || Instant::now() > until {
+            return Ok(left);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

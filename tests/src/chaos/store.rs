@@ -1,0 +1,80 @@
+//! What the locks are on, as a worker is told, and what the locks are.
+
+use std::time::Duration;
+
+use dlock::backend::quorum::Quorum;
+use dlock::backend::{AnyBackend, Backend};
+use dlock::{Error, LockClient, LockClientBuilder};
+use serde::{Deserialize, Serialize};
+
+use super::broken::{Break, Broken};
+
+/// The keys that all tasks fight for.
+pub(crate) const KEYS: usize = 6;
+/// Those of them that are often held for seconds, so that there is always a holder and a waiter.
+pub(crate) const LONG_KEYS: usize = 2;
+/// The lease of most acquisitions.
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+/// The longest lease that anybody asks for.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(3500);
+/// What one step may take.
+const TIMEOUT: Duration = Duration::from_millis(400);
+/// How long a call goes on through failures.
+const RETRY_FOR: Duration = Duration::from_millis(1200);
+
+/// The name of a key; in a Cluster they are on different shards.
+pub(crate) fn key_name(key: usize) -> String {
+    format!("chaos:{key}")
+}
+
+/// How a client is opened.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Store {
+    Url(String),
+    Quorum(Vec<String>),
+}
+
+impl Store {
+    /// Opens it; goes on until it is there.
+    ///
+    /// # Errors
+    /// When it can never be opened.
+    pub(crate) async fn open(&self, broken: Option<Break>) -> Result<LockClient, Error> {
+        loop {
+            match self.try_open(broken).await {
+                Err(error) if error.is_unavailable() => tokio::time::sleep(Duration::from_millis(50)).await,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn try_open(&self, broken: Option<Break>) -> Result<LockClient, Error> {
+        match self {
+            Store::Url(url) => client(member(url).await?, broken).await,
+            Store::Quorum(urls) => {
+                let mut members = Vec::new();
+                for (at, url) in urls.iter().enumerate() {
+                    members.push((format!("member {at}"), member(url).await?));
+                }
+                client(Quorum::new(members).max_lease(LONGEST_LEASE), broken).await
+            }
+        }
+    }
+}
+
+async fn member(url: &str) -> Result<AnyBackend, Error> {
+    let builder = LockClient::builder().url(url).timeout(TIMEOUT);
+    builder.service_name("chaos").build_backend().await
+}
+
+async fn client(backend: impl Backend, broken: Option<Break>) -> Result<LockClient, Error> {
+    let options = |builder: LockClientBuilder| builder.lease(LEASE).retry_for(RETRY_FOR);
+    match broken {
+        None => options(LockClient::builder().backend(backend)).build().await,
+        Some(how) => {
+            options(LockClient::builder().backend(Broken::new(backend, how)))
+                .build()
+                .await
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What a task does next, drawn at random.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use crate::chaos::store::{KEYS, LEASE, LONG_KEYS, LONGEST_LEASE};
+
+/// How a lock is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// Until it comes.
+    Wait,
+    /// Once.
+    Try,
+    /// For so long.
+    Within(Duration),
+    /// It is dropped after so long, wherever it is then.
+    Cancelled(Duration),
+    /// The work runs inside, as the closure of `Lock::run`.
+    Run,
+}
+
+/// The terms of the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Terms {
+    /// The client's lease, renewed.
+    Plain,
+    /// Another lease, renewed.
+    Renewed(Duration),
+    /// Not renewed.
+    Fixed(Duration),
+    MaxHold(Duration),
+    MinHold(Duration),
+}
+
+/// How it is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Release,
+    /// The release is dropped when it was begun.
+    Begun,
+    Drop,
+    Panic,
+}
+
+/// One acquire and what follows.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) key: usize,
+    pub(super) ask: Ask,
+    pub(super) terms: Terms,
+    pub(super) work: Duration,
+    pub(super) again: bool,
+    pub(super) ensure: bool,
+    pub(super) end: End,
+    /// What it does before the next one.
+    pub(super) pause: Duration,
+}
+
+impl Plan {
+    /// For a task that is often long at work, or for one of the others: these would soon all wait for those.
+    pub(super) fn draw(rng: &mut Rng, often_long: bool) -> Plan {
+        let key = match often_long {
+            true => rng.usize(..LONG_KEYS),
+            false => rng.usize(LONG_KEYS..KEYS),
+        };
+        let ask = match rng.u32(..100) {
+            0..=9 => Ask::Try,
+            10..=19 => Ask::Within(millis(rng, 20..3000)),
+            20..=23 => Ask::Cancelled(millis(rng, 0..3)),
+            24..=29 => Ask::Cancelled(millis(rng, 0..200)),
+            30..=35 => Ask::Run,
+            _ => Ask::Wait,
+        };
+        let most = LONGEST_LEASE.as_millis() as u64;
+        let terms = match rng.u32(..100) {
+            0..=5 => Terms::Renewed(millis(rng, 400..most)),
+            6..=13 => Terms::Fixed(millis(rng, 200..most)),
+            14..=17 => Terms::MaxHold(millis(rng, 200..1500)),
+            18..=20 => Terms::MinHold(millis(rng, 20..200)),
+            _ => Terms::Plain,
+        };
+        let long = match often_long {
+            true => rng.u32(..4) == 0,
+            false => rng.u32(..400) == 0,
+        };
+        let work = match long {
+            true => millis(rng, 1000..6000),
+            false => match rng.u32(..10) {
+                0..=5 => Duration::ZERO,
+                6..=8 => millis(rng, 0..10),
+                _ => millis(rng, 0..40),
+            },
+        };
+        let end = match rng.u32(..100) {
+            0..=19 => End::Drop,
+            20..=24 => End::Begun,
+            25 => End::Panic,
+            _ => End::Release,
+        };
+        Plan {
+            key,
+            ask,
+            terms,
+            work,
+            again: rng.u32(..20) == 0,
+            ensure: rng.u32(..30) == 0,
+            end,
+            pause: millis(rng, 0..4),
+        }
+    }
+
+    /// The lease that the store is asked for.
+    pub(super) fn lease(&self) -> Duration {
+        match self.terms {
+            Terms::Renewed(lease) | Terms::Fixed(lease) => lease,
+            _ => LEASE,
+        }
+    }
+
+    /// In a word of the log.
+    pub(super) fn told(&self) -> String {
+        let ask = match self.ask {
+            Ask::Wait => "wait".to_owned(),
+            Ask::Try => "try".to_owned(),
+            Ask::Within(limit) => format!("within:{}ms", limit.as_millis()),
+            Ask::Cancelled(after) => format!("cancelled:{}ms", after.as_millis()),
+            Ask::Run => "run".to_owned(),
+        };
+        let terms = match self.terms {
+            Terms::Plain => String::new(),
+            Terms::Renewed(_) => ",renewed".to_owned(),
+            Terms::Fixed(_) => ",fixed".to_owned(),
+            Terms::MaxHold(most) => format!(",max_hold:{}ms", most.as_millis()),
+            Terms::MinHold(least) => format!(",min_hold:{}ms", least.as_millis()),
+        };
+        format!("{ask}{terms},work:{}ms", self.work.as_millis())
+    }
+}
+
+fn millis(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
+    Duration::from_millis(rng.u64(range))
+}
