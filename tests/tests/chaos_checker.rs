@@ -55,7 +55,10 @@ fn is_found(how: &str, by: &[&str]) {
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert_eq!(number(&found, "seed"), seed);
         for name in by {
-            assert!(number(&found, name) > 0, "{how} with seed {seed}, {name}: {found}");
+            assert!(
+                number(&found, name) > 0,
+                "{how} with seed {seed}, {name}: {found}"
+            );
         }
     }
 }
@@ -103,7 +106,12 @@ fn where_nothing_is_wrong_nothing_is_found() {
     // It counts, or says what was missing.
     let counts = found["counts"].as_bool().expect("whether it counts");
     assert_eq!(output.status.success(), counts, "{}", said(&output));
-    assert_eq!(said(&output).contains("does not count"), !counts, "{}", said(&output));
+    assert_eq!(
+        said(&output).contains("does not count"),
+        !counts,
+        "{}",
+        said(&output)
+    );
 }
 
 #[test]

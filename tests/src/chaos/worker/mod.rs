@@ -177,7 +177,7 @@ async fn work(orders: Orders) -> anyhow::Result<()> {
     let mut rng = fastrand::Rng::with_seed(orders.seed);
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..orders.tasks {
-        let often_long = (orders.slot + task) % LONG_TASKS == 0;
+        let often_long = (orders.slot + task).is_multiple_of(LONG_TASKS);
         tasks.spawn(Task::new(shared.clone(), orders.register, rng.u64(..), often_long).run());
     }
     tokio::spawn(count(shared.clone()));

@@ -234,7 +234,7 @@ impl Work<'_> {
     /// A nested acquire comes in at once and shares the token.
     async fn enter_again(&self, guard: Option<&LockGuard>) {
         let again = match guard {
-            Some(guard) if self.number % 2 == 0 => guard.reenter(),
+            Some(guard) if self.number.is_multiple_of(2) => guard.reenter(),
             Some(guard) => guard.scope(self.lock.acquire()).await,
             // The closure runs in the frame.
             None => self.lock.acquire().await,
@@ -274,7 +274,11 @@ impl Work<'_> {
             End::Begun => {
                 self.let_go("begun");
                 let mut release = Box::pin(guard.release());
-                poll_fn(|cx| Poll::Ready(drop(release.as_mut().poll(cx)))).await;
+                poll_fn(|cx| {
+                    let _ = release.as_mut().poll(cx);
+                    Poll::Ready(())
+                })
+                .await;
             }
             End::Drop => {
                 self.let_go("drop");
