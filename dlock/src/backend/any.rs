@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use tokio::sync::broadcast;
 
+use super::counter::{CounterReply, CounterRequest};
 use super::{
-    AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind, Lane,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind,
+    Lane, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::LockKey;
 use crate::record::Records;
@@ -74,8 +75,26 @@ impl Backend for AnyBackend {
         self.0.clone().watch(kind, key, grant)
     }
 
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        self.0.clone().count(request)
+    }
+
     fn lane(&self, key: &LockKey) -> Lane {
         self.0.lane(key)
+    }
+
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        self.0.together(kind, key)
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        self.0.clone().acquire_all(requests)
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {

@@ -250,8 +250,6 @@ pub struct AcquireRequest {
     pub last_asked: Option<Duration>,
     /// Read locks: the write grant of the same key whose holder asks, which is not in its way.
     pub under: Option<GrantId>,
-    /// Read and write locks: writers who wait go before readers who come later.
-    pub prefer_writers: bool,
     /// Permits: how many there are in all, where nobody has said so before.
     pub permits: Option<u32>,
     /// Asked as a member of a [quorum](quorum::Quorum): the store has its say only when it has been up with its
@@ -279,7 +277,6 @@ impl AcquireRequest {
             queue: false,
             last_asked: None,
             under: None,
-            prefer_writers: false,
             permits: None,
             vote_after: None,
             amount: 1,
