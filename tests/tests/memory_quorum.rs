@@ -492,11 +492,13 @@ fn what_a_quorum_cannot_do_it_refuses_clearly() {
     paused(async {
         let m = members(3).await;
         let a = client(&m).await;
-        for kind in [Kind::Fair, Kind::Permit, Kind::Fenced] {
+        for kind in [Kind::Fair, Kind::Fenced] {
             let error = a.lock("k").kind(kind).try_acquire().await.unwrap_err();
             assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
             assert!(error.to_string().contains("quorum"), "{error}");
         }
+        let error = a.semaphore("s").permits(3).try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
         let error = a.lock("k").lease(61 * SEC).try_acquire().await.unwrap_err();
         assert!(error.to_string().contains("max_lease"), "{error}");
         assert!(a.records().is_err());

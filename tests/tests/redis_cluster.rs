@@ -1,7 +1,14 @@
 //! Locks in a Cluster: steps find the server that has them, waiters are woken wherever they listen.
 
-use dlock_tests::faults::{PATIENCE, SOON, within};
-use dlock_tests::{Store, settle};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dlock::{HoldState, LockClient};
+use dlock_tests::faults::{PATIENCE, SOON, answered, hasty, is_confirmed, is_free_soon, within};
+use dlock_tests::{Cluster, Flavor, Store, eventually, settle, slot_of};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_of_all_shards_are_held_and_their_waiters_woken() {
@@ -19,4 +26,160 @@ async fn locks_of_all_shards_are_held_and_their_waiters_woken() {
         next.release().await.unwrap();
     }
     store.assert_clean(&[&a, &b]).await;
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A Cluster of its own, a client that is patient with the whole and quick to call a step failed, and another one.
+async fn cluster() -> (Cluster, LockClient, LockClient) {
+    let cluster = Cluster::builder(Flavor::from_env())
+        .persistence(true)
+        .start()
+        .await;
+    cluster.is_settled().await;
+    let (a, b) = (hasty(&cluster.url()).await, hasty(&cluster.url()).await);
+    (cluster, a, b)
+}
+
+/// Takes the lock and counts, again and again until told to stop; who was inside at a time is seen.
+fn count(
+    client: &LockClient,
+    key: &str,
+    inside: &Arc<AtomicU32>,
+    over: &CancellationToken,
+) -> JoinHandle<u32> {
+    let (lock, inside, over) = (client.lock(key).wait(PATIENCE), inside.clone(), over.clone());
+    tokio::spawn(async move {
+        let mut rounds = 0;
+        while !over.is_cancelled() {
+            let guard = answered(|| lock.acquire()).await.unwrap();
+            let before = inside.fetch_add(1, Ordering::SeqCst);
+            assert!(before == 0 || !guard.is_held(), "two are inside");
+            tokio::time::sleep(3 * MS).await;
+            inside.fetch_sub(1, Ordering::SeqCst);
+            drop(guard);
+            rounds += 1;
+        }
+        rounds
+    })
+}
+
+/// Runs tasks of both clients on a key meanwhile, and sees that they came on before, in between and after.
+async fn under_load(clients: [&LockClient; 2], key: &str, work: impl Future<Output = ()>) {
+    let (inside, over) = (Arc::new(AtomicU32::new(0)), CancellationToken::new());
+    let tasks: Vec<_> = [clients[0], clients[0], clients[1], clients[1]]
+        .map(|client| count(client, key, &inside, &over))
+        .into();
+    tokio::time::sleep(200 * MS).await;
+    work.await;
+    over.cancel();
+    for task in tasks {
+        let rounds = within(PATIENCE, "the last round", task).await.unwrap();
+        assert!(rounds > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_and_waiters_go_on_where_a_replica_takes_over_in_good_order() {
+    let (cluster, a, b) = cluster().await;
+    let key = cluster.key_on(cluster.server(0), "k").await;
+    let guard = a.lock(&*key).acquire().await.unwrap();
+    let waiter = tokio::spawn(b.lock(&*key).wait(PATIENCE).acquire());
+    settle().await;
+    cluster.fail_over(cluster.server(0)).await;
+    is_confirmed(&guard).await;
+    assert!(
+        answered(|| b.lock(&*key).try_acquire())
+            .await
+            .unwrap_err()
+            .is_busy()
+    );
+    drop(guard);
+    let next = within(PATIENCE, "the waiter", waiter).await.unwrap().unwrap();
+    drop(next);
+    is_free_soon(&b, &key).await;
+    let again = cluster.key_on(cluster.owner_of(&key).await, "j").await;
+    under_load([&a, &b], &again, async {
+        for _ in 0..2 {
+            cluster.fail_over(cluster.owner_of(&again).await).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_is_killed_delays_no_other_shard_and_is_replaced() {
+    let (cluster, a, b) = cluster().await;
+    let keys = [
+        cluster.key_on(cluster.server(0), "k").await,
+        cluster.key_on(cluster.server(1), "k").await,
+    ];
+    let guard = a.lock(&*keys[0]).acquire().await.unwrap();
+    let other = a.lock(&*keys[1]).acquire().await.unwrap();
+    let replica = cluster.replica_of(cluster.server(0)).await;
+    // So that it has heard of it.
+    eventually("the replica has it", || async {
+        replica.keys().await.contains(&keys[0])
+    })
+    .await;
+    cluster.server(0).kill();
+    is_confirmed(&other).await;
+    is_free_soon(&b, &cluster.key_on(cluster.server(1), "another").await).await;
+    // Held, or told.
+    let outcome = within(PATIENCE, "the word of the new master", async {
+        loop {
+            match guard.state() {
+                HoldState::Suspect => tokio::time::sleep(5 * MS).await,
+                state => break state,
+            }
+        }
+    })
+    .await;
+    println!("after the fail-over: {outcome:?}");
+    drop(guard);
+    is_free_soon(&b, &keys[0]).await;
+    drop(other);
+    is_free_soon(&b, &keys[1]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_may_move_under_locks_that_are_held_and_waited_for() {
+    let (cluster, a, b) = cluster().await;
+    let key = cluster.key_on(cluster.server(0), "k").await;
+    let slot = slot_of(&key);
+    let guard = a.lock(&*key).acquire().await.unwrap();
+    let waiter = tokio::spawn(b.lock(&*key).wait(PATIENCE).acquire());
+    settle().await;
+    cluster
+        .move_slot(slot, cluster.server(0), cluster.server(1))
+        .await;
+    is_confirmed(&guard).await;
+    assert!(
+        answered(|| b.lock(&*key).try_acquire())
+            .await
+            .unwrap_err()
+            .is_busy()
+    );
+    guard.release().await.unwrap();
+    within(PATIENCE, "the waiter", waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    under_load([&a, &b], &key, async {
+        for _ in 0..4 {
+            cluster
+                .move_slot(slot, cluster.server(1), cluster.server(2))
+                .await;
+            tokio::time::sleep(50 * MS).await;
+            cluster
+                .move_slot(slot, cluster.server(2), cluster.server(1))
+                .await;
+            tokio::time::sleep(50 * MS).await;
+        }
+    })
+    .await;
+    is_free_soon(&a, &key).await;
 }

@@ -11,7 +11,8 @@
 //! - **The fencing token takes a second round.** Members count for themselves; the highest of the tokens of a
 //!   majority is written to a majority, where it is seen at the same time that the grant is still there.
 //!
-//! What it does not give: a member that lost its data while its clock went back may give older tokens, and one
+//! What it does not give: a member that lost its data counts its tokens by its clock alone, so that they may go back
+//! where the clocks of the members are further apart than `max_lease`, or where its clock went back; and one
 //! whose clock jumps forward by more than the margin ends leases early, as on a single server; a majority of such
 //! members at a time would do harm. Locks are not handed on inside the process, tokens are not reserved, and
 //! there are no fair locks, no permits, and no records.

@@ -1,0 +1,291 @@
+//! dlock and Redisson 4.7.0 share the read-write lock: readers of both sides are inside together, a writer keeps all out,
+//! they wake each other, and each respects what the other renews.
+//!
+//! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
+
+use std::time::{Duration, Instant};
+
+use dlock::{Kind as As, LockClient, LockKey, RwLock};
+use dlock_tests::faults::SLACK;
+use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::{Store, eventually};
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// Far more than anything here takes, and less than any lease has to run out in.
+const LONG: Duration = Duration::from_secs(90);
+
+/// Names as most services use them, and with the tag that places them in a Cluster.
+const NAMES: [&str; 2] = ["prices", "{shop}:prices"];
+
+async fn java(store: &Store) -> Redisson {
+    java_with(store, &Options::new()).await
+}
+
+async fn java_with(store: &Store, options: &Options) -> Redisson {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    let started = Redisson::start_with(&store.as_server().url(), options).await;
+    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
+}
+
+fn rwlock(client: &LockClient, name: &str) -> RwLock {
+    client.rwlock(LockKey::raw(name))
+}
+
+/// Waits until so many listen for news of the lock: Redisson one for each process, and we one for each client.
+async fn listen(store: &Store, name: &str, count: u64) {
+    let channel = match name.contains('{') {
+        true => format!("redisson_rwlock:{name}"),
+        false => format!("redisson_rwlock:{{{name}}}"),
+    };
+    eventually(&format!("{count} listen"), || async {
+        let (_, heard): (String, u64) = store.as_server().query(&["PUBSUB", "NUMSUB", &channel]).await;
+        heard >= count
+    })
+    .await;
+    dlock_tests::settle().await;
+}
+
+/// Adds one to a number on the server, `times` times, in two steps with time between them.
+async fn count(store: &Store, client: LockClient, name: &str, key: &str, times: u32) {
+    let mut conn = store.as_server().conn().await;
+    for _ in 0..times {
+        let guard = rwlock(&client, name).write().wait(LONG).acquire().await.unwrap();
+        let before: Option<u64> = redis::cmd("GET").arg(key).query_async(&mut conn).await.unwrap();
+        tokio::time::sleep(MS / 2).await;
+        let mut set = redis::cmd("SET");
+        let () = set
+            .arg(key)
+            .arg(before.unwrap_or(0) + 1)
+            .query_async(&mut conn)
+            .await
+            .unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+/// Sees that a number stays what it is for as long as one reads.
+async fn read(store: &Store, client: LockClient, name: &str, key: &str, times: u32) {
+    let mut conn = store.as_server().conn().await;
+    for _ in 0..times {
+        let guard = rwlock(&client, name).read().wait(LONG).acquire().await.unwrap();
+        let look = async |conn: &mut _| -> Option<u64> {
+            redis::cmd("GET").arg(key).query_async(conn).await.unwrap()
+        };
+        let before = look(&mut conn).await;
+        tokio::time::sleep(MS).await;
+        assert_eq!(
+            before,
+            look(&mut conn).await,
+            "somebody wrote while a reader was inside"
+        );
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_of_both_sides_exclude_each_other_and_all_readers() {
+    let store = Store::server().await;
+    let (a, b) = tokio::join!(java(&store), java(&store));
+    let (c, d) = (store.client().await, store.client().await);
+    for name in NAMES {
+        const TIMES: u32 = 10;
+        let key = format!("sum of {name}");
+        let java = |java, thread| Redisson::counter(java, thread, Kind::Write, name, &key, TIMES, MS / 2);
+        let (threads, _, _) = tokio::join!(
+            join_all([(&a, 1), (&b, 1), (&b, 2)].map(|(j, t)| java(j, t))),
+            join_all([&c, &d, &d].map(|client| count(&store, client.clone(), name, &key, TIMES))),
+            join_all([&c, &d].map(|client| read(&store, client.clone(), name, &key, TIMES))),
+        );
+        for failures in threads {
+            assert_eq!(failures.unwrap(), 0, "rounds of Java that threw");
+        }
+        let sum: u32 = store.as_server().query(&["GET", &key]).await;
+        assert_eq!(sum, 6 * TIMES, "an addition was lost: two were inside at a time");
+        store.as_server().command(&["DEL", &key]).await;
+    }
+    store.assert_clean(&[&c, &d]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_both_sides_are_inside_together_and_keep_writers_out() {
+    let store = Store::server().await;
+    let java = java(&store).await;
+    let client = store.client().await;
+    for name in NAMES {
+        let lock = rwlock(&client, name);
+        java.lock(1, Kind::Read, name, None).await.unwrap();
+        let reader = lock.read().try_acquire().await.unwrap();
+        java.lock(2, Kind::Read, name, None).await.unwrap();
+        assert_eq!(client.holders(LockKey::raw(name)).await.unwrap().len(), 3);
+        assert!(
+            client
+                .holders(LockKey::raw(name))
+                .await
+                .unwrap()
+                .iter()
+                .all(|holder| holder.kind == As::Read)
+        );
+        assert!(lock.write().try_acquire().await.unwrap_err().is_busy());
+        let tried = java.try_lock(3, Kind::Write, name, Duration::ZERO, None).await;
+        assert!(!tried.unwrap().acquired());
+        java.unlock(1, Kind::Read, name).await.unwrap();
+        java.unlock(2, Kind::Read, name).await.unwrap();
+        let tried = java.try_lock(3, Kind::Write, name, Duration::ZERO, None).await;
+        assert!(!tried.unwrap().acquired(), "our reader is inside");
+        reader.release().await.unwrap();
+        java.lock(3, Kind::Write, name, None).await.unwrap();
+        assert!(lock.read().try_acquire().await.unwrap_err().is_busy());
+        let seen = client.inspect(LockKey::raw(name)).await.unwrap().unwrap();
+        assert_eq!(seen.kind, As::Write);
+        java.unlock(3, Kind::Write, name).await.unwrap();
+        let writer = lock.write().try_acquire().await.unwrap();
+        for kind in [Kind::Read, Kind::Write] {
+            let tried = java.try_lock(1, kind, name, Duration::ZERO, None).await;
+            assert!(!tried.unwrap().acquired());
+        }
+        assert!(java.is_locked(Kind::Write, name).await.unwrap());
+        let left = java.remaining(Kind::Write, name).await.unwrap();
+        assert!(left > 0 && left <= 30_000, "{left}");
+        writer.release().await.unwrap();
+        assert!(!java.is_locked(Kind::Write, name).await.unwrap());
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_wake_each_other_long_before_a_lease_ends() {
+    let store = Store::server().await;
+    let java = java(&store).await;
+    let client = store.client().await;
+    for name in NAMES {
+        let lock = rwlock(&client, name);
+        for (theirs, ours) in [
+            (Kind::Write, lock.read()),
+            (Kind::Write, lock.write()),
+            (Kind::Read, lock.write()),
+        ] {
+            java.lock(1, theirs, name, None).await.unwrap();
+            let waiter = tokio::spawn(ours.clone().wait(LONG).acquire());
+            listen(&store, name, 1).await;
+            let begun = Instant::now();
+            java.unlock(1, theirs, name).await.unwrap();
+            waiter.await.unwrap().unwrap().release().await.unwrap();
+            let took = begun.elapsed();
+            println!("{name}: {theirs:?} of Java gone, ours woken after {took:?}");
+            // The next look without a message would have come after a third of a lease.
+            assert!(took < 8 * SECOND, "{took:?}");
+
+            let guard = ours.acquire().await.unwrap();
+            let other = if theirs == Kind::Write {
+                Kind::Write
+            } else {
+                Kind::Read
+            };
+            let waiting = java.lock(1, other, name, None);
+            let releasing = async {
+                listen(&store, name, 1).await;
+                let begun = Instant::now();
+                guard.release().await.unwrap();
+                begun
+            };
+            let (woken, begun) = tokio::join!(waiting, releasing);
+            woken.unwrap();
+            println!(
+                "{name}: ours gone, {other:?} of Java woken after {:?}",
+                begun.elapsed()
+            );
+            assert!(begun.elapsed() < 8 * SECOND + SLACK / 2);
+            java.unlock(1, other, name).await.unwrap();
+        }
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_stays_as_a_reader_lets_the_readers_of_the_other_side_in() {
+    let store = Store::server().await;
+    let java = java(&store).await;
+    let client = store.client().await;
+    for name in NAMES {
+        let lock = rwlock(&client, name);
+        let writer = lock.write().acquire().await.unwrap();
+        let waiting = java.lock(1, Kind::Read, name, None);
+        let staying = async {
+            listen(&store, name, 1).await;
+            writer.downgrade().await.unwrap()
+        };
+        let (woken, reader) = tokio::join!(waiting, staying);
+        woken.unwrap();
+        assert!(reader.is_held());
+        let tried = java.try_lock(2, Kind::Write, name, Duration::ZERO, None).await;
+        assert!(!tried.unwrap().acquired());
+        reader.release().await.unwrap();
+        java.unlock(1, Kind::Read, name).await.unwrap();
+
+        // Of Redisson's own no message comes.
+        java.lock(1, Kind::Write, name, None).await.unwrap();
+        java.lock(1, Kind::Read, name, None).await.unwrap();
+        let waiter = tokio::spawn(lock.read().wait(LONG).acquire());
+        listen(&store, name, 1).await;
+        java.unlock(1, Kind::Write, name).await.unwrap();
+        let reader = waiter.await.unwrap().unwrap();
+        assert!(lock.write().try_acquire().await.unwrap_err().is_busy());
+        java.unlock(1, Kind::Read, name).await.unwrap();
+        reader.release().await.unwrap();
+    }
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_side_renews_the_other_respects() {
+    let store = Store::server().await;
+    let java = java_with(&store, &Options::new().watchdog(3 * SECOND)).await;
+    let client = store.client_with(|builder| builder.lease(6 * SECOND)).await;
+    let lock = rwlock(&client, "prices");
+    // Together, and each alone after the other has gone.
+    let reader = lock.read().acquire().await.unwrap();
+    java.lock(1, Kind::Read, "prices", None).await.unwrap();
+    tokio::time::sleep(7 * SECOND).await;
+    assert!(reader.is_held() && java.is_held(1, Kind::Read, "prices").await.unwrap());
+    java.unlock(1, Kind::Read, "prices").await.unwrap();
+    tokio::time::sleep(4 * SECOND).await;
+    assert!(reader.is_held());
+    let tried = java
+        .try_lock(2, Kind::Write, "prices", Duration::ZERO, None)
+        .await;
+    assert!(!tried.unwrap().acquired(), "our reader renews");
+    java.lock(1, Kind::Read, "prices", None).await.unwrap();
+    reader.release().await.unwrap();
+    tokio::time::sleep(7 * SECOND).await;
+    assert!(
+        lock.write().try_acquire().await.unwrap_err().is_busy(),
+        "theirs renews"
+    );
+    java.unlock(1, Kind::Read, "prices").await.unwrap();
+    lock.write().try_acquire().await.unwrap().release().await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn either_side_may_force_it_open_and_outlives_the_crash_of_the_other() {
+    let store = Store::server().await;
+    let java = java_with(&store, &Options::new().watchdog(3 * SECOND)).await;
+    let client = store.client().await;
+    let lock = rwlock(&client, "prices");
+    let writer = lock.write().acquire().await.unwrap();
+    assert!(java.force_unlock(Kind::Write, "prices").await.unwrap());
+    java.lock(1, Kind::Write, "prices", None).await.unwrap();
+    assert!(writer.release().await.unwrap_err().is_lost());
+    assert!(client.force_release(LockKey::raw("prices")).await.unwrap());
+    let reader = lock.read().try_acquire().await.unwrap();
+    reader.release().await.unwrap();
+    java.lock(2, Kind::Write, "prices", None).await.unwrap();
+    java.kill();
+    let after = lock.write().wait(LONG).acquire().await.unwrap();
+    after.release().await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
