@@ -330,6 +330,15 @@ async fn the_fence_is_no_lock() {
     let error = client.lock("dlock:fence").try_acquire().await.unwrap_err();
     assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error}");
     assert!(client.force_release("dlock:fence").await.is_err());
+    assert!(
+        client
+            .semaphore("dlock:fence")
+            .permits(3)
+            .try_acquire()
+            .await
+            .is_err()
+    );
+    assert!(client.latch("dlock:fence").count_down().await.is_err());
     let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
     assert!(fence >= token);
 }
