@@ -33,7 +33,7 @@ fn number(of: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no number {name} in {of}"))
 }
 
-/// Runs it for twenty seconds with a store that is broken in this way: with a seed that is always the same, and with one
+/// Runs it for twenty seconds with a store that is broken in this way, which shows in one of these numbers: with a seed that is always the same, and with one
 /// that never is.
 fn is_found(how: &str, by: &[&str]) {
     for seed in [1, fastrand::u64(2..1_000_000)] {
@@ -54,12 +54,11 @@ fn is_found(how: &str, by: &[&str]) {
         let found = numbers(&output);
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert_eq!(number(&found, "seed"), seed);
-        for name in by {
-            assert!(
-                number(&found, name) > 0,
-                "{how} with seed {seed}, {name}: {found}"
-            );
-        }
+        // A machine that stands still shows it in one way or in another.
+        assert!(
+            by.iter().any(|name| number(&found, name) > 0),
+            "{how} with seed {seed}: {found}"
+        );
     }
 }
 
