@@ -57,6 +57,29 @@ where
     }
 }
 
+/// Runs a test by a paused clock, inside two virtual hours: a dead-lock never idles once there is a watchdog.
+///
+/// # Panics
+/// When it has not ended by then.
+pub fn paused(test: impl Future<Output = ()>) {
+    paused_for(Duration::from_secs(7200), test);
+}
+
+/// The same with another limit.
+///
+/// # Panics
+/// When it has not ended by then.
+pub fn paused_for(limit: Duration, test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(limit, test).await.expect("a dead-lock");
+    });
+}
+
 /// The README's examples compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

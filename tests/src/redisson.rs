@@ -20,11 +20,14 @@ use std::time::{Duration, SystemTime};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::{OnceCell, oneshot};
+
+use crate::Store;
 
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop");
 const START_WITHIN: Duration = Duration::from_secs(60);
@@ -255,6 +258,28 @@ impl Redisson {
             return Err("mvn is not installed and the driver is not built".to_owned());
         }
         Ok(())
+    }
+
+    /// A process with Redisson's defaults on a store's server, for a suite that cannot do without.
+    ///
+    /// # Panics
+    ///
+    /// When Java or Maven is missing, or it does not start.
+    pub async fn on(store: &Store) -> Self {
+        Self::on_with(store, &Options::new()).await
+    }
+
+    /// Like [`on`](Self::on), with settings.
+    ///
+    /// # Panics
+    ///
+    /// As [`on`](Self::on).
+    pub async fn on_with(store: &Store, options: &Options) -> Self {
+        if let Err(missing) = Self::available() {
+            panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+        }
+        let started = Self::start_with(&store.as_server().url(), options).await;
+        started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
     }
 
     /// Builds the driver if need be, then starts a process with Redisson's defaults and waits until it is connected.
@@ -717,4 +742,22 @@ fn percent_encode(word: &str, line: &mut String) {
             line.push_str(&format!("%{byte:02X}"));
         }
     }
+}
+
+/// Adds one to a number on the server in two steps with time between them, as [`Redisson::counter`] does: the sum is
+/// right where one does so at a time.
+///
+/// # Panics
+///
+/// When the server does not answer.
+pub async fn add_one(conn: &mut MultiplexedConnection, key: &str) {
+    let before: Option<u64> = redis::cmd("GET")
+        .arg(key)
+        .query_async(conn)
+        .await
+        .expect("the server is there");
+    tokio::time::sleep(Duration::from_micros(500)).await;
+    let mut set = redis::cmd("SET");
+    let set = set.arg(key).arg(before.unwrap_or(0) + 1);
+    let () = set.query_async(conn).await.expect("the server is there");
 }

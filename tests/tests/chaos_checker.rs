@@ -33,9 +33,9 @@ fn number(of: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no number {name} in {of}"))
 }
 
-/// Runs it for twenty seconds with a store that is broken in this way, which shows in one of these numbers: with a seed that is always the same, and with one
+/// Runs it for twenty seconds with a store that is broken in this way, which shows in one number of each of these: with a seed that is always the same, and with one
 /// that never is.
-fn is_found(how: &str, by: &[&str]) {
+fn is_found(how: &str, by: &[&[&str]]) {
     for seed in [1, fastrand::u64(2..1_000_000)] {
         let logs = tempfile::tempdir().unwrap();
         let (seed_text, path) = (seed.to_string(), logs.path().to_str().unwrap());
@@ -54,32 +54,34 @@ fn is_found(how: &str, by: &[&str]) {
         let found = numbers(&output);
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
         assert_eq!(number(&found, "seed"), seed);
-        // A machine that stands still shows it in one way or in another.
-        assert!(
-            by.iter().any(|name| number(&found, name) > 0),
-            "{how} with seed {seed}: {found}"
-        );
+        for either in by {
+            assert!(
+                either.iter().any(|name| number(&found, name) > 0),
+                "{how} with seed {seed}, {either:?}: {found}"
+            );
+        }
     }
 }
 
 #[test]
 fn tokens_that_do_not_grow_are_found() {
-    is_found("no-fence", &["violations"]);
+    is_found("no-fence", &[&["violations"]]);
 }
 
 #[test]
 fn a_lease_that_is_shorter_than_it_looks_is_found() {
-    is_found("early-grant", &["violations"]);
+    is_found("early-grant", &[&["violations"]]);
 }
 
 #[test]
 fn renewals_that_are_not_sent_are_found() {
-    is_found("late-loss", &["violations", "late_losses"]);
+    // Who asks in time is a violation, who is told too late is a late loss: a slow machine has few of these.
+    is_found("late-loss", &[&["violations", "late_losses"]]);
 }
 
 #[test]
 fn a_ghost_is_found() {
-    is_found("ghost", &["stuck", "leftovers"]);
+    is_found("ghost", &[&["stuck"], &["leftovers"]]);
 }
 
 #[test]

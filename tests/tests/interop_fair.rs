@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use dlock::{Error, HoldState, LockClient, LockKey, Loss};
 use dlock_tests::faults::{SLACK, in_rounds, is_confirmed};
-use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
 use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -20,18 +20,6 @@ const LONG: Duration = Duration::from_secs(90);
 
 /// Names as most services use them, and with the tag that places them in a Cluster.
 const NAMES: [&str; 2] = ["order:42", "{shop}:order:42"];
-
-async fn java(store: &Store) -> Redisson {
-    java_with(store, &Options::new()).await
-}
-
-async fn java_with(store: &Store, options: &Options) -> Redisson {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let started = Redisson::start_with(&store.as_server().url(), options).await;
-    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
-}
 
 fn raw(name: &str) -> LockKey {
     LockKey::raw(name)
@@ -76,15 +64,7 @@ async fn count(store: &Store, client: LockClient, name: &'static str, key: Strin
     for _ in 0..times {
         let lock = client.fair_lock(raw(name)).wait(LONG);
         let guard = lock.acquire().await.unwrap();
-        let before: Option<u64> = redis::cmd("GET").arg(&key).query_async(&mut conn).await.unwrap();
-        tokio::time::sleep(MS / 2).await;
-        let after = before.unwrap_or(0) + 1;
-        let () = redis::cmd("SET")
-            .arg(&key)
-            .arg(after)
-            .query_async(&mut conn)
-            .await
-            .unwrap();
+        add_one(&mut conn, &key).await;
         guard.release().await.unwrap();
     }
 }
@@ -92,7 +72,7 @@ async fn count(store: &Store, client: LockClient, name: &'static str, key: Strin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn they_exclude_each_other_under_contention() {
     let store = Store::server().await;
-    let (a, b) = tokio::join!(java(&store), java(&store));
+    let (a, b) = tokio::join!(Redisson::on(&store), Redisson::on(&store));
     let (c, d) = (store.client().await, store.client().await);
     for name in NAMES {
         const TIMES: u32 = 12;
@@ -123,7 +103,7 @@ type Order = Arc<Mutex<Vec<usize>>>;
 async fn served_in_order(name: &'static str, java_holds: bool) {
     let store = Store::server().await;
     let server = store.as_server();
-    let (first, second) = tokio::join!(java(&store), java(&store));
+    let (first, second) = tokio::join!(Redisson::on(&store), Redisson::on(&store));
     let java = [Arc::new(first), Arc::new(second)];
     let rust = [store.client().await, store.client().await];
     let guard = if java_holds {
@@ -182,7 +162,7 @@ async fn they_wake_each_other_in_milliseconds() {
     const ROUNDS: usize = 7;
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         // The next question of ours is 0.7 s away in the mean, and the next of Java's some seconds.
         in_rounds("all are woken at once", async || {
@@ -239,7 +219,7 @@ async fn ours_keeps_its_place_while_java_waits_and_holds_before_it() {
     in_rounds("the moments are hit", async || {
         let store = Store::server().await;
         let server = store.as_server();
-        let (java, client) = (Arc::new(java(&store).await), store.client().await);
+        let (java, client) = (Arc::new(Redisson::on(&store).await), store.client().await);
         // The lease is so short that the time of Java's waiter is all patience when it gets the lock.
         let guard = client
             .fair_lock("k")
@@ -288,7 +268,7 @@ async fn ours_keeps_its_place_while_java_waits_and_holds_before_it() {
 async fn rule_26_a_dead_waiter_of_ours_costs_java_seconds() {
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let guard = client.fair_lock("k").acquire().await.unwrap();
     // What is left of processes that were killed: nothing runs any more, nothing is sent any more.
     for _ in 0..2 {
@@ -329,7 +309,7 @@ async fn rule_26_a_dead_waiter_of_ours_costs_java_seconds() {
 async fn who_gives_up_on_either_side_leaves_the_queue_to_the_others() {
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let guard = client.fair_lock("k").acquire().await.unwrap();
     let gives_up = client.fair_lock("k").wait(2 * SECOND).acquire();
     let gives_up = tokio::spawn(gives_up);
@@ -357,7 +337,7 @@ async fn who_gives_up_on_either_side_leaves_the_queue_to_the_others() {
 async fn neither_side_overtakes_who_waits_by_trying() {
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let guard = client.fair_lock("k").acquire().await.unwrap();
     let mut first = Box::pin(client.fair_lock("k").acquire());
     assert!(futures_util::poll!(&mut first).is_pending());
@@ -379,7 +359,7 @@ async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
     const HELD: Duration = Duration::from_millis(900);
     in_rounds("both are renewed in time", async || {
         let store = Store::server().await;
-        let java = java_with(&store, &Options::new().watchdog(HELD)).await;
+        let java = Redisson::on_with(&store, &Options::new().watchdog(HELD)).await;
         let client = store.client_with(|builder| builder.lease(HELD)).await;
         java.lock(1, Kind::Fair, "k", None).await.unwrap();
         let Err(busy) = client.fair_lock("k").wait(2500 * MS).acquire().await else {
@@ -406,7 +386,7 @@ async fn each_side_can_force_the_other_out_and_wakes_who_is_first() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (
-        java(&store).await,
+        Redisson::on(&store).await,
         store.client_with(|builder| builder.lease(LONG)).await,
     );
     for name in NAMES {
@@ -451,7 +431,7 @@ async fn each_side_can_force_the_other_out_and_wakes_who_is_first() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_side_sees_the_others_holds() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let lease = Some(60 * SECOND);
         let first = java.lock(1, Kind::Fair, name, lease).await.unwrap();
@@ -502,7 +482,7 @@ async fn each_side_sees_the_others_holds() {
 async fn a_lease_that_ends_passes_on_without_a_message_to_either_side() {
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     // Java's lease ends, ours is first.
     let locked = java.lock(1, Kind::Fair, "k", Some(700 * MS)).await.unwrap();
     let guard = client.fair_lock("k").wait(LONG).acquire().await.unwrap();

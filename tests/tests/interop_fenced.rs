@@ -20,13 +20,8 @@ const LONG: Duration = Duration::from_secs(90);
 const NAMES: [&str; 2] = ["order:42", "{shop}:order:42"];
 
 async fn java(store: &Store) -> Redisson {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
     // Whoever is not told waits for 90 s.
-    let options = Options::new().watchdog(LONG);
-    let started = Redisson::start_with(&store.as_server().url(), &options).await;
-    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
+    Redisson::on_with(store, &Options::new().watchdog(LONG)).await
 }
 
 async fn client(store: &Store) -> LockClient {

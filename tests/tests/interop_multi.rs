@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock::LockClient;
 use dlock_tests::faults::{PATIENCE, SOON, within};
-use dlock_tests::redisson::{Kind, Redisson};
+use dlock_tests::redisson::{Kind, Redisson, add_one};
 use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
@@ -15,14 +15,6 @@ const MS: Duration = Duration::from_millis(1);
 /// As Java names them, and in an order that is not ours.
 const JAVAS: &str = "c,a,b";
 const OURS: [&str; 3] = ["a", "b", "c"];
-
-async fn java(store: &Store) -> Redisson {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let started = Redisson::start(&store.as_server().url()).await;
-    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
-}
 
 /// Waits until somebody is subscribed to the releases of the key, and a little longer.
 async fn waited_for(server: &Server, name: &str) {
@@ -38,7 +30,7 @@ async fn waited_for(server: &Server, name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_multi_lock_of_java_keeps_ours_out_and_wakes_them() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for _ in 0..3 {
         java.lock(1, Kind::Multi, JAVAS, None).await.unwrap();
         for key in OURS {
@@ -66,7 +58,7 @@ async fn a_multi_lock_of_java_keeps_ours_out_and_wakes_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ours_keep_a_multi_lock_of_java_out_and_wake_it() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for _ in 0..3 {
         let guard = client.multi(["b", "x"]).acquire().await.unwrap();
         // Java sees each of them as a lock like any other.
@@ -109,11 +101,7 @@ async fn count(store: &Store, client: &LockClient, keys: &[&str], times: u32) {
     let mut conn = store.as_server().conn().await;
     for _ in 0..times {
         let guard = client.multi(keys).wait(2 * PATIENCE).acquire().await.unwrap();
-        let before: Option<u64> = redis::cmd("GET").arg("sum").query_async(&mut conn).await.unwrap();
-        tokio::time::sleep(MS / 2).await;
-        let after = before.unwrap_or(0) + 1;
-        let set = redis::cmd("SET").arg("sum").arg(after).to_owned();
-        let () = set.query_async(&mut conn).await.unwrap();
+        add_one(&mut conn, "sum").await;
         guard.release().await.unwrap();
     }
 }
@@ -122,7 +110,11 @@ async fn count(store: &Store, client: &LockClient, keys: &[&str], times: u32) {
 async fn sets_of_both_that_overlap_keep_a_sum_right() {
     const TIMES: u32 = 8;
     let store = Store::server().await;
-    let (java, c, d) = (java(&store).await, store.client().await, store.client().await);
+    let (java, c, d) = (
+        Redisson::on(&store).await,
+        store.client().await,
+        store.client().await,
+    );
     // All of them have "b" in common.
     let names = [(Kind::Multi, "b,a"), (Kind::Multi, "c,b"), (Kind::Plain, "b")];
     let threads = join_all((1..).zip(names).map(|(thread, (kind, name))| {

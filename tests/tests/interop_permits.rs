@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use dlock::{Error, LockClient, LockKey, Loss, Semaphore, SemaphoreStatus};
 use dlock_tests::faults::{SLACK, SOON, in_rounds, within};
-use dlock_tests::redisson::{Answer, Error as Thrown, Kind, Redisson};
+use dlock_tests::redisson::{Answer, Error as Thrown, Kind, Redisson, add_one};
 use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
@@ -17,14 +17,6 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Names as most services use them, and with the tag that places them in a Cluster.
 const NAMES: [&str; 2] = ["pool:42", "{shop}:pool:42"];
-
-async fn java(store: &Store) -> Redisson {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let started = Redisson::start(&store.as_server().url()).await;
-    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
-}
 
 fn raw(name: &str) -> LockKey {
     LockKey::raw(name)
@@ -130,13 +122,10 @@ async fn count(
     key: &str,
     times: u32,
 ) {
-    let server = store.as_server();
+    let mut conn = store.as_server().conn().await;
     for _ in 0..times {
         let permit = take().await;
-        let before: Option<u64> = server.query(&["GET", key]).await;
-        tokio::time::sleep(MS / 2).await;
-        let after = (before.unwrap_or(0) + 1).to_string();
-        server.command(&["SET", key, &after]).await;
+        add_one(&mut conn, key).await;
         if let Some(permit) = permit {
             permit.release().await.unwrap();
         }
@@ -148,7 +137,7 @@ async fn count(
 async fn a_semaphore_of_one_permit_excludes_both_sides_under_contention() {
     const TIMES: u32 = 12;
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         for kind in [Kind::Permits, Kind::Semaphore] {
             let key = format!("sum of {name} {kind:?}");
@@ -188,7 +177,7 @@ async fn permits_wake_each_other_in_milliseconds() {
     const ROUNDS: usize = 15;
     let store = Store::server().await;
     let server = store.as_server();
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     // By the message: leases are 90 s on both sides.
     let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
     for name in NAMES {
@@ -241,7 +230,7 @@ async fn permits_without_an_owner_and_latches_wake_each_other_in_milliseconds() 
     const ROUNDS: usize = 10;
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let (channel, semaphore) = (semaphore_channel(name), client.unowned_semaphore(raw(name)));
         assert!(semaphore.try_set_permits(0).await.unwrap());
@@ -310,7 +299,7 @@ async fn permits_without_an_owner_and_latches_wake_each_other_in_milliseconds() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_sides_see_the_same_permits_whoever_sets_adds_and_takes_them_away() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(raw(name)));
         assert_eq!(semaphore.status().await.unwrap(), None);
@@ -372,7 +361,7 @@ async fn both_sides_see_the_same_permits_whoever_sets_adds_and_takes_them_away()
 async fn who_waits_on_either_side_is_told_of_permits_that_are_added_or_set() {
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let name = NAMES[0];
     let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(name));
     let channel = semaphore_channel(name);
@@ -407,7 +396,7 @@ async fn who_waits_on_either_side_is_told_of_permits_that_are_added_or_set() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_release_serves_all_who_can_go_on_on_both_sides() {
     let store = Store::server().await;
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
     let name = NAMES[0];
     let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(name));
@@ -442,7 +431,7 @@ async fn permits_of_either_side_are_respected_until_their_leases_end() {
     let name = NAMES[0];
     in_rounds("both are renewed in time", async || {
         let store = Store::server().await;
-        let java = java(&store).await;
+        let java = Redisson::on(&store).await;
         let client = store.client_with(|builder| builder.lease(HELD)).await;
         let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(name));
         semaphore.set_permits(2).await.unwrap();
@@ -495,7 +484,7 @@ async fn permits_of_either_side_are_respected_until_their_leases_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_of_a_java_process_that_is_killed_come_back_with_their_lease() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let name = NAMES[1];
     let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(raw(name)));
     semaphore.set_permits(2).await.unwrap();
@@ -521,7 +510,7 @@ async fn permits_of_a_java_process_that_is_killed_come_back_with_their_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_of_a_rust_process_that_is_gone_come_back_with_their_lease() {
     let store = Store::server().await;
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let url = store.as_server().url();
     let name = NAMES[0];
     // What is left of a process that was killed: nothing runs any more, nothing is sent any more.
@@ -559,7 +548,7 @@ async fn permits_of_a_rust_process_that_is_gone_come_back_with_their_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_side_can_give_back_what_the_other_holds_and_a_permit_comes_back_once() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(raw(name)));
         semaphore.set_permits(3).await.unwrap();
@@ -595,7 +584,7 @@ async fn each_side_can_give_back_what_the_other_holds_and_a_permit_comes_back_on
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_number_of_permits_without_an_owner_is_shared() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let semaphore = client.unowned_semaphore(raw(name));
         let call = async |words: &[&str]| {
@@ -640,7 +629,7 @@ async fn a_number_of_permits_without_an_owner_is_shared() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_latch_is_shared() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let latch = client.latch(raw(name));
         let call = async |thread: u32, words: &[&str]| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use dlock::{Error, HoldState, LockClient, LockKey, Loss};
 use dlock_tests::faults::{SLACK, in_rounds, is_confirmed};
-use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
 use dlock_tests::{Server, Store, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
@@ -15,18 +15,6 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Names as most services use them, and with the tag that places them in a Cluster.
 const NAMES: [&str; 2] = ["order:42", "{shop}:order:42"];
-
-async fn java(store: &Store) -> Redisson {
-    java_with(store, &Options::new()).await
-}
-
-async fn java_with(store: &Store, options: &Options) -> Redisson {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let started = Redisson::start_with(&store.as_server().url(), options).await;
-    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
-}
 
 fn channel(name: &str) -> String {
     match name.contains('{') {
@@ -60,15 +48,7 @@ async fn count(store: &Store, client: LockClient, name: &'static str, key: Strin
     let mut conn = store.as_server().conn().await;
     for _ in 0..times {
         let guard = client.lock(raw(name)).wait(40 * SECOND).acquire().await.unwrap();
-        let before: Option<u64> = redis::cmd("GET").arg(&key).query_async(&mut conn).await.unwrap();
-        tokio::time::sleep(MS / 2).await;
-        let after = before.unwrap_or(0) + 1;
-        let () = redis::cmd("SET")
-            .arg(&key)
-            .arg(after)
-            .query_async(&mut conn)
-            .await
-            .unwrap();
+        add_one(&mut conn, &key).await;
         guard.release().await.unwrap();
     }
 }
@@ -76,7 +56,7 @@ async fn count(store: &Store, client: LockClient, name: &'static str, key: Strin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn they_exclude_each_other_under_contention() {
     let store = Store::server().await;
-    let (a, b) = tokio::join!(java(&store), java(&store));
+    let (a, b) = tokio::join!(Redisson::on(&store), Redisson::on(&store));
     let (c, d) = (store.client().await, store.client().await);
     for name in NAMES {
         const TIMES: u32 = 12;
@@ -107,7 +87,7 @@ async fn they_wake_each_other_in_milliseconds() {
     const ROUNDS: usize = 15;
     let store = Store::server().await;
     let server = store.as_server();
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         let (mut to_rust, mut to_java) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -165,7 +145,7 @@ async fn they_wake_each_other_in_milliseconds() {
 async fn several_waiters_on_both_sides_are_all_served() {
     let store = Store::server().await;
     // A message that is missed costs 30 s, also where a waiter looks at the renewals of 90 s.
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
     let name = NAMES[0];
     let guard = client.lock(name).acquire().await.unwrap();
@@ -204,7 +184,7 @@ async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
     let name = NAMES[0];
     in_rounds("both are renewed in time", async || {
         let store = Store::server().await;
-        let java = java_with(&store, &Options::new().watchdog(HELD)).await;
+        let java = Redisson::on_with(&store, &Options::new().watchdog(HELD)).await;
         let client = store.client_with(|builder| builder.lease(HELD)).await;
 
         java.lock(1, Kind::Plain, name, None).await.unwrap();
@@ -250,7 +230,7 @@ async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_java_process_that_is_killed_leaves_the_lock_to_its_lease() {
     let store = Store::server().await;
-    let java = java_with(&store, &Options::new().watchdog(2 * SECOND)).await;
+    let java = Redisson::on_with(&store, &Options::new().watchdog(2 * SECOND)).await;
     let client = store.client().await;
     java.lock(1, Kind::Plain, "k", None).await.unwrap();
     let lock = client.lock("k");
@@ -276,7 +256,7 @@ async fn a_java_process_that_is_killed_leaves_the_lock_to_its_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rust_process_that_is_gone_leaves_the_lock_to_its_lease() {
     let store = Store::server().await;
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let url = store.as_server().url();
     // What is left of a process that was killed: nothing runs any more, nothing is sent any more.
     std::thread::spawn(move || {
@@ -316,7 +296,7 @@ async fn a_rust_process_that_is_gone_leaves_the_lock_to_its_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_side_can_force_the_other_out() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         // Java forces dlock out, and has the lock next.
         let guard = client.lock(raw(name)).acquire().await.unwrap();
@@ -358,7 +338,7 @@ async fn each_side_can_force_the_other_out() {
 async fn a_forced_release_wakes_the_other_sides_waiters() {
     let store = Store::server().await;
     // Whoever is not told waits for 30 s at least.
-    let java = java_with(&store, &Options::new().watchdog(90 * SECOND)).await;
+    let java = Redisson::on_with(&store, &Options::new().watchdog(90 * SECOND)).await;
     let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
     // A Java waiter behind dlock, forced out by dlock.
     let guard = client.lock("k").acquire().await.unwrap();
@@ -386,7 +366,7 @@ async fn a_forced_release_wakes_the_other_sides_waiters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_side_sees_the_others_holds() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
         // Java's hold as dlock sees it: twice entered, once left, still held.
         let lease = Some(60 * SECOND);
@@ -432,7 +412,7 @@ async fn each_side_sees_the_others_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_end_when_they_are_over_and_not_before_the_lock_comes_free() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
 
     let guard = client.lock("k").acquire().await.unwrap();
     let at_once = java
@@ -476,7 +456,7 @@ async fn waits_end_when_they_are_over_and_not_before_the_lock_comes_free() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_java_waiter_sits_out_the_min_hold_of_a_released_lock() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let acquired = SystemTime::now();
     let guard = client.lock("k").min_hold(1500 * MS).acquire().await.unwrap();
     let release = async {
@@ -496,7 +476,7 @@ async fn a_java_waiter_sits_out_the_min_hold_of_a_released_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn java_holds_take_no_fencing_token_and_do_not_disturb_ours() {
     let store = Store::server().await;
-    let (java, client) = (java(&store).await, store.client().await);
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
     let mut tokens = Vec::new();
     for _ in 0..5 {
         let guard = client.lock("k").acquire().await.unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Kind as As, LockClient, LockKey, RwLock};
 use dlock_tests::faults::SLACK;
-use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
 use dlock_tests::{Store, eventually};
 use futures_util::future::join_all;
 
@@ -18,18 +18,6 @@ const LONG: Duration = Duration::from_secs(90);
 
 /// Names as most services use them, and with the tag that places them in a Cluster.
 const NAMES: [&str; 2] = ["prices", "{shop}:prices"];
-
-async fn java(store: &Store) -> Redisson {
-    java_with(store, &Options::new()).await
-}
-
-async fn java_with(store: &Store, options: &Options) -> Redisson {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let started = Redisson::start_with(&store.as_server().url(), options).await;
-    started.unwrap_or_else(|error| panic!("no Redisson: {error}"))
-}
 
 fn rwlock(client: &LockClient, name: &str) -> RwLock {
     client.rwlock(LockKey::raw(name))
@@ -54,15 +42,7 @@ async fn count(store: &Store, client: LockClient, name: &str, key: &str, times: 
     let mut conn = store.as_server().conn().await;
     for _ in 0..times {
         let guard = rwlock(&client, name).write().wait(LONG).acquire().await.unwrap();
-        let before: Option<u64> = redis::cmd("GET").arg(key).query_async(&mut conn).await.unwrap();
-        tokio::time::sleep(MS / 2).await;
-        let mut set = redis::cmd("SET");
-        let () = set
-            .arg(key)
-            .arg(before.unwrap_or(0) + 1)
-            .query_async(&mut conn)
-            .await
-            .unwrap();
+        add_one(&mut conn, key).await;
         guard.release().await.unwrap();
     }
 }
@@ -89,7 +69,7 @@ async fn read(store: &Store, client: LockClient, name: &str, key: &str, times: u
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writers_of_both_sides_exclude_each_other_and_all_readers() {
     let store = Store::server().await;
-    let (a, b) = tokio::join!(java(&store), java(&store));
+    let (a, b) = tokio::join!(Redisson::on(&store), Redisson::on(&store));
     let (c, d) = (store.client().await, store.client().await);
     for name in NAMES {
         const TIMES: u32 = 10;
@@ -113,7 +93,7 @@ async fn writers_of_both_sides_exclude_each_other_and_all_readers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_both_sides_are_inside_together_and_keep_writers_out() {
     let store = Store::server().await;
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
         let lock = rwlock(&client, name);
@@ -159,7 +139,7 @@ async fn readers_of_both_sides_are_inside_together_and_keep_writers_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn they_wake_each_other_long_before_a_lease_ends() {
     let store = Store::server().await;
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
         let lock = rwlock(&client, name);
@@ -208,7 +188,7 @@ async fn they_wake_each_other_long_before_a_lease_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_that_stays_as_a_reader_lets_the_readers_of_the_other_side_in() {
     let store = Store::server().await;
-    let java = java(&store).await;
+    let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
         let lock = rwlock(&client, name);
@@ -243,7 +223,7 @@ async fn a_writer_that_stays_as_a_reader_lets_the_readers_of_the_other_side_in()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_side_renews_the_other_respects() {
     let store = Store::server().await;
-    let java = java_with(&store, &Options::new().watchdog(3 * SECOND)).await;
+    let java = Redisson::on_with(&store, &Options::new().watchdog(3 * SECOND)).await;
     let client = store.client_with(|builder| builder.lease(6 * SECOND)).await;
     let lock = rwlock(&client, "prices");
     // Together, and each alone after the other has gone.
@@ -273,7 +253,7 @@ async fn what_one_side_renews_the_other_respects() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn either_side_may_force_it_open_and_outlives_the_crash_of_the_other() {
     let store = Store::server().await;
-    let java = java_with(&store, &Options::new().watchdog(3 * SECOND)).await;
+    let java = Redisson::on_with(&store, &Options::new().watchdog(3 * SECOND)).await;
     let client = store.client().await;
     let lock = rwlock(&client, "prices");
     let writer = lock.write().acquire().await.unwrap();

@@ -13,7 +13,7 @@ use std::time::Duration;
 use dlock::backend::memory::MemoryBackend;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, Kind, LockClient, LockGuard};
-use dlock_tests::Watched;
+use dlock_tests::{Watched, paused};
 use futures_util::poll;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -25,20 +25,6 @@ const MS: Duration = Duration::from_millis(1);
 const PLACE: Duration = Duration::from_secs(5);
 /// How often who waits asks.
 const ASKS: Duration = Duration::from_millis(1500);
-
-/// The paused clock, and a virtual limit.
-fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(7200), test)
-            .await
-            .expect("a dead-lock");
-    });
-}
 
 async fn client(store: &MemoryBackend) -> LockClient {
     LockClient::builder()

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, Held, LockClient, Loss};
+use dlock_tests::paused;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -15,20 +16,6 @@ const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 /// The default.
 const LEASE: Duration = Duration::from_secs(30);
-
-/// The paused clock, and a virtual limit.
-fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        timeout(Duration::from_secs(7200), test)
-            .await
-            .expect("a dead-lock");
-    });
-}
 
 /// Who led when, as those who did have said.
 #[derive(Debug, Clone, Default)]

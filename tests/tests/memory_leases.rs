@@ -10,25 +10,11 @@ use dlock::backend::Lane;
 use dlock::backend::memory::MemoryBackend;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss};
-use dlock_tests::Watched;
+use dlock_tests::{Watched, paused};
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-
-/// The paused clock, and a virtual limit.
-fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(7200), test)
-            .await
-            .expect("a dead-lock");
-    });
-}
 
 async fn watched() -> (Watched, LockClient) {
     let backend = Watched::new(MemoryBackend::new());

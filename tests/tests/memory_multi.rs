@@ -10,27 +10,13 @@ use std::time::Duration;
 use dlock::backend::memory::MemoryBackend;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss, MultiLock};
-use dlock_tests::Watched;
+use dlock_tests::{Watched, paused};
 use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 /// How long an answer of the store is on its way.
 const WAY: Duration = Duration::from_millis(20);
-
-/// The paused clock, and a virtual limit.
-fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(7200), test)
-            .await
-            .expect("a dead-lock");
-    });
-}
 
 struct Setting {
     store: MemoryBackend,

@@ -13,9 +13,9 @@ use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{AcquireReply, AcquireRequest, Backend, GrantId, Watch};
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss, Permit, Semaphore};
-use dlock_tests::Watched;
+use dlock_tests::{Watched, paused_for};
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
@@ -23,14 +23,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// The paused clock, and a virtual limit.
 fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        timeout(10 * HOUR, test).await.expect("a dead-lock");
-    });
+    paused_for(10 * HOUR, test);
 }
 
 async fn client_on(backend: impl Backend) -> LockClient {

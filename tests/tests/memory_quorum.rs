@@ -13,25 +13,12 @@ use dlock::backend::{
     ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
+use dlock_tests::paused;
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 const MAX_LEASE: Duration = Duration::from_secs(60);
-
-/// The paused clock, and a virtual limit.
-fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(7200), test)
-            .await
-            .expect("a dead-lock");
-    });
-}
 
 /// What is the matter with a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

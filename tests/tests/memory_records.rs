@@ -6,6 +6,7 @@ use std::time::Duration;
 use dlock::LockClient;
 use dlock::backend::memory::MemoryBackend;
 use dlock::record::{ClaimReply, OnOrphan, OwnerReply, Records};
+use dlock_tests::paused_for;
 use dlock_tests::records::{ask, ask_for, ask_other, by, claimed, fresh_key, leaving};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -16,14 +17,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The paused clock, and a virtual limit.
 fn paused(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        timeout(10 * DAY, test).await.expect("a dead-lock");
-    });
+    paused_for(10 * DAY, test);
 }
 
 async fn on(store: &MemoryBackend) -> Records {

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
@@ -25,61 +26,52 @@ impl RedisBackend {
     pub(crate) async fn on_server(
         url: ServerUrl,
         common: Common,
-        runtime: &tokio::runtime::Handle,
+        runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let part = part(&common);
         let access = access(url.login, &common);
-        let spawner = runtime.clone();
-        let doubts = part.doubts.clone();
-        let opening = async move {
+        let opening = |part, runtime: Handle| async move {
             let place = Place::Fixed(url.address);
             let connector = Connector::new(Arc::new(access?), place);
-            Servers::one(connector, part, &spawner).await
+            Servers::one(connector, part, &runtime).await
         };
-        RedisBackend::open(opening, common, doubts, runtime).await
+        RedisBackend::open(opening, common, runtime).await
     }
 
     /// The master that sentinels name; an error when none is named, or cannot be reached now.
     pub(crate) async fn by_sentinels(
         url: SentinelUrl,
         common: Common,
-        runtime: &tokio::runtime::Handle,
+        runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let part = part(&common);
         let of_sentinels = access(url.sentinel_login, &common);
         let access = access(url.login, &common);
-        let spawner = runtime.clone();
-        let doubts = part.doubts.clone();
-        let opening = async move {
-            let master = Master::of(of_sentinels?, url.sentinels, url.service, &spawner);
+        let opening = |part, runtime: Handle| async move {
+            let master = Master::of(of_sentinels?, url.sentinels, url.service, &runtime);
             let connector = Connector::new(Arc::new(access?), Place::Master(master));
-            Servers::one(connector, part, &spawner).await
+            Servers::one(connector, part, &runtime).await
         };
-        RedisBackend::open(opening, common, doubts, runtime).await
+        RedisBackend::open(opening, common, runtime).await
     }
 
     /// A Cluster; an error when none of the servers that are named can be reached now.
     pub(crate) async fn in_cluster(
         url: ClusterUrl,
         common: Common,
-        runtime: &tokio::runtime::Handle,
+        runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let part = part(&common);
         let access = access(url.login, &common);
-        let spawner = runtime.clone();
-        let doubts = part.doubts.clone();
-        let opening = async move {
-            let cluster = Cluster::connect(access?, url.seeds, part, &spawner).await?;
+        let opening = |part, runtime: Handle| async move {
+            let cluster = Cluster::connect(access?, url.seeds, part, &runtime).await?;
             Ok(Servers::Cluster(cluster))
         };
-        RedisBackend::open(opening, common, doubts, runtime).await
+        RedisBackend::open(opening, common, runtime).await
     }
 
     /// A member of a quorum, which need not be there now; then also what is wrong with it.
     async fn member(
         url: ServerUrl,
         common: Common,
-        runtime: &tokio::runtime::Handle,
+        runtime: &Handle,
     ) -> Result<(RedisBackend, Option<BackendError>), Error> {
         let part = part(&common);
         let access = access(url.login, &common).map_err(not_connected)?;
@@ -100,14 +92,18 @@ impl RedisBackend {
         Ok((member, trouble))
     }
 
-    async fn open(
-        opening: impl Future<Output = Result<Servers, BackendError>> + Send + 'static,
+    async fn open<F>(
+        opening: impl FnOnce(Part, Handle) -> F,
         common: Common,
-        doubts: broadcast::Sender<Lane>,
-        runtime: &tokio::runtime::Handle,
-    ) -> Result<RedisBackend, Error> {
+        runtime: &Handle,
+    ) -> Result<RedisBackend, Error>
+    where
+        F: Future<Output = Result<Servers, BackendError>> + Send + 'static,
+    {
+        let part = part(&common);
+        let doubts = part.doubts.clone();
         // On the runtime that will serve the connections: sockets belong to the one that made them.
-        match runtime.spawn(opening).await {
+        match runtime.spawn(opening(part, runtime.clone())).await {
             Ok(servers) => Ok(RedisBackend {
                 servers: servers.map_err(not_connected)?,
                 doubts,
@@ -119,11 +115,7 @@ impl RedisBackend {
 }
 
 /// A quorum of servers; an error when a majority of them cannot be reached now, or one lets us in no further.
-pub(crate) async fn quorum(
-    url: QuorumUrl,
-    common: Common,
-    runtime: &tokio::runtime::Handle,
-) -> Result<Quorum, Error> {
+pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> Result<Quorum, Error> {
     let QuorumUrl {
         members,
         login,
