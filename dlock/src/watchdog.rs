@@ -4,8 +4,9 @@
 //! about now, per lane and in chunks that do not wait for each other, and parks without any timer when
 //! nothing is held.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+mod schedule;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::schedule::{ByNumber, Moment, Schedule};
 use crate::backend::{BackendError, Kind, Lane, Reason, Renewal};
 use crate::client::Shared;
 use crate::grants::Grant;
@@ -44,48 +46,13 @@ pub(crate) struct Registry {
 
 #[derive(Debug)]
 struct Books {
-    grants: HashMap<u64, Entry, BuildHasherDefault<NumberHasher>>,
-    schedule: BTreeSet<(Moment, u64)>,
+    grants: ByNumber<u64, Entry>,
+    schedule: Schedule,
     /// When the watchdog will look by itself.
     looks_at: Option<Moment>,
     closed: Option<Loss>,
     /// From when on moments are counted.
     origin: Instant,
-}
-
-/// The numbers of grants are our own and count up: nobody can choose them, and they spread well.
-#[derive(Debug, Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        // By the golden ratio, as Knuth has it: the map takes the upper bits, and the lower ones.
-        self.0 = (self.0 ^ number)
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(32);
-    }
-}
-
-/// An instant in half the room: microseconds, rounded up so that what is due at a deadline is due when that
-/// has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Moment(u64);
-
-impl Moment {
-    fn of(origin: Instant, at: Instant) -> Moment {
-        let nanos = at.saturating_duration_since(origin).as_nanos();
-        Moment(u64::try_from(nanos.div_ceil(1000)).unwrap_or(u64::MAX))
-    }
 }
 
 #[derive(Debug)]
@@ -106,20 +73,27 @@ impl Books {
         self.grants.len() >= CHUNK
     }
 
-    fn set_due(&mut self, number: u64, due: Instant) {
-        let due = self.moment(due);
-        if let Some(entry) = self.grants.get_mut(&number) {
-            self.schedule.remove(&(entry.due, number));
-            entry.due = due;
-            self.schedule.insert((due, number));
-        }
+    fn set_due(&mut self, number: u64, due: Moment) {
+        let Some(entry) = self.grants.get_mut(&number).filter(|entry| entry.due != due) else {
+            return;
+        };
+        let before = std::mem::replace(&mut entry.due, due);
+        self.forget(before);
+        self.schedule.add(due, number);
+    }
+
+    /// One that was due then is not any more.
+    fn forget(&mut self, due: Moment) {
+        let grants = &self.grants;
+        let is_due = |number| grants.get(&number).is_some_and(|entry| entry.due == due);
+        self.schedule.forget(due, is_due);
     }
 
     fn remove(&mut self, number: u64) -> bool {
         let Some(entry) = self.grants.remove(&number) else {
             return false;
         };
-        self.schedule.remove(&(entry.due, number));
+        self.forget(entry.due);
         true
     }
 }
@@ -128,8 +102,8 @@ impl Default for Registry {
     fn default() -> Registry {
         Registry {
             books: Mutex::new(Books {
-                grants: HashMap::default(),
-                schedule: BTreeSet::new(),
+                grants: ByNumber::default(),
+                schedule: Schedule::default(),
                 looks_at: None,
                 closed: None,
                 origin: clock::now(),
@@ -158,7 +132,7 @@ impl Registry {
                 asked: false,
             },
         );
-        books.schedule.insert((due, grant.number()));
+        books.schedule.add(due, grant.number());
         let sooner = books.looks_at.is_none_or(|at| due < at);
         drop(books);
         if sooner {
@@ -248,37 +222,42 @@ impl Registry {
         } else {
             EARLIEST
         };
-        let last = (books.moment(now + early), u64::MAX);
-        let due: Vec<_> = books.schedule.range(..=last).copied().collect();
-        let origin = books.origin;
-        let (mut renew, mut over) = (Vec::with_capacity(due.len()), Vec::new());
-        for (due, number) in due {
-            let Some(entry) = books.grants.get_mut(&number) else {
-                continue;
-            };
-            let grant = &entry.grant;
-            if early > Duration::ZERO {
-                let early = if grant.terms.renewed {
-                    grain(grant)
-                } else {
-                    Duration::ZERO
+        let (last, origin) = (books.moment(now + early), books.origin);
+        let (mut renew, mut over, mut later) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some((due, numbers)) = books.schedule.take(last) {
+            for number in numbers {
+                let Some(entry) = books.grants.get_mut(&number).filter(|entry| entry.due == due) else {
+                    continue;
                 };
-                if due > Moment::of(origin, now + early) {
+                let grant = &entry.grant;
+                if early > Duration::ZERO {
+                    let early = if grant.terms.renewed {
+                        grain(grant)
+                    } else {
+                        Duration::ZERO
+                    };
+                    if due > Moment::of(origin, now + early) {
+                        later.push((due, number));
+                        continue;
+                    }
+                }
+                let (state, deadline) = grant.peek_at(now);
+                if let HoldState::Lost(loss) = state {
+                    over.push((grant.clone(), loss));
+                    books.grants.remove(&number);
                     continue;
                 }
+                let wanted = grant.terms.renewed || state == HoldState::Suspect || grant.kind == Kind::Read;
+                if wanted && !std::mem::replace(&mut entry.asked, true) {
+                    renew.push(entry.grant.clone());
+                }
+                // The next look is at the deadline, unless an answer comes first.
+                entry.due = Moment::of(origin, deadline);
+                later.push((entry.due, number));
             }
-            let (state, deadline) = grant.peek_at(now);
-            if let HoldState::Lost(loss) = state {
-                over.push((grant.clone(), loss));
-                books.remove(number);
-                continue;
-            }
-            let wanted = grant.terms.renewed || state == HoldState::Suspect || grant.kind == Kind::Read;
-            if wanted && !std::mem::replace(&mut entry.asked, true) {
-                renew.push(entry.grant.clone());
-            }
-            // The next look is at the deadline, unless an answer comes first.
-            books.set_due(number, deadline);
+        }
+        for (due, number) in later {
+            books.schedule.add(due, number);
         }
         let emptied = books.grants.is_empty();
         drop(books);
@@ -315,6 +294,7 @@ impl Registry {
         answers: impl Iterator<Item = (u64, Duration, Result<Renewal, BackendError>)>,
     ) {
         let (mut sooner, mut lost, mut failed) = (false, Vec::new(), Vec::new());
+        let mut planned: Option<(Instant, Duration, Moment)> = None;
         let mut books = self.books.lock();
         let now = clock::now();
         for (number, lease, answer) in answers {
@@ -340,17 +320,26 @@ impl Registry {
             let due = match answer {
                 Ok(_) => {
                     grant.renewed(now, sent, lease);
-                    spread(&books, &grant, next_due(&grant, sent), 5)
+                    let (due, lease) = (next_due(&grant, sent), grant.terms.lease);
+                    // What was renewed together stays together.
+                    match planned {
+                        Some((same, its, moment)) if (same, its) == (due, lease) => moment,
+                        _ => {
+                            let moment = books.moment(spread(&books, &grant, due, 5));
+                            planned = Some((due, lease, moment));
+                            moment
+                        }
+                    }
                 }
                 Err(error) => {
                     let doubted = grant.suspect();
-                    let again = next_try(&grant);
+                    let again = books.moment(next_try(&grant));
                     failed.push((grant.clone(), error, doubted));
                     again
                 }
             };
             books.set_due(number, due);
-            sooner |= books.looks_at.is_none_or(|at| books.moment(due) < at);
+            sooner |= books.looks_at.is_none_or(|at| due < at);
         }
         let emptied = books.grants.is_empty();
         drop(books);
@@ -382,6 +371,7 @@ impl Registry {
             .filter(|grant| in_lane(grant))
             .collect();
         let mut news = Vec::new();
+        let now = books.moment(now);
         for grant in doubtful {
             books.set_due(grant.number(), now);
             if grant.suspect() {
@@ -396,7 +386,7 @@ impl Registry {
 
     fn first_due(&self) -> Option<Instant> {
         let mut books = self.books.lock();
-        let first = books.schedule.first().map(|(due, _)| *due);
+        let first = books.schedule.first();
         books.looks_at = first;
         first.map(|Moment(micros)| books.origin + Duration::from_micros(micros))
     }
