@@ -199,6 +199,9 @@ impl Locked<'_> {
         if let Some(kind) = &options.kind {
             set.extend(quote_spanned!(site=> .kind(#krate::Kind::#kind)));
         }
+        if options.prefer_writers {
+            set.extend(quote_spanned!(site=> .prefer_writers()));
+        }
         let times = [
             ("lease", &options.lease),
             ("renewed_lease", &options.renewed_lease),

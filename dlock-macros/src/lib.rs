@@ -53,6 +53,7 @@ use proc_macro::TokenStream;
 /// | `key = …`, `key(…)` | required | [the name of the lock](#the-key) |
 /// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
 /// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
+/// | `prefer_writers = true` | `false` | with `kind = write`: [readers stand back](#kinds) for calls that wait |
 /// | `lock = expr` | the client of `dlock::set_default` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
 /// | `renewed_lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
@@ -142,8 +143,10 @@ use proc_macro::TokenStream;
 /// # Kinds
 ///
 /// `kind = read` lets in whoever reads at the same time and keeps out who writes; `kind = write` keeps out all. They
-/// are two sides of one lock by that name, which is none that a plain `kind = lock` could take. `kind = fair` serves
-/// in arrival order across processes, and `kind = fenced` shares its fencing tokens with Redisson's fenced lock.
+/// are two sides of one lock by that name, which is none that a plain `kind = lock` could take. With
+/// `prefer_writers = true` readers stand back while a call waits to write (`RwLock::prefer_writers` has the details).
+/// `kind = fair` serves in arrival order across processes, and `kind = fenced` shares its fencing tokens with
+/// Redisson's fenced lock.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};

@@ -24,6 +24,7 @@ const NAMES: &[&str] = &[
     "min_hold",
     "max_waiters",
     "kind",
+    "prefer_writers",
     "on_busy",
     "on_error",
     "on_lost",
@@ -35,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) keys: Keys,
     /// What to lock them as; the plain lock without it.
     pub(crate) kind: Option<Ident>,
+    /// Readers stand back for a writer who waits.
+    pub(crate) prefer_writers: bool,
     /// Which client; the process-wide default without it.
     pub(crate) lock: Option<Expr>,
     pub(crate) lease: Option<Time>,
@@ -58,6 +61,7 @@ struct Reader {
     seen: Vec<Ident>,
     keys: Option<Keys>,
     kind: Option<Ident>,
+    prefer_writers: bool,
     lock: Option<Expr>,
     lease: Option<Time>,
     renewed_lease: Option<Time>,
@@ -121,6 +125,7 @@ impl Reader {
             "min_hold" => self.min_hold = Some(Time::parse(&name, equals(&name, input)?)?),
             "max_waiters" => self.max_waiters = Some(value::count(&name, equals(&name, input)?)?),
             "kind" => self.kind = Some(value::kind(equals(&name, input)?)?),
+            "prefer_writers" => self.prefer_writers = value::flag(&name, equals(&name, input)?)?,
             "on_busy" => self.on_busy = Some(value::function(&name, equals(&name, input)?)?),
             "on_error" => self.on_error = Some(value::function(&name, equals(&name, input)?)?),
             "on_lost" => self.on_lost = Some(value::dropped_on_loss(equals(&name, input)?)?),
@@ -171,12 +176,25 @@ impl Reader {
             let error = Error::new(kind.span().resolved_at(Span::call_site()), message);
             self.fail(error);
         }
+        if let Some(option) = self.seen("prefer_writers")
+            && self.prefer_writers
+            && !self
+                .kind
+                .as_ref()
+                .is_some_and(|kind| kind == "Read" || kind == "Write")
+        {
+            let message =
+                "`prefer_writers` goes with `kind = write`: other locks have no readers and writers";
+            let error = Error::new(option.span(), message);
+            self.fail(error);
+        }
         match (self.error, self.keys) {
             (Some(error), _) => Err(error),
             (None, None) => Err(Error::new(Span::call_site(), "which lock?")),
             (None, Some(keys)) => Ok(Options {
                 keys,
                 kind: self.kind,
+                prefer_writers: self.prefer_writers,
                 lock: self.lock,
                 lease: self.lease,
                 renewed_lease: self.renewed_lease,

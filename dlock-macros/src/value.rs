@@ -127,6 +127,18 @@ pub(crate) fn count(option: &Ident, input: ParseStream<'_>) -> Result<TokenStrea
     }
 }
 
+/// `true` or `false`.
+pub(crate) fn flag(option: &Ident, input: ParseStream<'_>) -> Result<bool> {
+    let value = bare(input.parse()?);
+    match &value {
+        Expr::Lit(literal) if let Lit::Bool(flag) = &literal.lit => Ok(flag.value),
+        _ => Err(Error::new_spanned(
+            value,
+            format!("`{option}` is `true` or `false`"),
+        )),
+    }
+}
+
 /// As they are written, and the variants of `dlock::Kind`.
 const KINDS: &[&str] = &["lock", "fair", "read", "write", "fenced"];
 

@@ -170,6 +170,14 @@ impl Attempt {
         }
     }
 
+    /// Whether who waits may have a place at the store, under an id of its own.
+    pub(crate) fn takes_place(&self) -> bool {
+        match self.options.kind {
+            Kind::Write => self.options.prefer_writers,
+            kind => kind == Kind::Permit,
+        }
+    }
+
     /// How many permits are asked for; 1 for all other kinds.
     pub(crate) fn amount(&self) -> u32 {
         self.options.permits.map_or(1, |permits| permits.amount)
@@ -396,6 +404,8 @@ impl<G: Goal> Wait<'_, G> {
             let asked = clock::now();
             // What happened before the question is in the answer.
             turn.watch.iter_mut().for_each(crate::backend::Watch::seen);
+            // Whoever goes away before the answer does not know whether it has one.
+            let had = std::mem::replace(&mut place.taken, self.attempt.takes_place());
             let look = tokio::select! {
                 biased;
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
@@ -406,18 +416,19 @@ impl<G: Goal> Wait<'_, G> {
             };
             let sleep = match look {
                 Ok(Look::Got(got)) => {
-                    place.taken = false;
                     turn.handed = 0;
                     // Where one may read, all may.
                     turn.opened = options.kind == Kind::Read;
+                    place.taken = had;
                     if let Some(guard) = self.goal.guard(&got) {
+                        place.taken = false;
                         turn.rests(guard);
                     }
                     return Ok(got);
                 }
                 Ok(Look::Busy { left, again }) => {
                     failing = Failing::default();
-                    place.taken |= again.is_some();
+                    place.taken = had || again.is_some() && self.attempt.takes_place();
                     courtesies.came(&of);
                     // A store's word for "no end" may be more than a clock can take.
                     let left = left.filter(|left| *left <= LONGEST);
@@ -430,7 +441,7 @@ impl<G: Goal> Wait<'_, G> {
                         .min(again.unwrap_or(LONGEST_SLEEP))
                 }
                 Err(error) => {
-                    place.taken |= error.outcome == Outcome::Unknown && self.attempt.amount() > 1;
+                    place.taken &= had || error.outcome == Outcome::Unknown;
                     failing
                         .again(asked, error, patience)
                         .map_err(|error| self.attempt.failed(error))?

@@ -54,6 +54,8 @@ pub(crate) struct Options {
     pub(crate) max_waiters: Option<usize>,
     pub(crate) local_handovers: Option<u32>,
     pub(crate) permits: Option<Permits>,
+    /// Of a read-write lock: readers stand back for a writer who waits.
+    pub(crate) prefer_writers: bool,
 }
 
 /// What is asked of a semaphore.
@@ -135,6 +137,13 @@ impl Lock {
     /// its lease left, and only to those who ask for the same lease and no `min_hold`.
     pub fn local_handovers(mut self, local_handovers: u32) -> Lock {
         self.options.local_handovers = Some(local_handovers);
+        self
+    }
+
+    /// Has new readers stand back while a writer waits for this read-write lock. See
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers), which says what that means; not so by default.
+    pub fn prefer_writers(mut self) -> Lock {
+        self.options.prefer_writers = true;
         self
     }
 
@@ -310,6 +319,12 @@ impl Options {
                 });
             }
             None => {}
+        }
+        if self.prefer_writers && !self.kind.is_read_write() {
+            return Err(Error::InvalidOption {
+                option: "prefer_writers",
+                reason: format!("a lock of kind {} has no readers and writers", self.kind),
+            });
         }
         check_lease("lease", self.lease)?;
         check_lease("renewed_lease", self.renewed_lease)?;

@@ -76,7 +76,7 @@ impl Question {
     /// over here after it last came from the store, `waiter` who waits.
     pub(crate) fn new(attempt: &Attempt, handed: u32, waiter: Option<GrantId>) -> Question {
         let mut question = Question::under(attempt.handle.shared().next_grant(), attempt, handed);
-        question.request.waiter = waiter;
+        question.request.waiter = waiter.filter(|_| attempt.takes_place());
         question
     }
 

@@ -19,7 +19,7 @@ use crate::{Error, Lock, LockClient, LockKey};
 ///   write enters, and so does a read: a writer may read. Such a read is a lock of its own, which the writer may keep
 ///   when it gives the write lock back ([`LockGuard::downgrade`]); other readers come in then.
 /// - **Who goes first.** Readers come in as long as there are readers, so that writers may wait for ever where reads
-///   overlap without end.
+///   overlap without end. [`prefer_writers`](Self::prefer_writers) has readers stand back for writers who wait.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -58,6 +58,40 @@ impl RwLock {
     /// The side of the writer: [`Kind::Write`].
     pub fn write(&self) -> Lock {
         self.lock.clone().kind(Kind::Write)
+    }
+
+    /// Has new readers stand back while a writer waits, so that a writer does not starve where reads overlap without
+    /// end; by default readers come in as long as there are readers.
+    ///
+    /// It is the writer's option: while one that was acquired with it waits ([`try_acquire`](Lock::try_acquire) does
+    /// not), readers of every dlock process are refused or wait, whatever their own options. The writer then waits only
+    ///
+    /// - for the readers who are inside already, as long as they keep the lock, and for reads nested in theirs, which
+    ///   enter as ever;
+    /// - for other writers: those who wait have no order between processes, and readers stand back until the last of
+    ///   those who prefer it has had its turn, so that writers who come without a pause keep readers out;
+    /// - for writers before it in its own process. Of these the first counts at the store: where the lock is not handed
+    ///   on between them, readers who waited may come in before the next;
+    /// - for Java: Redisson's readers know nothing of it and come in.
+    ///
+    /// A writer that gives up or is dropped lets the readers go on at once, one whose process died after 5 s. A reader
+    /// that waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the writer
+    /// for it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
+    ///
+    /// Not to be had on a quorum of servers, where waiting for it is refused with [`Error::Unsupported`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let prices = client.rwlock("prices").prefer_writers();
+    /// let writing = prices.write().acquire().await?;
+    /// # drop(writing);
+    /// # Ok(()) }
+    /// ```
+    pub fn prefer_writers(self) -> RwLock {
+        RwLock {
+            lock: self.lock.prefer_writers(),
+        }
     }
 
     /// The name of the lock.

@@ -180,3 +180,35 @@ async fn kinds_are_passed_on_for_one_key_and_for_several() {
     write(&client).await.unwrap();
     assert_eq!(client.held(), 0);
 }
+
+#[distributed_lock(key = "page", kind = write, prefer_writers = true, lock = client)]
+async fn edit(client: &LockClient) -> Result<(), Error> {
+    assert_eq!(
+        client.inspect("page").await?.map(|holder| holder.kind),
+        Some(Kind::Write)
+    );
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_stand_back_for_a_call_that_waits_to_write_and_prefers_it() {
+    let client = LockClient::memory();
+    let inside = client.rwlock("page").read().acquire().await.unwrap();
+    let edits = tokio::spawn({
+        let client = client.clone();
+        async move { edit(&client).await }
+    });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(
+        client
+            .rwlock("page")
+            .read()
+            .try_acquire()
+            .await
+            .unwrap_err()
+            .is_busy()
+    );
+    drop(inside);
+    edits.await.unwrap().unwrap();
+    drop(client.rwlock("page").read().try_acquire().await.unwrap());
+}

@@ -517,3 +517,18 @@ fn looks_see_what_a_majority_sees() {
         assert_clean(&m).await;
     });
 }
+
+#[test]
+fn readers_stand_back_for_nobody_and_who_asks_for_that_is_told() {
+    paused(async {
+        let members = members(3).await;
+        let client = client(&members).await;
+        let lock = client.rwlock("k").prefer_writers();
+        let error = lock.write().acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("prefer_writers"), "{error}");
+        // Where nobody waits there is nothing to ask for.
+        drop(lock.read().acquire().await.unwrap());
+        lock.write().try_acquire().await.unwrap().release().await.unwrap();
+    });
+}

@@ -589,3 +589,26 @@ async fn a_command_that_ends_while_the_server_is_away_keeps_its_status() {
     assert_eq!(code(&ended), 5, "{ended:?}");
     assert!(ended.stderr.contains("release of lock \"k\""), "{ended:?}");
 }
+
+#[tokio::test]
+async fn readers_stand_back_for_a_writer_that_says_so() {
+    let (server, url) = server().await;
+    let reader = Running::script(&url, &["--kind", "read", "k"], "echo ready; read line");
+    reader.says("ready").await;
+    let writes = ["--kind", "write", "--prefer-writers", "k"];
+    let writer = Running::script(&url, &writes, "echo writes");
+    eventually("it waits", || async {
+        server.query::<usize>(&["ZCARD", "{k}:dlock:writers"]).await == 1
+    })
+    .await;
+    let busy = run(&url, &["--kind", "read", "--try", "k", "--", "echo", "run"]).await;
+    assert_eq!((code(&busy), busy.stdout.as_str()), (75, ""), "{busy:?}");
+    reader.all_ended().await;
+    writer.says("writes").await;
+    writer.all_ended().await;
+    for wrong in ["lock", "semaphore=2"] {
+        let ended = run(&url, &["--kind", wrong, "--prefer-writers", "k", "--", "true"]).await;
+        assert_eq!(code(&ended), 2, "{ended:?}");
+        assert!(ended.stderr.contains("prefer"), "{ended:?}");
+    }
+}

@@ -398,3 +398,36 @@ async fn closures_may_name_several_or_none() {
         .unwrap();
     assert_eq!(text(response).await, "always lock true, x lock true");
 }
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_read_stand_back_for_one_that_writes_where_writers_are_preferred() {
+    bounded(async {
+        let store = TestStore::new();
+        let (a, b) = (store.client(), store.client());
+        let layer = |client: &LockClient| LockLayer::new(client.clone(), query("doc")).read_write();
+        for prefers in [false, true] {
+            let reading = a.lock("1").kind(Kind::Read).acquire().await.unwrap();
+            let writes = match prefers {
+                true => layer(&b).prefer_writers(),
+                false => layer(&b),
+            };
+            let write = tokio::spawn(writes.layer(teller(&b)).oneshot(post("/?doc=1")));
+            sleep(MS).await;
+            let read = layer(&a).try_once().layer(teller(&a)).oneshot(get("/?doc=1"));
+            let expected = if prefers {
+                StatusCode::LOCKED
+            } else {
+                StatusCode::OK
+            };
+            assert_eq!(read.await.unwrap().status(), expected);
+            reading.release().await.unwrap();
+            let told = write.await.unwrap().unwrap();
+            assert_eq!(text(told).await, "1 write true");
+        }
+        // A lock without readers has nobody who stands back.
+        let wrong = LockLayer::new(a.clone(), query("doc")).prefer_writers();
+        assert!(wrong.check().unwrap_err().to_string().contains("prefer_writers"));
+        assert_eq!((a.held(), b.held(), store.held()), (0, 0, 0));
+    })
+    .await;
+}

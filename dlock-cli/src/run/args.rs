@@ -56,6 +56,10 @@ pub(crate) struct RunArgs {
     /// word for lock, of several keys).
     #[arg(long, value_name = "KIND", default_value = "lock")]
     kind: Wanted,
+    /// With --kind write: new readers stand back while this waits, so that it does not wait for ever where reads
+    /// overlap without end.
+    #[arg(long)]
+    prefer_writers: bool,
     /// Keep the lock taken for at least this long from when it was had, however soon the command ends: so that a
     /// scheduled job runs once on machines whose clocks differ.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -134,6 +138,7 @@ pub(super) struct Plan {
     /// As they were named, each once.
     pub(super) keys: Vec<LockKey>,
     pub(super) kind: Wanted,
+    pub(super) prefer_writers: bool,
     pub(super) wait: Wait,
     pub(super) lease: Option<Duration>,
     pub(super) min_hold: Option<Duration>,
@@ -171,6 +176,7 @@ impl RunArgs {
         Plan {
             keys,
             kind: self.kind,
+            prefer_writers: self.prefer_writers,
             wait,
             lease: self.lease,
             min_hold: self.min_hold,

@@ -38,8 +38,15 @@ impl Hold {
         let grace = plan.grace(client.lease()).map_err(End::Misused)?;
         let taken = match plan.kind {
             Wanted::Lock(kind) => {
-                let locks = client.multi(plan.keys.clone()).kind(kind);
+                let mut locks = client.multi(plan.keys.clone()).kind(kind);
+                if plan.prefer_writers {
+                    locks = locks.prefer_writers();
+                }
                 take!(locks, client, plan, say).map(Hold::Locks)
+            }
+            Wanted::Permit(_) if plan.prefer_writers => {
+                let why = "--prefer-writers goes with --kind write: a semaphore has no readers and writers";
+                return Err(End::Misused(why.to_owned()));
             }
             Wanted::Permit(permits) => {
                 let key = plan.only_key().map_err(End::Misused)?;

@@ -72,6 +72,7 @@ type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + S
 #[derive(Clone)]
 pub(super) struct Settings {
     kinds: Kinds,
+    prefer_writers: bool,
     lease: Option<Duration>,
     renewed_lease: Option<Duration>,
     /// `None` asks once.
@@ -94,6 +95,7 @@ impl<K> LockLayer<K> {
     pub fn new(client: LockClient, key: K) -> LockLayer<K> {
         let settings = Settings {
             kinds: Kinds::All(Kind::Lock),
+            prefer_writers: false,
             lease: None,
             renewed_lease: None,
             wait: Some(DEFAULT_WAIT),
@@ -139,6 +141,15 @@ impl<K> LockLayer<K> {
     /// ```
     pub fn read_write(mut self) -> Self {
         self.settings.kinds = Kinds::ReadWrite;
+        self
+    }
+
+    /// Has requests that only read stand back while one that writes waits for the key, with
+    /// [`read_write`](Self::read_write) or a [`kind`](Self::kind) of `Write`: so that those are served where reads
+    /// overlap without end. [`RwLock::prefer_writers`](dlock::RwLock::prefer_writers) says for whom they still wait.
+    /// By default requests that read come in as long as others read.
+    pub fn prefer_writers(mut self) -> Self {
+        self.settings.prefer_writers = true;
         self
     }
 
@@ -315,6 +326,9 @@ impl Settings {
             Kinds::ReadWrite => Kind::Write,
         };
         let mut lock = client.multi(keys).kind(kind);
+        if self.prefer_writers {
+            lock = lock.prefer_writers();
+        }
         if let Some(lease) = self.renewed_lease {
             lock = lock.renewed_lease(lease);
         }
@@ -416,6 +430,7 @@ impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("kinds", &self.kinds)
+            .field("prefer_writers", &self.prefer_writers)
             .field("lease", &self.lease)
             .field("renewed_lease", &self.renewed_lease)
             .field("wait", &self.wait)

@@ -258,9 +258,9 @@ pub struct AcquireRequest {
     pub vote_after: Option<Duration>,
     /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
     pub amount: u32,
-    /// Permits: who waits, the same over all questions of one waiter. Its place among those who wait for
-    /// different amounts is given up by a [`release`](Backend::release) of this id. `None` for who does not
-    /// wait.
+    /// Permits, and write locks that readers shall stand back for: who waits, the same over all questions of one
+    /// waiter. Its place, among those who wait for different amounts or in front of the readers, is given up by a
+    /// [`release`](Backend::release) of this id. `None` for who does not wait or takes no place.
     pub waiter: Option<GrantId>,
 }
 

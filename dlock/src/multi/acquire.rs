@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -15,6 +16,9 @@ use crate::handover::Wanted;
 use crate::question::{Goal, Look};
 use crate::scope::Scope;
 use crate::{Error, LockKey};
+
+/// How often one who waits asks at the least, where a place is kept for those who are heard of.
+const KEEPS_PLACE: Duration = Duration::from_secs(2);
 
 /// One call of acquire.
 pub(super) struct Attempt {
@@ -98,7 +102,7 @@ impl Attempt {
                     until,
                 };
                 let round = match self.first.once {
-                    true => all.ask(0).await.map_err(|error| one.failed(error))?,
+                    true => all.ask(0, None).await.map_err(|error| one.failed(error))?,
                     false => wait.in_turn().await?,
                 };
                 match round {
@@ -160,7 +164,12 @@ struct AllOf<'a> {
 }
 
 impl AllOf<'_> {
-    fn ask(&self, handed: u32) -> impl Future<Output = Result<Round, BackendError>> + Send + use<> {
+    fn ask(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+    ) -> impl Future<Output = Result<Round, BackendError>> + Send + use<> {
+        let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
         if let [only] = &mut groups[..] {
             // The first that is busy is told, and one who stays where it waits keeps its place.
@@ -168,9 +177,9 @@ impl AllOf<'_> {
         }
         let mut groups = groups.into_iter();
         // Takes its place in line now, and not when polled.
-        let first = Step::new(groups.next().unwrap_or_default(), handed);
+        let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
         let handle = &self.attempt.first.handle;
-        handle.carry(look(first, groups, handed))
+        handle.carry(look(first, groups, handed, waiter))
     }
 }
 
@@ -185,14 +194,15 @@ impl Goal for AllOf<'_> {
     fn look(
         &self,
         handed: u32,
-        _waiter: Option<GrantId>,
+        waiter: Option<GrantId>,
     ) -> impl Future<Output = Result<Look<Round>, BackendError>> + Send {
-        let (at, round) = (self.at, self.ask(handed));
+        let (at, round) = (self.at, self.ask(handed, waiter));
+        let again = self.attempt.first.takes_place().then_some(KEEPS_PLACE);
         async move {
             Ok(match round.await? {
                 Round::Busy((busy, remaining)) if busy == at => Look::Busy {
                     left: remaining,
-                    again: None,
+                    again,
                 },
                 round => Look::Got(round),
             })

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 use crate::acquire::Attempt;
 use crate::backend::{
-    AcquireAllReply, AcquireReply, BackendError, DynBackend, Lane, Reason, RenewRequest, Renewal,
+    AcquireAllReply, AcquireReply, BackendError, DynBackend, GrantId, Lane, Reason, RenewRequest, Renewal,
 };
 use crate::clock;
 use crate::guard::LockGuard;
@@ -56,8 +56,12 @@ pub(super) struct Step {
 }
 
 impl Step {
-    pub(super) fn new(group: Group, handed: u32) -> Step {
-        let question = |(at, one): At<Attempt>| (at, Question::new(&one, handed, None));
+    /// `waiter` is who waits, and for which of the keys.
+    pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>) -> Step {
+        let question = |(at, one): At<Attempt>| {
+            let waiter = waiter.filter(|(waits_for, _)| *waits_for == at);
+            (at, Question::new(&one, handed, waiter.map(|(_, id)| id)))
+        };
         let questions: Vec<_> = group.into_iter().map(question).collect();
         let requests = questions.iter().map(|(_, question)| question.request.clone());
         let answer: Pin<Box<dyn Future<Output = _> + Send>> = match &questions[..] {
@@ -95,6 +99,7 @@ pub(super) async fn look(
     first: Step,
     others: impl Iterator<Item = Group>,
     handed: u32,
+    waiter: Option<At<GrantId>>,
 ) -> Result<Round, BackendError> {
     let mut taken = Taken::default();
     let mut step = first;
@@ -119,7 +124,7 @@ pub(super) async fn look(
             }
         }
         match others.next() {
-            Some(group) => step = Step::new(group, handed),
+            Some(group) => step = Step::new(group, handed, waiter),
             None => break,
         }
     }

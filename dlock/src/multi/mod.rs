@@ -123,6 +123,12 @@ impl MultiLock {
         self.with(|lock| lock.local_handovers(local_handovers))
     }
 
+    /// Has new readers of a read-write lock stand back while this call waits for it to write. See
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Of several, it is the one that is waited for.
+    pub fn prefer_writers(self) -> MultiLock {
+        self.with(Lock::prefer_writers)
+    }
+
     /// The names, in their order, each once.
     #[must_use]
     pub fn keys(&self) -> &[LockKey] {

@@ -7,6 +7,7 @@ mod counters;
 mod fair;
 mod permits;
 mod read_write;
+mod writers;
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::{Future, ready};
@@ -113,13 +114,7 @@ impl Held {
                     None
                 }
             },
-            Kind::Read | Kind::Write => {
-                let left = self.read_write.acquire(request, now).err();
-                left.map(|left| Busy {
-                    remaining: Some(left),
-                    again: None,
-                })
-            }
+            Kind::Read | Kind::Write => self.read_write.acquire(request, now).err(),
             Kind::Permit | Kind::Unowned => self.counters.acquire(now, request).err(),
             other => return Err(unsupported(other)),
         };
@@ -318,10 +313,11 @@ impl MemoryBackend {
         self.len() == 0
     }
 
-    /// How many wait in the queues of fair locks, those included who are gone and were not missed yet.
+    /// How many wait in the queues of fair locks, and how many writers wait whom readers stand back for, those
+    /// included who are gone and were not missed yet.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.with(|held, _| held.queues.len())
+        self.with(|held, _| held.queues.len() + held.read_write.waiting())
     }
 
     /// How many records are kept.
@@ -418,7 +414,10 @@ impl Backend for MemoryBackend {
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
         let ReleaseRequest { kind, key, grant, .. } = &request;
         let (left, told) = self.with(|held, now| {
-            let gave_up = *kind == Kind::Fair && held.give_up(key, *grant);
+            let gave_up = match kind {
+                Kind::Fair => held.give_up(key, *grant),
+                _ => held.read_write.give_way(&request, now),
+            };
             let left = held.release(&request, now);
             let front = match kind {
                 Kind::Fair => held.front_topic(key, now),

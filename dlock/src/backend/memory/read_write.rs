@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Busy;
+use super::writers::{HEARD_WITHIN, Writers};
 use crate::LockKey;
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
 
@@ -14,6 +16,8 @@ pub(super) struct ReadWriteLocks {
     locks: HashMap<LockKey, Inside>,
     /// When the next holder of each lock is over its time.
     ends: BTreeSet<(Instant, LockKey)>,
+    /// The writers whom readers stand back for.
+    writers: Writers,
 }
 
 /// Who is inside.
@@ -91,6 +95,7 @@ impl ReadWriteLocks {
     pub(super) fn clear(&mut self) {
         self.locks.clear();
         self.ends.clear();
+        self.writers.clear();
     }
 
     /// Drops what has expired, and tells nobody.
@@ -123,8 +128,38 @@ impl ReadWriteLocks {
         done
     }
 
-    /// Lets the holder in, or tells what is left of the lease of who stands in the way.
-    pub(super) fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<(), Duration> {
+    /// Lets the holder in, or tells who stands in the way.
+    pub(super) fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<(), Busy> {
+        let AcquireRequest {
+            kind, key, waiter, ..
+        } = request;
+        // Who reads under its own write lock is not kept out by those who wait for it.
+        let is_newcomer = *kind == Kind::Read && request.under.is_none();
+        let kept_out = is_newcomer.then(|| self.writers.until(key, now)).flatten();
+        let entered = self.enter(request, kept_out, now);
+        match (waiter.filter(|_| *kind == Kind::Write), &entered) {
+            (Some(waiter), Ok(())) => {
+                self.writers.leave(key, waiter, now);
+            }
+            (Some(waiter), Err(_)) => self.writers.wait(key, waiter, now),
+            (None, _) => {}
+        }
+        entered.map_err(|until| Busy {
+            again: match waiter {
+                Some(_) => Some(HEARD_WITHIN),
+                None => kept_out.map(|until| until.saturating_duration_since(now)),
+            },
+            ..Busy::until(until, now)
+        })
+    }
+
+    /// Lets the holder in, or tells until when others stand in the way.
+    fn enter(
+        &mut self,
+        request: &AcquireRequest,
+        kept_out: Option<Instant>,
+        now: Instant,
+    ) -> Result<(), Instant> {
         let hold = Hold {
             until: now + request.lease,
             kept: false,
@@ -135,10 +170,11 @@ impl ReadWriteLocks {
                 (_, Some(under), Some((writer, hold))) if *writer == under && !hold.kept => None,
                 // The writer who is said to ask is not there.
                 (_, Some(_), _) => inside.last_end().or(Some(now)),
-                (_, None, writer) => writer.as_ref().map(|(_, hold)| hold.until),
+                (_, None, Some((_, writer))) => Some(writer.until),
+                (_, None, None) => kept_out.map(|until| inside.last_end().unwrap_or(until)),
             };
             match blocked_until {
-                Some(until) => Err(until.saturating_duration_since(now)),
+                Some(until) => Err(until),
                 None if request.kind == Kind::Write => {
                     inside.writer = Some((request.grant, hold));
                     Ok(())
@@ -171,6 +207,16 @@ impl ReadWriteLocks {
                 None => Left::Loudly,
             }
         })
+    }
+
+    /// A writer waits no more; whether those who read go on.
+    pub(super) fn give_way(&mut self, request: &ReleaseRequest, now: Instant) -> bool {
+        request.kind == Kind::Write && self.writers.leave(&request.key, request.grant, now)
+    }
+
+    /// How many writers wait whom readers stand back for, those included who were not missed yet.
+    pub(super) fn waiting(&self) -> usize {
+        self.writers.len()
     }
 
     /// Whether the holder is there.

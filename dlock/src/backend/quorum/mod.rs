@@ -156,6 +156,12 @@ impl Quorum {
                 request.kind
             ));
         }
+        if request.kind == Kind::Write && request.waiter.is_some() {
+            // Each member would keep readers out for itself, and votes would be split by who waits.
+            return refused(
+                "a quorum of servers has no readers that stand back: leave prefer_writers out".to_owned(),
+            );
+        }
         if request.lease > self.max_lease {
             let (lease, most) = (request.lease, self.max_lease);
             return refused(format!(

@@ -60,16 +60,20 @@ impl KindStep {
             }
             KindStep::Acquire(request) => {
                 let more = match request.kind {
-                    Kind::Read => 1,
+                    Kind::Read | Kind::Write => 1,
                     Kind::Fair => 2,
                     _ => 0,
                 };
                 cmd.arg(request.kind.to_string()).arg(3 + more);
                 cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
                 cmd.arg(request.tokens.max(1));
-                if request.kind == Kind::Read {
+                if request.kind.is_read_write() {
                     let mut buffer = [0; 57];
-                    cmd.arg(request.under.map_or(&[][..], |write| id(write, &mut buffer)));
+                    let other = match request.kind {
+                        Kind::Read => request.under,
+                        _ => request.waiter,
+                    };
+                    cmd.arg(other.map_or(&[][..], |other| id(other, &mut buffer)));
                 }
                 if request.kind == Kind::Fair {
                     let last = request.last_asked.map_or(-1, |ago| ago.as_millis() as i64);

@@ -11,10 +11,16 @@
 -- yet. Ours besides:
 --   STRING {name}:ID:write:rwlock_timeout:1   the same for our writer, from when a reader came in under it until
 --                          the last of these has left: meanwhile the hash may live longer than its lease.
+--   ZSET {name}:dlock:writers   writers whom readers of ours stand back for, while they wait: waiter -> until when it
+--                          counts unless it asks again, in ms of the epoch. Goes with the last of them.
 --
 -- Channel: redisson_rwlock:{name}, with 0 where one of those who wait may come in, with 1 where all may.
 
 local function add_read_write_steps()
+  -- For how long a writer counts that is not heard of, and within which time it asks again, in ms.
+  local KEPT, HEARD_WITHIN = 5000, 2000
+  local now_ms = math.floor(now / 1000)
+
   local function channel_of(key) return prefixed('redisson_rwlock', key) end
   local function timeout_of(key, holder, hold)
     return suffixed(key, holder .. ':rwlock_timeout:' .. (hold or '1'))
@@ -117,6 +123,35 @@ local function add_read_write_steps()
     return released(ok and heard or -1)
   end
 
+  local function writers_of(key) return suffixed(key, 'dlock:writers') end
+
+  -- Runs a command on them; where something else is there, it is named.
+  local function on_writers(command, key, ...)
+    local writers = writers_of(key)
+    local reply = ask(command, writers, ...)
+    if is_error(reply) then error({ failed = writers .. ': ' .. reply.err }) end
+    return reply
+  end
+
+  -- In how many ms the last of the writers who wait would be gone, nil where readers have nobody to stand back for.
+  local function writers_wait(key)
+    local last = on_writers('ZRANGE', key, -1, -1, 'WITHSCORES')
+    local left = last[2] and tonumber(last[2]) - now_ms or 0
+    return left > 0 and math.min(left, KEPT) or nil
+  end
+
+  -- A writer waits, and has readers stand back from now on.
+  local function stand_in_front(key, waiter)
+    on_writers('ZREMRANGEBYSCORE', key, '-inf', now_ms)
+    on_writers('ZADD', key, digits(now_ms + KEPT), waiter)
+    on_writers('PEXPIRE', key, KEPT)
+  end
+
+  -- A writer waits no more. Readers go on, if it was the last.
+  local function give_way(key, waiter)
+    if on_writers('ZREM', key, waiter) == 1 and not writers_wait(key) then tell(channel_of(key), '1') end
+  end
+
   -- Puts a new holder in, which may be ended by an error: then nothing of it stays.
   local function enter(key, mode, field, timeout, lease, tokens)
     local before = mode and left_of(key) or -2
@@ -166,14 +201,23 @@ local function add_read_write_steps()
       leave_to_readers(key, found)
       mode = held_as(key)
     end
+    local stays_out = under == '' and writers_wait(key)
+    if stays_out then return { 'busy', mode and left_of(key) or stays_out, stays_out } end
     return enter(key, mode, grant, timeout_of(key, grant), lease, tokens)
   end
 
-  -- grant, lease in ms, fencing tokens wanted
-  function acquire_as.write(key, grant, lease, tokens)
+  -- grant, lease in ms, fencing tokens wanted, who waits and has readers stand back or ''
+  function acquire_as.write(key, grant, lease, tokens, waiter)
     local mode = held_as(key)
-    if mode then return { 'busy', left_of(key) } end
-    return enter(key, nil, grant .. ':write', nil, lease, tokens)
+    if mode and waiter == '' then return { 'busy', left_of(key) } end
+    if mode then
+      stand_in_front(key, waiter)
+      return { 'busy', left_of(key), HEARD_WITHIN }
+    end
+    local answer = enter(key, nil, grant .. ':write', nil, lease, tokens)
+    -- Readers who stand back for it wait for what it holds now.
+    if waiter ~= '' then ask('ZREM', writers_of(key), waiter) end
+    return answer
   end
 
   -- grant, ms to keep the lock taken yet
@@ -193,12 +237,13 @@ local function add_read_write_steps()
     return gone == 1 and settled(key) or 0
   end
 
-  -- grant, ms to keep the lock taken yet
+  -- grant, ms to keep the lock taken yet; also of one who waits no more, which answers 0
   function steps.release_write(key, grant, keep)
     local field = grant .. ':write'
     local timeout = timeout_of(key, field)
     if not is_in(key, field) then
       ask('DEL', timeout)
+      pcall(give_way, key, grant)
       return 0
     end
     if keep ~= '0' then

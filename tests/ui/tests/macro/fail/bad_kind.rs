@@ -32,4 +32,14 @@ async fn fair_set() -> Result<(), Error> {
     Ok(())
 }
 
+#[distributed_lock(key = "jobs", prefer_writers = true)]
+async fn nobody_reads() -> Result<(), Error> {
+    Ok(())
+}
+
+#[distributed_lock(key = "jobs", kind = write, prefer_writers = "yes")]
+async fn no_flag() -> Result<(), Error> {
+    Ok(())
+}
+
 fn main() {}

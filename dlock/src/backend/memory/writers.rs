@@ -1,0 +1,63 @@
+//! The writers of read-write locks in memory whom readers stand back for: each has a place as long as it is heard of.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::LockKey;
+use crate::backend::GrantId;
+
+/// For how long a writer counts that does not ask again.
+const KEPT: Duration = Duration::from_secs(5);
+/// Within which time one who waits asks again.
+pub(super) const HEARD_WITHIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(super) struct Writers {
+    /// Until when each of them counts.
+    waiting: HashMap<LockKey, HashMap<GrantId, Instant>>,
+    /// When those are swept out next who were never missed.
+    sweep_at: Option<Instant>,
+}
+
+impl Writers {
+    /// One waits, and is in front of the readers from now on.
+    pub(super) fn wait(&mut self, key: &LockKey, waiter: GrantId, now: Instant) {
+        if self.sweep_at.is_none_or(|at| at <= now) {
+            self.sweep_at = Some(now + KEPT);
+            self.waiting.retain(|_, of_key| {
+                of_key.retain(|_, until| *until > now);
+                !of_key.is_empty()
+            });
+        }
+        let of_key = self.waiting.entry(key.clone()).or_default();
+        of_key.insert(waiter, now + KEPT);
+    }
+
+    /// Until when the last of those counts who wait; `None` where nobody does.
+    pub(super) fn until(&self, key: &LockKey, now: Instant) -> Option<Instant> {
+        let last = self.waiting.get(key)?.values().max().copied();
+        last.filter(|until| *until > now)
+    }
+
+    /// One waits no more. Whether it did and nobody else does, so that readers go on.
+    pub(super) fn leave(&mut self, key: &LockKey, waiter: GrantId, now: Instant) -> bool {
+        let Some(of_key) = self.waiting.get_mut(key) else {
+            return false;
+        };
+        let waited = of_key.remove(&waiter).is_some();
+        if of_key.is_empty() {
+            self.waiting.remove(key);
+        }
+        waited && self.until(key, now).is_none()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.values().map(HashMap::len).sum()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}
