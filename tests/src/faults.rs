@@ -9,7 +9,7 @@ use std::fmt::{Debug, Display};
 use std::time::{Duration, Instant};
 
 use dlock::backend::{BackendError, Reason};
-use dlock::{Error, Kind, LockClient, LockClientBuilder, LockGuard};
+use dlock::{Error, Kind, Lock, LockClient, LockClientBuilder, LockGuard};
 
 use crate::{Command, Proxy, Store, eventually};
 
@@ -99,12 +99,96 @@ pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
     move |command| command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes())
 }
 
+/// A lock that is held as one thing, and what it is asked for meanwhile by those who have to wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair {
+    /// What it is held as.
+    pub holds: Kind,
+    /// What it is asked for.
+    pub asks: Kind,
+    /// Readers stand back for who asks.
+    pub prefers_writers: bool,
+}
+
+impl Pair {
+    /// Those who hold and those who ask exclude each other in each of these ways.
+    pub const ALL: [Pair; 7] = [
+        Pair::same(Kind::Lock),
+        Pair::same(Kind::Fair),
+        Pair::same(Kind::Fenced),
+        Pair::same(Kind::Write),
+        Pair {
+            holds: Kind::Write,
+            ..Pair::same(Kind::Read)
+        },
+        Pair {
+            holds: Kind::Read,
+            ..Pair::same(Kind::Write)
+        },
+        Pair {
+            holds: Kind::Read,
+            prefers_writers: true,
+            ..Pair::same(Kind::Write)
+        },
+    ];
+
+    const fn same(kind: Kind) -> Pair {
+        Pair {
+            holds: kind,
+            asks: kind,
+            prefers_writers: false,
+        }
+    }
+
+    /// The lock as it is held.
+    pub fn held(self, client: &LockClient, key: &str) -> Lock {
+        client.lock(key).kind(self.holds)
+    }
+
+    /// The lock as it is asked for.
+    pub fn asked(self, client: &LockClient, key: &str) -> Lock {
+        let lock = client.lock(key).kind(self.asks);
+        match self.prefers_writers {
+            true => lock.prefer_writers(),
+            false => lock,
+        }
+    }
+
+    /// Waits, far less than a lease, until nobody has the lock and nobody stands back, and gives it back.
+    ///
+    /// # Panics
+    /// When it does not come free.
+    pub async fn is_free_soon(self, client: &LockClient, key: &str) {
+        let kinds = match self.asks {
+            Kind::Read | Kind::Write => &[Kind::Read, Kind::Write][..],
+            kind => &[kind][..],
+        };
+        for kind in kinds {
+            let guard = client.lock(key).kind(*kind).wait(SOON + SLACK).acquire().await;
+            let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
+            guard.release().await.expect("the server is there");
+        }
+    }
+}
+
+impl Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} under {}", self.asks, self.holds)?;
+        match self.prefers_writers {
+            true => write!(f, ", preferred"),
+            false => Ok(()),
+        }
+    }
+}
+
 /// What the step that acquires a lock of this kind is called.
 pub fn acquiring(kind: Kind) -> &'static str {
     match kind {
         Kind::Lock => "acquire",
         Kind::Fair => "fair",
         Kind::Fenced => "fenced",
+        Kind::Read => "read",
+        Kind::Write => "write",
         other => panic!("what takes a lock of kind {other} has no name here"),
     }
 }
@@ -113,6 +197,8 @@ pub fn acquiring(kind: Kind) -> &'static str {
 pub fn releasing(kind: Kind) -> &'static str {
     match kind {
         Kind::Fair => "release_fair",
+        Kind::Read => "release_read",
+        Kind::Write => "release_write",
         _ => "release",
     }
 }

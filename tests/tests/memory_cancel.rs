@@ -2,14 +2,14 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
-use dlock::{Kind, Lock, LockClient};
-
-/// The kinds whose holders exclude each other.
-const KINDS: [Kind; 3] = [Kind::Lock, Kind::Fair, Kind::Fenced];
+use dlock::{Lock, LockClient};
+use dlock_tests::Watched;
+use dlock_tests::faults::Pair;
 
 /// Polls an acquire up to `n` times with room for everybody else in between, then drops it. Whether it
 /// was done before.
@@ -30,33 +30,43 @@ async fn polled(lock: &Lock, n: usize) -> bool {
     false
 }
 
-/// One acquire dropped after `n` polls: nothing is left.
-async fn dropped_after(n: usize, kind: Kind, busy: bool, second_in_line: bool) {
-    let case = format!("{kind}, busy {busy}, second {second_in_line}, {n} polls");
+/// A store, and two clients of it to whom its answers come after so many milliseconds.
+async fn two_clients(slow: usize) -> (MemoryBackend, LockClient, LockClient) {
     let store = MemoryBackend::new();
-    let a = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
-    let b = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
+    let backend = Watched::new(store.clone());
+    backend.seen().slow_answers.store(slow, SeqCst);
+    let client = async || {
+        LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap()
+    };
+    (store, client().await, client().await)
+}
+
+/// One acquire dropped after `n` polls: nothing is left.
+async fn dropped_after(n: usize, pair: Pair, slow: usize, busy: bool, second_in_line: bool) {
+    let case = format!("{pair}, {slow} ms, busy {busy}, second {second_in_line}, {n} polls");
+    let (store, a, b) = two_clients(slow).await;
     let guard = if busy {
-        Some(a.lock("k").kind(kind).acquire().await.unwrap())
+        Some(pair.held(&a, "k").acquire().await.unwrap())
     } else {
         None
     };
-    let first = second_in_line.then(|| tokio::spawn(b.lock("k").kind(kind).acquire()));
+    let first = second_in_line.then(|| tokio::spawn(pair.asked(&b, "k").acquire()));
     tokio::task::yield_now().await;
-    polled(&b.lock("k").kind(kind), n).await;
+    polled(&pair.asked(&b, "k"), n).await;
+    if pair.prefers_writers && !second_in_line {
+        // What it took is given up, though its answer may still be on its way.
+        tokio::time::sleep(Duration::from_millis(1 + 2 * slow as u64)).await;
+        assert_eq!(store.queued(), 0, "{case}: readers stand back for nobody");
+    }
     drop(guard);
     if let Some(first) = first {
         drop(first.await.unwrap().unwrap());
     }
-    tokio::time::sleep(Duration::from_millis(1)).await;
+    tokio::time::sleep(Duration::from_millis(1 + 2 * slow as u64)).await;
     assert!(store.is_empty(), "{case}: a lock is left");
     assert_eq!((store.watched(), store.queued()), (0, 0), "{case}");
     assert_eq!((b.held(), b.waited_for()), (0, 0), "{case}");
@@ -64,11 +74,14 @@ async fn dropped_after(n: usize, kind: Kind, busy: bool, second_in_line: bool) {
 
 #[tokio::test(start_paused = true)]
 async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
-    for kind in KINDS {
-        for busy in [false, true] {
-            for second_in_line in [false, true] {
-                for n in 0..12 {
-                    dropped_after(n, kind, busy, second_in_line).await;
+    for pair in Pair::ALL {
+        // Answers that are there at once, and such as come while others poll.
+        for slow in [0, 2, 5] {
+            for busy in [false, true] {
+                for second_in_line in [false, true] {
+                    for n in 0..12 {
+                        dropped_after(n, pair, slow, busy, second_in_line).await;
+                    }
                 }
             }
         }
@@ -77,20 +90,13 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
-    for (kind, n) in KINDS.into_iter().flat_map(|kind| (0..6).map(move |n| (kind, n))) {
-        let store = MemoryBackend::new();
-        let a = LockClient::builder()
-            .backend(store.clone())
-            .build()
-            .await
-            .unwrap();
-        let b = LockClient::builder()
-            .backend(store.clone())
-            .build()
-            .await
-            .unwrap();
-        let guard = a.lock("k").kind(kind).acquire().await.unwrap();
-        let lock = b.lock("k").kind(kind);
+    for (pair, n) in Pair::ALL
+        .into_iter()
+        .flat_map(|pair| (0..6).map(move |n| (pair, n)))
+    {
+        let (store, a, b) = two_clients(0).await;
+        let guard = pair.held(&a, "k").acquire().await.unwrap();
+        let lock = pair.asked(&b, "k");
         let mut first = Box::pin(lock.acquire());
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..3 {
@@ -109,7 +115,7 @@ async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
         second.await.unwrap().unwrap().release().await.unwrap();
         assert!(
             before.elapsed() < Duration::from_millis(50),
-            "{kind} {n}: {:?}",
+            "{pair} {n}: {:?}",
             before.elapsed()
         );
         assert_eq!((store.watched(), store.queued(), b.waited_for()), (0, 0, 0));

@@ -5,14 +5,12 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock::{Kind, Lock};
-use dlock_tests::faults::{SOON, TIMEOUT, acquiring, is_free, is_free_soon, patient, setting, step, within};
+use dlock::Lock;
+use dlock_tests::faults::{Pair, SOON, TIMEOUT, acquiring, patient, setting, step, within};
 use dlock_tests::{Direction, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
-/// The kinds whose holders exclude each other.
-const KINDS: [Kind; 3] = [Kind::Lock, Kind::Fair, Kind::Fenced];
 /// One way through the network.
 const DELAY: Duration = Duration::from_millis(5);
 
@@ -39,24 +37,24 @@ async fn polled(lock: &Lock, n: usize) -> bool {
 }
 
 /// One acquire dropped after `n` polls; whether it was done by then.
-async fn case(store: &Store, kind: Kind, n: usize, busy: bool, second_in_line: bool) -> bool {
-    let key = format!("k:{kind}:{n}:{busy}:{second_in_line}");
+async fn case(store: &Store, pair: Pair, n: usize, busy: bool, second_in_line: bool) -> bool {
+    let key = format!("k:{pair}:{n}:{busy}:{second_in_line}");
     let proxy = Proxy::start(store.as_server().addr());
     let (a, b) = (patient(&proxy.url()).await, patient(&proxy.url()).await);
     proxy.delay(Direction::Both, DELAY, 2 * MS);
     let guard = if busy {
-        Some(a.lock(&*key).kind(kind).acquire().await.unwrap())
+        Some(pair.held(&a, &key).acquire().await.unwrap())
     } else {
         None
     };
-    let first = second_in_line.then(|| tokio::spawn(b.lock(&*key).kind(kind).acquire()));
+    let first = second_in_line.then(|| tokio::spawn(pair.asked(&b, &key).acquire()));
     if second_in_line {
         eventually("the first stands in line", || async {
             b.waited_for() + b.held() == 1
         })
         .await;
     }
-    let done = polled(&b.lock(&*key).kind(kind), n).await;
+    let done = polled(&pair.asked(&b, &key), n).await;
     if busy {
         assert!(!done, "{key}: two holders");
     }
@@ -66,7 +64,7 @@ async fn case(store: &Store, kind: Kind, n: usize, busy: bool, second_in_line: b
         guard.release().await.unwrap();
     }
     // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
-    is_free_soon(&a, &key).await;
+    pair.is_free_soon(&a, &key).await;
     eventually("no hold and no waiter is left", || async {
         [&a, &b]
             .iter()
@@ -81,11 +79,11 @@ async fn dropped_at_any_poll(busy: bool, second_in_line: bool) {
     let store = Store::server().await;
     // A free lock is had at some poll, however slow the machine is.
     let polls = |n| if n == MOST - 1 && !busy { usize::MAX } else { n };
-    for kind in KINDS {
-        let done = (0..MOST).map(|n| case(&store, kind, polls(n), busy, second_in_line));
+    for pair in Pair::ALL {
+        let done = (0..MOST).map(|n| case(&store, pair, polls(n), busy, second_in_line));
         let done = join_all(done).await;
         assert!(!done[0] && !done[1]);
-        assert_eq!(done[MOST - 1], !busy, "{kind}: {done:?}");
+        assert_eq!(done[MOST - 1], !busy, "{pair}: {done:?}");
     }
     store.assert_clean(&[]).await;
 }
@@ -105,10 +103,10 @@ async fn rule_19_dropped_at_any_poll_second_in_line() {
     dropped_at_any_poll(true, true).await;
 }
 
-async fn a_consumed_wake_up_goes_to_the_next(kind: Kind) {
+async fn a_consumed_wake_up_goes_to_the_next(pair: Pair) {
     let (store, proxy, _a, b) = setting().await;
     let a = patient(&proxy.url()).await;
-    let (a_lock, b_lock) = (a.lock("k").kind(kind), b.lock("k").kind(kind));
+    let (a_lock, b_lock) = (pair.asked(&a, "k"), pair.held(&b, "k"));
     proxy.delay(Direction::Both, DELAY, Duration::ZERO);
     for pause in [0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 35, 40] {
         let guard = b_lock.acquire().await.unwrap();
@@ -124,7 +122,7 @@ async fn a_consumed_wake_up_goes_to_the_next(kind: Kind) {
         tokio::time::sleep(pause * MS).await;
         first.abort();
         drop(first.await);
-        let next = within(SOON, format!("{kind}, {pause} ms: the wake-up"), second).await;
+        let next = within(SOON, format!("{pair}, {pause} ms: the wake-up"), second).await;
         let next = next.unwrap().unwrap();
         next.release().await.unwrap();
         store.assert_clean(&[&a, &b]).await;
@@ -133,23 +131,21 @@ async fn a_consumed_wake_up_goes_to_the_next(kind: Kind) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
-    for kind in KINDS {
-        a_consumed_wake_up_goes_to_the_next(kind).await;
-    }
+    join_all(Pair::ALL.map(a_consumed_wake_up_goes_to_the_next)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
     let (store, proxy, a, b) = setting().await;
-    for kind in KINDS {
-        let lock = a.lock("k").kind(kind);
+    for pair in Pair::ALL {
+        let lock = pair.asked(&a, "k");
         for then in [Swallow::Hang, Swallow::Cut] {
-            let fault = proxy.swallow(1, then, step(acquiring(kind)));
+            let fault = proxy.swallow(1, then, step(acquiring(pair.asks)));
             let dropped = tokio::spawn(lock.acquire());
             fault.swallowed().await;
             dropped.abort();
             drop(dropped.await);
-            is_free_soon(&b, "k").await;
+            pair.is_free_soon(&b, "k").await;
             store.assert_clean(&[&a, &b]).await;
         }
     }
@@ -158,8 +154,8 @@ async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
     let (store, proxy, a, b) = setting().await;
-    for kind in KINDS {
-        let lock = a.lock("k").kind(kind);
+    for pair in Pair::ALL {
+        let lock = pair.asked(&a, "k");
         for in_line in [TIMEOUT / 3, TIMEOUT * 2] {
             proxy.refuse();
             proxy.cut();
@@ -168,9 +164,9 @@ async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
             dropped.abort();
             drop(dropped.await);
             proxy.accept();
-            is_free_soon(&b, "k").await;
+            pair.is_free_soon(&b, "k").await;
             store.assert_clean(&[&a, &b]).await;
-            is_free(&b, "k").await;
+            pair.is_free_soon(&b, "k").await;
         }
     }
 }
@@ -180,16 +176,17 @@ async fn a_waiter_that_gives_up_takes_its_subscription_and_its_place_along() {
     let (store, proxy, _a, b) = setting().await;
     let a = patient(&proxy.url()).await;
     proxy.delay(Direction::Both, DELAY, Duration::ZERO);
-    for kind in KINDS {
-        let guard = b.lock("k").kind(kind).acquire().await.unwrap();
+    for pair in Pair::ALL {
+        let guard = pair.held(&b, "k").acquire().await.unwrap();
         for wait in [1, 10, 20, 30, 40, 60, 100] {
-            let lock = a.lock("k").kind(kind).wait(wait * MS);
+            let lock = pair.asked(&a, "k").wait(wait * MS);
             assert!(lock.acquire().await.unwrap_err().is_busy());
             assert_eq!(a.waited_for(), 0);
             eventually("nobody listens any more, and nobody is in the queue", || async {
                 let server = store.as_server();
                 server.pubsub_channels().await.is_empty()
                     && server.query::<usize>(&["LLEN", "redisson_lock_queue:{k}"]).await == 0
+                    && server.query::<usize>(&["ZCARD", "{k}:dlock:writers"]).await == 0
             })
             .await;
         }
