@@ -153,22 +153,6 @@ impl Pair {
             false => lock,
         }
     }
-
-    /// Waits, far less than a lease, until nobody has the lock and nobody stands back, and gives it back.
-    ///
-    /// # Panics
-    /// When it does not come free.
-    pub async fn is_free_soon(self, client: &LockClient, key: &str) {
-        let kinds = match self.asks {
-            Kind::Read | Kind::Write => &[Kind::Read, Kind::Write][..],
-            kind => &[kind][..],
-        };
-        for kind in kinds {
-            let guard = client.lock(key).kind(*kind).wait(SOON + SLACK).acquire().await;
-            let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
-            guard.release().await.expect("the server is there");
-        }
-    }
 }
 
 impl Display for Pair {
@@ -190,6 +174,15 @@ pub fn acquiring(kind: Kind) -> &'static str {
         Kind::Read => "read",
         Kind::Write => "write",
         other => panic!("what takes a lock of kind {other} has no name here"),
+    }
+}
+
+/// What the step that renews a lock of this kind is called.
+pub fn renewing(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Read => "renew_read",
+        Kind::Write => "renew_write",
+        _ => "renew",
     }
 }
 
@@ -282,9 +275,19 @@ pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<
 /// # Panics
 /// When it is not free.
 pub async fn is_free(client: &LockClient, key: &str) {
-    let guard = answered(|| client.lock(key).try_acquire()).await;
-    let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should be free: {error}"));
-    guard.release().await.expect("the server is there");
+    is_free_as(client, key, Kind::Lock).await;
+}
+
+/// The same with a lock of this kind; of a read-write lock with both sides.
+///
+/// # Panics
+/// When it is not free.
+pub async fn is_free_as(client: &LockClient, key: &str, kind: Kind) {
+    for kind in sides(kind) {
+        let guard = answered(|| client.lock(key).kind(*kind).try_acquire()).await;
+        let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should be free: {error}"));
+        guard.release().await.expect("the server is there");
+    }
 }
 
 /// Waits for the lock, far less than a lease, and gives it back.
@@ -292,9 +295,29 @@ pub async fn is_free(client: &LockClient, key: &str) {
 /// # Panics
 /// When it does not come free.
 pub async fn is_free_soon(client: &LockClient, key: &str) {
-    let guard = client.lock(key).wait(SOON + SLACK).acquire().await;
-    let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
-    guard.release().await.expect("the server is there");
+    is_free_soon_as(client, key, Kind::Lock).await;
+}
+
+/// The same with a lock of this kind; of a read-write lock with both sides.
+///
+/// # Panics
+/// When it does not come free.
+pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: Kind) {
+    for kind in sides(kind) {
+        let guard = client.lock(key).kind(*kind).wait(SOON + SLACK).acquire().await;
+        let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
+        guard.release().await.expect("the server is there");
+    }
+}
+
+/// Readers come in where others read, and writers where readers stand back: who sees whether it is free asks as both.
+fn sides(kind: Kind) -> &'static [Kind] {
+    match kind {
+        Kind::Read | Kind::Write => &[Kind::Read, Kind::Write],
+        Kind::Fair => &[Kind::Fair],
+        Kind::Fenced => &[Kind::Fenced],
+        _ => &[Kind::Lock],
+    }
 }
 
 /// Sees by the server's own word that a renewed lock is still held.

@@ -269,3 +269,63 @@ async fn either_side_may_force_it_open_and_outlives_the_crash_of_the_other() {
     after.release().await.unwrap();
     store.assert_clean(&[&client]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_that_are_preferred_here_disturb_neither_readers_nor_writers_there() {
+    let store = Store::server().await;
+    let java = Redisson::on(&store).await;
+    let (client, other) = (store.client().await, store.client().await);
+    for name in NAMES {
+        let lock = rwlock(&client, name).prefer_writers();
+        java.lock(1, Kind::Read, name, None).await.unwrap();
+        let writer = tokio::spawn(lock.write().wait(LONG).acquire());
+        eventually("readers of ours stand back", || async {
+            let tried = rwlock(&other, name).read().try_acquire().await;
+            tried.is_err_and(|error| error.is_busy())
+        })
+        .await;
+        // Theirs come in, and see nothing but each other.
+        java.lock(2, Kind::Read, name, None).await.unwrap();
+        assert_eq!(other.holders(LockKey::raw(name)).await.unwrap().len(), 2);
+        let tried = java.try_lock(3, Kind::Write, name, Duration::ZERO, None).await;
+        assert!(!tried.unwrap().acquired());
+        java.unlock(1, Kind::Read, name).await.unwrap();
+        assert!(!writer.is_finished());
+        let unlocked = Instant::now();
+        java.unlock(2, Kind::Read, name).await.unwrap();
+        let writer = writer.await.unwrap().unwrap();
+        assert!(unlocked.elapsed() < SLACK, "{:?}", unlocked.elapsed());
+        writer.release().await.unwrap();
+        java.lock(3, Kind::Write, name, None).await.unwrap();
+        java.unlock(3, Kind::Write, name).await.unwrap();
+        // All of both sides at once, and not an addition is lost.
+        const TIMES: u32 = 10;
+        let key = format!("sum of {name}");
+        let prefers = async |client: &LockClient| {
+            let mut conn = store.as_server().conn().await;
+            for _ in 0..TIMES {
+                let guard = rwlock(client, name)
+                    .prefer_writers()
+                    .write()
+                    .wait(LONG)
+                    .acquire()
+                    .await
+                    .unwrap();
+                add_one(&mut conn, &key).await;
+                guard.release().await.unwrap();
+            }
+        };
+        let (theirs, ..) = tokio::join!(
+            java.counter(1, Kind::Write, name, &key, TIMES, MS / 2),
+            prefers(&client),
+            prefers(&other),
+            read(&store, client.clone(), name, &key, TIMES),
+            read(&store, other.clone(), name, &key, TIMES),
+        );
+        assert_eq!(theirs.unwrap(), 0, "rounds of Java that threw");
+        let sum: u32 = store.as_server().query(&["GET", &key]).await;
+        assert_eq!(sum, 3 * TIMES, "an addition was lost: two were inside at a time");
+        store.as_server().command(&["DEL", &key]).await;
+    }
+    store.assert_clean(&[&client, &other]).await;
+}

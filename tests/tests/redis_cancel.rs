@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use dlock::Lock;
-use dlock_tests::faults::{Pair, SOON, TIMEOUT, acquiring, patient, setting, step, within};
+use dlock_tests::faults::{Pair, SOON, TIMEOUT, acquiring, is_free_soon_as, patient, setting, step, within};
 use dlock_tests::{Direction, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
 
@@ -64,7 +64,7 @@ async fn case(store: &Store, pair: Pair, n: usize, busy: bool, second_in_line: b
         guard.release().await.unwrap();
     }
     // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
-    pair.is_free_soon(&a, &key).await;
+    is_free_soon_as(&a, &key, pair.asks).await;
     eventually("no hold and no waiter is left", || async {
         [&a, &b]
             .iter()
@@ -145,7 +145,7 @@ async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
             fault.swallowed().await;
             dropped.abort();
             drop(dropped.await);
-            pair.is_free_soon(&b, "k").await;
+            is_free_soon_as(&b, "k", pair.asks).await;
             store.assert_clean(&[&a, &b]).await;
         }
     }
@@ -164,9 +164,9 @@ async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
             dropped.abort();
             drop(dropped.await);
             proxy.accept();
-            pair.is_free_soon(&b, "k").await;
+            is_free_soon_as(&b, "k", pair.asks).await;
             store.assert_clean(&[&a, &b]).await;
-            pair.is_free_soon(&b, "k").await;
+            is_free_soon_as(&b, "k", pair.asks).await;
         }
     }
 }

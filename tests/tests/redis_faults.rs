@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, Kind};
 use dlock_tests::faults::{
-    RETRY_FOR, SLACK, SOON, TIMEOUT, acquiring, answered, hasty, hasty_builder, in_rounds, is_back,
-    is_confirmed, is_free, is_free_soon, releasing, setting, setting_of_faults, step, within,
+    Pair, RETRY_FOR, SLACK, SOON, TIMEOUT, acquiring, answered, hasty, hasty_builder, in_rounds, is_back,
+    is_confirmed, is_free, is_free_as, is_free_soon_as, releasing, renewing, setting, setting_of_faults,
+    step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -22,37 +23,33 @@ const TOO_LATE: &str = "its time was over before the step was sent";
 
 const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
 
-/// The kinds whose holders exclude each other.
-const KINDS: [Kind; 3] = [Kind::Lock, Kind::Fair, Kind::Fenced];
-
-/// Each kind with each way to lose a reply.
-fn cases() -> impl Iterator<Item = (Kind, Swallow)> {
-    KINDS
-        .into_iter()
-        .flat_map(|kind| SWALLOWS.map(|then| (kind, then)))
+/// Each pair with each way to lose a reply.
+fn cases() -> impl Iterator<Item = (Pair, Swallow)> {
+    let pairs = Pair::ALL.into_iter();
+    pairs.flat_map(|pair| SWALLOWS.map(|then| (pair, then)))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_id() {
-    for (kind, then) in cases() {
+    for (pair, then) in cases() {
         in_rounds("the acquire is sent", async || {
             let (store, proxy, a, b) = setting().await;
-            let fault = proxy.swallow(1, then, step(acquiring(kind)));
-            let once = within(TIMEOUT, "try_acquire", a.lock("k").kind(kind).try_acquire()).await;
+            let fault = proxy.swallow(1, then, step(acquiring(pair.asks)));
+            let once = within(TIMEOUT, "try_acquire", pair.asked(&a, "k").try_acquire()).await;
             if !fault.fired() {
                 return Err(TOO_LATE);
             }
-            assert!(is_unknown(&once), "{kind}, {then:?}: {once:?}");
+            assert!(is_unknown(&once), "{pair}, {then:?}: {once:?}");
             // What the server did is undone in the background, long before the lease ends.
-            is_free_soon(&b, "k").await;
+            is_free_soon_as(&b, "k", pair.asks).await;
 
-            proxy.swallow(1, then, step(acquiring(kind)));
-            let guard = within(SOON, "acquire", a.lock("k").kind(kind).acquire())
+            proxy.swallow(1, then, step(acquiring(pair.asks)));
+            let guard = within(SOON, "acquire", pair.asked(&a, "k").acquire())
                 .await
                 .unwrap();
             eventually("it is held", || async { guard.state() == HoldState::Held }).await;
             guard.release().await.unwrap();
-            is_free(&b, "k").await;
+            is_free_as(&b, "k", pair.asks).await;
             store.assert_clean(&[&a, &b]).await;
             Ok(())
         })
@@ -62,24 +59,24 @@ async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
-    for (kind, then) in cases() {
+    for (pair, then) in cases() {
         in_rounds("the acquire is sent", async || {
             let (store, proxy, a, b) = setting().await;
-            let guard = b.lock("k").kind(kind).acquire().await.unwrap();
-            let fault = proxy.swallow(1, then, step(acquiring(kind)));
-            let once = within(TIMEOUT, "try_acquire", a.lock("k").kind(kind).try_acquire()).await;
+            let guard = pair.held(&b, "k").acquire().await.unwrap();
+            let fault = proxy.swallow(1, then, step(acquiring(pair.asks)));
+            let once = within(TIMEOUT, "try_acquire", pair.asked(&a, "k").try_acquire()).await;
             if !fault.fired() {
                 return Err(TOO_LATE);
             }
-            assert!(is_unknown(&once), "{kind}, {then:?}: {once:?}");
-            proxy.swallow(1, then, step(acquiring(kind)));
-            let waited = answered(|| a.lock("k").kind(kind).wait(RETRY_FOR).acquire())
+            assert!(is_unknown(&once), "{pair}, {then:?}: {once:?}");
+            proxy.swallow(1, then, step(acquiring(pair.asks)));
+            let waited = answered(|| pair.asked(&a, "k").wait(RETRY_FOR).acquire())
                 .await
                 .unwrap_err();
-            assert!(waited.is_busy(), "{kind}, {then:?}: {waited}");
+            assert!(waited.is_busy(), "{pair}, {then:?}: {waited}");
             is_confirmed(&guard).await;
             guard.release().await.unwrap();
-            is_free(&a, "k").await;
+            is_free_as(&a, "k", pair.asks).await;
             store.assert_clean(&[&a, &b]).await;
             Ok(())
         })
@@ -90,32 +87,26 @@ async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost() {
     let (store, proxy, a, b) = setting().await;
-    for (kind, then) in cases() {
-        let guard = a.lock("k").kind(kind).acquire().await.unwrap();
-        let fault = proxy.swallow(1, then, step(releasing(kind)));
+    for (pair, then) in cases() {
+        let guard = pair.asked(&a, "k").acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step(releasing(pair.asks)));
         within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
-        is_free(&b, "k").await;
+        is_free_as(&b, "k", pair.asks).await;
 
         let started = Instant::now();
-        let guard = a
-            .lock("k")
-            .kind(kind)
-            .min_hold(1000 * MS)
-            .acquire()
-            .await
-            .unwrap();
-        let fault = proxy.swallow(1, then, step(releasing(kind)));
+        let guard = pair.asked(&a, "k").min_hold(1000 * MS).acquire().await.unwrap();
+        let fault = proxy.swallow(1, then, step(releasing(pair.asks)));
         within(SOON, "release", guard.release()).await.unwrap();
         assert!(fault.fired());
         eventually("the minimum is over", || async {
-            b.lock("k").kind(kind).try_acquire().await.is_ok()
+            pair.held(&b, "k").try_acquire().await.is_ok()
         })
         .await;
         let took = started.elapsed();
         assert!(
             took >= 1000 * MS && took < 1000 * MS + SLACK,
-            "{kind}, {then:?}: kept for {took:?}"
+            "{pair}, {then:?}: kept for {took:?}"
         );
     }
     store.assert_clean(&[&a, &b]).await;
@@ -149,16 +140,19 @@ async fn rule_12_a_renewal_whose_reply_is_lost_is_a_doubt_and_no_loss() {
     /// What is left of it after the renewal that fails is more than a machine stands still.
     const HELD: Duration = Duration::from_secs(12);
     let faults = [Some(Swallow::Hang), Some(Swallow::Cut), None];
-    join_all(faults.map(async |then| {
+    let kinds = [Kind::Lock, Kind::Read, Kind::Write];
+    let cases = kinds.into_iter().flat_map(|kind| faults.map(|then| (kind, then)));
+    join_all(cases.map(async |(kind, then)| {
         let (store, proxy, a, b) = setting().await;
-        let guard = a.lock("k").renewed_lease(HELD).acquire().await.unwrap();
+        let lock = a.lock("k").kind(kind).renewed_lease(HELD);
+        let guard = lock.acquire().await.unwrap();
         match then {
             Some(then) => {
-                let fault = proxy.swallow(1, then, step("renew"));
+                let fault = proxy.swallow(1, then, step(renewing(kind)));
                 fault.swallowed().await;
             }
             None => {
-                let fault = proxy.lose(1, step("renew"));
+                let fault = proxy.lose(1, step(renewing(kind)));
                 eventually("a renewal is due", || async { fault.fired() }).await;
             }
         }
@@ -166,12 +160,12 @@ async fn rule_12_a_renewal_whose_reply_is_lost_is_a_doubt_and_no_loss() {
             eventually("it is in doubt", || async { guard.state() == HoldState::Suspect }).await;
         }
         eventually("it is held again", || async {
-            assert!(guard.is_held(), "{then:?}: lost");
+            assert!(guard.is_held(), "{kind}, {then:?}: lost");
             guard.state() == HoldState::Held && guard.remaining() > HELD * 3 / 4
         })
         .await;
         guard.release().await.unwrap();
-        is_free(&b, "k").await;
+        is_free_as(&b, "k", kind).await;
         store.assert_clean(&[&a, &b]).await;
     }))
     .await;
@@ -217,8 +211,8 @@ enum Deed {
 }
 
 /// "Acquire, renew, release with a waiter", with a fault at the k-th command of all. Whether it struck.
-async fn scenario(store: &Store, kind: Kind, k: u64, deed: Deed) -> bool {
-    let (key, case) = (format!("k:{kind}:{deed:?}:{k}"), format!("{kind}, {deed:?} {k}"));
+async fn scenario(store: &Store, pair: Pair, k: u64, deed: Deed) -> bool {
+    let (key, case) = (format!("k:{pair}:{deed:?}:{k}"), format!("{pair}, {deed:?} {k}"));
     let proxy = Proxy::start(store.as_server().addr());
     let (a, b) = (hasty(&proxy.url()).await, hasty(&proxy.url()).await);
     let any = |_: &Command| true;
@@ -227,8 +221,8 @@ async fn scenario(store: &Store, kind: Kind, k: u64, deed: Deed) -> bool {
         Deed::Lose => (Some(proxy.lose(k, any)), None),
         Deed::Hold => (None, Some(proxy.hold(k, any))),
     };
-    let guard = a.lock(&*key).kind(kind).acquire().await.expect(&case);
-    let waiter = tokio::spawn(b.lock(&*key).kind(kind).acquire());
+    let guard = pair.held(&a, &key).acquire().await.expect(&case);
+    let waiter = tokio::spawn(pair.asked(&b, &key).acquire());
     settle().await;
     is_confirmed(&guard).await;
     assert!(!waiter.is_finished(), "{case}: two holders");
@@ -260,12 +254,12 @@ async fn scenario(store: &Store, kind: Kind, k: u64, deed: Deed) -> bool {
 async fn every_command_of_a_scenario(deed: Deed) {
     const MOST: u64 = 40;
     let store = Store::server().await;
-    for kind in KINDS {
-        let struck = join_all((1..=MOST).map(|k| scenario(&store, kind, k, deed))).await;
+    for pair in Pair::ALL {
+        let struck = join_all((1..=MOST).map(|k| scenario(&store, pair, k, deed))).await;
         let commands = struck.iter().filter(|struck| **struck).count();
         assert!(
             commands >= 9 && !struck[MOST as usize - 1],
-            "{kind}, {deed:?}: {struck:?}"
+            "{pair}, {deed:?}: {struck:?}"
         );
     }
     store.assert_clean(&[]).await;

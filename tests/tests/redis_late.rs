@@ -3,14 +3,25 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::Error;
+use dlock::{Error, Kind};
 use dlock_tests::faults::{
-    LEASE, SLACK, SOON, TIMEOUT, answered, in_rounds, is_back, is_confirmed, is_free, is_free_soon, setting,
-    step, within,
+    LEASE, Pair, SLACK, SOON, TIMEOUT, acquiring, answered, in_rounds, is_back, is_confirmed, is_free_as,
+    is_free_soon, releasing, renewing, setting, step, within,
 };
 use dlock_tests::{Held, eventually};
 
 const MS: Duration = Duration::from_millis(1);
+
+/// Those whose steps are told apart by their names.
+const KINDS: [Kind; 3] = [Kind::Lock, Kind::Read, Kind::Write];
+
+/// What such a lock keeps out for certain.
+fn kept_out_by(kind: Kind) -> Kind {
+    match kind {
+        Kind::Read => Kind::Write,
+        kind => kind,
+    }
+}
 
 /// What a round says in which a step that fails was not even sent in its time.
 const TOO_LATE: &str = "its time was over before the step was sent";
@@ -27,25 +38,28 @@ async fn let_go(held: Held) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_arrives_late_leaves_no_ghost_hold() {
-    for new_connection in [false, true] {
+    for (kind, new_connection) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         in_rounds("the acquire is sent", async || {
             let (store, proxy, a, b) = setting().await;
-            let held = proxy.hold(1, step("acquire"));
-            let once = within(TIMEOUT, "try_acquire", a.lock("k").try_acquire()).await;
+            let held = proxy.hold(1, step(acquiring(kind)));
+            let once = within(TIMEOUT, "try_acquire", a.lock("k").kind(kind).try_acquire()).await;
             if !held.fired() {
                 return Err(TOO_LATE);
             }
             assert!(is_unknown(&once), "{once:?}");
-            is_free(&b, "k").await;
+            is_free_as(&b, "k", kind).await;
             if new_connection {
                 is_back(&a).await;
                 assert!(proxy.connections_seen() > 1, "the silent connection is replaced");
             }
             let_go(held).await;
-            assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
-            is_free(&b, "k").await;
+            assert!(
+                !store.as_server().query::<bool>(&["EXISTS", "k"]).await,
+                "a ghost"
+            );
+            is_free_as(&b, "k", kind).await;
             is_back(&a).await;
-            is_free(&a, "k").await;
+            is_free_as(&a, "k", kind).await;
             store.assert_clean(&[&a, &b]).await;
             Ok(())
         })
@@ -92,65 +106,80 @@ async fn an_acquire_that_the_server_takes_for_timely_is_still_undone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_of_a_busy_lock_that_arrives_late_takes_nothing() {
-    in_rounds("the acquire is sent", async || {
-        let (store, proxy, a, b) = setting().await;
-        let guard = b.lock("k").acquire().await.unwrap();
-        let held = proxy.hold(1, step("acquire"));
-        let once = a.lock("k").try_acquire().await;
-        if !held.fired() {
-            return Err(TOO_LATE);
-        }
-        assert!(is_unknown(&once), "{once:?}");
-        is_back(&a).await;
-        guard.release().await.unwrap();
-        let_go(held).await;
-        assert_eq!(store.as_server().keys().await, ["dlock:fence"], "a ghost");
-        store.assert_clean(&[&a, &b]).await;
-        Ok(())
-    })
-    .await;
+    for pair in Pair::ALL {
+        in_rounds("the acquire is sent", async || {
+            let (store, proxy, a, b) = setting().await;
+            let guard = pair.held(&b, "k").acquire().await.unwrap();
+            let held = proxy.hold(1, step(acquiring(pair.asks)));
+            let once = pair.asked(&a, "k").try_acquire().await;
+            if !held.fired() {
+                return Err(TOO_LATE);
+            }
+            assert!(is_unknown(&once), "{once:?}");
+            is_back(&a).await;
+            guard.release().await.unwrap();
+            let_go(held).await;
+            assert!(
+                !store.as_server().query::<bool>(&["EXISTS", "k"]).await,
+                "a ghost"
+            );
+            store.assert_clean(&[&a, &b]).await;
+            Ok(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_arrives_late_touches_no_successor() {
-    let (store, proxy, a, b) = setting().await;
-    let guard = a.lock("k").acquire().await.unwrap();
-    let held = proxy.hold(1, step("release"));
-    within(SOON, "release", guard.release()).await.unwrap();
-    let next = b.lock("k").try_acquire().await.unwrap();
-    let_go(held).await;
-    is_confirmed(&next).await;
-    next.release().await.unwrap();
-    store.assert_clean(&[&a, &b]).await;
+    for kind in KINDS {
+        let (store, proxy, a, b) = setting().await;
+        let guard = a.lock("k").kind(kind).acquire().await.unwrap();
+        let held = proxy.hold(1, step(releasing(kind)));
+        within(SOON, "release", guard.release()).await.unwrap();
+        let next = b.lock("k").kind(kept_out_by(kind)).try_acquire().await.unwrap();
+        let_go(held).await;
+        is_confirmed(&next).await;
+        next.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_11_a_release_that_arrives_late_does_not_keep_the_key_any_longer() {
-    let (store, proxy, a, b) = setting().await;
-    let server = store.as_server();
-    let started = Instant::now();
-    let guard = a.lock("k").min_hold(1500 * MS).acquire().await.unwrap();
-    let held = proxy.hold(1, step("release"));
-    within(SOON, "release", guard.release()).await.unwrap();
-    // By the server's clock: at the latest before, at the earliest afterwards.
-    let left = server.ttl("k").await.unwrap_or_default();
-    let before = Instant::now() + left;
-    tokio::time::sleep((1400 * MS).saturating_sub(started.elapsed())).await;
-    let_go(held).await;
-    let asked = Instant::now();
-    let after = asked + server.ttl("k").await.unwrap_or_default();
-    assert!(
-        after <= before.max(asked) + 20 * MS,
-        "kept {:?} longer",
-        after - before
-    );
-    eventually("the minimum is over", || async {
-        b.lock("k").try_acquire().await.is_ok()
-    })
-    .await;
-    let took = started.elapsed();
-    assert!(took >= 1500 * MS && took < 1500 * MS + SLACK, "kept for {took:?}");
-    store.assert_clean(&[&a, &b]).await;
+    for kind in KINDS {
+        let (store, proxy, a, b) = setting().await;
+        let server = store.as_server();
+        let started = Instant::now();
+        let guard = a
+            .lock("k")
+            .kind(kind)
+            .min_hold(1500 * MS)
+            .acquire()
+            .await
+            .unwrap();
+        let held = proxy.hold(1, step(releasing(kind)));
+        within(SOON, "release", guard.release()).await.unwrap();
+        // By the server's clock: at the latest before, at the earliest afterwards.
+        let left = server.ttl("k").await.unwrap_or_default();
+        let before = Instant::now() + left;
+        tokio::time::sleep((1400 * MS).saturating_sub(started.elapsed())).await;
+        let_go(held).await;
+        let asked = Instant::now();
+        let after = asked + server.ttl("k").await.unwrap_or_default();
+        assert!(
+            after <= before.max(asked) + 20 * MS,
+            "kept {:?} longer",
+            after - before
+        );
+        eventually("the minimum is over", || async {
+            b.lock("k").kind(kept_out_by(kind)).try_acquire().await.is_ok()
+        })
+        .await;
+        let took = started.elapsed();
+        assert!(took >= 1500 * MS && took < 1500 * MS + SLACK, "kept for {took:?}");
+        store.assert_clean(&[&a, &b]).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -160,21 +189,28 @@ async fn a_renewal_that_arrives_late_prolongs_nothing() {
     let (store, proxy, a, b) = setting().await;
     let server = store.as_server();
     // After the release the key is another's, or kept until its minimum: neither is the old grant's any more.
-    for min_hold in [None, Some(2500 * MS)] {
+    let cases = KINDS.map(|kind| [(kind, None), (kind, Some(2500 * MS))]);
+    for (kind, min_hold) in cases.into_iter().flatten() {
         let started = Instant::now();
-        let mut lock = a.lock("k");
+        let mut lock = a.lock("k").kind(kind);
         if let Some(min) = min_hold {
             lock = lock.min_hold(min);
         }
         let guard = lock.acquire().await.unwrap();
-        let held = proxy.hold(1, step("renew"));
+        let held = proxy.hold(1, step(renewing(kind)));
         let renewed = guard.held();
         let renewal = tokio::spawn(async move { renewed.ensure(2 * LEASE).await });
         held.caught().await;
         within(SOON, "release", guard.release()).await.unwrap();
         match min_hold {
             None => {
-                let next = b.lock("k").lease(LESS).try_acquire().await.unwrap();
+                let next = b
+                    .lock("k")
+                    .kind(kept_out_by(kind))
+                    .lease(LESS)
+                    .try_acquire()
+                    .await
+                    .unwrap();
                 let_go(held).await;
                 assert!(server.ttl("k").await.unwrap() <= LESS, "prolonged");
                 next.release().await.unwrap();
@@ -182,7 +218,7 @@ async fn a_renewal_that_arrives_late_prolongs_nothing() {
             Some(min) => {
                 let_go(held).await;
                 eventually("the minimum is over", || async {
-                    b.lock("k").try_acquire().await.is_ok()
+                    b.lock("k").kind(kept_out_by(kind)).try_acquire().await.is_ok()
                 })
                 .await;
                 let took = started.elapsed();

@@ -1,0 +1,477 @@
+//! Read-write locks on the server and on the wire: the data of Redisson's and its messages, whatever it does to them,
+//! and beside them those of ours alone. interop_rwlock.rs has the real Redisson.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use dlock::{Error, HoldState, LockClient, LockKey, RwLock};
+use dlock_tests::faults::{
+    LEASE, PATIENCE, SLACK, SOON, hasty, in_rounds, is_confirmed, is_free_as, ordinary, setting, step, within,
+};
+use dlock_tests::{Server, Store, Swallow, eventually, settle};
+use futures_util::StreamExt;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
+/// The writers whom readers stand back for.
+const WRITERS: &str = "{k}:dlock:writers";
+/// A reader of Redisson's.
+const JAVA: &str = "11111111-2222-4333-8444-555555555555:1";
+
+async fn two() -> (Store, LockClient, LockClient) {
+    let store = Store::server().await;
+    let url = store.as_server().url();
+    (store, ordinary(&url).await, ordinary(&url).await)
+}
+
+/// The hash of a lock.
+async fn hash(server: &Server, name: &str) -> BTreeMap<String, String> {
+    server.query(&["HGETALL", name]).await
+}
+
+/// The fields of the hash beside its mode, all of which count one hold, and its mode.
+async fn inside(server: &Server, name: &str) -> (String, Vec<String>) {
+    let mut fields = hash(server, name).await;
+    let mode = fields.remove("mode").unwrap_or_default();
+    assert!(fields.values().all(|holds| holds == "1"), "{fields:?}");
+    (mode, fields.into_keys().collect())
+}
+
+/// Whether a key has this time left, or a little less.
+async fn lasts(server: &Server, key: &str, time: Duration) -> bool {
+    let left = server.ttl(key).await;
+    left.is_some_and(|left| left <= time && left > time - SLACK)
+}
+
+/// Without the fence.
+async fn keys(server: &Server) -> Vec<String> {
+    let mut keys = server.keys().await;
+    keys.retain(|key| key != "dlock:fence");
+    keys
+}
+
+async fn is_empty_soon(server: &Server) {
+    eventually("nothing is left", || async { keys(server).await.is_empty() }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_and_writers_have_the_fields_and_the_keys_of_redissons() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    // The name, what stands before the keys beside it, and the client.
+    let prefixed = LockClient::builder()
+        .url(server.url())
+        .timeout(PATIENCE)
+        .prefix("shop:");
+    let prefixed = prefixed.build().await.unwrap();
+    for (client, name, on_server, beside) in [
+        (&a, "k", "k", "{k}"),
+        (&a, "{t}:k", "{t}:k", "{t}:k"),
+        (&prefixed, "k", "shop:k", "{shop:k}"),
+    ] {
+        let lock = client.rwlock(LockKey::raw(name));
+        let timeout = |holder: &str| format!("{beside}:{holder}:rwlock_timeout:1");
+        let short = lock.read().lease(100 * SECOND).acquire().await.unwrap();
+        let (mode, readers) = inside(server, on_server).await;
+        let [first] = &readers[..] else {
+            panic!("{readers:?}")
+        };
+        assert_eq!(
+            (mode.as_str(), &first[14..15]),
+            ("read", "8"),
+            "of the version that grants of ours have"
+        );
+        assert_eq!(keys(server).await, sorted([on_server.to_owned(), timeout(first)]));
+        assert_eq!(server.query::<String>(&["GET", &timeout(first)]).await, "1");
+        assert!(
+            lasts(server, &timeout(first), 100 * SECOND).await
+                && lasts(server, on_server, 100 * SECOND).await
+        );
+
+        let long = lock.read().lease(400 * SECOND).acquire().await.unwrap();
+        let (mode, readers) = inside(server, on_server).await;
+        assert_eq!((mode.as_str(), readers.len()), ("read", 2));
+        let second = readers.iter().find(|reader| *reader != first).unwrap();
+        assert!(
+            lasts(server, &timeout(second), 400 * SECOND).await
+                && lasts(server, on_server, 400 * SECOND).await
+        );
+        // The longest has gone: the hash lasts as long as the others do.
+        long.release().await.unwrap();
+        assert_eq!(keys(server).await, sorted([on_server.to_owned(), timeout(first)]));
+        assert!(lasts(server, on_server, 100 * SECOND).await);
+        // A shorter one does not cut it.
+        let third = lock.read().lease(30 * SECOND).acquire().await.unwrap();
+        assert!(lasts(server, on_server, 100 * SECOND).await);
+        third.release().await.unwrap();
+        short.release().await.unwrap();
+        assert!(keys(server).await.is_empty());
+
+        let writing = lock.write().lease(100 * SECOND).acquire().await.unwrap();
+        let (mode, writers) = inside(server, on_server).await;
+        let [writer] = &writers[..] else {
+            panic!("{writers:?}")
+        };
+        let id = writer.strip_suffix(":write").unwrap().to_owned();
+        assert_eq!(
+            (mode.as_str(), keys(server).await),
+            ("write", vec![on_server.to_owned()])
+        );
+        assert!(lasts(server, on_server, 100 * SECOND).await);
+
+        // A read under it: Redisson sees a writer that reads, and ours its lease beside the hash's.
+        let under = writing
+            .scope(lock.read().lease(400 * SECOND).acquire())
+            .await
+            .unwrap();
+        let (mode, both) = inside(server, on_server).await;
+        assert_eq!((mode.as_str(), both.len()), ("write", 2));
+        let reader = both.iter().find(|field| *field != writer).unwrap();
+        let of_writer = timeout(&format!("{id}:write"));
+        assert_eq!(
+            keys(server).await,
+            sorted([on_server.to_owned(), timeout(reader), of_writer.clone()])
+        );
+        assert!(
+            lasts(server, on_server, 400 * SECOND).await && lasts(server, &of_writer, 100 * SECOND).await
+        );
+        writing.release().await.unwrap();
+        assert_eq!(
+            inside(server, on_server).await,
+            ("read".to_owned(), vec![reader.clone()])
+        );
+        assert_eq!(
+            keys(server).await,
+            sorted([on_server.to_owned(), timeout(reader)])
+        );
+        under.release().await.unwrap();
+        assert!(keys(server).await.is_empty());
+    }
+    store.assert_clean(&[&a, &b, &prefixed]).await;
+}
+
+fn sorted<const N: usize>(keys: [String; N]) -> Vec<String> {
+    let mut keys = keys.to_vec();
+    keys.sort();
+    keys
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_release_is_told_as_redisson_tells_it() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    let mut pubsub = server.client().unwrap().get_async_pubsub().await.unwrap();
+    pubsub.psubscribe("*").await.unwrap();
+    let mut messages = pubsub.on_message();
+    let mut told = async || {
+        let message = tokio::time::timeout(60 * SECOND, messages.next())
+            .await
+            .unwrap()
+            .unwrap();
+        let payload: String = message.get_payload().unwrap();
+        (message.get_channel_name().to_owned(), payload)
+    };
+    for (name, channel) in [("k", "redisson_rwlock:{k}"), ("{t}:k", "redisson_rwlock:{t}:k")] {
+        let is = |message: &str| (channel.to_owned(), message.to_owned());
+        let lock = |client: &LockClient| client.rwlock(LockKey::raw(name));
+        // The last of several readers, and no other, wakes one; a writer wakes all, also one that stays as a reader.
+        let readers = [
+            lock(&a).read().acquire().await.unwrap(),
+            lock(&b).read().acquire().await.unwrap(),
+        ];
+        for reader in readers {
+            reader.release().await.unwrap();
+        }
+        assert_eq!(told().await, is("0"));
+        lock(&a).write().acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(told().await, is("1"));
+        let reading = lock(&a)
+            .write()
+            .acquire()
+            .await
+            .unwrap()
+            .downgrade()
+            .await
+            .unwrap();
+        assert_eq!(told().await, is("1"));
+        reading.release().await.unwrap();
+        assert_eq!(told().await, is("0"));
+        // Those who wait learn how long a minimum lasts.
+        for (side, message) in [(lock(&a).read(), "0"), (lock(&a).write(), "1")] {
+            side.min_hold(50 * MS)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+            assert_eq!(told().await, is(message));
+            lock(&b)
+                .write()
+                .wait(PATIENCE)
+                .acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+            assert_eq!(told().await, is("1"));
+        }
+        for side in [lock(&a).read(), lock(&a).write()] {
+            let guard = side.acquire().await.unwrap();
+            assert!(b.force_release(LockKey::raw(name)).await.unwrap());
+            assert_eq!(told().await, is("1"));
+            drop(guard);
+        }
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redissons_renewal_cuts_each_reader_of_ours_restores() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    // One that is renewed and one that is not, each alone with one of Redisson's.
+    for fixed in [false, true] {
+        let lock = a.rwlock("k").read();
+        let lock = match fixed {
+            false => lock.renewed_lease(600 * SECOND),
+            true => lock.lease(600 * SECOND),
+        };
+        let reader = lock.acquire().await.unwrap();
+        let beside = format!("{{k}}:{JAVA}:rwlock_timeout:1");
+        server.command(&["HSET", "k", JAVA, "1"]).await;
+        server.command(&["SET", &beside, "1", "PX", "30000"]).await;
+        // Theirs sets the time of the hash without looking.
+        server.command(&["PEXPIRE", "k", "30000"]).await;
+        assert!(lasts(server, "k", 30 * SECOND).await);
+        let cut = Instant::now();
+        eventually("it has its time again", || async {
+            server.ttl("k").await.is_some_and(|left| left > 500 * SECOND)
+        })
+        .await;
+        assert!(cut.elapsed() < 10 * SECOND + SLACK, "{:?}", cut.elapsed());
+        // And is no longer than its own lease.
+        assert!(lasts(server, "k", 600 * SECOND).await);
+        assert_eq!(reader.state(), HoldState::Held);
+        assert!(b.rwlock("k").write().try_acquire().await.unwrap_err().is_busy());
+        // Redisson's leaves: what is left is ours.
+        server.command(&["HDEL", "k", JAVA]).await;
+        server.command(&["DEL", &beside]).await;
+        reader.release().await.unwrap();
+        is_empty_soon(server).await;
+    }
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_downgrade_whose_replies_are_lost_leaves_a_reader_or_nothing() {
+    for then in SWALLOWS {
+        for lost in ["read", "release_write"] {
+            in_rounds("the step is sent", async || {
+                let (store, proxy, a, b) = setting().await;
+                let writing = a.rwlock("k").write().acquire().await.unwrap();
+                let fault = proxy.swallow(1, then, step(lost));
+                let outcome = within(SOON, "the downgrade", writing.downgrade()).await;
+                if !fault.fired() {
+                    return Err(lost);
+                }
+                let reading = outcome.unwrap();
+                assert!(b.rwlock("k").write().try_acquire().await.unwrap_err().is_busy());
+                // The write lock is given back: others may read.
+                eventually("readers come in", async || {
+                    b.rwlock("k").read().try_acquire().await.is_ok()
+                })
+                .await;
+                eventually("it is held", async || reading.state() == HoldState::Held).await;
+                reading.release().await.unwrap();
+                is_free_as(&b, "k", dlock::Kind::Write).await;
+                store.assert_clean(&[&a, &b]).await;
+                Ok(())
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_downgrade_that_is_dropped_half_way_leaves_nothing() {
+    let (store, proxy, a, b) = setting().await;
+    for lost in ["read", "release_write"] {
+        let writing = a.rwlock("k").write().acquire().await.unwrap();
+        let fault = proxy.swallow(1, Swallow::Hang, step(lost));
+        let dropped = tokio::spawn(writing.downgrade());
+        fault.swallowed().await;
+        dropped.abort();
+        drop(dropped.await);
+        let next = b.rwlock("k").write().wait(SOON + SLACK).acquire().await.unwrap();
+        next.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_is_preferred_stands_beside_redissons_data_and_ends_by_itself() {
+    in_rounds("the place is looked at in time", async || {
+        let (store, a, b) = two().await;
+        let server = store.as_server();
+        let inside = b.rwlock("k").read().acquire().await.unwrap();
+        let before = (hash(server, "k").await, keys(server).await);
+        let writer = tokio::spawn(a.rwlock("k").prefer_writers().write().acquire());
+        eventually("it stands there", || async { keys(server).await.len() == 3 }).await;
+        assert_eq!(hash(server, "k").await, before.0, "Redisson sees nothing of it");
+        assert!(keys(server).await.contains(&WRITERS.to_owned()));
+        assert_eq!(
+            server
+                .query::<Vec<String>>(&["ZRANGE", WRITERS, "0", "-1"])
+                .await
+                .len(),
+            1
+        );
+        // It is kept for as long as the writer is heard of, every 2 s.
+        for _ in 0..3 {
+            let left = server.ttl(WRITERS).await;
+            if left.is_none_or(|left| left < 2500 * MS) {
+                return Err(left);
+            }
+            assert!(left.unwrap() <= 5 * SECOND, "{left:?}");
+            tokio::time::sleep(1500 * MS).await;
+        }
+        inside.release().await.unwrap();
+        let writer = within(SOON, "its turn", writer).await.unwrap().unwrap();
+        assert_eq!(keys(server).await, ["k"], "who has its turn waits no more");
+        is_confirmed(&writer).await;
+        writer.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_writer_costs_readers_five_seconds_though_nobody_tells_them() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let long = async || store.client_with(|builder| builder.lease(LEASE)).await;
+    let (a, b) = (long().await, long().await);
+    // Where others read, and where the lock is free.
+    for is_read in [true, false] {
+        in_rounds("it is asked for before the place ends", async || {
+            let inside = match is_read {
+                true => Some(a.rwlock("k").read().acquire().await.unwrap()),
+                false => None,
+            };
+            let died = Instant::now();
+            let (seconds, micros): (u64, u64) = server.query(&["TIME"]).await;
+            let until = (seconds * 1000 + micros / 1000 + 5000).to_string();
+            server.command(&["ZADD", WRITERS, &until, "dead"]).await;
+            let tried = b.rwlock("k").read().try_acquire().await;
+            // Writers do not stand back for each other.
+            if !is_read {
+                let writer = a.rwlock("k").write().try_acquire().await;
+                writer.unwrap().release().await.unwrap();
+            }
+            let asked = died.elapsed();
+            let reader = within(5 * SECOND, "the reader", b.rwlock("k").read().acquire()).await;
+            reader.unwrap().release().await.unwrap();
+            drop(inside);
+            server.command(&["DEL", WRITERS]).await;
+            store.assert_clean(&[&a, &b]).await;
+            if asked > 4 * SECOND {
+                return Err(asked);
+            }
+            assert!(tried.unwrap_err().is_busy());
+            assert!(died.elapsed() >= 5 * SECOND, "{:?}", died.elapsed());
+            Ok(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_whose_question_or_farewell_is_lost_or_late_keeps_no_reader_out_for_long() {
+    let preferring = |client: &LockClient| -> RwLock { client.rwlock("k").prefer_writers() };
+    let (store, proxy, _, b) = setting().await;
+    let server = store.as_server();
+    // Waits as long as it takes; only its steps are quick to fail.
+    let a = hasty(&proxy.url()).await;
+    for lost in ["write", "release_write"] {
+        for then in SWALLOWS {
+            let inside = b.rwlock("k").read().acquire().await.unwrap();
+            let fault = proxy.swallow(1, then, step(lost));
+            let writer = tokio::spawn(preferring(&a).write().acquire());
+            if lost == "write" {
+                fault.swallowed().await;
+            } else {
+                eventually("it waits", || async {
+                    server.query::<u32>(&["ZCARD", WRITERS]).await == 1
+                })
+                .await;
+            }
+            writer.abort();
+            drop(writer.await);
+            let reader = within(SOON, "the reader", b.rwlock("k").read().acquire())
+                .await
+                .unwrap();
+            drop((inside, reader));
+            // Nothing of it comes back later.
+            settle().await;
+            eventually("nobody stands back", async || {
+                b.rwlock("k").read().try_acquire().await.is_ok()
+            })
+            .await;
+            store.assert_clean(&[&a, &b]).await;
+        }
+    }
+    // A question that comes only after its time refuses itself, and takes no place.
+    in_rounds("the question is sent", async || {
+        let (store, proxy, a, b) = setting().await;
+        let inside = b.rwlock("k").read().acquire().await.unwrap();
+        let held = proxy.hold(1, step("write"));
+        let writer = tokio::spawn(preferring(&a).write().acquire());
+        held.caught().await;
+        writer.abort();
+        drop(writer.await);
+        // Its time is over, and it was not answered.
+        tokio::time::sleep(2 * dlock_tests::faults::TIMEOUT).await;
+        held.release();
+        held.answered().await;
+        let kept = store.as_server().query::<bool>(&["EXISTS", WRITERS]).await;
+        inside.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        if kept { Err("it had a place") } else { Ok(()) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_data_in_place_of_the_writers_is_named_and_stays_and_fails_no_release() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    let inside = a.rwlock("k").read().acquire().await.unwrap();
+    server.command(&["SET", WRITERS, "text"]).await;
+    let preferring = b.rwlock("k").prefer_writers().write();
+    for error in [
+        b.rwlock("k").read().try_acquire().await.unwrap_err(),
+        b.rwlock("k").read().acquire().await.unwrap_err(),
+        preferring.acquire().await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+        assert!(error.to_string().contains(WRITERS), "{error}");
+    }
+    is_confirmed(&inside).await;
+    inside.release().await.unwrap();
+    b.rwlock("k")
+        .write()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    preferring.acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(server.query::<String>(&["GET", WRITERS]).await, "text");
+    server.command(&["DEL", WRITERS]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
