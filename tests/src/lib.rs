@@ -18,6 +18,7 @@ pub mod chaos;
 pub mod child;
 pub mod faults;
 mod monitor;
+pub mod permissions;
 mod port;
 pub mod postgres;
 mod proxy;

@@ -1,67 +1,37 @@
 //! A user with exactly the permissions that locks need can do everything, and with one less something
 //! fails: with a clear error, and nothing left behind.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, LockClient};
+use dlock::{Error, HoldState, LockClient, LockClientBuilder};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, within};
-use dlock_tests::{Flavor, Server, Store, eventually, settle};
+use dlock_tests::permissions::{commands, give, patterns};
+use dlock_tests::{Cluster, Flavor, Replicas, Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
 
+/// Everything here is as docs/permissions.md says it.
+type Words = LazyLock<Vec<&'static str>>;
+
 /// What acquire, renew, release, wait, inspect and forced releases need, the scripts' own commands included.
-const NEEDED: &[&str] = &[
-    "+evalsha",
-    "+eval",
-    "+time",
-    "+hlen",
-    "+hgetall",
-    "+hget",
-    "+hexists",
-    "+hset",
-    "+hdel",
-    "+get",
-    "+set",
-    "+pexpire",
-    "+pttl",
-    "+del",
-    "+publish",
-    "+subscribe",
-    "+unsubscribe",
-];
-/// What fair locks need besides, with the keys of their queues.
-const FOR_FAIR: &[&str] = &[
-    "+lindex", "+linsert", "+lpos", "+lrange", "+lrem", "+rpush", "+persist", "+zadd", "+zcount", "+zrem",
-    "+zscore",
-];
-/// What fenced locks need besides, with the keys of their counters.
-const FOR_FENCED: &[&str] = &["+incr", "+persist"];
-/// What semaphores need besides, with the keys of their holders and of steps that may come again, and their channel;
-/// those without an owner only the first.
-const FOR_SEMAPHORES: &[&str] = &[
-    "+incrby",
-    "+zadd",
-    "+zcard",
-    "+zcount",
-    "+zrange",
-    "+zrem",
-    "+zremrangebyscore",
-    "+zscore",
-];
-/// What latches need besides, with the keys of steps that may come again, and their channel.
-const FOR_LATCHES: &[&str] = &["+incrby"];
-/// For `list` alone.
-const FOR_LIST: &str = "+scan";
-/// What makes a connection better and is done without where it is forbidden: the test of an idle connection,
-/// the name in the list of clients (from Redis 7.2 on `+client|setinfo` as well), the script before its first
-/// call, a look at the settings, and errors that say what other data a key holds.
-const WISHED: &[&str] = &["+ping", "+client|setname", "+script|load", "+info", "+type"];
-const KEYS: &str = "~dlock:fence ~shop:* &redisson_lock__channel:{shop:*";
-const KEYS_OF_FAIR: &str = "~redisson_lock_queue:{shop:* ~redisson_lock_timeout:{shop:*";
-const KEYS_OF_SEMAPHORES: &str = "~{shop:* &redisson_sc:{shop:*";
-const KEYS_OF_LATCHES: &str = "~{shop:* &redisson_countdownlatch__channel__{shop:*";
-const KEYS_OF_FENCED: &str = "~redisson_lock_token:{shop:*";
+static NEEDED: Words = LazyLock::new(|| commands("Locks"));
+static FOR_FAIR: Words = LazyLock::new(|| commands("Fair locks"));
+static FOR_FENCED: Words = LazyLock::new(|| commands("Fenced locks"));
+static FOR_READ_WRITE: Words = LazyLock::new(|| commands("Read-write locks"));
+static FOR_WRITERS: Words = LazyLock::new(|| commands("Writers that are preferred"));
+static FOR_SEMAPHORES: Words = LazyLock::new(|| commands("Semaphores"));
+static FOR_LATCHES: Words = LazyLock::new(|| commands("Latches"));
+static FOR_LIST: Words = LazyLock::new(|| commands("A list of all locks"));
+/// What makes a connection better and is done without where it is forbidden.
+static WISHED: Words = LazyLock::new(|| commands("What may be left out"));
+static KEYS: Words = LazyLock::new(|| patterns("Locks"));
+static KEYS_OF_FAIR: Words = LazyLock::new(|| patterns("Fair locks"));
+static KEYS_OF_SEMAPHORES: Words = LazyLock::new(|| patterns("Semaphores"));
+static KEYS_OF_LATCHES: Words = LazyLock::new(|| patterns("Latches"));
+static KEYS_OF_FENCED: Words = LazyLock::new(|| patterns("Fenced locks"));
+static KEYS_OF_READ_WRITE: Words = LazyLock::new(|| patterns("Read-write locks"));
 
 async fn server() -> Store {
     let builder = Server::builder(Flavor::from_env()).acl("svc on >pw");
@@ -71,7 +41,7 @@ async fn server() -> Store {
 /// Gives the user these permissions and no other.
 async fn allow<'a>(store: &Store, commands: impl Iterator<Item = &'a &'static str>) {
     let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "on", ">pw"];
-    acl.extend(KEYS.split(' '));
+    acl.extend(KEYS.iter());
     acl.extend(commands);
     store.as_server().command(&acl).await;
 }
@@ -123,9 +93,9 @@ async fn everything(store: &Store) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_with_what_the_documentation_lists_can_do_everything() {
-    for wished in [WISHED, &[]] {
+    for wished in [&WISHED[..], &[]] {
         let store = server().await;
-        allow(&store, NEEDED.iter().chain([&FOR_LIST]).chain(wished)).await;
+        allow(&store, NEEDED.iter().chain(FOR_LIST.iter()).chain(wished)).await;
         in_rounds("everything can be done", async || everything(&store).await).await;
         store.assert_clean(&[]).await;
         let a = client(&store).await.unwrap();
@@ -187,7 +157,7 @@ async fn a_lock_that_could_not_end_does_not_come_to_be() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_is_out_of_bounds_harms_no_other_in_the_same_call() {
     let store = server().await;
-    allow(&store, NEEDED.iter().chain([&FOR_LIST])).await;
+    allow(&store, NEEDED.iter().chain(FOR_LIST.iter())).await;
     let a = client(&store).await.unwrap();
     let server = store.as_server();
     server.command(&["SET", "shop:string", "text"]).await;
@@ -344,11 +314,11 @@ async fn everything_fenced(store: &Store) -> Result<(), String> {
 }
 
 /// A server whose user has what plain locks need, these commands, and these keys.
-async fn server_for<'a>(keys: &'a str, commands: impl Iterator<Item = &'a str>) -> Store {
+async fn server_for<'a>(keys: &[&'a str], commands: impl Iterator<Item = &'a str>) -> Store {
     let store = server().await;
     allow(&store, NEEDED.iter()).await;
     let mut acl = vec!["ACL", "SETUSER", "svc"];
-    acl.extend(keys.split(' '));
+    acl.extend(keys);
     acl.extend(commands);
     store.as_server().command(&acl).await;
     store
@@ -356,30 +326,34 @@ async fn server_for<'a>(keys: &'a str, commands: impl Iterator<Item = &'a str>) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fair_locks_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(KEYS_OF_FAIR, FOR_FAIR.iter().copied()).await;
+    let store = server_for(&KEYS_OF_FAIR, FOR_FAIR.iter().copied()).await;
     everything_fair(&store).await.unwrap();
     store.assert_clean(&[]).await;
     join_all(FOR_FAIR.iter().map(|missing| async move {
         let others = FOR_FAIR.iter().copied().filter(|command| command != missing);
-        let store = server_for(KEYS_OF_FAIR, others).await;
+        let store = server_for(&KEYS_OF_FAIR, others).await;
         assert!(everything_fair(&store).await.is_err(), "{missing} is not needed");
     }))
     .await;
-    for missing in KEYS_OF_FAIR.split(' ') {
-        let others: Vec<_> = KEYS_OF_FAIR.split(' ').filter(|keys| *keys != missing).collect();
-        let store = server_for(&others.join(" "), FOR_FAIR.iter().copied()).await;
+    for missing in KEYS_OF_FAIR.iter() {
+        let others: Vec<_> = KEYS_OF_FAIR
+            .iter()
+            .copied()
+            .filter(|keys| keys != missing)
+            .collect();
+        let store = server_for(&others, FOR_FAIR.iter().copied()).await;
         assert!(everything_fair(&store).await.is_err(), "{missing} is not needed");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(KEYS_OF_FENCED, FOR_FENCED.iter().copied()).await;
+    let store = server_for(&KEYS_OF_FENCED, FOR_FENCED.iter().copied()).await;
     everything_fenced(&store).await.unwrap();
     store.assert_clean(&[]).await;
-    for missing in FOR_FENCED {
+    for missing in FOR_FENCED.iter() {
         let others = FOR_FENCED.iter().copied().filter(|command| command != missing);
-        let store = server_for(KEYS_OF_FENCED, others).await;
+        let store = server_for(&KEYS_OF_FENCED, others).await;
         assert!(
             everything_fenced(&store).await.is_err(),
             "{missing} is not needed"
@@ -390,7 +364,7 @@ async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
             "{missing}: a lock is left that nobody has"
         );
     }
-    let store = server_for("~nothing", FOR_FENCED.iter().copied()).await;
+    let store = server_for(&["~nothing"], FOR_FENCED.iter().copied()).await;
     assert!(everything_fenced(&store).await.is_err());
 }
 
@@ -467,19 +441,15 @@ async fn everything_of_latches(store: &Store) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn semaphores_need_what_the_documentation_lists_and_no_less() {
-    let commands = || FOR_SEMAPHORES.iter().copied();
-    let store = server_for(KEYS_OF_SEMAPHORES, commands()).await;
+    let all = || FOR_SEMAPHORES.iter().copied();
+    let store = server_for(&KEYS_OF_SEMAPHORES, all()).await;
     in_rounds("everything can be done", async || {
         everything_of_semaphores(&store).await
     })
     .await;
     store.assert_clean(&[]).await;
     join_all(FOR_SEMAPHORES.iter().map(|missing| async move {
-        let store = server_for(
-            KEYS_OF_SEMAPHORES,
-            commands().filter(|command| command != missing),
-        )
-        .await;
+        let store = server_for(&KEYS_OF_SEMAPHORES, all().filter(|command| command != missing)).await;
         let outcome = everything_of_semaphores(&store).await;
         assert!(outcome.is_err(), "{missing} is not needed");
         // No step was carried out by half: what is free and what is held is what there is.
@@ -494,12 +464,13 @@ async fn semaphores_need_what_the_documentation_lists_and_no_less() {
         );
     }))
     .await;
-    for missing in KEYS_OF_SEMAPHORES.split(' ') {
+    for missing in KEYS_OF_SEMAPHORES.iter() {
         let others: Vec<_> = KEYS_OF_SEMAPHORES
-            .split(' ')
-            .filter(|keys| *keys != missing)
+            .iter()
+            .copied()
+            .filter(|keys| keys != missing)
             .collect();
-        let store = server_for(&others.join(" "), commands()).await;
+        let store = server_for(&others, all()).await;
         assert!(
             everything_of_semaphores(&store).await.is_err(),
             "{missing} is not needed"
@@ -509,23 +480,288 @@ async fn semaphores_need_what_the_documentation_lists_and_no_less() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn latches_need_what_the_documentation_lists_and_no_less() {
-    let store = server_for(KEYS_OF_LATCHES, FOR_LATCHES.iter().copied()).await;
+    let store = server_for(&KEYS_OF_LATCHES, FOR_LATCHES.iter().copied()).await;
     in_rounds("everything can be done", async || {
         everything_of_latches(&store).await
     })
     .await;
     store.assert_clean(&[]).await;
-    let without = server_for(KEYS_OF_LATCHES, std::iter::empty()).await;
+    let without = server_for(&KEYS_OF_LATCHES, std::iter::empty()).await;
     assert!(everything_of_latches(&without).await.is_err());
-    for missing in KEYS_OF_LATCHES.split(' ') {
+    for missing in KEYS_OF_LATCHES.iter() {
         let others: Vec<_> = KEYS_OF_LATCHES
-            .split(' ')
-            .filter(|keys| *keys != missing)
+            .iter()
+            .copied()
+            .filter(|keys| keys != missing)
             .collect();
-        let store = server_for(&others.join(" "), FOR_LATCHES.iter().copied()).await;
+        let store = server_for(&others, FOR_LATCHES.iter().copied()).await;
         assert!(
             everything_of_latches(&store).await.is_err(),
             "{missing} is not needed"
         );
+    }
+}
+
+/// Everything that readers and writers can do; where something is wrong, what.
+async fn everything_read_write(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let (a, b) = (
+        client(store).await.map_err(text)?,
+        client(store).await.map_err(text)?,
+    );
+    let lock = |client: &LockClient| client.rwlock("shop:k");
+    let readers = [
+        lock(&a)
+            .read()
+            .renewed_lease(600 * MS)
+            .acquire()
+            .await
+            .map_err(text)?,
+        lock(&b).read().acquire().await.map_err(text)?,
+    ];
+    tokio::time::sleep(700 * MS).await;
+    if readers[0].state() != HoldState::Held {
+        return Err("the renewal failed".to_owned());
+    }
+    if a.holders("shop:k").await.map_err(text)?.len() != 2 {
+        return Err("the readers are not seen".to_owned());
+    }
+    let writer = tokio::spawn(lock(&a).write().wait(PATIENCE).acquire());
+    settle().await;
+    let subscribed = store.as_server().pubsub_channels().await.len();
+    let released = Instant::now();
+    for reader in readers {
+        reader.release().await.map_err(text)?;
+    }
+    let writer = writer.await.unwrap().map_err(text)?;
+    if subscribed != 1 || released.elapsed() > Duration::from_secs(2) {
+        return Err("nobody told the waiter".to_owned());
+    }
+    let reading = writer.downgrade().await.map_err(text)?;
+    b.force_release("shop:k").await.map_err(text)?;
+    drop(reading);
+    let kept = lock(&b).write().min_hold(50 * MS).acquire().await.map_err(text)?;
+    kept.release().await.map_err(text)?;
+    Ok(())
+}
+
+async fn everything_of_preferred_writers(store: &Store) -> Result<(), String> {
+    const WRITERS: &str = "{shop:k}:dlock:writers";
+    let text = |error: Error| error.to_string();
+    let server = store.as_server();
+    let (a, b) = (
+        client(store).await.map_err(text)?,
+        client(store).await.map_err(text)?,
+    );
+    let reader = b.rwlock("shop:k").read().acquire().await.map_err(text)?;
+    let lock = a.rwlock("shop:k").prefer_writers().write();
+    let writer = tokio::spawn(lock.wait(PATIENCE).acquire());
+    eventually("readers stand back, or it has failed", async || {
+        server.query::<bool>(&["EXISTS", WRITERS]).await || writer.is_finished()
+    })
+    .await;
+    reader.release().await.map_err(text)?;
+    let writer = writer.await.unwrap().map_err(text)?;
+    let waits = server.query::<bool>(&["EXISTS", WRITERS]).await;
+    writer.release().await.map_err(text)?;
+    match waits {
+        true => Err("who has its turn still keeps readers out".to_owned()),
+        false => Ok(()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_write_locks_need_what_the_documentation_lists_and_no_less() {
+    let all = || FOR_READ_WRITE.iter().chain(FOR_WRITERS.iter()).copied();
+    let store = server_for(&KEYS_OF_READ_WRITE, FOR_READ_WRITE.iter().copied()).await;
+    in_rounds("everything can be done", async || {
+        everything_read_write(&store).await
+    })
+    .await;
+    store.assert_clean(&[]).await;
+    let store = server_for(&KEYS_OF_READ_WRITE, all()).await;
+    everything_of_preferred_writers(&store).await.unwrap();
+    store.assert_clean(&[]).await;
+    for missing in FOR_READ_WRITE.iter() {
+        let others = FOR_READ_WRITE
+            .iter()
+            .copied()
+            .filter(|command| command != missing);
+        let store = server_for(&KEYS_OF_READ_WRITE, others).await;
+        assert!(
+            everything_read_write(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+        settle().await;
+        store.assert_clean(&[]).await;
+    }
+    join_all(FOR_WRITERS.iter().map(|missing| async move {
+        let others = all().filter(|command| command != missing);
+        let store = server_for(&KEYS_OF_READ_WRITE, others).await;
+        let outcome = everything_of_preferred_writers(&store).await;
+        assert!(outcome.is_err(), "{missing} is not needed");
+        store.assert_clean(&[]).await;
+    }))
+    .await;
+    for missing in KEYS_OF_READ_WRITE.iter() {
+        let others: Vec<_> = (KEYS_OF_READ_WRITE.iter().copied())
+            .filter(|keys| keys != missing)
+            .collect();
+        let store = server_for(&others, all()).await;
+        assert!(
+            everything_read_write(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+    }
+}
+
+/// What a service does, on whatever store this is; where something is wrong, what.
+async fn at_work(a: &LockClient, b: &LockClient, key: &str) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let guard = a.lock(key).acquire().await.map_err(text)?;
+    let waiter = tokio::spawn(b.lock(key).wait(PATIENCE).acquire());
+    settle().await;
+    if b.inspect(key).await.map_err(text)?.is_none() {
+        return Err("it is held".to_owned());
+    }
+    // As much as a lease has: it has to be asked for.
+    guard.ensure(a.lease() * 9 / 10).await.map_err(text)?;
+    let released = Instant::now();
+    guard.release().await.map_err(text)?;
+    waiter
+        .await
+        .unwrap()
+        .map_err(text)?
+        .release()
+        .await
+        .map_err(text)?;
+    match released.elapsed() {
+        took if took > Duration::from_secs(5) => Err(format!("nobody told the waiter for {took:?}")),
+        _ => Ok(()),
+    }
+}
+
+/// Two clients of a store whose URL names no user.
+async fn two_at(
+    url: &str,
+    options: impl Fn(LockClientBuilder) -> LockClientBuilder,
+) -> Result<[LockClient; 2], String> {
+    let url = url.replacen("://", "://svc:password@", 1);
+    let build = async || {
+        let builder = LockClient::builder()
+            .url(&url)
+            .timeout(PATIENCE)
+            .retry_for(PATIENCE);
+        options(builder).build().await.map_err(|error| error.to_string())
+    };
+    Ok([build().await?, build().await?])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
+    let cluster = Cluster::start(Flavor::from_env()).await;
+    for server in cluster.servers() {
+        give(server, "svc", &["Locks", "Cluster"]).await;
+    }
+    let [a, b] = two_at(&cluster.url(), |builder| builder).await.unwrap();
+    for server in cluster.servers() {
+        server.command(&["SCRIPT", "FLUSH"]).await;
+    }
+    in_rounds("all is done in time", async || {
+        for shard in 0..8 {
+            at_work(&a, &b, &format!("shop:{shard}")).await?;
+        }
+        Ok::<_, String>(())
+    })
+    .await;
+    // In a slot that is on its way, whose new keys are asked for where they will be.
+    let slot = dlock_tests::slot_of("shop:0");
+    let (from, to) = (
+        cluster.owner(slot).await,
+        cluster.owner((slot + 8192) % 16384).await,
+    );
+    for key in cluster.keys_in(slot, from).await {
+        from.command(&["DEL", &key]).await;
+    }
+    cluster.begin_move(slot, from, to).await;
+    at_work(&a, &b, "shop:0").await.unwrap();
+    for server in cluster.servers() {
+        server.command(&["ACL", "SETUSER", "svc", "-asking"]).await;
+    }
+    let other = tokio::time::timeout(Duration::from_secs(2), a.lock("shop:0").acquire()).await;
+    assert!(!matches!(other, Ok(Ok(_))), "who may not ask there finds nothing");
+    for server in cluster.servers() {
+        server.command(&["ACL", "SETUSER", "svc", "+asking"]).await;
+    }
+    cluster.end_move(slot, from, to).await;
+    at_work(&a, &b, "shop:0").await.unwrap();
+    // Who may not ask where the slots are has no way in.
+    for server in cluster.servers() {
+        server.command(&["ACL", "SETUSER", "svc", "-cluster|slots"]).await;
+    }
+    assert!(two_at(&cluster.url(), |builder| builder).await.is_err());
+    for server in cluster.servers() {
+        server
+            .command(&["ACL", "SETUSER", "svc", "+cluster|slots", "resetkeys", "~shop:*"])
+            .await;
+    }
+    assert!(at_work(&a, &b, "shop:0").await.is_err(), "each slot has a fence");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_sentinels_a_user_needs_what_the_documentation_lists() {
+    let replicas = Replicas::start(Flavor::from_env()).await;
+    for server in replicas.servers() {
+        give(server, "svc", &["Locks", "Sentinel"]).await;
+    }
+    for sentinel in replicas.sentinels() {
+        give(sentinel, "watch", &["Sentinel"]).await;
+    }
+    let as_watch = |builder: LockClientBuilder| builder.sentinel_user("watch").sentinel_password("password");
+    let [a, b] = two_at(&replicas.url(), as_watch).await.unwrap();
+    in_rounds("all is done in time", async || at_work(&a, &b, "shop:k").await).await;
+    replicas.fail_over().await;
+    in_rounds("all is done in time", async || at_work(&a, &b, "shop:k").await).await;
+    for sentinel in replicas.sentinels() {
+        sentinel
+            .command(&["ACL", "SETUSER", "watch", "-sentinel|master"])
+            .await;
+    }
+    let impatient = |builder: LockClientBuilder| as_watch(builder).retry_for(Duration::from_secs(1));
+    assert!(two_at(&replicas.url(), impatient).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_the_members_of_a_quorum_a_user_needs_what_the_documentation_lists() {
+    let flavor = Flavor::from_env();
+    let servers = join_all((0..3).map(|_| Server::start(flavor))).await;
+    for server in &servers {
+        give(server, "svc", &["Locks", "Quorum"]).await;
+    }
+    let hosts: Vec<_> = servers
+        .iter()
+        .map(|server| format!("127.0.0.1:{}", server.port()))
+        .collect();
+    let url = format!("quorum+redis://{}", hosts.join(","));
+    let lease = Duration::from_secs(5);
+    let short = |builder: LockClientBuilder| builder.max_lease(lease).lease(lease);
+    let [a, b] = two_at(&url, short).await.unwrap();
+    in_rounds("all is done in time", async || at_work(&a, &b, "shop:k").await).await;
+    for missing in ["-info", "resetkeys"] {
+        for server in &servers {
+            give(server, "svc", &["Locks", "Quorum"]).await;
+            server
+                .command(&["ACL", "SETUSER", "svc", missing, "~shop:*", "~dlock:fence"])
+                .await;
+        }
+        let outcome = match two_at(&url, short).await {
+            Ok([a, _]) => a
+                .lock("shop:k")
+                .try_acquire()
+                .await
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error),
+        };
+        assert!(outcome.is_err(), "{missing}");
     }
 }

@@ -1,0 +1,58 @@
+//! docs/permissions.md, so that the suite of permissions uses what the page says and neither goes stale.
+
+use crate::Server;
+
+const PAGE: &str = include_str!("../../docs/permissions.md");
+
+/// The words of the `ACL SETUSER` lines for this user under a heading, behind its name.
+///
+/// # Panics
+/// When there is no such line.
+pub fn of(user: &str, heading: &str) -> Vec<&'static str> {
+    let (_, section) = PAGE
+        .split_once(&format!("\n## {heading}\n"))
+        .unwrap_or_else(|| panic!("docs/permissions.md has no heading {heading}"));
+    let section = section
+        .split_once("\n## ")
+        .map_or(section, |(section, _)| section);
+    let begin = format!("ACL SETUSER {user} ");
+    let words: Vec<_> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix(&begin))
+        .flat_map(str::split_whitespace)
+        .collect();
+    assert!(!words.is_empty(), "{heading} has no permissions for {user}");
+    words
+}
+
+/// The commands under a heading.
+///
+/// # Panics
+/// When it is not there.
+pub fn commands(heading: &str) -> Vec<&'static str> {
+    let mut words = of("svc", heading);
+    words.retain(|word| word.starts_with('+'));
+    words
+}
+
+/// The patterns of keys and channels under a heading.
+///
+/// # Panics
+/// When it is not there.
+pub fn patterns(heading: &str) -> Vec<&'static str> {
+    let mut words = of("svc", heading);
+    words.retain(|word| word.starts_with(['~', '&']));
+    words
+}
+
+/// Makes a user on the server with what stands under these headings.
+///
+/// # Panics
+/// When the server does not take it.
+pub async fn give(server: &Server, user: &str, headings: &[&str]) {
+    for heading in headings {
+        let mut acl = vec!["ACL", "SETUSER", user];
+        acl.extend(of(user, heading));
+        server.command(&acl).await;
+    }
+}
