@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, LockClient, LockClientBuilder};
-use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, within};
+use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, is_confirmed, within};
 use dlock_tests::permissions::{commands, give, patterns};
 use dlock_tests::{Cluster, Flavor, Replicas, Server, Store, eventually, settle};
 use futures_util::future::join_all;
@@ -674,24 +674,19 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
         Ok::<_, String>(())
     })
     .await;
-    // In a slot that is on its way, whose new keys are asked for where they will be.
+    // In a slot that is on its way, a lock is asked for where it is by now.
     let slot = dlock_tests::slot_of("shop:0");
     let (from, to) = (
         cluster.owner(slot).await,
         cluster.owner((slot + 8192) % 16384).await,
     );
-    for key in cluster.keys_in(slot, from).await {
-        from.command(&["DEL", &key]).await;
-    }
+    let guard = a.lock("shop:0").acquire().await.unwrap();
     cluster.begin_move(slot, from, to).await;
-    at_work(&a, &b, "shop:0").await.unwrap();
-    for server in cluster.servers() {
-        server.command(&["ACL", "SETUSER", "svc", "-asking"]).await;
-    }
-    let other = tokio::time::timeout(Duration::from_secs(2), a.lock("shop:0").acquire()).await;
-    assert!(!matches!(other, Ok(Ok(_))), "who may not ask there finds nothing");
-    for server in cluster.servers() {
-        server.command(&["ACL", "SETUSER", "svc", "+asking"]).await;
+    cluster.move_key("shop:0", from, to).await;
+    is_confirmed(&guard).await;
+    within(SOON, "a release there", guard.release()).await.unwrap();
+    for key in cluster.keys_in(slot, from).await {
+        cluster.move_key(&key, from, to).await;
     }
     cluster.end_move(slot, from, to).await;
     at_work(&a, &b, "shop:0").await.unwrap();
