@@ -126,11 +126,18 @@ impl Question {
         self.handle.shared().backend.clone()
     }
 
-    /// Has a lease that is not renewed count from `sent` on, by this step; `None` where the watchdog sees to it.
-    pub(crate) fn begin_anew(&mut self, sent: Instant) -> Option<RenewRequest> {
-        if !self.fixed && self.min_hold.is_none() {
-            return None;
-        }
+    /// From when its lease counts.
+    pub(crate) fn sent(&self) -> Instant {
+        self.sent
+    }
+
+    /// Whether its lease runs from the acquisition on, and the watchdog changes nothing about that.
+    pub(crate) fn ends_by_itself(&self) -> bool {
+        self.fixed || self.min_hold.is_some()
+    }
+
+    /// Has the lease count from `sent` on, by this step.
+    pub(crate) fn begin_anew(&mut self, sent: Instant) -> RenewRequest {
         self.sent = sent;
         let AcquireRequest {
             kind,
@@ -140,13 +147,13 @@ impl Question {
             ..
         } = self.request;
         let key = self.request.key.clone();
-        Some(RenewRequest {
+        RenewRequest {
             kind,
             key,
             grant,
             lease,
             amount,
-        })
+        }
     }
 
     /// The guard of what was granted with these tokens.

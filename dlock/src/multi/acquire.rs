@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::MultiGuard;
-use super::look::{At, Round, Step, groups, look};
+use super::in_order::InVain;
+use super::look::{At, Guards, Round, Step, groups, look};
 use crate::acquire::{self, Wait};
 use crate::backend::{BackendError, GrantId, Kind};
 use crate::guard::LockGuard;
@@ -18,7 +19,7 @@ use crate::scope::Scope;
 use crate::{Error, LockKey};
 
 /// How often one who waits asks at the least, where a place is kept for those who are heard of.
-const KEEPS_PLACE: Duration = Duration::from_secs(2);
+pub(super) const KEEPS_PLACE: Duration = Duration::from_secs(2);
 
 /// One call of acquire.
 pub(super) struct Attempt {
@@ -68,6 +69,7 @@ impl Attempt {
         let shared = self.first.handle.shared();
         let until = self.first.until(started);
         let mut at = 0;
+        let mut in_vain = InVain::new();
         loop {
             let (outer, rest) = self.by_frames(scope);
             for outer in &outer {
@@ -112,7 +114,11 @@ impl Attempt {
                     }
                     Round::Busy((busy, _)) => {
                         at = busy;
-                        continue;
+                        let Some(patience) = in_vain.again() else { continue };
+                        match self.in_order(&rest, started, until, patience).await? {
+                            Some(all) => guards = all,
+                            None => continue,
+                        }
                     }
                     Round::Failed((failed, error)) => return Err(self.one(failed).failed(error)),
                 }
@@ -128,7 +134,7 @@ impl Attempt {
     }
 
     /// The same call for one of the keys alone.
-    fn one(&self, at: usize) -> acquire::Attempt {
+    pub(super) fn one(&self, at: usize) -> acquire::Attempt {
         acquire::Attempt {
             handle: self.first.handle.clone(),
             key: self.keys[at].clone(),
@@ -168,7 +174,7 @@ impl AllOf<'_> {
         &self,
         handed: u32,
         waiter: Option<GrantId>,
-    ) -> impl Future<Output = Result<Round, BackendError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Round<Guards>, BackendError>> + Send + use<> {
         let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
         if let [only] = &mut groups[..] {
@@ -184,7 +190,7 @@ impl AllOf<'_> {
 }
 
 impl Goal for AllOf<'_> {
-    type Got = Round;
+    type Got = Round<Guards>;
 
     /// Nothing: the others would have to be asked for with one in the hand.
     fn wanted(&self) -> Option<Wanted> {
@@ -195,7 +201,7 @@ impl Goal for AllOf<'_> {
         &self,
         handed: u32,
         waiter: Option<GrantId>,
-    ) -> impl Future<Output = Result<Look<Round>, BackendError>> + Send {
+    ) -> impl Future<Output = Result<Look<Round<Guards>>, BackendError>> + Send {
         let (at, round) = (self.at, self.ask(handed, waiter));
         let again = self.attempt.first.takes_place().then_some(KEEPS_PLACE);
         async move {
@@ -209,19 +215,19 @@ impl Goal for AllOf<'_> {
         }
     }
 
-    fn handed_over(&self, guard: LockGuard) -> Round {
+    fn handed_over(&self, guard: LockGuard) -> Round<Guards> {
         // Never offered, as it is not wanted. To ask again is always right.
         drop(guard);
         Round::Busy((self.at, None))
     }
 
-    fn guard<'g>(&self, got: &'g Round) -> Option<&'g LockGuard> {
+    fn guard<'g>(&self, got: &'g Round<Guards>) -> Option<&'g LockGuard> {
         let Round::All(guards) = got else { return None };
         let own = guards.iter().find(|(at, _)| *at == self.at);
         own.map(|(_, guard)| guard)
     }
 
-    fn is_held(got: &Round) -> bool {
+    fn is_held(got: &Round<Guards>) -> bool {
         let Round::All(guards) = got else { return true };
         guards.iter().all(|(_, guard)| guard.is_held())
     }

@@ -22,10 +22,13 @@ pub(super) type At<T> = (usize, T);
 /// Keys that can be had in one step.
 pub(super) type Group = Vec<At<Attempt>>;
 
+/// The guards of all keys.
+pub(super) type Guards = Vec<At<LockGuard>>;
+
 /// What a look brought.
-pub(super) enum Round {
+pub(super) enum Round<T> {
     /// All of them.
-    All(Vec<At<LockGuard>>),
+    All(T),
     /// None: this one is busy.
     Busy(At<Option<Duration>>),
     /// None: this one cannot be had.
@@ -94,17 +97,36 @@ fn alone(reply: AcquireReply) -> AcquireAllReply {
     }
 }
 
-/// Takes one group after the other, as long as nobody is in the way.
+/// Takes one group after the other, as long as nobody is in the way; what is had then is held from now on.
 pub(super) async fn look(
     first: Step,
     others: impl Iterator<Item = Group>,
     handed: u32,
     waiter: Option<At<GrantId>>,
-) -> Result<Round, BackendError> {
-    let mut taken = Taken::default();
-    let mut step = first;
+) -> Result<Round<Guards>, BackendError> {
     let mut others = others.peekable();
     let in_one_step = others.peek().is_none();
+    Ok(match take(first, others, handed, waiter).await? {
+        Round::All(mut taken) => {
+            if !in_one_step {
+                taken.begin_now(false).await?;
+            }
+            Round::All(taken.guards()?)
+        }
+        Round::Busy(busy) => Round::Busy(busy),
+        Round::Failed(failed) => Round::Failed(failed),
+    })
+}
+
+/// Takes one group after the other, as long as nobody is in the way.
+pub(super) async fn take(
+    first: Step,
+    mut others: impl Iterator<Item = Group>,
+    handed: u32,
+    waiter: Option<At<GrantId>>,
+) -> Result<Round<Taken>, BackendError> {
+    let mut taken = Taken::default();
+    let mut step = first;
     loop {
         let Step { questions, answer } = step;
         match answer.await {
@@ -125,13 +147,9 @@ pub(super) async fn look(
         }
         match others.next() {
             Some(group) => step = Step::new(group, handed, waiter),
-            None => break,
+            None => return Ok(Round::All(taken)),
         }
     }
-    if !in_one_step {
-        taken.begin_now().await?;
-    }
-    taken.guards().map(Round::All)
 }
 
 fn place(questions: &[At<Question>], at: usize) -> usize {
@@ -139,7 +157,7 @@ fn place(questions: &[At<Question>], at: usize) -> usize {
 }
 
 /// What passes is tried again, everything else is told of the key that it is about.
-fn failed(at: usize, error: BackendError) -> Result<Round, BackendError> {
+fn failed<T>(at: usize, error: BackendError) -> Result<Round<T>, BackendError> {
     match error.is_passing() {
         true => Err(error),
         false => Ok(Round::Failed((at, error))),
@@ -148,16 +166,46 @@ fn failed(at: usize, error: BackendError) -> Result<Round, BackendError> {
 
 /// What the store has granted so far, and its tokens. Dropped, it is given back.
 #[derive(Default)]
-struct Taken(Vec<At<(Question, (u64, u64))>>);
+pub(super) struct Taken(Vec<At<(Question, (u64, u64))>>);
 
 impl Taken {
-    /// Has the leases that are fixed begin now, so that all end at the same time.
-    async fn begin_now(&mut self) -> Result<(), BackendError> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What was had besides.
+    pub(super) fn add(&mut self, mut other: Taken) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Keeps what there is from running out; ends when that has failed.
+    pub(super) async fn keep(&mut self) {
+        let leases = self.0.iter().map(|(_, (question, _))| question.request.lease);
+        let since = self.0.iter().map(|(_, (question, _))| question.sent());
+        let (Some(lease), Some(mut renewed)) = (leases.min(), since.min()) else {
+            return std::future::pending().await;
+        };
+        loop {
+            clock::sleep_until(renewed + lease / 4).await;
+            let sent = clock::now();
+            match self.begin_now(true).await {
+                Ok(()) => renewed = sent,
+                Err(error) if error.is_passing() && clock::now() < renewed + lease / 2 => {
+                    tokio::time::sleep((lease / 20).min(Duration::from_millis(200))).await;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Has the leases begin now, so that all end at the same time: those that nobody renews, or all of them.
+    pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), BackendError> {
         let sent = clock::now();
         let mut lanes: BTreeMap<Lane, Vec<RenewRequest>> = BTreeMap::new();
         let mut store: Option<Arc<dyn DynBackend>> = None;
         for (_, (question, _)) in &mut self.0 {
-            if let Some(request) = question.begin_anew(sent) {
+            if all || question.ends_by_itself() {
+                let request = question.begin_anew(sent);
                 let backend = store.insert(question.backend());
                 lanes.entry(backend.lane(&request.key)).or_default().push(request);
             }
@@ -177,7 +225,7 @@ impl Taken {
         Ok(())
     }
 
-    fn guards(mut self) -> Result<Vec<At<LockGuard>>, BackendError> {
+    pub(super) fn guards(mut self) -> Result<Guards, BackendError> {
         let granted = std::mem::take(&mut self.0).into_iter();
         // All of them, so that those are given back which are held, when one is not.
         let guards: Vec<_> = granted

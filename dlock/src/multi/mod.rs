@@ -2,6 +2,7 @@
 
 mod acquire;
 mod guard;
+mod in_order;
 mod look;
 
 use std::fmt;
@@ -25,6 +26,11 @@ use crate::{Error, Held, Lock, LockKey};
 /// - **Nobody waits with something in the hand.** When one of the locks is busy, none is kept: the call waits
 ///   for the busy one and then takes all at once. So sets of locks cannot dead-lock, whatever they have in
 ///   common and in whatever order they are named, and neither can they with locks that are taken one by one.
+/// - **And nobody starves.** A call that found one of the locks free and another one busy eight times takes them one
+///   after the other instead, in the order of their names and each in its turn, and keeps those that it has (renewed)
+///   while it waits for the next. Others who do so take theirs in the same order, so they cannot dead-lock. As somebody
+///   may hold a single lock of the set and wait for another one, the next is waited for only for a time: 1 s at first,
+///   then all are given back and looked for at once again, and each time after that twice as long, at most a minute.
 /// - **One step where the store allows it**: on memory and on one Redis or Valkey server all locks are granted
 ///   by one step of the store, or none is. Otherwise they are taken one after the other, in the order of their
 ///   names, and given back when one of them is busy.

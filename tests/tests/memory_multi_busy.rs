@@ -1,0 +1,291 @@
+//! Several locks at once, each of which is busy all the time: whoever wants them all gets them in the end, and nobody waits
+//! for ever for somebody who waits as well. By a paused clock, on a store that grants several in one step and on one that
+//! does not.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::{HoldState, LockClient};
+use dlock_tests::{Watched, paused};
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+/// How many looks in vain it takes until the keys are taken one after the other.
+const LOOKS: usize = 8;
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+/// A store whose answers are on their way for a millisecond; with and without a step that takes several.
+struct Setting {
+    store: MemoryBackend,
+    watched: Watched,
+}
+
+impl Setting {
+    fn new(together: bool) -> Setting {
+        let store = MemoryBackend::new();
+        let watched = Watched::new(store.clone());
+        watched.seen().together.store(together, SeqCst);
+        watched.seen().slow_answers.store(1, SeqCst);
+        Setting { store, watched }
+    }
+
+    async fn client(&self) -> LockClient {
+        let builder = LockClient::builder().backend(self.watched.clone());
+        builder.build().await.unwrap()
+    }
+
+    async fn assert_clean(&self, case: &str) {
+        sleep(SEC).await;
+        assert!(self.store.is_empty(), "{case}: a lock is left");
+        assert_eq!(self.store.watched(), 0, "{case}: a watch is left");
+    }
+}
+
+/// Has each of the keys busy all the time: a process has it, in which there is always somebody who waits for it. Their
+/// times are such that the keys come free at different moments.
+async fn load(setting: &Setting) -> Vec<JoinHandle<()>> {
+    let mut tasks = Vec::new();
+    for (key, time) in KEYS.iter().zip([7, 11, 13]) {
+        let client = setting.client().await;
+        for _ in 0..2 {
+            let lock = client.lock(*key);
+            tasks.push(tokio::spawn(async move {
+                loop {
+                    let guard = lock.acquire().await.unwrap();
+                    sleep(time * MS).await;
+                    guard.release().await.unwrap();
+                }
+            }));
+        }
+    }
+    sleep(100 * MS).await;
+    tasks
+}
+
+async fn stop(tasks: Vec<JoinHandle<()>>) {
+    for task in tasks {
+        task.abort();
+        let _ = task.await;
+    }
+}
+
+/// Has a call find one of "a" and "b" free and the other one busy, until it takes them in order; then it has "a", and
+/// "b" is held by who is given back.
+async fn drive_until_it_holds_a(setting: &Setting, others: &LockClient) -> dlock::LockGuard {
+    // It waits for whichever was busy last.
+    let mut held = others.lock("a").acquire().await.unwrap();
+    let mut other = "b";
+    for _ in 0..LOOKS {
+        let next = others.lock(other).acquire().await.unwrap();
+        other = if other == "b" { "a" } else { "b" };
+        held.release().await.unwrap();
+        sleep(20 * MS).await;
+        held = next;
+    }
+    assert_eq!(held.key().as_str(), "a");
+    // The eighth was in vain because of "a": that is what it takes first.
+    let b = others.lock("b").acquire().await.unwrap();
+    held.release().await.unwrap();
+    sleep(20 * MS).await;
+    let of_a = others.inspect("a").await.unwrap();
+    assert!(of_a.is_some(), "it holds nothing");
+    let _ = setting;
+    b
+}
+
+#[test]
+fn a_set_of_keys_that_are_all_busy_all_the_time_is_had_again_and_again() {
+    for together in [true, false] {
+        paused(async move {
+            let setting = Setting::new(together);
+            let busy = load(&setting).await;
+            let client = setting.client().await;
+            for round in 0..10 {
+                let acquire = client.multi(KEYS).acquire();
+                let guard = timeout(60 * SEC, acquire).await;
+                let guard = guard
+                    .unwrap_or_else(|_| panic!("it starves in round {round}"))
+                    .unwrap();
+                assert_eq!(guard.state(), HoldState::Held);
+                sleep(5 * MS).await;
+                guard.release().await.unwrap();
+                sleep(50 * MS).await;
+            }
+            stop(busy).await;
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+#[test]
+fn sets_that_overlap_never_dead_lock_whatever_else_is_busy() {
+    for together in [true, false] {
+        paused(async move {
+            let setting = Setting::new(together);
+            let busy = load(&setting).await;
+            let sets: [&[&str]; 5] = [
+                &["a", "b"],
+                &["c", "b"],
+                &["c", "a"],
+                &["c", "b", "a"],
+                &["a", "c", "b"],
+            ];
+            let inside = Arc::new(KEYS.map(|_| AtomicUsize::new(0)));
+            let calls = sets.into_iter().map(async |set| {
+                let lock = setting.client().await.multi(set.iter().copied());
+                for _ in 0..4 {
+                    let guard = lock.acquire().await.unwrap();
+                    let mine = KEYS
+                        .iter()
+                        .zip(inside.iter())
+                        .filter(|(key, _)| set.contains(key));
+                    let mine: Vec<_> = mine.map(|(_, count)| count).collect();
+                    for count in &mine {
+                        assert_eq!(count.fetch_add(1, SeqCst), 0, "two at a time");
+                    }
+                    sleep(3 * MS).await;
+                    assert_eq!(guard.state(), HoldState::Held);
+                    for count in &mine {
+                        count.fetch_sub(1, SeqCst);
+                    }
+                    guard.release().await.unwrap();
+                }
+            });
+            timeout(1800 * SEC, join_all(calls)).await.expect("a dead-lock");
+            stop(busy).await;
+            setting.assert_clean("").await;
+        });
+    }
+}
+
+#[test]
+fn who_holds_one_and_waits_for_another_is_let_by_after_a_while() {
+    paused(async {
+        let setting = Setting::new(true);
+        let (others, client) = (setting.client().await, setting.client().await);
+        let call = tokio::spawn({
+            let lock = client.multi(["a", "b"]);
+            async move {
+                sleep(10 * MS).await;
+                lock.acquire().await
+            }
+        });
+        let b = drive_until_it_holds_a(&setting, &others).await;
+        // Against the order: each has what the other waits for.
+        let begun = Instant::now();
+        let a = others.lock("a").acquire().await.unwrap();
+        assert!(
+            begun.elapsed() > 500 * MS && begun.elapsed() < 2 * SEC,
+            "{:?}",
+            begun.elapsed()
+        );
+        assert!(!call.is_finished());
+        drop((a, b));
+        call.await.unwrap().unwrap().release().await.unwrap();
+        setting.assert_clean("").await;
+    });
+}
+
+#[test]
+fn what_it_holds_while_it_waits_is_renewed_and_given_back_when_the_wait_is_over() {
+    paused(async {
+        let setting = Setting::new(true);
+        let (others, client) = (setting.client().await, setting.client().await);
+        for wait in [None, Some(600 * MS)] {
+            let mut lock = client.multi(["a", "b"]).lease(200 * MS);
+            if let Some(wait) = wait {
+                // From when it is driven on.
+                lock = lock.wait(10 * MS + 20 * MS * (LOOKS as u32 + 1) + wait);
+            }
+            let call = tokio::spawn(async move {
+                sleep(10 * MS).await;
+                lock.acquire().await
+            });
+            let b = drive_until_it_holds_a(&setting, &others).await;
+            // More than two leases.
+            for _ in 0..5 {
+                sleep(90 * MS).await;
+                assert!(others.lock("a").try_acquire().await.unwrap_err().is_busy());
+            }
+            match wait {
+                None => {
+                    b.release().await.unwrap();
+                    let guard = call.await.unwrap().unwrap();
+                    // The lease begins for both when the last is had.
+                    assert!(guard.remaining() > 180 * MS, "{:?}", guard.remaining());
+                    assert!(!guard.is_renewed());
+                    guard.release().await.unwrap();
+                }
+                Some(_) => {
+                    assert!(call.await.unwrap().unwrap_err().is_busy());
+                    sleep(5 * MS).await;
+                    others
+                        .lock("a")
+                        .try_acquire()
+                        .await
+                        .unwrap()
+                        .release()
+                        .await
+                        .unwrap();
+                    b.release().await.unwrap();
+                }
+            }
+            setting.assert_clean(&format!("{wait:?}")).await;
+        }
+    });
+}
+
+#[test]
+fn a_hold_that_is_lost_while_it_waits_for_the_next_is_noticed() {
+    paused(async {
+        let setting = Setting::new(true);
+        let (others, client) = (setting.client().await, setting.client().await);
+        let lock = client.multi(["a", "b"]).renewed_lease(400 * MS);
+        let call = tokio::spawn(async move {
+            sleep(10 * MS).await;
+            lock.acquire().await
+        });
+        let b = drive_until_it_holds_a(&setting, &others).await;
+        assert!(others.force_release("a").await.unwrap());
+        let a = others.lock("a").try_acquire().await.unwrap();
+        b.release().await.unwrap();
+        sleep(SEC).await;
+        assert!(!call.is_finished(), "it has what others hold");
+        assert_eq!(a.state(), HoldState::Held);
+        a.release().await.unwrap();
+        call.await.unwrap().unwrap().release().await.unwrap();
+        setting.assert_clean("").await;
+    });
+}
+
+#[test]
+fn rule_19_dropped_at_any_moment_on_its_way_it_leaves_nothing() {
+    for together in [true, false] {
+        paused(async move {
+            for at in (0..400).step_by(7) {
+                let setting = Setting::new(together);
+                let (others, client) = (setting.client().await, setting.client().await);
+                let busy = load(&setting).await;
+                let call = tokio::spawn(client.multi(KEYS).acquire());
+                sleep(at * MS).await;
+                call.abort();
+                drop(call.await);
+                stop(busy).await;
+                sleep(10 * MS).await;
+                let all = KEYS.map(|key| others.lock(key).try_acquire());
+                for (key, got) in KEYS.iter().zip(join_all(all).await) {
+                    let got = got.unwrap_or_else(|error| panic!("{at} ms, {key}: {error}"));
+                    got.release().await.unwrap();
+                }
+                setting.assert_clean(&format!("{at} ms")).await;
+                assert_eq!((client.held(), client.waited_for()), (0, 0), "{at} ms");
+            }
+        });
+    }
+}
