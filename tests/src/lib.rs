@@ -9,6 +9,7 @@
 //! | [`postgres`] | the same of PostgreSQL |
 //! | [`child`] | other processes that must die with the tests |
 //! | [`chaos`] | the machine that tries to break it all |
+//! | [`property`] | random sequences of operations, compared with a model |
 //! | [`eventually`] | waiting for what another process does |
 //!
 //! None of it works under a paused clock: time would jump while the servers work.
@@ -21,6 +22,7 @@ mod monitor;
 pub mod permissions;
 mod port;
 pub mod postgres;
+pub mod property;
 mod proxy;
 pub mod records;
 pub mod redisson;

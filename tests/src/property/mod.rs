@@ -1,0 +1,88 @@
+//! Random sequences of operations by several owners, on a store and on a plain model of it, whose answers must be the
+//! same.
+//!
+//! | part | for |
+//! |---|---|
+//! | `ops` | what the owners do, drawn at random |
+//! | `model` | what the rules say to it: plain data |
+//! | `world` | doing it on a store, and comparing |
+//!
+//! A sequence goes on one step at a time, so that there is one right answer to each. What waits meanwhile is one waiter
+//! for each name, which must have it as soon as the model says that it is free, and not before. After each step the
+//! store's own view is compared, too: who is inside and for how long, and what is counted.
+//!
+//! On memory the clock is paused, and time passes exactly as far as a sequence says. On a server it runs on: no step is
+//! begun shortly before a lease ends, and a sequence in which one ended all the same in the midst of a step is gone
+//! through again.
+//!
+//! A sequence that fails is made as short as it can be, and printed. `DLOCK_PROPERTY_CASES` says how many are tried
+//! instead of the number that each test has by itself.
+
+mod model;
+mod ops;
+mod world;
+
+use proptest::test_runner::{Config, TestCaseError, TestCaseResult, TestRunner};
+use tokio::runtime::Handle;
+
+use self::ops::Op;
+pub use self::ops::Stress;
+use self::world::{Halt, World};
+use crate::Store;
+
+/// How often a sequence is begun in which a lease ends at a moment that spoils it.
+const ROUNDS: usize = 20;
+
+fn runner(cases: u32) -> TestRunner {
+    let cases = std::env::var("DLOCK_PROPERTY_CASES").ok().map_or(cases, |cases| {
+        cases.parse().expect("DLOCK_PROPERTY_CASES is a number")
+    });
+    TestRunner::new(Config {
+        cases,
+        max_shrink_iters: 1000,
+        failure_persistence: None,
+        ..Config::default()
+    })
+}
+
+async fn play(store: &Store, exact: bool, ops: &[Op]) -> TestCaseResult {
+    for _ in 0..ROUNDS {
+        match World::new(store, exact).await.play(ops).await {
+            Ok(()) => return Ok(()),
+            Err(Halt::Missed) => {}
+            Err(Halt::Wrong(why)) => return Err(TestCaseError::fail(why)),
+        }
+    }
+    Err(TestCaseError::fail("not once was a lease's end not in the way"))
+}
+
+/// Goes through that many sequences on a store, by the clock of the machine. For runtimes of several threads.
+///
+/// # Panics
+/// When an answer is not what the model says, with the shortest sequence that shows it.
+pub async fn holds_on(store: &Store, stress: Stress, cases: u32) {
+    let runtime = Handle::current();
+    let outcome = tokio::task::block_in_place(|| {
+        let sequences = ops::sequence(stress);
+        runner(cases).run(&sequences, |ops| runtime.block_on(play(store, false, &ops)))
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// The same in memory, by a paused clock.
+///
+/// # Panics
+/// As [`holds_on`] does.
+pub fn holds_in_memory(stress: Stress, cases: u32) {
+    let outcome = runner(cases).run(&ops::sequence(stress), |ops| in_memory(&ops));
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn in_memory(ops: &[Op]) -> TestCaseResult {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    runtime.block_on(play(&Store::memory(), true, ops))
+}
