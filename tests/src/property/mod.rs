@@ -39,7 +39,8 @@ fn runner(cases: u32) -> TestRunner {
     });
     TestRunner::new(Config {
         cases,
-        max_shrink_iters: 1000,
+        // On a server a sequence takes its time. PROPTEST_MAX_SHRINK_ITERS says how often it is tried to shorten one.
+        max_shrink_time: 60_000,
         failure_persistence: None,
         ..Config::default()
     })
