@@ -130,6 +130,7 @@ impl<'a> World<'a> {
         self.come_to_rest().await?;
         let began = Instant::now();
         let touched = self.step(op, began).await?;
+        self.let_others_run(matches!(op, Op::Wait { .. })).await;
         self.serve().await?;
         if let Some((owner, keys)) = touched {
             for key in keys {
@@ -138,6 +139,17 @@ impl<'a> World<'a> {
         }
         self.in_time()?;
         self.guards_know()
+    }
+
+    /// Who waits comes as far as it gets before the next step, or nearly: whatever comes first, it must be told.
+    async fn let_others_run(&self, began_to_wait: bool) {
+        if self.exact {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        } else if began_to_wait {
+            tokio::time::sleep(OVER).await;
+        }
     }
 
     /// Where the clock runs on, waits until no lease ends soon.

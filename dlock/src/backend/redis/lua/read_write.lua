@@ -14,7 +14,8 @@
 --   ZSET {name}:dlock:writers   writers whom readers of ours stand back for, while they wait: waiter -> until when it
 --                          counts unless it asks again, in ms of the epoch. Goes with the last of them.
 --
--- Channel: redisson_rwlock:{name}, with 0 where one of those who wait may come in, with 1 where all may.
+-- Channel: redisson_rwlock:{name}, with 0 where one of those who wait may come in, or sooner than it was told, with 1
+-- where all may.
 
 local function add_read_write_steps()
   -- For how long a writer counts that is not heard of, and within which time it asks again, in ms.
@@ -93,8 +94,10 @@ local function add_read_write_steps()
   end
 
   -- Somebody has left, or has less time than before: the lock is kept for as long as the longest of those who are
-  -- inside, and comes free after the last. Says how many heard of that.
+  -- inside, and comes free after the last. Says how many heard of that, or that it takes much less time than those
+  -- who wait believe: a lease that ends tells nobody.
   local function settle(key)
+    local before = run('PTTL', key)
     local found = look_into(key)
     local writer = found.writer
     if writer and not writer.left and #found.readers == 0 then
@@ -114,7 +117,7 @@ local function add_read_write_steps()
     for _, reader in ipairs(found.readers) do
       if reader.left < 1 and is_ours(reader.id) then ask('HDEL', key, reader.id) end
     end
-    return 0
+    return left > 0 and 2 * left < before and tell(channel_of(key)) or 0
   end
 
   -- Settles after a step that has been done, whatever becomes of this.
