@@ -321,6 +321,19 @@ on_every_store! {
         .await;
     }
 
+    async fn nobody_is_forced_out_whose_permits_came_back_before(store: &Store) {
+        let client = store.client().await;
+        let semaphore = client.semaphore("k").permits(2);
+        let held = semaphore.clone().lease(60 * MS).acquire_many(2).await.unwrap();
+        assert_eq!(held.lost().await, Loss::Expired);
+        // The store forgets them a little later than their holder.
+        tokio::time::sleep(20 * MS).await;
+        assert!(!client.force_release("k").await.unwrap());
+        has(&semaphore, 2, 2).await;
+        assert!(held.release().await.unwrap_err().is_lost());
+        forget(store, &semaphore, &[&client]).await;
+    }
+
     async fn permits_are_renewed_while_they_are_held(store: &Store) {
         in_rounds("they are renewed in time", async || {
             let (a, b) = (store.client().await, store.client().await);

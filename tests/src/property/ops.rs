@@ -153,11 +153,12 @@ pub enum Stress {
     Counters,
 }
 
-fn lease() -> impl Strategy<Value = Lease> {
+fn lease(timed: bool) -> impl Strategy<Value = Lease> {
     prop_oneof![
         4 => Just(Lease::Renewed),
         2 => Just(Lease::Long),
-        2 => (2_u64..5).prop_map(|n| Lease::Short(60 * n)),
+        // What ends has to be waited for, on a server.
+        2 => (2_u64..5).prop_map(move |n| if timed { Lease::Short(60 * n) } else { Lease::Renewed }),
     ]
 }
 
@@ -192,7 +193,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn op(stress: Stress) -> impl Strategy<Value = Op> {
+fn op(stress: Stress, timed: bool) -> impl Strategy<Value = Op> {
     let (owner, guard) = (0..OWNERS, 0_usize..8);
     // Few names, so that they meet.
     let key = 0..if stress == Stress::ReadWrite { 1 } else { KEYS };
@@ -208,7 +209,7 @@ fn op(stress: Stress) -> impl Strategy<Value = Op> {
     let all = [
         (
             2 * locks,
-            (owner.clone(), key.clone(), kind.clone(), lease())
+            (owner.clone(), key.clone(), kind.clone(), lease(timed))
                 .prop_map(|(owner, key, kind, lease)| Op::Take {
                     owner,
                     key,
@@ -219,7 +220,7 @@ fn op(stress: Stress) -> impl Strategy<Value = Op> {
         ),
         (
             sets,
-            (owner.clone(), vec(0..KEYS, 0..4), kind.clone(), lease())
+            (owner.clone(), vec(0..KEYS, 0..4), kind.clone(), lease(timed))
                 .prop_map(|(owner, keys, kind, lease)| Op::TakeAll {
                     owner,
                     keys,
@@ -236,7 +237,7 @@ fn op(stress: Stress) -> impl Strategy<Value = Op> {
         ),
         (
             counters,
-            (owner.clone(), 0..2_usize, 0_u32..4, of(0_u32..5), lease())
+            (owner.clone(), 0..2_usize, 0_u32..4, of(0_u32..5), lease(timed))
                 .prop_map(|(owner, key, amount, total, lease)| Op::TakePermits {
                     owner,
                     key,
@@ -257,7 +258,7 @@ fn op(stress: Stress) -> impl Strategy<Value = Op> {
             locks / 2,
             guard.clone().prop_map(|guard| Op::Downgrade { guard }).boxed(),
         ),
-        (2, guard.clone().prop_map(|guard| Op::Ensure { guard }).boxed()),
+        (3, guard.clone().prop_map(|guard| Op::Ensure { guard }).boxed()),
         (6, guard.clone().prop_map(|guard| Op::Release { guard }).boxed()),
         (3, guard.prop_map(|guard| Op::Drop { guard }).boxed()),
         (
@@ -272,7 +273,7 @@ fn op(stress: Stress) -> impl Strategy<Value = Op> {
         ),
         (1, key.clone().prop_map(|key| Op::GiveUp { key }).boxed()),
         (
-            1,
+            2,
             (owner.clone(), key)
                 .prop_map(|(owner, key)| Op::Force { owner, key })
                 .boxed(),
@@ -283,7 +284,10 @@ fn op(stress: Stress) -> impl Strategy<Value = Op> {
     Union::new_weighted(all.into_iter().filter(|(weight, _)| *weight > 0).collect())
 }
 
-/// A sequence of operations.
+/// A sequence of operations: one in three is about leases that end.
 pub(super) fn sequence(stress: Stress) -> impl Strategy<Value = Vec<Op>> {
-    vec(op(stress), 1..40)
+    prop_oneof![
+        2 => vec(op(stress, false), 1..40),
+        1 => vec(op(stress, true), 1..40),
+    ]
 }

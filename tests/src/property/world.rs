@@ -130,8 +130,9 @@ impl<'a> World<'a> {
         self.come_to_rest().await?;
         let began = Instant::now();
         let touched = self.step(op, began).await?;
+        self.in_time()?;
         self.let_others_run(matches!(op, Op::Wait { .. })).await;
-        self.serve().await?;
+        self.come_to_rest().await?;
         if let Some((owner, keys)) = touched {
             for key in keys {
                 self.look(owner, key).await?;
@@ -152,19 +153,16 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where the clock runs on, waits until no lease ends soon.
+    /// Those who wait for what is free have it. Where the clock runs on, no lease ends soon, either.
     async fn come_to_rest(&mut self) -> Done {
         loop {
-            let now = Instant::now();
-            let ending = self.ending(now + STEP);
-            match ending {
-                Some(ends) if !self.exact => sleep_until(ends + OVER).await,
-                _ => break,
-            }
             self.model.pass(Instant::now());
+            match self.ending(Instant::now() + STEP) {
+                Some(ends) if !self.exact => sleep_until(ends + OVER).await,
+                _ if self.serve().await? => {}
+                _ => return Ok(()),
+            }
         }
-        self.model.pass(Instant::now());
-        self.serve().await
     }
 
     /// When a lease ends that may be over for somebody by then.

@@ -80,11 +80,15 @@ impl Counters {
     }
 
     /// Takes all permits from whoever holds them; whether anybody did.
-    pub(super) fn take(&mut self, key: &LockKey) -> bool {
-        match self.kept.get_mut(key) {
-            Some(Counter::Semaphore(semaphore)) => semaphore.take_all(),
-            _ => false,
+    pub(super) fn take(&mut self, key: &LockKey, now: Instant) -> bool {
+        let Some(Counter::Semaphore(semaphore)) = self.kept.get_mut(key) else {
+            return false;
+        };
+        // Those whose leases have ended hold nothing.
+        if semaphore.expire(now) {
+            self.news.push(key.clone());
         }
+        semaphore.take_all()
     }
 
     /// Has a step done on a semaphore, as it is now; nothing is left of one that nobody knows anything of.

@@ -348,7 +348,7 @@ impl MemoryBackend {
     /// Ends whatever grants the key has and tells the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
         let (taken, front) = self.with(|held, now| {
-            let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key);
+            let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now);
             (taken, held.front_topic(key, now))
         });
         if taken {

@@ -4,7 +4,7 @@ use dlock::{Error, Kind, LockGuard, Permit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::{Done, NEVER, RENEWED, Real, World, wrong};
+use super::{Halt, NEVER, RENEWED, Real, World, wrong};
 use crate::property::model::{Answer, Span, Wanted};
 use crate::property::ops::KEYS;
 
@@ -60,8 +60,9 @@ impl World<'_> {
         self.waiters[key] = Some(Waiter { wanted, task });
     }
 
-    /// Those who wait for what is free have it, and no others.
-    pub(super) async fn serve(&mut self) -> Done {
+    /// Those who wait for what is free have it, and no others. Whether there were any.
+    pub(super) async fn serve(&mut self) -> Result<bool, Halt> {
+        let mut any = false;
         for key in 0..KEYS {
             let Some(Waiter { wanted, task }) = self.waiters[key].take() else {
                 continue;
@@ -74,6 +75,7 @@ impl World<'_> {
                 self.waiters[key] = Some(Waiter { wanted, task });
                 continue;
             }
+            any = true;
             let got = match timeout(NEVER, task).await {
                 Ok(Ok(Ok(got))) => got,
                 other => return wrong(format!("that who waits has it: {wanted:?}"), other),
@@ -96,9 +98,6 @@ impl World<'_> {
             let of = self.granted(wanted, token, at, (RENEWED, RENEWED))?;
             self.hold(owner, real, vec![of]);
         }
-        if self.exact {
-            self.model.pass(Instant::now());
-        }
-        Ok(())
+        Ok(any)
     }
 }

@@ -1,0 +1,141 @@
+//! What breaks in other libraries where a server is in between: messages that pass while nobody is subscribed, for
+//! every kind of lock, and the deadlines of a fair queue.
+
+use std::time::Duration;
+
+use dlock::{Error, Kind, LockClient};
+use dlock_tests::faults::{SOON, setting, within};
+use dlock_tests::{Server, Store, eventually, settle};
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+
+const MS: Duration = Duration::from_millis(1);
+const ALL: [Kind; 7] = [
+    Kind::Lock,
+    Kind::Fenced,
+    Kind::Read,
+    Kind::Write,
+    Kind::Permit,
+    Kind::Unowned,
+    Kind::Latch,
+];
+
+/// Closes everything that is waited for, and gives what opens it again.
+async fn close(client: &LockClient) -> Vec<dlock::LockGuard> {
+    let mut held = Vec::new();
+    for kind in [Kind::Lock, Kind::Fenced, Kind::Read, Kind::Write] {
+        let other = if kind == Kind::Read { Kind::Write } else { kind };
+        let lock = client.lock(format!("the-{kind}")).kind(other);
+        held.push(lock.acquire().await.unwrap());
+    }
+    held
+}
+
+/// One who waits for that.
+fn wait(client: &LockClient, kind: Kind) -> JoinHandle<Result<(), Error>> {
+    let name = format!("the-{kind}");
+    let client = client.clone();
+    tokio::spawn(async move {
+        match kind {
+            Kind::Permit => client.semaphore(name).acquire().await.map(drop),
+            Kind::Unowned => client.unowned_semaphore(name).acquire().await,
+            Kind::Latch => client.latch(name).wait().await,
+            _ => client.lock(name).kind(kind).acquire().await.map(drop),
+        }
+    })
+}
+
+/// Whether all who wait are subscribed.
+async fn all_are_subscribed(server: &Server) {
+    eventually("all are subscribed", || async {
+        server.pubsub_channels().await.len() == ALL.len()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_pass_while_the_subscription_is_cut_are_made_up_for_whatever_is_waited_for() {
+    let (store, proxy, behind, beside) = setting().await;
+    for _ in 0..2 {
+        let held = close(&beside).await;
+        let permit = beside.semaphore("the-permit").permits(1).acquire().await.unwrap();
+        beside
+            .unowned_semaphore("the-unowned")
+            .try_set_permits(0)
+            .await
+            .unwrap();
+        assert!(beside.latch("the-latch").try_set_count(1).await.unwrap());
+        let waiters: Vec<_> = ALL.into_iter().map(|kind| wait(&behind, kind)).collect();
+        all_are_subscribed(store.as_server()).await;
+        settle().await;
+        let cut = proxy
+            .connections()
+            .into_iter()
+            .find(|connection| connection.subscriber)
+            .expect("there is one who listens")
+            .id;
+        proxy.refuse();
+        proxy.cut_connection(cut);
+        for guard in held {
+            guard.release().await.unwrap();
+        }
+        permit.release().await.unwrap();
+        beside
+            .unowned_semaphore("the-unowned")
+            .add_permits(1)
+            .await
+            .unwrap();
+        beside.latch("the-latch").count_down().await.unwrap();
+        settle().await;
+        proxy.accept();
+        // Far less than a lease, which is what it costs elsewhere.
+        for (outcome, kind) in within(SOON, "the wake-ups", join_all(waiters))
+            .await
+            .into_iter()
+            .zip(ALL)
+        {
+            outcome.unwrap().unwrap_or_else(|error| panic!("{kind}: {error}"));
+        }
+        assert!(beside.semaphore("the-permit").delete().await.unwrap());
+        assert!(beside.unowned_semaphore("the-unowned").delete().await.unwrap());
+    }
+    store.assert_clean(&[&behind, &beside]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deadlines_of_a_fair_queue_do_not_drift_where_waits_end_again_and_again() {
+    let store = Store::server().await;
+    let server = store.as_server();
+    let clients = [store.client().await, store.client().await, store.client().await];
+    let held = clients[0]
+        .fair_lock("k")
+        .lease(Duration::from_secs(600))
+        .acquire()
+        .await
+        .unwrap();
+    for _ in 0..15 {
+        let waits = clients
+            .iter()
+            .map(|client| client.fair_lock("k").wait(15 * MS).acquire());
+        for outcome in join_all(waits).await {
+            assert!(outcome.unwrap_err().is_busy());
+        }
+    }
+    let last = tokio::spawn(clients[1].fair_lock("k").acquire());
+    eventually("it stands in the queue", || async {
+        server.query::<usize>(&["LLEN", "redisson_lock_queue:{k}"]).await == 1
+    })
+    .await;
+    let deadlines: Vec<(String, f64)> = server
+        .query(&["ZRANGE", "redisson_lock_timeout:{k}", "0", "-1", "WITHSCORES"])
+        .await;
+    let now = server.time_us().await as f64 / 1000.0;
+    assert_eq!(deadlines.len(), 1, "{deadlines:?}");
+    // Its own place, and not what forty before it had.
+    let drift = deadlines[0].1 - now;
+    assert!(drift < 6000.0, "{drift} ms");
+    held.release().await.unwrap();
+    let guard = within(SOON, "the wake-up", last).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    store.assert_clean(&[&clients[0], &clients[1], &clients[2]]).await;
+}
