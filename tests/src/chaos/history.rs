@@ -102,7 +102,7 @@ pub(crate) struct Fault {
     pub(crate) end: Option<Nanos>,
 }
 
-/// When a store may have forgotten what it had granted.
+/// When a store may have forgotten what it had granted, or had granted what it forgot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Forgotten {
     pub(crate) from: Nanos,
@@ -204,6 +204,12 @@ impl History {
                     to: at,
                     key: key.parse().ok(),
                 }),
+                Done::Splits { from, to, key, .. } => self.forgotten.push(Forgotten {
+                    from,
+                    to,
+                    key: Some(key),
+                }),
+                Done::Missed { fault } => self.faults.retain(|known| known.number != fault),
                 Done::Kill { life } => drop(self.killed.insert(life, at)),
                 Done::Stuck { what, why } => self.stuck.push(Found { at, what, why }),
                 Done::Leftover { what, why } => self.leftovers.push(Found { at, what, why }),

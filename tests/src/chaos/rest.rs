@@ -11,6 +11,8 @@ use super::team::Restless;
 
 /// Tries are not given up before this, however much time others took.
 const AT_LEAST: Duration = Duration::from_secs(1);
+/// How long servers may take for a fail-over that nobody asked for.
+const TO_BE_WHOLE: Duration = Duration::from_secs(20);
 
 /// Brings all to rest, and sees that every lock can be had and that nothing is left.
 ///
@@ -19,6 +21,9 @@ const AT_LEAST: Duration = Duration::from_secs(1);
 pub(crate) async fn rest(fiend: &Arc<Fiend>, number: u64, margin: Duration) -> anyhow::Result<()> {
     let deployment = &fiend.deployment;
     deployment.heal();
+    if !fiend.is_whole(TO_BE_WHOLE).await {
+        eprintln!("chaos: not every group has one master and its replicas after {TO_BE_WHOLE:?}");
+    }
     fiend.log.say(Done::Rest { number });
     let bound = LONGEST_LEASE + deployment.topology.slowness() + margin;
     let until = Instant::now() + bound;

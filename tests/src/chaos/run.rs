@@ -12,6 +12,7 @@ use super::faults::{Fiend, Kind};
 use super::history::History;
 use super::log::Log;
 use super::options::Options;
+use super::report::Report;
 use super::rest::{rest, settled};
 use super::store::{KEYS, key_name};
 use super::storm::{Plan, storm};
@@ -23,6 +24,8 @@ use super::{progress, register};
 
 /// A storm before each rest lasts about so long.
 const STORM: Duration = Duration::from_secs(35);
+/// The same where something is broken on purpose: it ends as soon as that was found.
+const BROKEN_STORM: Duration = Duration::from_secs(4);
 /// How long a first lock may take: members of a quorum do not vote at once.
 const TO_START: Duration = Duration::from_secs(60);
 
@@ -77,7 +80,14 @@ pub(crate) async fn run(options: &Options, seed: u64, kinds: &[Kind], dir: &Path
         broken: word(options.broken.map_or(String::new(), |how| format!("{how:?}"))),
     });
     let register = register::serve(&dir.join("register.log"))?;
-    let deployment = Arc::new(Deployment::start(topology, options.processes.into()).await?);
+    let deployment = Arc::new(
+        Deployment::start(
+            topology,
+            options.processes.into(),
+            kinds.contains(&Kind::ClockStep),
+        )
+        .await?,
+    );
     let brief = Brief {
         options: options.clone(),
         seed,
@@ -121,7 +131,12 @@ async fn storms(
 ) -> anyhow::Result<()> {
     let margin = Duration::from_secs(options.margin.into());
     let total = Duration::from_secs_f64(options.minutes * 60.0);
-    let storms = total.div_duration_f64(STORM).round().max(1.0) as u32;
+    let each = if options.broken.is_some() {
+        BROKEN_STORM
+    } else {
+        STORM
+    };
+    let storms = total.div_duration_f64(each).round().max(1.0) as u32;
     let mut plan = Plan::new(seed, kinds.to_vec());
     let begun = Instant::now();
     let mut rounds = 0;
@@ -134,7 +149,15 @@ async fn storms(
     };
     while rounds < storms {
         rounds += 1;
-        one(rounds, &mut plan, begun + total * rounds / storms).await?;
+        let until = match options.broken {
+            // What was broken takes its time at each rest.
+            Some(_) => Instant::now() + each,
+            None => begun + total * rounds / storms,
+        };
+        one(rounds, &mut plan, until).await?;
+        if options.broken.is_some() && !Report::new(&History::load(dir)?, &[]).is_clean() {
+            return Ok(());
+        }
     }
     // On a slow machine, or where a kind of fault mostly came while nobody held or waited: some more of those.
     let last = begun + total + total / 2;

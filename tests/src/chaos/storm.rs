@@ -10,8 +10,8 @@ use tokio::time::sleep;
 
 use super::faults::{Fault, Fiend, Kind, Planned};
 
-/// How many faults there are at a time.
-const AT_ONCE: usize = 2;
+/// How many faults may be made before one that waits for what they strike.
+const PATIENCE: usize = 20;
 /// Between the end of a fault and the next one in its place.
 const GAP: std::ops::Range<u64> = 20..300;
 
@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     rng: Rng,
     kinds: Vec<Kind>,
     next: VecDeque<Planned>,
+    /// How many were made before the first of these.
+    passed: usize,
 }
 
 impl Plan {
@@ -29,6 +31,7 @@ impl Plan {
             rng: Rng::with_seed(seed),
             kinds,
             next: VecDeque::new(),
+            passed: 0,
         }
     }
 
@@ -43,8 +46,15 @@ impl Plan {
                 seed: rng.u64(..),
             }));
         }
-        let (at, fault) = (0..self.next.len()).find_map(|at| Some((at, place(self.next[at])?)))?;
+        // What waits for long comes next, whoever else could begin.
+        let could = if self.passed > PATIENCE {
+            1
+        } else {
+            self.next.len()
+        };
+        let (at, fault) = (0..could).find_map(|at| Some((at, place(self.next[at])?)))?;
         self.next.remove(at);
+        self.passed = if at == 0 { 0 } else { self.passed + 1 };
         Some(fault)
     }
 }
@@ -56,7 +66,7 @@ impl Plan {
 pub(crate) async fn storm(fiend: &Arc<Fiend>, plan: &mut Plan, until: Instant) -> anyhow::Result<()> {
     let mut running = JoinSet::new();
     loop {
-        while running.len() < AT_ONCE && Instant::now() < until {
+        while running.len() < fiend.deployment.topology.at_once() && Instant::now() < until {
             let Some(fault) = plan.take(|planned| fiend.place(planned)) else {
                 break;
             };

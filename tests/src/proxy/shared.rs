@@ -1,6 +1,6 @@
 //! What the proxy's handle and its connections share.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -60,6 +60,7 @@ pub(super) struct State {
     pub(super) connections_seen: u64,
     pub(super) malformed: Vec<String>,
     pub(super) upstream: SocketAddr,
+    pub(super) ports: Arc<HashMap<u16, u16>>,
     pub(super) rng: fastrand::Rng,
 }
 
@@ -81,6 +82,7 @@ impl Shared {
                 connections_seen: 0,
                 malformed: Vec::new(),
                 upstream,
+                ports: Arc::default(),
                 rng: fastrand::Rng::with_seed(1),
             }),
         }

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::Direction;
 use super::fault::{Deed, Swallow, Tracker, Verdict, verdict};
 use super::pairing::{Answer, Pairing, Pending};
+use super::ports::told;
 use super::shared::{Conn, Shared};
 use crate::resp::{Command, ReplyDecoder, RequestDecoder};
 
@@ -278,7 +279,9 @@ async fn read_server(
                             Answer::To(Some(Swallow::Hang)) => queue.send(ToClient::Hang),
                             Answer::To(Some(Swallow::Cut)) => queue.send(ToClient::Cut),
                             Answer::To(None) | Answer::Message => {
-                                queue.send(ToClient::Reply { raw: reply.raw, due })
+                                let ports = shared.state.lock().ports.clone();
+                                let raw = told(reply.raw, &ports);
+                                queue.send(ToClient::Reply { raw, due })
                             }
                         };
                     }

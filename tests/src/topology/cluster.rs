@@ -25,6 +25,7 @@ pub struct ClusterBuilder {
     masters: usize,
     replicas: usize,
     persistence: bool,
+    clock: bool,
     config: Vec<(String, String)>,
 }
 
@@ -44,6 +45,12 @@ impl ClusterBuilder {
     /// Whether every write survives a kill. Off by default.
     pub fn persistence(mut self, on: bool) -> Self {
         self.persistence = on;
+        self
+    }
+
+    /// Whether the clocks of the servers can be moved. Off by default.
+    pub fn clock(mut self, on: bool) -> Self {
+        self.clock = on;
         self
     }
 
@@ -76,6 +83,7 @@ impl ClusterBuilder {
             let bus = Port::reserve();
             let mut builder = Server::builder(self.flavor)
                 .persistence(self.persistence)
+                .clock(self.clock)
                 .config("cluster-enabled", "yes")
                 .config("cluster-config-file", "nodes.conf")
                 .config("cluster-announce-ip", "127.0.0.1")
@@ -151,6 +159,7 @@ impl Cluster {
             masters: 3,
             replicas: 1,
             persistence: false,
+            clock: false,
             config: Vec::new(),
         }
     }
@@ -357,7 +366,8 @@ impl Cluster {
         }
     }
 
-    fn id(&self, server: &Server) -> &str {
+    /// What the others know a server by.
+    pub(crate) fn id(&self, server: &Server) -> &str {
         let node = self.nodes.iter().find(|node| std::ptr::eq(&node.server, server));
         &node.expect("a server of this cluster").id
     }

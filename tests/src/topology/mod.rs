@@ -4,4 +4,5 @@ mod cluster;
 mod sentinel;
 
 pub use cluster::{Cluster, ClusterBuilder, slot_of};
-pub use sentinel::Replicas;
+pub(crate) use sentinel::SERVICE;
+pub use sentinel::{Replicas, ReplicasBuilder};

@@ -6,12 +6,101 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::{Flavor, Server, child, eventually};
+use crate::{Flavor, Server, ServerBuilder, child, eventually};
 
 /// The name of the master among the sentinels.
-const SERVICE: &str = "main";
+pub(crate) const SERVICE: &str = "main";
 /// How long the sentinels may take for what they do by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a replica set is to be started; made by [`Replicas::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until it is started"]
+pub struct ReplicasBuilder {
+    flavor: Flavor,
+    password: Option<String>,
+    persistence: bool,
+    clock: bool,
+    config: Vec<(String, String)>,
+}
+
+impl ReplicasBuilder {
+    /// What the sentinels ask for. Nothing by default.
+    pub fn password(mut self, password: Option<&str>) -> Self {
+        self.password = password.map(str::to_owned);
+        self
+    }
+
+    /// Whether every write survives a kill. Off by default.
+    pub fn persistence(mut self, on: bool) -> Self {
+        self.persistence = on;
+        self
+    }
+
+    /// Whether the clocks of the servers can be moved. Off by default.
+    pub fn clock(mut self, on: bool) -> Self {
+        self.clock = on;
+        self
+    }
+
+    /// Adds a line to the configuration of each server that has data.
+    pub fn config(mut self, name: &str, value: &str) -> Self {
+        self.config.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn server(&self, master: Option<SocketAddr>) -> ServerBuilder {
+        let mut builder = Server::builder(self.flavor)
+            .persistence(self.persistence)
+            .clock(self.clock)
+            .config("repl-ping-replica-period", "1")
+            .config("repl-timeout", "5");
+        for (name, value) in &self.config {
+            builder = builder.config(name, value);
+        }
+        match master {
+            Some(master) => builder.replica_of(master),
+            None => builder,
+        }
+    }
+
+    fn sentinel(&self, master: SocketAddr) -> ServerBuilder {
+        let at = format!("{SERVICE} {} {} 2", master.ip(), master.port());
+        let builder = Server::builder(self.flavor)
+            .sentinel()
+            .config("sentinel", &format!("monitor {at}"))
+            .config("sentinel", &format!("down-after-milliseconds {SERVICE} 500"))
+            .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
+            .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
+        match &self.password {
+            Some(password) => builder
+                .password(password)
+                .config("requirepass", password)
+                .config("sentinel", &format!("sentinel-pass {password}")),
+            None => builder,
+        }
+    }
+
+    /// Starts the servers and the sentinels, and waits until these know them.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    pub async fn start(self) -> Replicas {
+        let master = self.server(None).start().await;
+        let at = master.addr();
+        let replica = || self.server(Some(at)).start();
+        let (first, second) = tokio::join!(replica(), replica());
+        let sentinel = || self.sentinel(at).start();
+        let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());
+        let replicas = Replicas {
+            servers: vec![master, first, second],
+            sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
+            password: self.password,
+        };
+        replicas.is_settled().await;
+        replicas
+    }
+}
 
 /// A replica set with three sentinels, on 127.0.0.1. They are killed when this is dropped.
 ///
@@ -45,41 +134,18 @@ impl Replicas {
     /// # Panics
     /// When they cannot be started.
     pub async fn start_with(flavor: Flavor, password: Option<&str>) -> Replicas {
-        let server = |master: Option<SocketAddr>| {
-            let builder = Server::builder(flavor)
-                .config("repl-ping-replica-period", "1")
-                .config("repl-timeout", "5");
-            match master {
-                Some(master) => builder.replica_of(master).start(),
-                None => builder.start(),
-            }
-        };
-        let master = server(None).await;
-        let (first, second) = tokio::join!(server(Some(master.addr())), server(Some(master.addr())));
-        let sentinel = || {
-            let at = format!("{SERVICE} {} {} 2", master.addr().ip(), master.port());
-            let mut builder = Server::builder(flavor)
-                .sentinel()
-                .config("sentinel", &format!("monitor {at}"))
-                .config("sentinel", &format!("down-after-milliseconds {SERVICE} 500"))
-                .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
-                .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
-            if let Some(password) = password {
-                builder = builder
-                    .password(password)
-                    .config("requirepass", password)
-                    .config("sentinel", &format!("sentinel-pass {password}"));
-            }
-            builder.start()
-        };
-        let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());
-        let replicas = Replicas {
-            servers: vec![master, first, second],
-            sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
-            password: password.map(str::to_owned),
-        };
-        replicas.is_settled().await;
-        replicas
+        Replicas::builder(flavor).password(password).start().await
+    }
+
+    /// The same with other settings.
+    pub fn builder(flavor: Flavor) -> ReplicasBuilder {
+        ReplicasBuilder {
+            flavor,
+            password: None,
+            persistence: false,
+            clock: false,
+            config: Vec::new(),
+        }
     }
 
     /// Its URL, with all sentinels in it.

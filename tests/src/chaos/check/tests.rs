@@ -32,6 +32,7 @@ fn in_nanos(text: &str) -> String {
             "lost" => vec![0, 3, 4],
             "told" | "deaf" => vec![0, 3],
             "loses" => vec![0, 2],
+            "splits" => vec![0, 2, 3],
             _ => vec![0],
         };
         let word = |(at, word): (usize, &&str)| match times.contains(&at) {
@@ -248,4 +249,51 @@ fn who_was_handed_a_grant_that_is_lost_is_unprotected_too() {
         }),
         [1, 0, 0]
     );
+}
+
+#[test]
+fn a_fail_over_excuses_nothing_but_what_was_asked_before_the_old_master_ended() {
+    let story = |orchestrator: &'static str, held: &str| Story {
+        first: format!("{FIRST}{held} held 1\n").leak(),
+        second: SECOND,
+        orchestrator,
+        ..QUIET
+    };
+    // The first was asked for at 1, the other one granted at 60.
+    assert_eq!(found(&story("59 splits 40 50 0 -\n", "80")), [0, 0, 1]);
+    for elsewhere in [
+        "59 splits 0 0 0 -\n",
+        "99 splits 70 80 0 -\n",
+        "59 splits 40 50 1 -\n",
+    ] {
+        assert_eq!(found(&story(elsewhere, "80")), [1, 0, 0], "{elsewhere}");
+    }
+}
+
+#[test]
+fn who_believes_in_a_lost_grant_for_longer_than_any_lease_has_no_excuse() {
+    let story = |orchestrator: &'static str, held: &str| Story {
+        first: format!("{FIRST}{held} held 1\n").leak(),
+        second: "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 200\n60 held 1\n9000 held 1\n9001 let 1 drop\n",
+        orchestrator,
+        ..QUIET
+    };
+    for lost in ["59 splits 40 50 0 -\n", "50 loses 40 *\n"] {
+        assert_eq!(found(&story(lost, "3550")), [0, 0, 1], "{lost}");
+        assert_eq!(found(&story(lost, "3551")), [1, 0, 0], "{lost}");
+    }
+}
+
+#[test]
+fn a_fail_over_is_no_excuse_for_a_token_that_does_not_grow() {
+    let story = Story {
+        first: format!("{FIRST}55 let 1 drop\n").leak(),
+        second: SECOND
+            .replace(" 200\n", " 99\n")
+            .replace("2 ask", "11 ask")
+            .leak(),
+        orchestrator: "59 splits 10 58 0 -\n",
+        ..QUIET
+    };
+    assert_eq!(found(&story), [1, 0, 0]);
 }

@@ -1,8 +1,10 @@
 //! What is done to break it: the kinds of faults, what each strikes, and how long it lasts.
 
+mod masters;
 mod network;
 mod process;
 mod server;
+mod slots;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,6 +19,7 @@ use parking_lot::Mutex;
 
 use super::clock::Nanos;
 use super::event::{Done, word};
+use super::lineage::Lineage;
 use super::log::Log;
 use super::store::KEYS;
 use super::team::Team;
@@ -63,6 +66,16 @@ pub(crate) enum Kind {
     ScriptFlush,
     /// A minority of the servers is cut off from everybody.
     Partition,
+    /// The clocks of the servers step forward.
+    ClockStep,
+    /// A replica takes over in good order.
+    FailOver,
+    /// A master is killed, now and then while it is ahead of its replicas, and comes back when another took over.
+    MasterKill,
+    /// A master is stopped, and goes on when another took over.
+    MasterStop,
+    /// A slot moves to another shard with the locks in it.
+    SlotMove,
 }
 
 impl fmt::Display for Kind {
@@ -80,6 +93,18 @@ enum Target {
     /// Places in [`Deployment::links`].
     Links(Vec<usize>),
     Key(usize),
+    /// Servers for something that is over at once, whatever else happens to them.
+    Lightly(Vec<usize>),
+    /// The master of a group.
+    Master(usize),
+    /// The slot of a key, from a group to another one.
+    Move {
+        key: usize,
+        from: usize,
+        to: usize,
+    },
+    /// All servers.
+    Clocks,
 }
 
 /// Something that one fault strikes at a time.
@@ -88,17 +113,20 @@ enum Part {
     Slot(usize),
     Server(usize),
     Link(usize),
+    /// Servers with the same data.
+    Group(usize),
+    /// One of the sentinels.
+    Sentinels,
+    /// A master that has to be replaced, for which most of the others are needed.
+    Election,
 }
 
-impl Target {
-    fn parts(&self) -> Vec<Part> {
-        match self {
-            Target::Slot(slot) => vec![Part::Slot(*slot)],
-            Target::Servers(servers) => servers.iter().copied().map(Part::Server).collect(),
-            Target::Links(links) => links.iter().copied().map(Part::Link).collect(),
-            Target::Key(_) => Vec::new(),
-        }
-    }
+/// Whether a fault came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    Yes,
+    /// It could not be made, as when the server that it is for is not there any more.
+    No,
 }
 
 /// A fault of the plan: what it will be depends on its seed and on what is free when its time comes.
@@ -126,6 +154,7 @@ pub(crate) struct Fiend {
     client: Mutex<Option<LockClient>>,
     struck: Mutex<BTreeSet<Part>>,
     faults: AtomicU64,
+    lineage: Lineage,
 }
 
 impl Fiend {
@@ -136,6 +165,7 @@ impl Fiend {
         client: LockClient,
     ) -> Fiend {
         Fiend {
+            lineage: Lineage::new(deployment.clone(), log.clone()),
             deployment,
             team,
             log,
@@ -150,8 +180,14 @@ impl Fiend {
         self.faults.load(Ordering::SeqCst)
     }
 
+    /// Waits until each group has one master again that all others follow. Whether that was in time.
+    pub(crate) async fn is_whole(&self, within: Duration) -> bool {
+        self.lineage.are_whole(within).await
+    }
+
     /// Closes its own connections.
     pub(crate) async fn leave(&self) {
+        self.lineage.end();
         let client = self.client.lock().take();
         if let Some(client) = client {
             client.shutdown(Duration::ZERO).await;
@@ -163,7 +199,7 @@ impl Fiend {
         let mut rng = Rng::with_seed(planned.seed);
         let mut struck = self.struck.lock();
         let target = self.target(planned.kind, &struck, &mut rng)?;
-        let parts = target.parts();
+        let parts = self.parts(&target);
         if parts.iter().any(|part| struck.contains(part)) {
             return None;
         }
@@ -178,12 +214,33 @@ impl Fiend {
                 let free = (0..self.team.len()).filter(|slot| !struck.contains(&Part::Slot(*slot)));
                 rng.choice(free.collect::<Vec<_>>()).map(Target::Slot)
             }
+            Kind::FailOver | Kind::MasterKill | Kind::MasterStop => {
+                self.group(struck, rng).map(Target::Master)
+            }
+            Kind::SlotMove => {
+                let key = rng.usize(..KEYS);
+                let from = self.deployment.home(key);
+                let to =
+                    (from + rng.usize(1..self.deployment.groups().len())) % self.deployment.groups().len();
+                Some(Target::Move { key, from, to })
+            }
+            Kind::ClockStep => Some(Target::Clocks),
+            Kind::ClientKill | Kind::ScriptFlush if self.deployment.topology.fails_over() => {
+                let groups = 0..self.deployment.groups().len();
+                let masters: Vec<_> = groups.filter_map(|group| self.lineage.master(group)).collect();
+                (!masters.is_empty()).then_some(Target::Lightly(masters))
+            }
             Kind::ServerKill
             | Kind::ServerStop
             | Kind::Wipe
             | Kind::ClientPause
             | Kind::ClientKill
-            | Kind::ScriptFlush => self.servers(struck, rng).map(Target::Servers),
+            | Kind::ScriptFlush => match self.deployment.topology.fails_over() {
+                true => self
+                    .member(kind, struck, rng)
+                    .map(|server| Target::Servers(vec![server])),
+                false => self.servers(struck, rng).map(Target::Servers),
+            },
             Kind::ForceRelease => Some(Target::Key(rng.usize(..KEYS))),
             Kind::Partition => {
                 let away = self.servers(struck, rng)?;
@@ -193,9 +250,11 @@ impl Fiend {
                 // One worker mostly, from everything or from some of it; now and then all of them.
                 let slot = rng.usize(..self.team.len());
                 let everybody = self.deployment.topology.may_be_away() == 1 && rng.u32(..4) == 0;
+                let all = 0..self.deployment.all().len();
                 let away = match rng.bool() {
+                    true if self.deployment.topology.fails_over() => all.filter(|_| rng.bool()).collect(),
                     true => self.servers(struck, rng)?,
-                    false => (0..self.deployment.servers.len()).collect(),
+                    false => all.collect::<Vec<_>>(),
                 };
                 let struck = |link: &super::topology::Link| {
                     (everybody || link.slot == slot) && away.contains(&link.server)
@@ -210,11 +269,61 @@ impl Fiend {
         links.filter(|(_, link)| which(link)).map(|(at, _)| at).collect()
     }
 
+    /// What is struck, and by nothing else meanwhile.
+    fn parts(&self, target: &Target) -> Vec<Part> {
+        let topology = self.deployment.topology;
+        match target {
+            Target::Slot(slot) => vec![Part::Slot(*slot)],
+            Target::Servers(servers) if topology.fails_over() => {
+                let groups = self.deployment.groups();
+                let part = |server: &usize| {
+                    let group = groups.iter().position(|group| group.contains(server));
+                    group.map_or(Part::Sentinels, Part::Group)
+                };
+                servers.iter().map(part).collect()
+            }
+            Target::Servers(servers) => servers.iter().copied().map(Part::Server).collect(),
+            Target::Links(links) => links.iter().copied().map(Part::Link).collect(),
+            Target::Master(group) => vec![Part::Group(*group), Part::Election],
+            Target::Move { from, to, .. } => vec![Part::Group(*from), Part::Group(*to)],
+            // No fail-over from a server with one time to one with another: their tokens would not grow.
+            Target::Clocks if topology.fails_over() => {
+                (0..self.deployment.groups().len()).map(Part::Group).collect()
+            }
+            Target::Key(_) | Target::Lightly(_) | Target::Clocks => Vec::new(),
+        }
+    }
+
+    /// A group that nothing strikes.
+    fn group(&self, struck: &BTreeSet<Part>, rng: &mut Rng) -> Option<usize> {
+        let all = 0..self.deployment.groups().len();
+        let free = all.filter(|group| !struck.contains(&Part::Group(*group)));
+        rng.choice(free.collect::<Vec<_>>())
+    }
+
+    /// One server of a group: most often its master, and for some faults a sentinel now and then.
+    fn member(&self, kind: Kind, struck: &BTreeSet<Part>, rng: &mut Rng) -> Option<usize> {
+        let sentinels = self.deployment.sentinels();
+        let may_be_sentinel = matches!(kind, Kind::ServerKill | Kind::ServerStop) && !sentinels.is_empty();
+        if may_be_sentinel && rng.u32(..4) == 0 && !struck.contains(&Part::Sentinels) {
+            return Some(rng.usize(sentinels));
+        }
+        let group = self.group(struck, rng)?;
+        let master = self.lineage.master(group)?;
+        match kind {
+            // Replicas take nothing away.
+            Kind::Wipe => Some(master),
+            _ if rng.u32(..4) > 0 => Some(master),
+            _ => rng.choice(self.deployment.groups().swap_remove(group)),
+        }
+    }
+
     /// As many servers as may be away at a time, less those that are.
     fn servers(&self, struck: &BTreeSet<Part>, rng: &mut Rng) -> Option<Vec<usize>> {
-        let mut servers: Vec<_> = (0..self.deployment.servers.len()).collect();
+        let count = self.deployment.servers().len();
+        let mut servers: Vec<_> = (0..count).collect();
         servers.retain(|server| !struck.contains(&Part::Server(*server)));
-        let away = self.deployment.servers.len() - servers.len();
+        let away = count - servers.len();
         let most = self.deployment.topology.may_be_away().checked_sub(away)?;
         if most == 0 {
             return None;
@@ -242,16 +351,24 @@ impl Fiend {
         });
         let outcome = match &fault.target {
             Target::Slot(slot) => self.strike_process(fault.kind, *slot, lasts).await,
-            Target::Servers(servers) => self.strike_servers(fault.kind, servers, lasts, rng).await,
+            Target::Servers(servers) | Target::Lightly(servers) => {
+                self.strike_servers(fault.kind, servers, lasts, rng).await
+            }
             Target::Links(links) => self.strike_network(fault.kind, links, lasts, rng).await,
             Target::Key(key) => self.force(*key).await,
+            Target::Master(group) => self.strike_master(fault.kind, *group, rng).await,
+            Target::Move { key, from, to } => self.move_slot(*key, *from, *to, lasts).await,
+            Target::Clocks => self.step_clocks(rng).await,
         };
         self.log.say(Done::End { fault: number });
+        if matches!(outcome, Ok(Made::No)) {
+            self.log.say(Done::Missed { fault: number });
+        }
         let mut struck = self.struck.lock();
-        for part in fault.target.parts() {
+        for part in self.parts(&fault.target) {
             struck.remove(&part);
         }
-        outcome
+        outcome.map(drop)
     }
 
     /// The slot that is struck, if it is one.
@@ -278,7 +395,10 @@ impl Fiend {
 /// How long a fault lasts: often shorter than what a step may take, often longer than a lease.
 fn duration(kind: Kind, rng: &mut Rng) -> Duration {
     let millis = match kind {
-        Kind::ScriptFlush | Kind::ClientKill | Kind::ForceRelease | Kind::Wipe => 0..1,
+        Kind::ScriptFlush | Kind::ClientKill | Kind::ForceRelease | Kind::Wipe | Kind::ClockStep => 0..1,
+        // They last until another one has taken over.
+        Kind::FailOver | Kind::MasterKill | Kind::MasterStop => 0..1,
+        Kind::SlotMove => 0..800,
         Kind::ProcessKill => 50..600,
         Kind::ServerKill if rng.u32(..4) > 0 => 20..700,
         Kind::MessagesLost | Kind::NetSlow => 500..2000,

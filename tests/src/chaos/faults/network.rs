@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use tokio::time::sleep;
 
-use super::{Fiend, Kind};
+use super::{Fiend, Kind, Made};
 use crate::{Command, Direction, Proxy, Swallow};
 
 /// How long a command is waited for that is to be lost or late.
@@ -18,7 +18,7 @@ impl Fiend {
         links: &[usize],
         lasts: Duration,
         rng: &mut Rng,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Made> {
         let proxies = || links.iter().map(|at| &self.deployment.links[*at].proxy);
         match kind {
             Kind::NetCut | Kind::Partition => {
@@ -81,7 +81,7 @@ impl Fiend {
             }
         }
         proxies().for_each(Proxy::heal);
-        Ok(())
+        Ok(Made::Yes)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::time::sleep;
 
-use super::{Fiend, Kind};
+use super::{Fiend, Kind, Made};
 use crate::chaos::clock;
 use crate::chaos::store::key_name;
 
@@ -15,19 +15,20 @@ impl Fiend {
         kind: Kind,
         slot: usize,
         lasts: Duration,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Made> {
         if kind == Kind::ProcessKill {
             self.team.kill(slot);
             sleep(lasts).await;
-            return self.team.start(slot);
+            self.team.start(slot)?;
+            return Ok(Made::Yes);
         }
         self.team.signal(slot, Signal::SIGSTOP);
         sleep(lasts).await;
         self.team.signal(slot, Signal::SIGCONT);
-        Ok(())
+        Ok(Made::Yes)
     }
 
-    pub(super) async fn force(&self, key: usize) -> anyhow::Result<()> {
+    pub(super) async fn force(&self, key: usize) -> anyhow::Result<Made> {
         let from = clock::now();
         let client = self.client.lock().clone();
         if let Some(client) = client {
@@ -35,6 +36,6 @@ impl Fiend {
             let _ = client.force_release(key_name(key)).await;
             self.forgot(from, Some(key));
         }
-        Ok(())
+        Ok(Made::Yes)
     }
 }

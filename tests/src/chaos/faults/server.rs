@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use fastrand::Rng;
-use futures_util::future::try_join_all;
 use tokio::time::sleep;
 
-use super::{Fiend, Kind};
+use super::{Fiend, Kind, Made};
 use crate::Server;
 use crate::chaos::clock;
 
 /// What the server may take to answer the harness.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the servers of a group may take to be master and replicas again.
+const TO_BE_WHOLE: Duration = Duration::from_secs(20);
+/// How far clocks step, in milliseconds: less than what clients remember of a server's time may be old.
+const STEPS: std::ops::Range<u64> = 300..3000;
 
 impl Fiend {
     pub(super) async fn strike_servers(
@@ -21,14 +24,37 @@ impl Fiend {
         servers: &[usize],
         lasts: Duration,
         rng: &mut Rng,
-    ) -> anyhow::Result<()> {
-        let servers = || servers.iter().map(|at| &self.deployment.servers[*at]);
+    ) -> anyhow::Result<Made> {
+        let made = self.strike(kind, servers, lasts, rng).await?;
+        self.group_is_whole(servers[0]).await;
+        Ok(made)
+    }
+
+    /// After a short time without master or replica nothing is wrong yet; the next fault may be one too many.
+    async fn group_is_whole(&self, server: usize) {
+        let groups = self.deployment.groups();
+        if let Some(group) = groups.iter().position(|group| group.contains(&server)) {
+            self.lineage.is_whole(group, TO_BE_WHOLE).await;
+        }
+    }
+
+    async fn strike(
+        &self,
+        kind: Kind,
+        numbers: &[usize],
+        lasts: Duration,
+        rng: &mut Rng,
+    ) -> anyhow::Result<Made> {
+        let servers = || numbers.iter().map(|at| self.deployment.server(*at));
         match kind {
             Kind::ServerKill => {
                 servers().for_each(Server::kill);
                 sleep(lasts).await;
-                for server in servers() {
+                for (at, server) in numbers.iter().zip(servers()) {
                     server.restart().await;
+                    if self.deployment.sentinels().contains(at) {
+                        self.deployment.hurry(*at).await;
+                    }
                 }
             }
             Kind::ServerStop => {
@@ -39,21 +65,26 @@ impl Fiend {
             Kind::Wipe => {
                 let from = clock::now();
                 let disk = rng.u32(..3) == 0;
+                let mut made = Made::Yes;
                 for server in servers() {
                     match disk {
                         true => server.restart_empty().await,
-                        false => say(server, &["FLUSHALL"]).await?,
+                        false => made = self.say(server, &["FLUSHALL"]).await?,
                     }
                 }
                 if self.deployment.topology.forgets() {
                     self.forgot(from, None);
                 }
+                return Ok(made);
             }
             Kind::ClientPause => {
                 let mode = if rng.bool() { "ALL" } else { "WRITE" };
                 let millis = lasts.as_millis().max(1).to_string();
-                let pause = ["CLIENT", "PAUSE", &millis, mode];
-                try_join_all(servers().map(|server| say(server, &pause))).await?;
+                for server in servers() {
+                    if self.say(server, &["CLIENT", "PAUSE", &millis, mode]).await? == Made::No {
+                        return Ok(Made::No);
+                    }
+                }
                 sleep(lasts).await;
             }
             Kind::ClientKill => {
@@ -61,24 +92,65 @@ impl Fiend {
                     0 => "pubsub",
                     _ => "normal",
                 };
-                for server in servers() {
-                    say(server, &["CLIENT", "KILL", "TYPE", which]).await?;
-                }
+                return self.say_all(servers(), &["CLIENT", "KILL", "TYPE", which]).await;
             }
-            _ => {
-                for server in servers() {
-                    say(server, &["SCRIPT", "FLUSH"]).await?;
-                }
+            _ => return self.say_all(servers(), &["SCRIPT", "FLUSH"]).await,
+        }
+        Ok(Made::Yes)
+    }
+
+    /// All clocks at a time: whoever takes over from another server has its time.
+    pub(super) async fn step_clocks(&self, rng: &mut Rng) -> anyhow::Result<Made> {
+        let from = clock::now();
+        let ahead = {
+            let mut ahead = self.deployment.ahead.lock();
+            *ahead += Duration::from_millis(rng.u64(STEPS));
+            *ahead
+        };
+        for server in self.deployment.servers() {
+            server.set_clock(ahead)?;
+        }
+        for server in self.deployment.servers() {
+            let seen = tokio::time::timeout(PATIENCE, server.shows(ahead)).await;
+            // One that is away sees it when it is back.
+            if !matches!(seen, Ok(Ok(()))) {
+                sleep(Duration::from_secs(2)).await;
             }
         }
-        Ok(())
+        self.forgot(from, None);
+        Ok(Made::Yes)
     }
-}
 
-async fn say(server: &Server, command: &[&str]) -> anyhow::Result<()> {
-    let answer = tokio::time::timeout(PATIENCE, server.try_query::<redis::Value>(command)).await;
-    answer
-        .with_context(|| format!("{server:?} does not answer {command:?}"))?
-        .with_context(|| format!("{server:?} does not take {command:?}"))?;
-    Ok(())
+    /// Says it to each of them; it was made where one took it.
+    async fn say_all<'a>(
+        &self,
+        servers: impl Iterator<Item = &'a Server>,
+        command: &[&str],
+    ) -> anyhow::Result<Made> {
+        let mut made = Made::No;
+        for server in servers {
+            if self.say(server, command).await? == Made::Yes {
+                made = Made::Yes;
+            }
+        }
+        Ok(made)
+    }
+
+    /// A server that may be replaced at any time need not be there, or need not be a master, when it is told something.
+    async fn say(&self, server: &Server, command: &[&str]) -> anyhow::Result<Made> {
+        let fails_over = self.deployment.topology.fails_over();
+        let patience = if fails_over {
+            Duration::from_secs(2)
+        } else {
+            PATIENCE
+        };
+        let answer = tokio::time::timeout(patience, server.try_query::<redis::Value>(command)).await;
+        if fails_over && !matches!(answer, Ok(Ok(_))) {
+            return Ok(Made::No);
+        }
+        answer
+            .with_context(|| format!("{server:?} does not answer {command:?}"))?
+            .with_context(|| format!("{server:?} does not take {command:?}"))?;
+        Ok(Made::Yes)
+    }
 }

@@ -1,0 +1,64 @@
+//! Servers whose clock is moved: libfaketime, loaded before everything else, reads how far from a file.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fs};
+
+use anyhow::Context;
+
+/// The environment variable that says where libfaketime is.
+const VARIABLE: &str = "DLOCK_FAKETIME";
+/// The library for programs with threads.
+const LIBRARY: &str = "libfaketimeMT.so.1";
+
+/// Where the library is: as the variable says, else where the distribution's package puts it.
+///
+/// # Errors
+/// When it is not there. The message says what to do.
+pub(crate) fn library() -> anyhow::Result<PathBuf> {
+    let named = env::var_os(VARIABLE).map(PathBuf::from);
+    let found = named.into_iter().chain(installed()).find(|path| path.is_file());
+    found.with_context(|| {
+        format!(
+            "no libfaketime to move the clocks of servers: set {VARIABLE} to the path of {LIBRARY}, or run \
+             scripts/servers.sh, which installs the package libfaketime"
+        )
+    })
+}
+
+/// In each directory of libraries, which are named after the machine on some distributions.
+fn installed() -> Vec<PathBuf> {
+    let mut dirs = vec![PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64")];
+    let more = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    dirs.extend(more.map(|dir| dir.path()));
+    dirs.into_iter()
+        .map(|dir| dir.join("faketime").join(LIBRARY))
+        .collect()
+}
+
+/// Has the command load the library, which looks into `file` twice a second or so.
+pub(crate) fn preload(command: &mut Command, file: &Path) -> anyhow::Result<()> {
+    if !file.exists() {
+        set(file, Duration::ZERO)?;
+    }
+    // The C library comes next, before the jemalloc that Redis may use: that asks for the time before libfaketime can
+    // tell it.
+    let library = library()?;
+    command.env("LD_PRELOAD", format!("{}:libc.so.6", library.display()));
+    command.env("FAKETIME_TIMESTAMP_FILE", file);
+    command.env("FAKETIME_CACHE_DURATION", "1");
+    // Timers go on as they were; the variable has two names, by release.
+    command.env("DONT_FAKE_MONOTONIC", "1");
+    command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    Ok(())
+}
+
+/// How far the clock is ahead, from when the library looks next.
+pub(crate) fn set(file: &Path, ahead: Duration) -> anyhow::Result<()> {
+    // As a whole: a file that is half written is an offset, too.
+    let new = file.with_extension("new");
+    fs::write(&new, format!("+{:.3}\n", ahead.as_secs_f64()))?;
+    fs::rename(&new, file)?;
+    Ok(())
+}
