@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -154,7 +155,7 @@ impl Access {
         let (config, pushes) = self.config();
         let (mut connection, driver) =
             MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-        let mut driver: Option<Driver> = Some(Box::pin(driver));
+        let mut driver = Some(lasting(driver));
         let name = self.set_name(&mut connection);
         driven(&mut driver, name).await?;
         Ok(Open {
@@ -169,6 +170,19 @@ impl Access {
         set.arg("SETNAME").arg(&self.client_name);
         ask(connection, &set).await.map(drop)
     }
+}
+
+/// A driver that may be looked at again when it is over: the answer that the server sent last, before it closed the
+/// connection, still has to be read, and whoever drives it next learns of the end.
+fn lasting(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
+    let mut driver = Some(Box::pin(driver));
+    Box::pin(std::future::poll_fn(move |cx| {
+        if let Some(running) = &mut driver {
+            ready!(running.as_mut().poll(cx));
+            driver = None;
+        }
+        Poll::Ready(())
+    }))
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send {}
@@ -229,4 +243,27 @@ fn tls_info(info: ConnectionInfo, tls: Tls) -> Result<ConnectionInfo, RedisError
 #[cfg(not(feature = "tls"))]
 fn tls_info(info: ConnectionInfo, _tls: Tls) -> Result<ConnectionInfo, RedisError> {
     Ok(info)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_of_a_connection_is_seen_by_all_who_drive_it_one_after_the_other() {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let mut driver = Some(lasting(async move { answer.send(7).unwrap() }));
+        // The last answer comes together with the end.
+        let work = async move { Ok(answered.await.unwrap()) };
+        assert_eq!(driven(&mut driver, work).await.unwrap(), 7);
+        // What begins after that is driven too, and whoever looks for the end finds it.
+        let work = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok(8)
+        };
+        assert_eq!(driven(&mut driver, work).await.unwrap(), 8);
+        driver.unwrap().await;
+    }
 }

@@ -80,12 +80,8 @@ impl Wire {
             .poll(&mut Context::from_waker(&self.waker))
             .is_ready();
         match look(nobody) {
-            Poll::Ready(found) => {
-                if over {
-                    self.driver = Some(Box::pin(std::future::ready(())));
-                }
-                Poll::Ready(Some(found))
-            }
+            // Whether it is over is seen again at the next look.
+            Poll::Ready(found) => Poll::Ready(Some(found)),
             Poll::Pending if over => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
