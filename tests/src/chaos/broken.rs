@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
+use super::store::LONGEST_LEASE;
+
 /// What is wrong with the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Break {
@@ -24,7 +26,7 @@ pub(crate) enum Break {
     EarlyGrant,
     /// Renewals are answered as done and not sent, until it is too late.
     LateLoss,
-    /// Now and then an acquire arrives once more after its release, with a long lease.
+    /// Now and then an acquire arrives once more after its release, and is renewed for ever.
     Ghost,
 }
 
@@ -34,8 +36,8 @@ const SHORTER: u32 = 8;
 const NOT_SENT: Duration = Duration::from_millis(2500);
 /// One release in so many is followed by a ghost.
 const GHOST: u64 = 50;
-/// How long a ghost stays.
-const GHOSTLY: Duration = Duration::from_secs(300);
+/// How often a ghost is renewed.
+const GHOSTLY: Duration = Duration::from_secs(1);
 
 /// A store and what is wrong with it.
 pub(crate) struct Broken<B> {
@@ -44,6 +46,8 @@ pub(crate) struct Broken<B> {
     releases: AtomicU64,
     /// When the grants were given that are held.
     given: Mutex<HashMap<GrantId, Instant>>,
+    /// A renewal as it looks like.
+    renewal: Mutex<Option<RenewRequest>>,
 }
 
 impl<B: Backend> Broken<B> {
@@ -53,6 +57,7 @@ impl<B: Backend> Broken<B> {
             how,
             releases: AtomicU64::new(0),
             given: Mutex::default(),
+            renewal: Mutex::default(),
         }
     }
 
@@ -61,6 +66,21 @@ impl<B: Backend> Broken<B> {
             Break::EarlyGrant => lease / SHORTER,
             _ => lease,
         }
+    }
+}
+
+/// Takes what was released once more, and keeps it.
+async fn haunt<B: Backend>(store: Arc<B>, released: ReleaseRequest, mut renewal: RenewRequest) {
+    let ReleaseRequest { kind, key, grant, .. } = released;
+    let again = AcquireRequest::new(kind, key.clone(), grant, LONGEST_LEASE);
+    if store.clone().acquire(again).await.is_err() {
+        return;
+    }
+    (renewal.kind, renewal.key, renewal.grant) = (kind, key, grant);
+    (renewal.lease, renewal.amount) = (LONGEST_LEASE, 1);
+    loop {
+        tokio::time::sleep(GHOSTLY).await;
+        let _ = store.clone().renew(vec![renewal.clone()]).await;
     }
 }
 
@@ -93,21 +113,16 @@ impl<B: Backend> Backend for Broken<B> {
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
         let was_given = self.given.lock().remove(&request.grant).is_some();
         let step = self.inner.clone().release(request.clone());
-        // Its place in line is behind the release.
-        let ghost = (self.how == Break::Ghost
+        let returns = self.how == Break::Ghost
             && was_given
-            && self.releases.fetch_add(1, Ordering::Relaxed) % GHOST == GHOST - 1)
-            .then(|| {
-                let ReleaseRequest { kind, key, grant, .. } = request;
-                let again = AcquireRequest::new(kind, key, grant, GHOSTLY);
-                self.inner.clone().acquire(again)
-            });
+            && self.releases.fetch_add(1, Ordering::Relaxed) % GHOST == GHOST - 1;
+        let returns = self.renewal.lock().clone().filter(|_| returns);
         async move {
-            if let Some(ghost) = ghost {
-                let (answer, _) = tokio::join!(step, ghost);
-                return answer;
+            let answer = step.await;
+            if let Some(renewal) = returns {
+                tokio::spawn(haunt(self.inner.clone(), request, renewal));
             }
-            step.await
+            answer
         }
     }
 
@@ -115,6 +130,9 @@ impl<B: Backend> Backend for Broken<B> {
         self: Arc<Self>,
         mut requests: Vec<RenewRequest>,
     ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+        if self.how == Break::Ghost {
+            *self.renewal.lock() = requests.first().cloned();
+        }
         if self.how == Break::LateLoss {
             let given = self.given.lock();
             let not_sent = |request: &RenewRequest| {

@@ -11,13 +11,17 @@
 //! the margin was not kept.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use super::clock::{Nanos, nanos};
 use super::history::{Forgotten, History, Hold};
-use super::store::LONGEST_LEASE;
+use super::store::{LONGEST_LEASE, TIMEOUT};
 
 /// The least margin of a lease, less what is lost to whole milliseconds on the server.
 const MARGIN: Nanos = 9_000_000;
+
+/// How long the answer to an acquire may be under way whose asker is gone: a step ends by then.
+const ANSWER: Duration = TIMEOUT;
 
 /// What is wrong, and the holds that show it.
 #[derive(Debug, Clone)]
@@ -92,22 +96,27 @@ fn certain(history: &History, holds: &[usize]) -> Vec<Certain> {
     certain
 }
 
-/// Whether the store may have forgotten the first of two grants before it gave the second.
+/// Whether the store may have forgotten the first of two grants before it gave the second; or whether there were two
+/// stores, and the second grant is the one that is lost.
 fn excused(forgotten: &[Forgotten], first: &Hold, second: &Hold) -> bool {
-    lost_data(forgotten, first, second.granted.unwrap_or(Nanos::MAX))
+    let until = second.granted.unwrap_or(Nanos::MAX);
+    let second_is_lost = |lost: &Forgotten| lost.splits && loses(lost, second, second.origin, until);
+    lost_data(forgotten, first, until) || forgotten.iter().any(second_is_lost)
 }
 
-/// Whether the store may have lost a grant before `until`: it was asked for before the end of such a time, which had begun
-/// by then. Nobody confirms a grant that is lost, so its holder believed in it for one more lease at the most.
 fn lost_data(forgotten: &[Forgotten], hold: &Hold, until: Nanos) -> bool {
-    forgotten.iter().any(|lost| {
-        lost.key.is_none_or(|key| key == hold.key)
-            && lost.from <= until
-            && lost.to >= hold.origin
-            && hold
-                .held
-                .is_none_or(|held| held <= lost.to + nanos(LONGEST_LEASE))
-    })
+    forgotten.iter().any(|lost| loses(lost, hold, hold.origin, until))
+}
+
+/// Whether a grant that was asked for at `asked` may have been lost before `until`: that was before the end of the time, which
+/// had begun by then. Nobody confirms a grant that is lost, so its holder believed in it for one more lease at the most.
+fn loses(lost: &Forgotten, hold: &Hold, asked: Nanos, until: Nanos) -> bool {
+    lost.key.is_none_or(|key| key == hold.key)
+        && lost.from <= until
+        && lost.to >= asked
+        && hold
+            .held
+            .is_none_or(|held| held <= lost.to + nanos(LONGEST_LEASE))
 }
 
 struct OfKey<'a> {
@@ -277,14 +286,40 @@ fn tokens_in_order_of_requests(history: &History, holds: &[usize], findings: &mu
                 Some(_) => format!("{a} and {b} have the same token"),
                 None => format!("{b} was asked for after {a} was granted, and its token is not greater"),
             };
-            findings.violations.push(Finding {
+            let finding = Finding {
                 what,
                 from: a.asked.min(b.asked),
                 to: b.granted.max(a.granted).unwrap_or(history.end),
                 holds: vec![first, second],
-            });
+            };
+            match twice.is_none() && is_left_by_another(history, holds, a, b) {
+                true => findings.unprotected.push(finding),
+                false => findings.violations.push(finding),
+            }
         }
     }
+}
+
+/// Whether the second may have been handed a grant that somebody else in its process had asked for before the first was
+/// granted, and had not waited for; and that grant was lost.
+fn is_left_by_another(history: &History, holds: &[usize], first: &Hold, second: &Hold) -> bool {
+    let (Some(granted), Some(until)) = (first.granted, second.granted) else {
+        return false;
+    };
+    let left_it = |other: &&Hold| {
+        other.id.life == second.id.life
+            && other.granted.is_none()
+            && other.asked < granted
+            && other
+                .over
+                .is_some_and(|over| over + nanos(ANSWER) >= second.asked)
+    };
+    let others = holds.iter().map(|at| &history.holds[*at]).filter(left_it);
+    let origins: Vec<_> = others.map(|other| other.asked).collect();
+    history
+        .forgotten
+        .iter()
+        .any(|lost| origins.iter().any(|asked| loses(lost, second, *asked, until)))
 }
 
 /// The register took no older token, and refused nobody who held the lock.

@@ -109,6 +109,8 @@ pub(crate) struct Forgotten {
     pub(crate) to: Nanos,
     /// `None` for every key.
     pub(crate) key: Option<usize>,
+    /// Whether there may have been two stores: what was granted in that time, by one of them, may be what is lost.
+    pub(crate) splits: bool,
 }
 
 /// Something that was found while it ran.
@@ -203,11 +205,13 @@ impl History {
                     from,
                     to: at,
                     key: key.parse().ok(),
+                    splits: false,
                 }),
                 Done::Splits { from, to, key, .. } => self.forgotten.push(Forgotten {
                     from,
                     to,
                     key: Some(key),
+                    splits: true,
                 }),
                 Done::Missed { fault } => self.faults.retain(|known| known.number != fault),
                 Done::Kill { life } => drop(self.killed.insert(life, at)),

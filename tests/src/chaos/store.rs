@@ -18,7 +18,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(2);
 /// The longest lease that anybody asks for.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(3500);
 /// What one step may take.
-const TIMEOUT: Duration = Duration::from_millis(400);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(400);
 /// How long a call goes on through failures.
 const RETRY_FOR: Duration = Duration::from_millis(1200);
 
