@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use anyhow::Context;
+use tempfile::TempDir;
 
 /// The environment variable that says where libfaketime is.
 const VARIABLE: &str = "DLOCK_FAKETIME";
@@ -16,7 +17,7 @@ const LIBRARY: &str = "libfaketimeMT.so.1";
 ///
 /// # Errors
 /// When it is not there. The message says what to do.
-pub(crate) fn library() -> anyhow::Result<PathBuf> {
+fn library() -> anyhow::Result<PathBuf> {
     let named = env::var_os(VARIABLE).map(PathBuf::from);
     let found = named.into_iter().chain(installed()).find(|path| path.is_file());
     found.with_context(|| {
@@ -37,28 +38,50 @@ fn installed() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Has the command load the library, which looks into `file` twice a second or so.
-pub(crate) fn preload(command: &mut Command, file: &Path) -> anyhow::Result<()> {
-    if !file.exists() {
-        set(file, Duration::ZERO)?;
+/// A clock that servers have in common, and that is moved: see [`ServerBuilder::clock`](crate::ServerBuilder::clock).
+#[derive(Debug)]
+pub struct Clock {
+    dir: TempDir,
+}
+
+impl Clock {
+    /// One that goes with the machine's so far.
+    ///
+    /// # Errors
+    /// When libfaketime is not there.
+    pub fn new() -> anyhow::Result<Clock> {
+        library()?;
+        let dir = tempfile::Builder::new().prefix("dlock-clock-").tempdir()?;
+        let clock = Clock { dir };
+        clock.set(Duration::ZERO)?;
+        Ok(clock)
     }
+
+    /// Has it run ahead of the machine's by so much, for all who have it, from this moment on. Their timers do not notice.
+    ///
+    /// # Errors
+    /// When its file cannot be written.
+    pub fn set(&self, ahead: Duration) -> io::Result<()> {
+        // As a whole: a file that is half written is an offset, too.
+        let new = self.dir.path().join("new");
+        fs::write(&new, format!("+{:.3}\n", ahead.as_secs_f64()))?;
+        fs::rename(&new, self.file())
+    }
+
+    pub(crate) fn file(&self) -> PathBuf {
+        self.dir.path().join("ahead")
+    }
+}
+
+/// Has the command load the library, which looks into the file of a clock each time that it is asked for the time.
+pub(crate) fn preload(command: &mut Command, file: &Path) -> anyhow::Result<()> {
     // The C library comes next, before the jemalloc that Redis may use: that asks for the time before libfaketime can
     // tell it.
-    let library = library()?;
-    command.env("LD_PRELOAD", format!("{}:libc.so.6", library.display()));
+    command.env("LD_PRELOAD", format!("{}:libc.so.6", library()?.display()));
     command.env("FAKETIME_TIMESTAMP_FILE", file);
-    command.env("FAKETIME_CACHE_DURATION", "1");
+    command.env("FAKETIME_NO_CACHE", "1");
     // Timers go on as they were; the variable has two names, by release.
     command.env("DONT_FAKE_MONOTONIC", "1");
     command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    Ok(())
-}
-
-/// How far the clock is ahead, from when the library looks next.
-pub(crate) fn set(file: &Path, ahead: Duration) -> anyhow::Result<()> {
-    // As a whole: a file that is half written is an offset, too.
-    let new = file.with_extension("new");
-    fs::write(&new, format!("+{:.3}\n", ahead.as_secs_f64()))?;
-    fs::rename(&new, file)?;
     Ok(())
 }

@@ -36,6 +36,7 @@ mod watched;
 
 use std::time::{Duration, Instant};
 
+pub use faketime::Clock;
 pub use monitor::{Monitor, Seen};
 pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
 pub use resp::Command;

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use std::{env, fmt, io};
 
 use anyhow::{Context, bail};
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use tokio::runtime;
 
 use crate::child;
-use crate::faketime;
+use crate::faketime::{self, Clock};
 use crate::monitor::Monitor;
 use crate::port::Port;
 
@@ -125,7 +125,7 @@ pub struct ServerBuilder {
     persistence: bool,
     replica_of: Option<SocketAddr>,
     sentinel: bool,
-    clock: bool,
+    clock: Option<PathBuf>,
 }
 
 impl ServerBuilder {
@@ -179,9 +179,9 @@ impl ServerBuilder {
         self
     }
 
-    /// Whether its clock can be moved by [`Server::move_clock`], which takes libfaketime. Off by default.
-    pub fn clock(mut self, on: bool) -> Self {
-        self.clock = on;
+    /// Has it go by this clock. By the machine's by default.
+    pub fn clock(mut self, clock: Option<&Clock>) -> Self {
+        self.clock = clock.map(Clock::file);
         self
     }
 
@@ -271,7 +271,7 @@ impl Server {
             persistence: false,
             replica_of: None,
             sentinel: false,
-            clock: false,
+            clock: None,
         }
     }
 
@@ -355,8 +355,8 @@ impl Server {
         if self.builder.sentinel {
             command.arg("--sentinel");
         }
-        if self.builder.clock {
-            faketime::preload(&mut command, &self.clock_file())?;
+        if let Some(clock) = &self.builder.clock {
+            faketime::preload(&mut command, clock)?;
         }
         command
             .stdin(std::process::Stdio::null())
@@ -611,44 +611,6 @@ impl Server {
             }
         }
         Ok(())
-    }
-
-    fn clock_file(&self) -> PathBuf {
-        self.dir.path().join("clock")
-    }
-
-    /// Has its clock run ahead of the machine's by so much, from about a second from now on, or from its next start on
-    /// if it does not run. Its timers do not notice.
-    ///
-    /// # Errors
-    /// When it was built without [`clock`](ServerBuilder::clock).
-    pub fn set_clock(&self, ahead: Duration) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            self.builder.clock,
-            "the server was built with the machine's clock"
-        );
-        faketime::set(&self.clock_file(), ahead)
-    }
-
-    /// Waits until its clock is ahead by so much.
-    ///
-    /// # Errors
-    /// When it does not answer, or does not come to that.
-    pub async fn shows(&self, ahead: Duration) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let (seconds, micros): (u64, u64) = self.try_query(&["TIME"]).await?;
-            let theirs = Duration::from_secs(seconds) + Duration::from_micros(micros);
-            let ours = SystemTime::now().duration_since(UNIX_EPOCH)?;
-            if theirs.abs_diff(ours + ahead) < Duration::from_millis(100) {
-                return Ok(());
-            }
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "{self:?} does not see that its clock was moved"
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
     }
 
     /// A client of the `redis` crate with all rights, for what the methods here do not cover.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,7 +11,7 @@ use super::clock::{self, Nanos};
 use super::faults::Kind;
 use super::store::{KEYS, LONGEST_LEASE, Store, key_name};
 use crate::topology::SERVICE;
-use crate::{Cluster, Flavor, Proxy, Replicas, Server, slot_of};
+use crate::{Clock, Cluster, Flavor, Proxy, Replicas, Server, slot_of};
 
 /// What the locks are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -110,8 +111,9 @@ pub(crate) struct Deployment {
     pub(crate) links: Vec<Link>,
     /// From when a key was in which group.
     homes: Mutex<Vec<(Nanos, usize, usize)>>,
-    /// How far the clocks of the servers are ahead.
-    pub(crate) ahead: Mutex<Duration>,
+    /// The clock of all servers, where it is to step, and how far it is ahead.
+    clock: Option<Arc<Clock>>,
+    ahead: Mutex<Duration>,
 }
 
 impl Deployment {
@@ -122,25 +124,26 @@ impl Deployment {
     /// When a server cannot be started.
     pub(crate) async fn start(topology: Topology, slots: usize, clocks: bool) -> anyhow::Result<Deployment> {
         let flavor = Flavor::from_env();
+        let clock = clocks.then(Clock::new).transpose()?.map(Arc::new);
         let servers = match topology {
             Topology::Standalone | Topology::Quorum => {
                 let mut servers = Vec::new();
                 let count = if topology == Topology::Quorum { MEMBERS } else { 1 };
                 for _ in 0..count {
-                    let builder = Server::builder(flavor).persistence(true).clock(clocks);
+                    let builder = Server::builder(flavor).persistence(true).clock(clock.as_deref());
                     servers.push(builder.config("appendfsync", "no").try_start().await?);
                 }
                 Servers::Alone(servers)
             }
             Topology::Sentinel => {
-                let builder = Replicas::builder(flavor).persistence(true).clock(clocks);
+                let builder = Replicas::builder(flavor).persistence(true).clock(clock.clone());
                 Servers::Replicas(builder.config("appendfsync", "no").start().await)
             }
             Topology::Cluster => {
                 let builder = Cluster::builder(flavor)
                     .masters(SHARDS)
                     .persistence(true)
-                    .clock(clocks);
+                    .clock(clock.clone());
                 Servers::Cluster(builder.config("appendfsync", "no").start().await)
             }
         };
@@ -149,6 +152,7 @@ impl Deployment {
             servers,
             links: Vec::new(),
             homes: Mutex::default(),
+            clock,
             ahead: Mutex::default(),
         };
         for sentinel in deployment.sentinels() {
@@ -286,6 +290,18 @@ impl Deployment {
         }
         let set = ["SENTINEL", "SET", SERVICE, "failover-timeout", "1000"];
         let _: redis::RedisResult<redis::Value> = sentinel.try_query(&set).await;
+    }
+
+    /// Has the clocks of all servers step at the same moment. `None` where they cannot.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub(crate) fn step_clocks(&self, by: Duration) -> anyhow::Result<Option<()>> {
+        let Some(clock) = &self.clock else { return Ok(None) };
+        let mut ahead = self.ahead.lock();
+        *ahead += by;
+        clock.set(*ahead)?;
+        Ok(Some(()))
     }
 
     fn store(&self, addresses: &[SocketAddr]) -> Store {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use redis::Value;
 
 use crate::port::Port;
-use crate::{Flavor, Server, child, eventually};
+use crate::{Clock, Flavor, Server, child, eventually};
 
 /// How many slots there are.
 const SLOTS: u16 = 16_384;
@@ -25,7 +26,7 @@ pub struct ClusterBuilder {
     masters: usize,
     replicas: usize,
     persistence: bool,
-    clock: bool,
+    clock: Option<Arc<Clock>>,
     config: Vec<(String, String)>,
 }
 
@@ -48,9 +49,9 @@ impl ClusterBuilder {
         self
     }
 
-    /// Whether the clocks of the servers can be moved. Off by default.
-    pub fn clock(mut self, on: bool) -> Self {
-        self.clock = on;
+    /// Has the servers go by this clock. By the machine's by default.
+    pub fn clock(mut self, clock: Option<Arc<Clock>>) -> Self {
+        self.clock = clock;
         self
     }
 
@@ -83,7 +84,7 @@ impl ClusterBuilder {
             let bus = Port::reserve();
             let mut builder = Server::builder(self.flavor)
                 .persistence(self.persistence)
-                .clock(self.clock)
+                .clock(self.clock.as_deref())
                 .config("cluster-enabled", "yes")
                 .config("cluster-config-file", "nodes.conf")
                 .config("cluster-announce-ip", "127.0.0.1")
@@ -159,7 +160,7 @@ impl Cluster {
             masters: 3,
             replicas: 1,
             persistence: false,
-            clock: false,
+            clock: None,
             config: Vec::new(),
         }
     }

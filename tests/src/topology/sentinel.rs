@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::{Flavor, Server, ServerBuilder, child, eventually};
+use crate::{Clock, Flavor, Server, ServerBuilder, child, eventually};
 
 /// The name of the master among the sentinels.
 pub(crate) const SERVICE: &str = "main";
@@ -20,7 +21,7 @@ pub struct ReplicasBuilder {
     flavor: Flavor,
     password: Option<String>,
     persistence: bool,
-    clock: bool,
+    clock: Option<Arc<Clock>>,
     config: Vec<(String, String)>,
 }
 
@@ -37,9 +38,9 @@ impl ReplicasBuilder {
         self
     }
 
-    /// Whether the clocks of the servers can be moved. Off by default.
-    pub fn clock(mut self, on: bool) -> Self {
-        self.clock = on;
+    /// Has the servers go by this clock. By the machine's by default.
+    pub fn clock(mut self, clock: Option<Arc<Clock>>) -> Self {
+        self.clock = clock;
         self
     }
 
@@ -52,7 +53,7 @@ impl ReplicasBuilder {
     fn server(&self, master: Option<SocketAddr>) -> ServerBuilder {
         let mut builder = Server::builder(self.flavor)
             .persistence(self.persistence)
-            .clock(self.clock)
+            .clock(self.clock.as_deref())
             .config("repl-ping-replica-period", "1")
             .config("repl-timeout", "5");
         for (name, value) in &self.config {
@@ -143,7 +144,7 @@ impl Replicas {
             flavor,
             password: None,
             persistence: false,
-            clock: false,
+            clock: None,
             config: Vec::new(),
         }
     }

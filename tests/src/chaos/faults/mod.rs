@@ -286,10 +286,6 @@ impl Fiend {
             Target::Links(links) => links.iter().copied().map(Part::Link).collect(),
             Target::Master(group) => vec![Part::Group(*group), Part::Election],
             Target::Move { from, to, .. } => vec![Part::Group(*from), Part::Group(*to)],
-            // No fail-over from a server with one time to one with another: their tokens would not grow.
-            Target::Clocks if topology.fails_over() => {
-                (0..self.deployment.groups().len()).map(Part::Group).collect()
-            }
             Target::Key(_) | Target::Lightly(_) | Target::Clocks => Vec::new(),
         }
     }
@@ -358,7 +354,7 @@ impl Fiend {
             Target::Key(key) => self.force(*key).await,
             Target::Master(group) => self.strike_master(fault.kind, *group, rng).await,
             Target::Move { key, from, to } => self.move_slot(*key, *from, *to, lasts).await,
-            Target::Clocks => self.step_clocks(rng).await,
+            Target::Clocks => self.step_clocks(rng),
         };
         self.log.say(Done::End { fault: number });
         if matches!(outcome, Ok(Made::No)) {

@@ -14,7 +14,7 @@ use crate::chaos::clock;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the servers of a group may take to be master and replicas again.
 const TO_BE_WHOLE: Duration = Duration::from_secs(20);
-/// How far clocks step, in milliseconds: less than what clients remember of a server's time may be old.
+/// How far clocks step, in milliseconds: less and more than a lease.
 const STEPS: std::ops::Range<u64> = 300..3000;
 
 impl Fiend {
@@ -100,25 +100,12 @@ impl Fiend {
     }
 
     /// All clocks at a time: whoever takes over from another server has its time.
-    pub(super) async fn step_clocks(&self, rng: &mut Rng) -> anyhow::Result<Made> {
+    pub(super) fn step_clocks(&self, rng: &mut Rng) -> anyhow::Result<Made> {
         let from = clock::now();
-        let ahead = {
-            let mut ahead = self.deployment.ahead.lock();
-            *ahead += Duration::from_millis(rng.u64(STEPS));
-            *ahead
-        };
-        for server in self.deployment.servers() {
-            server.set_clock(ahead)?;
-        }
-        for server in self.deployment.servers() {
-            let seen = tokio::time::timeout(PATIENCE, server.shows(ahead)).await;
-            // One that is away sees it when it is back.
-            if !matches!(seen, Ok(Ok(()))) {
-                sleep(Duration::from_secs(2)).await;
-            }
-        }
+        let by = Duration::from_millis(rng.u64(STEPS));
+        let made = self.deployment.step_clocks(by)?;
         self.forgot(from, None);
-        Ok(Made::Yes)
+        Ok(made.map_or(Made::No, |()| Made::Yes))
     }
 
     /// Says it to each of them; it was made where one took it.
