@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use dlock::{HoldState, LockClient, LockGuard, Loss};
 use dlock_tests::faults::{
-    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, in_rounds, is_confirmed, is_free,
-    is_free_soon, setting, setting_of_faults, within,
+    LEASE, PATIENCE, RETRY_FOR, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_confirmed,
+    is_free, is_free_soon, setting, setting_of_faults, within,
 };
-use dlock_tests::{Direction, Flavor, Server, Store, eventually, settle};
+use dlock_tests::{Clock, Direction, Flavor, Server, Store, eventually, settle};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -52,6 +52,41 @@ async fn rule_16_a_server_that_comes_back_empty_gives_greater_tokens_and_its_hol
     is_confirmed(&next).await;
     next.release().await.unwrap();
     drop(fixed);
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_13_a_clock_that_steps_forward_ends_leases_early_and_the_holder_is_told_at_its_next_renewal() {
+    let clock = Clock::new().expect("libfaketime is there");
+    let server = Server::builder(Flavor::from_env())
+        .clock(Some(&clock))
+        .start()
+        .await;
+    let store = Store::Server(Box::new(server));
+    let server = store.as_server();
+    // It is renewed soon.
+    let a = hasty_builder(&server.url()).lease(Duration::from_secs(12));
+    let (a, b) = (a.build().await.unwrap(), hasty(&server.url()).await);
+    let guard = a.lock("k").lease(LEASE).acquire().await.unwrap();
+    let renewed = a.lock("r").acquire().await.unwrap();
+    let day = Duration::from_secs(24 * 3600);
+    clock.set(day).unwrap();
+    // Nobody has told the holder of a fixed lease, and nobody can: only the token tells the two apart.
+    let next = within(SOON, "the lock", b.lock("k").wait(PATIENCE).acquire())
+        .await
+        .unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+    let loss = within(PATIENCE, "the news of the loss", watch_loss(&renewed)).await;
+    assert_eq!(loss, Loss::Gone);
+    drop(guard);
+    let last = next.fencing_token();
+    next.release().await.unwrap();
+    // It goes back, and tokens do not.
+    clock.set(Duration::ZERO).unwrap();
+    let again = answered(|| b.lock("k").wait(PATIENCE).acquire()).await.unwrap();
+    assert!(again.fencing_token() > last);
+    again.release().await.unwrap();
+    drop(renewed);
     store.assert_clean(&[&a, &b]).await;
 }
 
