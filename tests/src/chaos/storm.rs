@@ -8,7 +8,7 @@ use fastrand::Rng;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::faults::{Fault, Fiend, Kind, Planned};
+use super::faults::{Fiend, Kind, Planned};
 
 /// How many faults may be made before one that waits for what they strike.
 const PATIENCE: usize = 20;
@@ -36,7 +36,7 @@ impl Plan {
     }
 
     /// The next that can begin; those that cannot come later.
-    fn take(&mut self, place: impl Fn(Planned) -> Option<Fault>) -> Option<Fault> {
+    fn take<F>(&mut self, place: impl Fn(Planned) -> Option<F>) -> Option<F> {
         while self.next.len() < self.kinds.len() {
             let mut round = self.kinds.clone();
             self.rng.shuffle(&mut round);
@@ -80,7 +80,51 @@ pub(crate) async fn storm(fiend: &Arc<Fiend>, plan: &mut Plan, until: Instant) -
         }
         match running.join_next().await {
             Some(ended) => ended??,
-            None => return Ok(()),
+            None if Instant::now() >= until => return Ok(()),
+            // Nothing can begin while a group has no master, say.
+            None => sleep(Duration::from_millis(GAP.start)).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_comes_once_in_a_round() {
+        let kinds = [Kind::Wipe, Kind::ServerKill, Kind::ServerStop];
+        let mut plan = Plan::new(7, kinds.to_vec());
+        for _ in 0..10 {
+            let mut round: Vec<_> = (0..3)
+                .map(|_| plan.take(|planned| Some(planned.kind)).unwrap())
+                .collect();
+            round.sort();
+            let mut all = kinds.to_vec();
+            all.sort();
+            assert_eq!(round, all);
+        }
+    }
+
+    #[test]
+    fn what_cannot_begin_comes_when_it_can_and_holds_up_the_others_after_a_while() {
+        let kinds = [
+            Kind::Wipe,
+            Kind::NetCut,
+            Kind::NetHang,
+            Kind::NetSlow,
+            Kind::ReplyLost,
+            Kind::LateCommand,
+        ];
+        let mut plan = Plan::new(7, kinds.to_vec());
+        let others = |planned: Planned| (planned.kind != Kind::Wipe).then_some(planned.kind);
+        let mut made = 0;
+        while plan.take(others).is_some() {
+            made += 1;
+        }
+        // Those before it in the first round are not counted.
+        assert!((PATIENCE + 1..=PATIENCE + kinds.len()).contains(&made), "{made}");
+        assert_eq!(plan.take(|planned| Some(planned.kind)), Some(Kind::Wipe));
+        assert!(plan.take(others).is_some());
     }
 }
