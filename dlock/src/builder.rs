@@ -13,7 +13,7 @@ use crate::backend::redis::RedisBackend;
 use crate::backend::{AnyBackend, Backend, DynBackend, GrantId};
 use crate::client::Settings;
 use crate::lock::{check_duration, check_lease};
-use crate::url::{StoreUrl, Topology};
+use crate::url::{StoreUrl, Topology, UrlOptions};
 use crate::{Error, LockClient, LockKey};
 
 /// The lease that the watchdog renews, unless said otherwise.
@@ -25,6 +25,8 @@ pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 
 /// How many requests may wait to be sent to a store, unless said otherwise.
 pub(crate) const DEFAULT_MAX_QUEUED: usize = 65_536;
+/// The time that replicas have to acknowledge something, where a URL does not say.
+const DEFAULT_WITHIN: Duration = Duration::from_millis(500);
 
 /// Options of a [`LockClient`].
 #[must_use = "a builder does nothing until it is built"]
@@ -43,6 +45,7 @@ pub struct LockClientBuilder {
     sentinel: SentinelLogin,
     max_lease: Option<Duration>,
     trust_fresh: Option<bool>,
+    replicas: Option<MinReplicas>,
 }
 
 impl LockClientBuilder {
@@ -152,6 +155,35 @@ impl LockClientBuilder {
         self
     }
 
+    /// Has a lock count as acquired or renewed only when `replicas` of its server's replicas have it too, and say
+    /// so `within` this time; none by default. For one server with replicas, for `redis+sentinel://` and
+    /// `redis+cluster://`; in a URL `min_replicas=1&min_replicas_within=500ms` (500 ms by default).
+    ///
+    /// It narrows the window in which a fail-over loses locks, and does not close it: where fewer replicas are asked
+    /// for than there are, one that has not heard of the lock may be made the master, and what a master does while
+    /// it is cut off from everybody else nobody hears of. A majority of independent servers (`quorum+redis://`) has
+    /// no such window.
+    ///
+    /// - An acquire of which too few hear is undone and fails as [`Error::NotReplicated`], at once and without
+    ///   another try, however long it was ready to wait. Nothing stays behind.
+    /// - A renewal of which too few hear has failed: the hold is in doubt
+    ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), the renewal is tried again, the more often the nearer
+    ///   the end is, and without enough replicas the lock is lost when the last acknowledged lease ends.
+    /// - A lock that is handed on inside the process is as well kept as it was; one in doubt is not handed on.
+    /// - Releases, semaphore totals, latches and records are not acknowledged: what a fail-over loses of a release
+    ///   ends with the lease.
+    ///
+    /// Each server gets a third connection for it, since its `WAIT` keeps back all that comes behind it. The user
+    /// needs `+wait`. A step may take `within` longer than [`timeout`](Self::timeout), an acquire twice that, and
+    /// waiting for replicas is part of the lease, so `within` is at most a third of it.
+    pub fn min_replicas(mut self, replicas: u32, within: Duration) -> Self {
+        self.replicas = Some(MinReplicas {
+            count: replicas,
+            within,
+        });
+        self
+    }
+
     /// Connects.
     ///
     /// # Errors
@@ -218,6 +250,13 @@ impl LockClientBuilder {
                 ),
             });
         }
+        let replicas = match self.replicas {
+            Some(replicas) => Some(replicas),
+            None => MinReplicas::in_url(&in_url)?,
+        };
+        if let Some(replicas) = replicas {
+            replicas.check(url.as_ref().map(|url| &url.topology), settings.lease)?;
+        }
         check_duration("retry_for", Some(settings.retry_for))?;
         check_duration("timeout", Some(timeout))?;
         let max_queued = self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED);
@@ -240,6 +279,7 @@ impl LockClientBuilder {
                     prefix,
                     service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
                     tls: self.tls,
+                    replicas,
                     uuid,
                 };
                 open(url, common, &runtime).await?
@@ -309,6 +349,65 @@ fn overrule_quorum(
     }
 }
 
+/// How many replicas have to acknowledge what is acquired or renewed, and within which time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MinReplicas {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
+}
+
+impl MinReplicas {
+    fn in_url(options: &UrlOptions) -> Result<Option<MinReplicas>, Error> {
+        match (options.min_replicas, options.min_replicas_within) {
+            (Some(count), within) => Ok(Some(MinReplicas {
+                count,
+                within: within.unwrap_or(DEFAULT_WITHIN),
+            })),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(Error::InvalidOption {
+                option: "min_replicas_within",
+                reason: "it says nothing without min_replicas, the number of replicas".to_owned(),
+            }),
+        }
+    }
+
+    fn check(self, store: Option<&Topology>, lease: Duration) -> Result<(), Error> {
+        let no_replicas = |reason: &str| Error::InvalidOption {
+            option: "min_replicas",
+            reason: reason.to_owned(),
+        };
+        match store {
+            Some(Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_)) => {}
+            Some(Topology::Memory { .. }) => return Err(no_replicas("a store in memory has no replicas")),
+            Some(Topology::Quorum(_)) => {
+                return Err(no_replicas(
+                    "a quorum needs none: a majority of its servers has each lock itself",
+                ));
+            }
+            None => return Err(no_replicas("it goes with a URL, not with a backend of your own")),
+        }
+        if self.count == 0 {
+            return Err(no_replicas(
+                "it must be at least 1; leave it away to ask for none",
+            ));
+        }
+        let invalid = |reason| Error::InvalidOption {
+            option: "min_replicas_within",
+            reason,
+        };
+        if self.within < Duration::from_millis(1) {
+            return Err(invalid("it must be at least 1ms".to_owned()));
+        }
+        if self.within > lease / 3 {
+            return Err(invalid(format!(
+                "{:?} is longer than a third of the lease, which is {lease:?}: too little would be left of it",
+                self.within
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// What every backend that is opened by URL is told.
 #[cfg_attr(
     not(feature = "redis"),
@@ -322,6 +421,8 @@ pub(crate) struct Common {
     pub(crate) prefix: String,
     pub(crate) service_name: String,
     pub(crate) tls: Tls,
+    /// Who is to have heard of what was acquired or renewed.
+    pub(crate) replicas: Option<MinReplicas>,
     /// By which the holders of this client's locks are known.
     pub(crate) uuid: Uuid,
 }

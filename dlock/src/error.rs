@@ -109,6 +109,26 @@ pub enum Error {
         source: Option<Cause>,
     },
 
+    /// Too few replicas of the server had it in time, as [`min_replicas`](crate::LockClientBuilder::min_replicas)
+    /// wants it: a fail-over might lose it.
+    ///
+    /// After an acquire the lock is not held by the caller: what the server granted is given back. After a renewal
+    /// it is still held, for as long as [`remaining`](crate::LockGuard::remaining) says.
+    #[error(
+        "{what} was acknowledged by {acknowledged} of the {wanted} replicas that min_replicas wants, within {within:?}"
+    )]
+    #[non_exhaustive]
+    NotReplicated {
+        /// What was to be done.
+        what: String,
+        /// How many replicas acknowledged it in time.
+        acknowledged: u32,
+        /// How many were to.
+        wanted: u32,
+        /// The time that they had.
+        within: Duration,
+    },
+
     /// The lock is not held by this caller.
     #[error("lock \"{key}\" is not held here")]
     #[non_exhaustive]
@@ -232,13 +252,15 @@ impl Error {
         }
     }
 
-    /// Whether the store is at fault: it could not be reached, did not answer or refused.
+    /// Whether the store is at fault: it could not be reached, did not answer or refused, or too
+    /// few of its replicas answered.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self {
             Error::Unreachable { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. }
+            | Error::NotReplicated { .. }
             | Error::ClientClosed => true,
             Error::NotReleased { failures } => failures.iter().any(Error::is_unavailable),
             _ => false,
@@ -256,6 +278,7 @@ impl Error {
             | Error::Unreachable { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. }
+            | Error::NotReplicated { .. }
             | Error::ClientClosed => Some(SOON),
             _ => None,
         }

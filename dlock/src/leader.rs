@@ -205,8 +205,10 @@ impl Leader {
             match self.lock.attempt(false, by).run().await {
                 Ok(guard) => return Ok(Term::begins(guard)),
                 Err(
-                    error
-                    @ (Error::Unreachable { .. } | Error::OutcomeUnknown { .. } | Error::Refused { .. }),
+                    error @ (Error::Unreachable { .. }
+                    | Error::OutcomeUnknown { .. }
+                    | Error::Refused { .. }
+                    | Error::NotReplicated { .. }),
                 ) => {
                     tracing::warn!(name = %self.name(), %error, "standing for the lead failed, and is tried again");
                 }

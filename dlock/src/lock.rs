@@ -189,6 +189,8 @@ impl Lock {
     /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at
     ///   fault. Failures that may pass are tried again until the wait is over, at most for
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
+    /// - [`Error::NotReplicated`] when too few replicas had it in time, where
+    ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
     ///
     /// Cancel safe: dropped at any point it leaves no lock, no place in a queue and no subscription, and a
     /// wake-up that it consumed goes to the next waiter. Whatever is under way is undone in the background.

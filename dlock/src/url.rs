@@ -116,6 +116,8 @@ pub(crate) struct UrlOptions {
     pub(crate) retry_for: Option<Duration>,
     pub(crate) prefix: Option<String>,
     pub(crate) name: Option<String>,
+    pub(crate) min_replicas: Option<u32>,
+    pub(crate) min_replicas_within: Option<Duration>,
 }
 
 /// What a scheme stands for.
@@ -199,6 +201,8 @@ impl StoreUrl {
             retry_for: query.duration("retry_for")?,
             prefix: query.take("prefix"),
             name: query.take("name"),
+            min_replicas: query.number("min_replicas")?,
+            min_replicas_within: query.duration("min_replicas_within")?,
         };
         query.finish()?;
         Ok(StoreUrl { topology, options })
@@ -456,6 +460,8 @@ const OPTIONS: &[&str] = &[
     "retry_for",
     "prefix",
     "name",
+    "min_replicas",
+    "min_replicas_within",
     "db",
     "user",
     "password",
@@ -499,6 +505,15 @@ impl Query {
                         "option {name} is no duration with a unit, as in {name}=10s"
                     ))
                 })
+            })
+            .transpose()
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<u32>, Error> {
+        self.take(name)
+            .map(|text| {
+                text.parse()
+                    .map_err(|_| invalid(format!("option {name} is no number, as in {name}=1")))
             })
             .transpose()
     }

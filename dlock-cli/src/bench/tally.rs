@@ -250,6 +250,7 @@ pub(super) fn kind_of(error: &Error) -> &'static str {
         Error::Unreachable { .. } => "unreachable",
         Error::OutcomeUnknown { .. } => "outcome_unknown",
         Error::Refused { .. } => "refused",
+        Error::NotReplicated { .. } => "not_replicated",
         Error::ClientClosed => "closed",
         _ => "other",
     }

@@ -468,6 +468,15 @@ pub enum Reason {
     KeyTaken(String),
     /// The store or this version of the library cannot do it.
     Unsupported,
+    /// The server has done it, and too few of its replicas said in time that they have it too.
+    TooFewReplicas {
+        /// How many said so.
+        acknowledged: u32,
+        /// How many were to.
+        wanted: u32,
+        /// Within which time.
+        within: Duration,
+    },
     /// The backend has ended.
     Closed,
 }
@@ -540,6 +549,19 @@ impl BackendError {
             (Reason::Unsupported, _) => Error::Unsupported {
                 what,
                 reason: message,
+            },
+            (
+                Reason::TooFewReplicas {
+                    acknowledged,
+                    wanted,
+                    within,
+                },
+                _,
+            ) => Error::NotReplicated {
+                what,
+                acknowledged,
+                wanted,
+                within,
             },
             (Reason::Closed, _) => Error::ClientClosed,
             (Reason::Refused, _) => Error::Refused {

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::backend::{BackendError, Reason};
-use crate::builder::Tls;
+use crate::builder::{MinReplicas, Tls};
 use crate::url::{Address, Login};
 
 /// How the servers of one store are spoken to, or its sentinels.
@@ -28,6 +28,8 @@ pub(super) struct Access {
     client_name: String,
     /// For one step, and for connecting.
     pub(super) timeout: Duration,
+    /// Who is to have heard of what was acquired or renewed.
+    pub(super) replicas: Option<MinReplicas>,
     /// Requests that fit into a connection before it has sent any.
     buffer: Option<usize>,
 }
@@ -79,6 +81,7 @@ impl Access {
             certificates,
             client_name,
             timeout,
+            replicas: None,
             buffer: None,
         })
     }
@@ -87,6 +90,17 @@ impl Access {
     pub(super) fn with_buffer(mut self, requests: usize) -> Access {
         self.buffer = Some(requests);
         self
+    }
+
+    /// To be asked whether replicas have heard of it.
+    pub(super) fn with_replicas(mut self, replicas: Option<MinReplicas>) -> Access {
+        self.replicas = replicas;
+        self
+    }
+
+    /// What a step may take, which may have to stand behind others for which replicas are asked.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout + self.replicas.map_or(Duration::ZERO, |replicas| replicas.within)
     }
 
     /// What the `redis` crate wants to know to connect there.

@@ -12,6 +12,7 @@ use super::node::classify;
 use super::place::Place;
 use super::script;
 use crate::backend::{BackendError, Outcome, Reason};
+use crate::builder::MinReplicas;
 use crate::clock;
 use crate::url::Address;
 
@@ -24,11 +25,18 @@ pub(super) struct Connector {
 }
 
 /// A connection that stands.
-pub(super) struct Connected {
+pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     /// `None` where it runs by itself.
     pub(super) driver: Option<Driver>,
     pub(super) disconnected: Disconnected,
+}
+
+/// A server that is connected.
+pub(super) struct Connected {
+    pub(super) link: Link,
+    /// For what replicas have to acknowledge, where they have to.
+    pub(super) acknowledged: Option<Link>,
     pub(super) address: Address,
     /// The server's clock in µs, read after `asked_at`.
     pub(super) server_time: u64,
@@ -113,14 +121,58 @@ impl Connector {
             Ok::<_, RedisError>((time, run_id))
         };
         let (time, run_id) = driven(&mut driver, look).await?;
+        let acknowledged = match self.access.replicas {
+            Some(wanted) => Some(self.acknowledged(wanted, &address, info).await?),
+            None => None,
+        };
         Ok(Connected {
-            connection,
-            driver,
-            disconnected: Disconnected(pushes),
+            link: Link {
+                connection,
+                driver,
+                disconnected: Disconnected(pushes),
+            },
+            acknowledged,
             address,
             server_time: time.0 * 1_000_000 + time.1,
             asked_at,
             run_id,
+        })
+    }
+
+    /// A second connection, on which replicas can be asked.
+    async fn acknowledged(
+        &self,
+        wanted: MinReplicas,
+        address: &Address,
+        info: &ConnectionInfo,
+    ) -> Result<Link, RedisError> {
+        let Open {
+            mut connection,
+            mut driver,
+            pushes,
+        } = self.access.open_driven(info).await?;
+        // Answers at once how many there are.
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(0).arg(1);
+        let there = wait.query_async::<u32>(&mut connection);
+        let there = driven(&mut driver, there)
+            .await
+            .map_err(|error| match error.kind() {
+                ErrorKind::Server(kind) => RedisError::from((
+                    ErrorKind::Server(kind),
+                    "min_replicas needs WAIT",
+                    error.detail().unwrap_or_default().to_owned(),
+                )),
+                _ => error,
+            })?;
+        if there < wanted.count {
+            let wanted = wanted.count;
+            tracing::warn!(%address, there, wanted, "this server has too few replicas for min_replicas just now: nothing can be locked");
+        }
+        Ok(Link {
+            connection,
+            driver,
+            disconnected: Disconnected(pushes),
         })
     }
 

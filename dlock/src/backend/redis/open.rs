@@ -28,7 +28,7 @@ impl RedisBackend {
         common: Common,
         runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let access = access(url.login, &common);
+        let access = access(url.login, &common).map(|access| access.with_replicas(common.replicas));
         let opening = |part, runtime: Handle| async move {
             let place = Place::Fixed(url.address);
             let connector = Connector::new(Arc::new(access?), place);
@@ -44,7 +44,7 @@ impl RedisBackend {
         runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
         let of_sentinels = access(url.sentinel_login, &common);
-        let access = access(url.login, &common);
+        let access = access(url.login, &common).map(|access| access.with_replicas(common.replicas));
         let opening = |part, runtime: Handle| async move {
             let master = Master::of(of_sentinels?, url.sentinels, url.service, &runtime);
             let connector = Connector::new(Arc::new(access?), Place::Master(master));
@@ -59,7 +59,7 @@ impl RedisBackend {
         common: Common,
         runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let access = access(url.login, &common);
+        let access = access(url.login, &common).map(|access| access.with_replicas(common.replicas));
         let opening = |part, runtime: Handle| async move {
             let cluster = Cluster::connect(access?, url.seeds, part, &runtime).await?;
             Ok(Servers::Cluster(cluster))

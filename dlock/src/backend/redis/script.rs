@@ -213,6 +213,11 @@ impl Call {
         !self.is_acquire() && !matches!(self.verb, Verb::Force)
     }
 
+    /// Whether it extends leases.
+    pub(super) fn is_renewal(&self) -> bool {
+        matches!(self.verb, Verb::Renew { .. } | Verb::As(KindStep::Renew(_)))
+    }
+
     /// The grant that this releases.
     pub(super) fn releases(&self) -> Option<GrantId> {
         match &self.verb {
@@ -292,7 +297,7 @@ impl Call {
     }
 
     /// The keys that it is about.
-    fn keys(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
         let (renewals, acquires, one) = match &self.verb {
             Verb::Renew { all, .. } => (&all[..], &[][..], None),
             Verb::All(all) => (&[][..], &all[..], None),

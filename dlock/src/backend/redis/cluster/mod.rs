@@ -144,7 +144,7 @@ impl Cluster {
 
     /// What a step may take.
     pub(super) fn timeout(&self) -> Duration {
-        self.access.timeout
+        self.access.patience()
     }
 
     /// The lane of a slot.

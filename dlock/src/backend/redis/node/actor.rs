@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use super::landing::After;
 use super::line::Line;
 use super::moves::Moves;
+use super::replicas::{Replicas, Way, Wires};
 use super::unsettled::{Unsettled, micros};
-use super::wire::Wire;
 use super::{Part, Plain, Request, Step};
 use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::cluster::slot::Slot;
@@ -25,7 +25,7 @@ use crate::backend::redis::script::{self, By};
 use crate::clock;
 use crate::url::Address;
 
-/// Calls under way at a time; in a Cluster, of one slot.
+/// Calls under way at a time on a connection; in a Cluster, of one slot.
 const CALLS: usize = 2;
 /// Calls under way at a time in a Cluster, where each carries steps of one slot only.
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
@@ -40,6 +40,10 @@ pub(super) type Outcome = Option<Result<Value, RedisError>>;
 /// A call under way.
 pub(super) struct Flight {
     pub(super) load: Load,
+    /// The connection that it is on.
+    pub(super) way: Way,
+    /// The number of the `WAIT` that it is, or that comes behind it.
+    pub(super) round: u64,
     /// Of its steps, in a Cluster.
     pub(super) slot: Option<Slot>,
     pub(super) by: By,
@@ -50,17 +54,56 @@ pub(super) struct Flight {
     pub(super) until: Instant,
     /// Steps that went out before these have to be sent again, so that these may have come first.
     pub(super) overtook: bool,
-    answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
+    pub(super) answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
 }
 
 pub(super) enum Load {
     Steps(Vec<Step>),
     Plain(Plain),
+    /// The question whether replicas have what was sent before.
+    Wait,
 }
 
 impl Load {
     fn is_many(&self) -> bool {
         matches!(self, Load::Steps(steps) if steps.len() > 1)
+    }
+}
+
+/// How many calls in a row were not answered, on each connection.
+#[derive(Default)]
+struct Silence {
+    usual: u32,
+    acknowledged: u32,
+}
+
+impl Silence {
+    fn on(&mut self, way: Way) -> &mut u32 {
+        match way {
+            Way::Usual => &mut self.usual,
+            Way::Acknowledged => &mut self.acknowledged,
+        }
+    }
+
+    fn ends(&mut self, way: Way) {
+        *self.on(way) = 0;
+    }
+
+    fn goes_on(&mut self, way: Way) {
+        *self.on(way) += 1;
+    }
+
+    fn is_too_long(&self) -> bool {
+        self.usual.max(self.acknowledged) >= SILENT
+    }
+
+    /// Where it is silent.
+    fn where_it_is(&self) -> Option<Way> {
+        match (self.usual, self.acknowledged) {
+            (0, 0) => None,
+            (0, _) => Some(Way::Acknowledged),
+            _ => Some(Way::Usual),
+        }
     }
 }
 
@@ -100,6 +143,8 @@ pub(super) struct Actor {
     /// In the order in which they were sent, in which the answers come too.
     pub(super) flights: VecDeque<Flight>,
     pub(super) unsettled: Unsettled,
+    /// Where something is to be acknowledged by replicas.
+    pub(super) replicas: Option<Replicas>,
     /// Of the server process that is connected.
     run_id: String,
     alarm: Alarm,
@@ -110,7 +155,6 @@ pub(super) struct Actor {
 impl Actor {
     pub(super) fn new(connector: Connector, requests: mpsc::UnboundedReceiver<Request>, part: Part) -> Actor {
         Actor {
-            connector: Arc::new(connector),
             address: None,
             requests,
             taken: Vec::new(),
@@ -123,9 +167,11 @@ impl Actor {
             next: 0,
             flights: VecDeque::new(),
             unsettled: Unsettled::new(),
+            replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
             alarm: Alarm::default(),
             trouble: String::new(),
+            connector: Arc::new(connector),
         }
     }
 
@@ -248,8 +294,8 @@ impl Actor {
             let left: Timer = Box::pin(async move { place.left(&address).await });
             left
         });
-        let mut wire = Wire::new(connected);
-        let mut silent = 0;
+        let mut wires = Wires::new(connected);
+        let mut silent = Silence::default();
         let mut many_answered = false;
         let end = loop {
             // Those who were answered run first, so that what they ask for next goes out together.
@@ -262,16 +308,14 @@ impl Actor {
             if self.retired {
                 break End::Broken;
             }
-            while self.flights.len() < self.calls_in_all() {
-                match self.next_load() {
-                    Some(load) => self.take_off(load, By::Hash, &wire),
-                    None => break,
-                }
+            while let Some((load, way)) = self.next_load() {
+                self.take_off(load, By::Hash, way, &wires);
             }
+            self.ask_replicas(&wires);
             self.alarm.set(self.due());
-            let landed = match poll_fn(|cx| self.poll_event(cx, &mut wire, &mut left)).await {
+            let landed = match poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left)).await {
                 Event::Landed(at, result) => {
-                    silent = 0;
+                    silent.ends(self.flights[at].way);
                     many_answered = self.flights.get(at).is_some_and(|flight| flight.load.is_many());
                     self.landed(at, Some(result))
                 }
@@ -290,7 +334,7 @@ impl Actor {
                     let Some(at) = self.flights.iter().position(|flight| flight.until <= now) else {
                         continue;
                     };
-                    silent += 1;
+                    silent.goes_on(self.flights[at].way);
                     if let Some(cluster) = self.cluster() {
                         cluster.look();
                     }
@@ -298,14 +342,21 @@ impl Actor {
                 }
             };
             match landed {
-                After::Fine if silent >= SILENT => {
-                    self.trouble = format!("{silent} requests in a row were not answered");
+                After::Fine if silent.is_too_long() => {
+                    self.trouble = format!("{SILENT} requests in a row were not answered");
                     break End::Broken;
                 }
-                // A second question settles it, without waiting for somebody to ask one.
-                After::Fine if silent > 0 && self.line.is_empty() => self.ping(),
-                After::Fine => {}
-                After::Again(load) => self.take_off(load, By::Text, &wire),
+                After::Fine => {
+                    // A second question settles it, without waiting for somebody to ask one.
+                    // Where there are two connections, what is in the line may take the other one.
+                    let settles_itself = !self.line.is_empty() && self.replicas.is_none();
+                    if let Some(way) = silent.where_it_is()
+                        && !settles_itself
+                    {
+                        self.ping(way);
+                    }
+                }
+                After::Again(load, way) => self.take_off(load, By::Text, way, &wires),
                 After::Broken(trouble) => {
                     self.trouble = trouble;
                     break End::Broken;
@@ -313,7 +364,11 @@ impl Actor {
             }
         };
         // The connection goes first, so that nothing more arrives of what is written off here.
-        drop(wire);
+        drop(wires);
+        if let Some(replicas) = &mut self.replicas {
+            let steps = replicas.drain();
+            self.write_off(Load::Steps(steps));
+        }
         for flight in std::mem::take(&mut self.flights) {
             self.write_off(flight.load);
         }
@@ -328,11 +383,18 @@ impl Actor {
         }
     }
 
-    fn poll_event(&mut self, cx: &mut Context<'_>, wire: &mut Wire, left: &mut Option<Timer>) -> Poll<Event> {
+    fn poll_event(
+        &mut self,
+        cx: &mut Context<'_>,
+        wires: &mut Wires,
+        left: &mut Option<Timer>,
+    ) -> Poll<Event> {
         let flights = &mut self.flights;
-        let landed = wire.poll(cx, |cx| {
+        let landed = wires.poll(cx, |way, cx| {
             for (at, flight) in flights.iter_mut().enumerate() {
-                if let Poll::Ready(result) = flight.answer.as_mut().poll(cx) {
+                if flight.way == way
+                    && let Poll::Ready(result) = flight.answer.as_mut().poll(cx)
+                {
                     return Poll::Ready((at, result));
                 }
             }
@@ -367,19 +429,29 @@ impl Actor {
     }
 
     /// Asks whether the server is there; nobody waits for the answer.
-    fn ping(&mut self) {
+    fn ping(&mut self, way: Way) {
         self.plain.push_back(Plain {
             cmd: redis::cmd("PING"),
+            way,
             deadline: clock::now() + self.connector.access.timeout,
             reply: oneshot::channel().0,
         });
     }
 
-    /// What goes out next.
-    fn next_load(&mut self) -> Option<Load> {
+    /// What goes out next, and where.
+    fn next_load(&mut self) -> Option<(Load, Way)> {
+        let way = match self.plain.front() {
+            Some(plain) => plain.way,
+            None => self.way(),
+        };
+        let under_way = self.flights.iter().filter(|flight| flight.way == way);
+        if under_way.count() >= self.calls_in_all() {
+            return None;
+        }
         match self.plain.pop_front() {
-            Some(plain) => Some(Load::Plain(plain)),
+            Some(plain) => Some((Load::Plain(plain), way)),
             None => {
+                let gate = self.gate(way);
                 let (flights, moves) = (&self.flights, &self.moves);
                 let mut last = None;
                 let may_fly = |slot: Option<Slot>| {
@@ -389,19 +461,23 @@ impl Actor {
                     {
                         return may;
                     }
-                    let under_way = flights.iter().filter(|flight| flight.slot == slot);
+                    let is_there = |flight: &&Flight| flight.way == way && flight.slot == slot;
+                    let under_way = flights.iter().filter(is_there);
                     let may = under_way.count() < CALLS && moves.is_settled(slot);
                     last = Some((slot, may));
                     may
                 };
-                self.line.take(clock::now(), may_fly).map(Load::Steps)
+                let steps = self.line.take(clock::now(), gate, may_fly)?;
+                Some((Load::Steps(steps), way))
             }
         }
     }
 
-    fn take_off(&mut self, mut load: Load, by: By, wire: &Wire) {
+    fn take_off(&mut self, mut load: Load, by: By, way: Way, wires: &Wires) {
         let now = clock::now();
         let (cmd, due, until) = match &mut load {
+            // Has a way of its own.
+            Load::Wait => return,
             Load::Plain(plain) => (plain.cmd.clone(), plain.deadline, plain.deadline),
             Load::Steps(steps) => {
                 let server_now = self.unsettled.server_time(now);
@@ -425,15 +501,21 @@ impl Actor {
                 (cmd, due, until)
             }
         };
-        let mut connection = wire.connection.clone();
+        let round = match (&mut self.replicas, &load) {
+            (Some(replicas), Load::Steps(steps)) => replicas.send(way, steps),
+            _ => 0,
+        };
+        let mut connection = wires.wire(way).connection.clone();
         let (slot, asking) = match &load {
             Load::Steps(steps) => steps
                 .first()
                 .map_or((None, false), |step| (step.call.slot, step.asking)),
-            Load::Plain(_) => (None, false),
+            Load::Plain(_) | Load::Wait => (None, false),
         };
         self.flights.push_back(Flight {
             load,
+            way,
+            round,
             slot,
             by,
             sent_at: now,

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
 use super::failure::{broke, classify, is_broken, no_answer};
+use super::replicas::Way;
 use super::{Done, Step};
 use crate::backend::redis::script::{self, Answer, By, Call, Verb};
 use crate::backend::{BackendError, Outcome, Reason};
@@ -17,8 +18,18 @@ use crate::clock;
 pub(super) enum After {
     Fine,
     /// The server does not know the script: the same steps again, with its text.
-    Again(Load),
+    Again(Load, Way),
     Broken(String),
+}
+
+/// What is known of a call that was carried out.
+struct Landed {
+    /// When, by the server's clock (µs).
+    server_time: u64,
+    /// See [`Flight::overtook`].
+    overtook: bool,
+    /// See [`Flight::round`].
+    round: u64,
 }
 
 impl Actor {
@@ -74,7 +85,7 @@ impl Actor {
     }
 
     /// Answers a step with a failure, and remembers what may yet take effect.
-    fn fail(&mut self, step: &mut Step, mut error: BackendError) {
+    pub(super) fn fail(&mut self, step: &mut Step, mut error: BackendError) {
         step.admit(&mut error);
         if error.outcome == Outcome::Unknown {
             for id in step.call.takes() {
@@ -84,7 +95,7 @@ impl Actor {
         let Some(reply) = step.reply.take() else { return };
         if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
             error.outcome = Outcome::Unknown;
-            let deadline = clock::now() + self.connector.access.timeout * 4;
+            let deadline = clock::now() + self.connector.access.patience() * 4;
             self.line.keep(unanswered(step.call.clone(), deadline));
         }
         if let Verb::Forget { token } = &step.call.verb
@@ -92,7 +103,7 @@ impl Actor {
             && error.is_passing()
             && self.unsettled.get(token.as_str()).is_some()
         {
-            self.release_again(step.call.clone(), self.connector.access.timeout);
+            self.release_again(step.call.clone(), self.connector.access.patience());
         }
         let _ = reply.send(Err(error));
     }
@@ -106,8 +117,8 @@ impl Actor {
 
     /// Releases a claim after a while; nobody waits for the answer.
     fn release_again(&mut self, call: Call, wait: Duration) {
-        let at = clock::now() + wait.min(self.connector.access.timeout * 2);
-        let deadline = at + self.connector.access.timeout;
+        let at = clock::now() + wait.min(self.connector.access.patience() * 2);
+        let deadline = at + self.connector.access.patience();
         self.next += 1;
         self.later.insert((at, self.next), unanswered(call, deadline));
     }
@@ -128,6 +139,8 @@ impl Actor {
     fn unload(&mut self, flight: Flight, outcome: CallOutcome) -> After {
         let Flight {
             load,
+            way,
+            round,
             by,
             sent_at,
             overtook,
@@ -135,6 +148,7 @@ impl Actor {
         } = flight;
         let mut steps = match load {
             Load::Steps(steps) => steps,
+            Load::Wait => return self.acknowledged(round, outcome),
             Load::Plain(plain) => {
                 let result = match outcome {
                     Some(result) => result.map_err(|error| classify(&error)),
@@ -149,7 +163,12 @@ impl Actor {
             Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
                 Some((server_time, answers)) => {
                     self.unsettled.server_says(server_time, sent_at);
-                    return self.all_answered(steps, answers, server_time, overtook);
+                    let landed = Landed {
+                        server_time,
+                        overtook,
+                        round,
+                    };
+                    return self.all_answered(steps, answers, landed);
                 }
                 None => BackendError::unknown("the server gave an answer that makes no sense"),
             },
@@ -163,7 +182,7 @@ impl Actor {
                     let steps = self.not_carried_out(steps);
                     return match steps.is_empty() {
                         true => After::Fine,
-                        false => After::Again(Load::Steps(steps)),
+                        false => After::Again(Load::Steps(steps), way),
                     };
                 }
                 let mut error = match self.redirected(&error, steps) {
@@ -223,8 +242,7 @@ impl Actor {
         &mut self,
         steps: Vec<Step>,
         answers: Vec<Result<Answer, BackendError>>,
-        server_time: u64,
-        overtook: bool,
+        landed: Landed,
     ) -> After {
         if let Some(trouble) = answers.iter().find_map(|answer| self.demotion(answer)) {
             // None of them did anything.
@@ -243,7 +261,7 @@ impl Actor {
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
                 // It may have come before a release of our own that stood before it in the line.
-                Ok(answer) if answer.is_busy() => overtook,
+                Ok(answer) if answer.is_busy() => landed.overtook,
                 _ => false,
             };
             if once_more && step.reply.is_some() {
@@ -251,22 +269,23 @@ impl Actor {
                 self.remember_claim(&step);
                 again.push(step);
             } else {
-                self.answered(step, answer, server_time);
+                self.answered(step, answer, &landed);
             }
         }
         self.line.put_back(again);
         After::Fine
     }
 
-    fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, server_time: u64) {
+    fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, landed: &Landed) {
+        let server_time = landed.server_time;
         if let Some(grant) = &step.call.releases() {
             // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
             // any more.
             if let Some(refuse_after) = self.unsettled.get(grant) {
                 if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
-                    let at = clock::now() + wait.min(self.connector.access.timeout * 2);
-                    step.deadline = at + self.connector.access.timeout;
+                    let at = clock::now() + wait.min(self.connector.access.patience() * 2);
+                    step.deadline = at + self.connector.access.patience();
                     self.next += 1;
                     self.later.insert((at, self.next), step);
                     return;
@@ -281,15 +300,23 @@ impl Actor {
         if let Ok(Answer::Done { told: false }) = answer {
             tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids to tell: who waits for it finds out by looking");
         }
-        let Some(reply) = step.reply.take() else { return };
-        let repeated = step.sent > 1;
-        let _ = reply.send(match answer {
-            Ok(answer) => Ok(Done { answer, repeated }),
+        let answer = match answer {
+            Ok(answer) => match self.unless_acknowledged_later(step, answer, landed.round) {
+                Some((same, answer)) => {
+                    step = same;
+                    Ok(answer)
+                }
+                None => return,
+            },
             Err(mut error) => {
                 step.admit(&mut error);
                 Err(error)
             }
-        });
+        };
+        let repeated = step.sent > 1;
+        if let Some(reply) = step.reply.take() {
+            let _ = reply.send(answer.map(|answer| Done { answer, repeated }));
+        }
     }
 
     /// What an answer says of the copies of a claim that may be on their way.
@@ -323,6 +350,7 @@ impl Actor {
                 let _ = plain.reply.send(Err(broke()));
                 return;
             }
+            Load::Wait => return,
         };
         let mut again = Vec::new();
         for mut step in steps {

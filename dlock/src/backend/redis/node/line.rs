@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 use super::Step;
+use super::replicas::Gate;
 use crate::backend::redis::cluster::slot::Slot;
 
 /// Steps in one call.
@@ -91,6 +92,7 @@ impl Line {
     pub(super) fn take(
         &mut self,
         now: Instant,
+        mut gate: Gate,
         mut may_fly: impl FnMut(Option<Slot>) -> bool,
     ) -> Option<Vec<Step>> {
         let kept = self.failed_releases.iter().take(WINDOW);
@@ -108,7 +110,7 @@ impl Line {
                 waiting.insert(slot);
                 return false;
             }
-            !(step.call.takes_token() && !waiting.is_empty() && waiting.contains(&slot))
+            !(step.call.takes_token() && !waiting.is_empty() && waiting.contains(&slot)) && gate.lets(step)
         };
         let at = self
             .steps

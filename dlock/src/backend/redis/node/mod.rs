@@ -14,6 +14,7 @@ mod landing;
 mod line;
 mod moves;
 mod redirect;
+mod replicas;
 mod unsettled;
 mod wire;
 
@@ -29,6 +30,7 @@ use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::classify;
 use self::moves::Move;
+use self::replicas::Way;
 use super::cluster::Cluster;
 use super::connect::{Connected, Connector};
 use super::script::{Answer, Call};
@@ -114,6 +116,7 @@ impl Queued {
 /// A command that is not a step.
 struct Plain {
     cmd: Cmd,
+    way: Way,
     deadline: Instant,
     reply: oneshot::Sender<Result<Value, BackendError>>,
 }
@@ -189,7 +192,7 @@ impl Node {
         runtime: &tokio::runtime::Handle,
     ) -> Node {
         let (queue, requests) = mpsc::unbounded_channel();
-        let timeout = connector.access.timeout;
+        let timeout = connector.access.patience();
         let room = Room {
             taken: Arc::default(),
             seats: part.seats,
@@ -218,10 +221,13 @@ impl Node {
     pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, BackendError> {
         let (reply, answer) = oneshot::channel();
         let deadline = clock::now() + self.timeout;
-        let queued = self
-            .queue
-            .send(Request::Plain(Plain { cmd, deadline, reply }))
-            .is_ok();
+        let plain = Plain {
+            cmd,
+            way: Way::Usual,
+            deadline,
+            reply,
+        };
+        let queued = self.queue.send(Request::Plain(plain)).is_ok();
         answer.await.unwrap_or_else(|_| Err(closed(queued)))
     }
 }

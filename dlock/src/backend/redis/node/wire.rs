@@ -11,7 +11,7 @@ use futures_util::task::AtomicWaker;
 use redis::aio::MultiplexedConnection;
 
 use crate::backend::redis::access::Driver;
-use crate::backend::redis::connect::{Connected, Disconnected};
+use crate::backend::redis::connect::{Disconnected, Link};
 
 pub(super) struct Wire {
     pub(super) connection: MultiplexedConnection,
@@ -41,12 +41,12 @@ impl Wake for Bell {
 }
 
 impl Wire {
-    pub(super) fn new(connected: Connected) -> Wire {
+    pub(super) fn new(link: Link) -> Wire {
         let bell: Arc<Bell> = Arc::default();
         Wire {
-            connection: connected.connection,
-            driver: connected.driver,
-            disconnected: connected.disconnected,
+            connection: link.connection,
+            driver: link.driver,
+            disconnected: link.disconnected,
             waker: bell.clone().into(),
             bell,
         }
