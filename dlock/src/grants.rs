@@ -512,13 +512,13 @@ impl Grant {
     }
 
     /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too
-    /// late: what had expired before the answer came stays lost.
-    pub(crate) fn renewed(&self, now: Instant, sent: Instant, lease: Duration) {
+    /// late: what had expired before the answer came stays lost. It ends no doubt that is newer than the question.
+    pub(crate) fn renewed(&self, now: Instant, sent: Instant, lease: Duration, ends_doubt: bool) {
         let mut state = self.state.lock();
         if now >= state.deadline {
             return;
         }
-        state.suspect = false;
+        state.suspect &= !ends_doubt;
         let deadline = sent + lease - margin(lease);
         // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
         // the wire in whole milliseconds.

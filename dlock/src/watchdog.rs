@@ -51,8 +51,39 @@ struct Books {
     /// When the watchdog will look by itself.
     looks_at: Option<Moment>,
     closed: Option<Loss>,
+    doubts: Doubts,
     /// From when on moments are counted.
     origin: Instant,
+}
+
+/// When lanes came in doubt last. What was asked before that may have been answered by a server that is not there any
+/// more, and heard only now: it confirms nothing.
+#[derive(Debug, Default)]
+struct Doubts {
+    last: Option<Instant>,
+    /// By the lane; `None` stands for all of them.
+    lanes: BTreeMap<Option<Lane>, Instant>,
+}
+
+impl Doubts {
+    fn put(&mut self, lane: Option<Lane>, now: Instant) {
+        self.last = Some(now);
+        self.lanes.insert(lane, now);
+    }
+
+    /// Whether the lane of this grant has come in doubt since.
+    fn came_after(&self, grant: &Grant, asked: Instant) -> bool {
+        // Nearly always none has.
+        if self.last.is_none_or(|last| last <= asked) {
+            return false;
+        }
+        let lane = grant
+            .client
+            .upgrade()
+            .map(|shared| shared.backend.lane(&grant.key));
+        let came_after = |lane| self.lanes.get(&lane).is_some_and(|at| *at > asked);
+        came_after(None) || came_after(lane)
+    }
 }
 
 #[derive(Debug)]
@@ -106,6 +137,7 @@ impl Default for Registry {
                 schedule: Schedule::default(),
                 looks_at: None,
                 closed: None,
+                doubts: Doubts::default(),
                 origin: clock::now(),
             }),
             sooner: Notify::new(),
@@ -119,7 +151,13 @@ impl Registry {
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant) {
         let due = next_due(grant, sent);
         let mut books = self.books.lock();
-        let due = books.moment(spread(&books, grant, due, 2));
+        let old = books.doubts.came_after(grant, sent);
+        let due = match old {
+            true => clock::now(),
+            false => spread(&books, grant, due, 2),
+        };
+        let due = books.moment(due);
+        let doubted = old && grant.suspect();
         if let Some(loss) = books.closed {
             drop(books);
             return grant.lose(loss);
@@ -135,6 +173,9 @@ impl Registry {
         books.schedule.add(due, grant.number());
         let sooner = books.looks_at.is_none_or(|at| due < at);
         drop(books);
+        if doubted {
+            grant.tell_suspect();
+        }
         if sooner {
             self.sooner.notify_one();
         }
@@ -319,10 +360,12 @@ impl Registry {
             }
             let due = match answer {
                 Ok(_) => {
-                    grant.renewed(now, sent, lease);
+                    let old = books.doubts.came_after(&grant, sent);
+                    grant.renewed(now, sent, lease, !old);
                     let (due, lease) = (next_due(&grant, sent), grant.terms.lease);
-                    // What was renewed together stays together.
                     match planned {
+                        _ if old => books.moment(now),
+                        // What was renewed together stays together.
                         Some((same, its, moment)) if (same, its) == (due, lease) => moment,
                         _ => {
                             let moment = books.moment(spread(&books, &grant, due, 5));
@@ -360,10 +403,12 @@ impl Registry {
         }
     }
 
-    /// Has every grant of a lane confirmed at once.
-    fn doubt(&self, in_lane: impl Fn(&Grant) -> bool) {
+    /// Has every grant of a lane confirmed at once, or of all lanes.
+    fn doubt(&self, lane: Option<Lane>, lane_of: impl Fn(&LockKey) -> Lane) {
         let now = clock::now();
+        let in_lane = |grant: &Grant| lane.is_none_or(|lane| lane_of(&grant.key) == lane);
         let mut books = self.books.lock();
+        books.doubts.put(lane, now);
         let doubtful: Vec<_> = books
             .grants
             .values()
@@ -464,7 +509,7 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
             // Only makes room: what failed a moment ago is not due yet, if nearly.
             Some(_) = chunks.join_next(), if !chunks.is_empty() => false,
             lane = next_doubt(&mut doubts) => {
-                registry.doubt(|grant| lane.is_none_or(|lane| shared.backend.lane(&grant.key) == lane));
+                registry.doubt(lane, |key| shared.backend.lane(key));
                 true
             }
         };

@@ -37,7 +37,7 @@ pub struct Seen {
     pub hang_renewals: AtomicBool,
     /// Renewals in this lane hang.
     pub hang_lane: AtomicUsize,
-    /// For so many milliseconds the answers to acquires and releases are on their way.
+    /// For so many milliseconds the answers to acquires, releases and renewals are on their way.
     pub slow_answers: AtomicUsize,
     /// Tells of lanes in doubt.
     pub doubts: broadcast::Sender<Lane>,
@@ -127,7 +127,7 @@ impl Backend for Watched {
         if slow || self.seen.hang_renewals.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
-        Backend::renew(self.inner(), requests).await
+        self.on_its_way(Backend::renew(self.inner(), requests)).await
     }
 
     fn inspect(

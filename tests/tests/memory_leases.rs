@@ -220,6 +220,43 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
     });
 }
 
+/// A server has answered, another one takes its place, and only then the answer is heard.
+#[test]
+fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let backend = Watched::new(store.clone());
+        let builder = LockClient::builder().backend(backend.clone());
+        let client = builder.build().await.unwrap();
+        let seen = backend.seen();
+        let lost_in_doubt = || {
+            store.clear();
+            seen.doubts.send(Lane(1)).unwrap();
+        };
+        // The answer to a renewal.
+        let guard = client.lock("1:k").acquire().await.unwrap();
+        seen.slow_answers.store(100, SeqCst);
+        sleep(10 * SEC + 50 * MS).await;
+        assert_eq!((seen.renewals.load(SeqCst), guard.state()), (1, HoldState::Held));
+        lost_in_doubt();
+        sleep(40 * MS).await;
+        assert_eq!(guard.state(), HoldState::Suspect);
+        seen.slow_answers.store(0, SeqCst);
+        sleep(20 * MS).await;
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Gone));
+        // The answer to an acquire; of another lane, nobody doubts it.
+        seen.slow_answers.store(100, SeqCst);
+        let here = tokio::spawn(client.lock("1:k").acquire());
+        let elsewhere = tokio::spawn(client.lock("2:k").acquire());
+        sleep(50 * MS).await;
+        seen.slow_answers.store(0, SeqCst);
+        lost_in_doubt();
+        sleep(60 * MS).await;
+        assert_eq!(here.await.unwrap().unwrap().state(), HoldState::Lost(Loss::Gone));
+        assert_eq!(elsewhere.await.unwrap().unwrap().state(), HoldState::Held);
+    });
+}
+
 #[test]
 fn rule_14_ensure_renews_only_when_less_is_left() {
     paused(async {

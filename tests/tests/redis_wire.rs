@@ -1,9 +1,11 @@
 //! What is on the server and on the wire: the data of Redisson's lock and nothing else, whatever the locks
 //! are called and whatever else is there.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock::{LockClient, LockKey};
+use dlock::backend::{AcquireReply, AcquireRequest, Backend, GrantId};
+use dlock::{Kind, LockClient, LockKey};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, ordinary, within};
 use dlock_tests::{Flavor, Server, Store, eventually, settle};
 use futures_util::StreamExt;
@@ -316,6 +318,33 @@ async fn names_of_every_allowed_kind_lock_wait_and_leave_nothing() {
 async fn server_names(store: &Store) -> Vec<String> {
     let keys = store.as_server().keys().await;
     keys.into_iter().filter(|key| key != "dlock:fence").collect()
+}
+
+/// A replica that takes over knows an older last token: what was given since is safe once more time has passed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reserved_tokens_reach_back_by_five_milliseconds_at_the_most() {
+    let server = server().await;
+    let builder = LockClient::builder().url(server.url());
+    let backend = Arc::new(builder.build_backend().await.unwrap());
+    let _: String = server.query(&["SET", "dlock:fence", "1"]).await;
+    let before = server.time_us().await;
+    let mut request = AcquireRequest::new(
+        Kind::Lock,
+        LockKey::new("k").unwrap(),
+        GrantId::from_parts(1, 1),
+        SECOND,
+    );
+    request.tokens = 1_000_000;
+    let answer = Backend::acquire(backend.clone(), request).await.unwrap();
+    let AcquireReply::Acquired {
+        first_token,
+        last_token,
+    } = answer
+    else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(last_token - first_token + 1, 5000);
+    assert!(first_token + 5000 > before, "{first_token} at {before}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,9 @@ local late = now > tonumber(ARGV[1])
 
 -- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
 -- after a flush the clock alone must be ahead of every token ever given. Where there is no last token, it may
--- have been flushed a moment ago, so nothing reaches back and each acquire has one.
+-- have been flushed a moment ago, so nothing reaches back and each acquire has one. They reach back by REACH
+-- at the most, in µs: a replica that takes over knows an older last token, and takes longer than that.
+local REACH = 5000
 local function reserve(key, lease)
   local before = last_token()
   local least = before > 0 and before + 1 or now
@@ -16,7 +18,7 @@ local function reserve(key, lease)
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
   if key then run('PEXPIRE', key, lease) end
   last = upto
-  token = math.max(least, upto - ARGV[3] + 1)
+  token = math.max(least, upto - math.min(ARGV[3], REACH) + 1)
 end
 
 -- Tokens for an acquire that has come to its end: the first, and how many.
