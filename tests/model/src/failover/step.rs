@@ -1,7 +1,7 @@
 //! What can happen, and what comes of it.
 
 use super::{
-    ACQUIRE, Action, BLOCK, Data, FAIL_OVER, Failover, Hold, LEASE, MARGIN, Rule, State, TICK, Task,
+    ACQUIRE, Action, BLOCK, Data, FAIL_OVER, Failover, Hold, LEASE, MARGIN, Renewal, Rule, State, TICK, Task,
     UNDER_WAY, Which, Who, Write,
 };
 
@@ -16,18 +16,24 @@ impl Failover {
             }
             if (client.connected || state.old.is_some())
                 && client.front().is_some()
+                && !client.asks()
                 && (who == 0 || state.granted > 0)
             {
                 // Clients are alike: the first to come is the first.
-                actions.push(Action::Acquire(who));
+                actions.extend([Action::Acquire(who, true), Action::Acquire(who, false)]);
             }
             for which in 0..client.tasks.len() {
+                if let Task::Answered(_) | Task::Holding(Hold { renewal: Some(_), .. }) = client.tasks[which]
+                {
+                    actions.push(Action::Hear(who, which));
+                }
                 if let Task::Holding(_) = client.tasks[which] {
                     actions.extend([
                         Action::Write(who, which),
                         Action::HandOver(who, which),
                         Action::Leave(who, which),
-                        Action::Renew(who, which),
+                        Action::Renew(who, which, true),
+                        Action::Renew(who, which, false),
                     ]);
                 }
             }
@@ -40,7 +46,8 @@ impl Failover {
     pub(super) fn step(&self, state: &mut State, action: Action) -> Option<()> {
         match action {
             Action::Tick => tick(state),
-            Action::Acquire(who) => self.acquire(state, who)?,
+            Action::Acquire(who, at_once) => self.acquire(state, who, at_once)?,
+            Action::Hear(who, which) => self.hear(state, who, which)?,
             Action::Write(who, which) => {
                 state.left.late = state.left.late.checked_sub(1)?;
                 let hold = *hold(state, who, which).filter(|hold| hold.deadline > 0)?;
@@ -63,7 +70,7 @@ impl Failover {
                 if had.deadline == 0 || had.reserved == 0 || !is_sure {
                     return None;
                 }
-                state.wrong.doubt |= had.suspect && state.master.holder != Some(had.grant);
+                state.wrong.doubt |= had.old && state.master.holder != Some(had.grant);
                 let heir = Hold {
                     handed: had.handed + 1,
                     token: had.token + 1,
@@ -76,29 +83,36 @@ impl Failover {
             }
             Action::Leave(who, which) => {
                 let had = *hold(state, who, which)?;
-                state.clients[who].tasks[which] = Task::Done;
-                // Without a connection it is left to the lease, which is worse than a release that comes later.
-                if state.clients[who].connected && state.master.holder == Some(had.grant) {
-                    (state.master.holder, state.master.lease) = (None, 0);
-                }
+                leave(state, who, which, had);
             }
-            Action::Renew(who, which) => {
+            Action::Renew(who, which, at_once) => {
                 if !state.clients[who].connected {
                     return None;
                 }
+                if !at_once {
+                    state.left.late = state.left.late.checked_sub(1)?;
+                }
                 let master = &mut state.master;
                 let hold = match &mut state.clients[who].tasks[which] {
-                    Task::Holding(hold) if (1..LEASE - MARGIN).contains(&hold.deadline) || hold.suspect => {
+                    Task::Holding(hold)
+                        if hold.renewal.is_none()
+                            && (hold.deadline > 0 && hold.deadline < LEASE - MARGIN || hold.suspect) =>
+                    {
                         hold
                     }
                     _ => return None,
                 };
-                hold.suspect = false;
-                if master.holder == Some(hold.grant) {
+                let done = master.holder == Some(hold.grant);
+                if done {
                     master.lease = LEASE;
-                    hold.deadline = LEASE - MARGIN;
-                } else {
-                    hold.deadline = 0;
+                }
+                hold.renewal = Some(Renewal {
+                    done,
+                    deadline: LEASE - MARGIN,
+                    old: false,
+                });
+                if at_once {
+                    self.hear(state, who, which)?;
                 }
             }
             Action::Replicate => state.replica = state.master,
@@ -123,8 +137,15 @@ impl Failover {
                 let client = &mut state.clients[who];
                 client.connected = true;
                 for task in &mut client.tasks {
-                    if let Task::Holding(hold) = task {
-                        hold.suspect = hold.deadline > 0;
+                    match task {
+                        Task::Holding(hold) => {
+                            (hold.old, hold.suspect) = (hold.deadline > 0, hold.deadline > 0);
+                            if let Some(renewal) = &mut hold.renewal {
+                                renewal.old = true;
+                            }
+                        }
+                        Task::Answered(hold) => hold.old = true,
+                        _ => {}
                     }
                 }
             }
@@ -143,7 +164,10 @@ impl Failover {
     }
 
     /// The first in line gets the lock.
-    fn acquire(&self, state: &mut State, who: Who) -> Option<()> {
+    fn acquire(&self, state: &mut State, who: Who, at_once: bool) -> Option<()> {
+        if !at_once {
+            state.left.late = state.left.late.checked_sub(1)?;
+        }
         let data = match (state.clients[who].connected, &mut state.old) {
             (false, Some(old)) => old,
             _ => &mut state.master,
@@ -168,12 +192,48 @@ impl Failover {
             token: first,
             reserved: count - 1,
             deadline: LEASE - MARGIN,
+            old: false,
             suspect: false,
+            renewal: None,
         };
         let client = &mut state.clients[who];
         let front = client.front()?;
-        client.tasks[front] = Task::Holding(hold);
-        self.take(state, write(&hold));
+        client.tasks[front] = Task::Answered(hold);
+        match at_once {
+            true => self.hear(state, who, front),
+            false => Some(()),
+        }
+    }
+
+    /// An answer is heard.
+    fn hear(&self, state: &mut State, who: Who, which: Which) -> Option<()> {
+        let keeps = self.keeps(Rule::AnswersGetOld);
+        match &mut state.clients[who].tasks[which] {
+            // Too late is too late: dropped, which gives it back.
+            Task::Answered(hold) if hold.deadline == 0 => {
+                let had = *hold;
+                leave(state, who, which, had);
+            }
+            Task::Answered(hold) => {
+                let mut had = *hold;
+                had.suspect = had.old && keeps;
+                state.clients[who].tasks[which] = Task::Holding(had);
+                self.take(state, write(&had));
+            }
+            Task::Holding(hold) => {
+                let renewal = hold.renewal.take()?;
+                if hold.deadline == 0 && !hold.suspect {
+                    // Too late as well.
+                } else if !renewal.done {
+                    hold.deadline = 0;
+                } else {
+                    hold.deadline = hold.deadline.max(renewal.deadline);
+                    hold.old = renewal.old;
+                    hold.suspect &= renewal.old && keeps;
+                }
+            }
+            _ => return None,
+        }
         Some(())
     }
 
@@ -218,10 +278,26 @@ fn tick(state: &mut State) {
         }
     }
     for task in state.clients.iter_mut().flat_map(|client| &mut client.tasks) {
-        if let Task::Holding(hold) = task {
+        if let Task::Holding(hold) | Task::Answered(hold) = task {
             hold.deadline = hold.deadline.saturating_sub(1);
             hold.suspect &= hold.deadline > 0;
+            if let Some(renewal) = &mut hold.renewal {
+                renewal.deadline = renewal.deadline.saturating_sub(1);
+            }
+            if hold.deadline == 0 {
+                // Lost, and never otherwise again.
+                (hold.old, hold.renewal) = (false, None);
+            }
         }
+    }
+}
+
+/// Somebody leaves.
+fn leave(state: &mut State, who: Who, which: Which, had: Hold) {
+    state.clients[who].tasks[which] = Task::Done;
+    // Without a connection it is left to the lease, which is worse than a release that comes later.
+    if state.clients[who].connected && state.master.holder == Some(had.grant) {
+        (state.master.holder, state.master.lease) = (None, 0);
     }
 }
 

@@ -14,7 +14,7 @@ fn task(who: Who, which: Which) -> String {
 
 fn hold(state: &State, who: Who, which: Which) -> Option<&Hold> {
     match &state.clients[who].tasks[which] {
-        Task::Holding(hold) => Some(hold),
+        Task::Holding(hold) | Task::Answered(hold) => Some(hold),
         _ => None,
     }
 }
@@ -23,14 +23,19 @@ pub(super) fn step(model: &Failover, before: &State, action: Action) -> Option<S
     let after = model.next_state(before, action)?;
     Some(match action {
         Action::Tick => return None,
-        Action::Acquire(who) => {
+        Action::Acquire(who, at_once) => {
             let which = before.clients[who].front()?;
             let hold = hold(&after, who, which)?;
             let more = match hold.reserved {
                 0 => String::new(),
                 _ => format!(" and {} for later", hold.token + 1),
             };
-            format!("{} gets the lock, token {}{more}", task(who, which), hold.token)
+            let late = if at_once { "" } else { "; the answer is late" };
+            format!(
+                "{} gets the lock, token {}{more}{late}",
+                task(who, which),
+                hold.token
+            )
         }
         Action::Write(who, which) => {
             format!(
@@ -56,9 +61,14 @@ pub(super) fn step(model: &Failover, before: &State, action: Action) -> Option<S
             )
         }
         Action::Leave(who, which) => format!("{} leaves", task(who, which)),
-        Action::Renew(who, which) => match hold(&after, who, which)?.deadline {
+        Action::Renew(who, which, false) => format!("{} is renewed; the answer is late", task(who, which)),
+        Action::Renew(who, which, true) => match hold(&after, who, which)?.deadline {
             0 => format!("{} is renewed and hears that its grant is gone", task(who, which)),
             _ => format!("{} is renewed", task(who, which)),
+        },
+        Action::Hear(who, which) => match before.clients[who].tasks[which] {
+            Task::Answered(_) => format!("{} hears that it has got the lock", task(who, which)),
+            _ => format!("{} hears of its renewal", task(who, which)),
         },
         Action::Replicate => "the replica has seen everything".to_owned(),
         Action::FailOver => "the replica takes over".to_owned(),

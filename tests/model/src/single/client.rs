@@ -69,7 +69,7 @@ impl Single {
         if lives
             && may_leave
             && !hold.suspect
-            && hold.deadline >= HANDED_ON_WITH
+            && (hold.deadline >= HANDED_ON_WITH || !self.keeps(Rule::HandedOnInTime))
             && hold.reserved > 0
             && state.clients[who].front().is_some()
         {
@@ -245,6 +245,7 @@ impl Single {
                     renewal: None,
                     suspect: false,
                     reserved: BLOCK - 1,
+                    fresh: false,
                 };
                 if deadline == 0 || (attempt.abandoned && client.front().is_none()) {
                     // Dropped, which gives it back.
@@ -270,7 +271,7 @@ impl Single {
                 if hold.deadline == 0 && self.keeps(Rule::LostIsFinal) {
                     // Too late is too late.
                 } else if answer == Packet::Gone {
-                    (hold.ended, hold.deadline) = (true, 0);
+                    (hold.ended, hold.deadline, hold.fresh) = (true, 0, false);
                 } else {
                     hold.suspect = false;
                     hold.deadline = hold.deadline.max(self.deadline(age));
@@ -298,6 +299,7 @@ impl Single {
         client.tasks[next] = Task::Holding(Hold {
             token,
             reserved: hold.reserved - 1,
+            fresh: true,
             ..hold
         });
         self.write(&mut state.resource, token);

@@ -61,6 +61,8 @@ pub enum Rule {
     IdsAreNew,
     /// A grant whose release is queued is not handed on.
     HandedOnBeforeRelease,
+    /// A grant is handed on only while a third of its lease is left.
+    HandedOnInTime,
     /// Every grant has a lease.
     LeasesEnd,
     /// The resource refuses a token older than the last one.
@@ -83,6 +85,7 @@ impl check::Rule for Rule {
         Rule::ReleasedAfterThat,
         Rule::IdsAreNew,
         Rule::HandedOnBeforeRelease,
+        Rule::HandedOnInTime,
         Rule::LeasesEnd,
         Rule::TokenIsChecked,
     ];
@@ -124,6 +127,7 @@ impl check::Rule for Rule {
             | R::LateIsRefused
             | R::ReleasedAfterThat => NO_GHOST,
             R::LostIsFinal => LOST_IS_FINAL,
+            R::HandedOnInTime => NOT_IN_VAIN,
             R::LeasesEnd => FREE_IN_TIME,
             R::TokenIsChecked => IN_ORDER,
         }
@@ -143,6 +147,7 @@ impl check::Rule for Rule {
             | R::LateIsRefused
             | R::ReleasedAfterThat
             | R::RenewalNeverCreates
+            | R::HandedOnInTime
             | R::IdsAreNew => late = 1,
             R::LeasesEnd => crashes = 1,
             R::HandedOnBeforeRelease => lost = 0,
@@ -150,7 +155,7 @@ impl check::Rule for Rule {
         Single {
             without: Some(self),
             tasks: match self {
-                R::OwnerIsChecked | R::HandedOnBeforeRelease | R::IdsAreNew => 2,
+                R::OwnerIsChecked | R::HandedOnBeforeRelease | R::HandedOnInTime | R::IdsAreNew => 2,
                 _ => 1,
             },
             faults: Faults {
@@ -180,6 +185,9 @@ pub const NO_GHOST: &str = "no ghost holds";
 pub const FREE_IN_TIME: &str = "free within a lease";
 /// When nothing more goes wrong, everybody has soon had the lock. Looked at only where it is asked for.
 pub const NOBODY_IS_STUCK: &str = "nobody is stuck";
+
+/// Who takes the lock over from another task has it for a tick at least.
+pub const NOT_IN_VAIN: &str = "who takes over has time";
 
 /// How much may go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -395,6 +403,10 @@ impl Model for Single {
                     || client.holds().any(|hold| hold.id == id)
                     || client.attempts.iter().any(|attempt| attempt.id == id)
                     || client.releases.iter().any(|release| release.id == id)
+            }),
+            Property::always(NOT_IN_VAIN, |_, state: &State| {
+                let mut holds = state.clients.iter().flat_map(Client::holds);
+                !holds.any(|hold| hold.fresh && hold.deadline == 0)
             }),
             Property::always(FREE_IN_TIME, |_, state: &State| state.store.orphaned <= LEASE),
             Property::always(NOBODY_IS_STUCK, |model: &Single, state: &State| {

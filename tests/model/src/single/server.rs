@@ -221,6 +221,7 @@ impl Single {
             for task in &mut client.tasks {
                 if let Task::Holding(hold) = task {
                     hold.deadline = hold.deadline.saturating_sub(1);
+                    hold.fresh &= hold.deadline == 0;
                     hold.ended |= hold.deadline == 0 && self.keeps(Rule::ClockIsAsked);
                     hold.due = hold.due.saturating_sub(1);
                     hold.renewal = hold.renewal.map(|age| (age + 1).min(LEASE - MARGIN));

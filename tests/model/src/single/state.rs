@@ -119,6 +119,8 @@ pub struct Hold {
     pub suspect: bool,
     /// Tokens that are left for those to whom it is handed on.
     pub reserved: u8,
+    /// It was handed on, and no tick has passed since but the one that ended it.
+    pub fresh: bool,
 }
 
 /// An acquire that was sent and not answered yet.
