@@ -74,12 +74,22 @@ fn tables(names: &[String]) -> ExitCode {
             }
         }
     }
+    if head.is_some()
+        && names.iter().any(|name| !name.is_empty())
+        && !worlds().iter().any(|world| is_wanted(&world.name, names))
+    {
+        eprintln!("nothing has a name with: {}; see --list", names.join(" "));
+        return ExitCode::FAILURE;
+    }
     code(good)
 }
 
 fn traces(names: &[String]) -> ExitCode {
     let wanted = rules().into_iter().filter(|rule| is_wanted(&rule.name, names));
     let found: Vec<_> = wanted.map(|rule| (rule.look)()).collect();
+    if found.is_empty() {
+        eprintln!("no rule has a name with: {}; see --list", names.join(" "));
+    }
     for example in found.iter().flatten() {
         println!("{}", example.told());
     }
