@@ -164,6 +164,35 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
+    async fn a_set_whose_keys_are_each_busy_all_the_time_is_had_in_the_end(store: &Store) {
+        let mut busy = Vec::new();
+        for (key, time) in [("a", 71), ("b", 113), ("c", 131)] {
+            let client = store.client().await;
+            // There is always one who waits for it.
+            for _ in 0..2 {
+                let lock = client.lock(key);
+                busy.push(tokio::spawn(async move {
+                    loop {
+                        let guard = lock.acquire().await.unwrap();
+                        tokio::time::sleep(Duration::from_millis(time)).await;
+                        guard.release().await.unwrap();
+                    }
+                }));
+            }
+        }
+        let client = store.client().await;
+        for _ in 0..2 {
+            let guard = client.multi(["c", "a", "b"]).wait(PATIENCE).acquire().await.unwrap();
+            assert!(guard.is_held());
+            guard.release().await.unwrap();
+        }
+        for task in busy {
+            task.abort();
+            let _ = task.await;
+        }
+        store.assert_clean(&[&client]).await;
+    }
+
     async fn a_key_that_is_named_twice_counts_once(store: &Store) {
         let (a, b) = two(store).await;
         let lock = a.multi(["b", "a", "b"]);

@@ -51,7 +51,7 @@ impl Setting {
 /// times are such that the keys come free at different moments.
 async fn load(setting: &Setting) -> Vec<JoinHandle<()>> {
     let mut tasks = Vec::new();
-    for (key, time) in KEYS.iter().zip([7, 11, 13]) {
+    for (key, time) in KEYS.iter().zip([71, 113, 131]) {
         let client = setting.client().await;
         for _ in 0..2 {
             let lock = client.lock(*key);
@@ -77,7 +77,7 @@ async fn stop(tasks: Vec<JoinHandle<()>>) {
 
 /// Has a call find one of "a" and "b" free and the other one busy, until it takes them in order; then it has "a", and
 /// "b" is held by who is given back.
-async fn drive_until_it_holds_a(setting: &Setting, others: &LockClient) -> dlock::LockGuard {
+async fn drive_until_it_holds_a(others: &LockClient) -> dlock::LockGuard {
     // It waits for whichever was busy last.
     let mut held = others.lock("a").acquire().await.unwrap();
     let mut other = "b";
@@ -95,7 +95,6 @@ async fn drive_until_it_holds_a(setting: &Setting, others: &LockClient) -> dlock
     sleep(20 * MS).await;
     let of_a = others.inspect("a").await.unwrap();
     assert!(of_a.is_some(), "it holds nothing");
-    let _ = setting;
     b
 }
 
@@ -176,7 +175,7 @@ fn who_holds_one_and_waits_for_another_is_let_by_after_a_while() {
                 lock.acquire().await
             }
         });
-        let b = drive_until_it_holds_a(&setting, &others).await;
+        let b = drive_until_it_holds_a(&others).await;
         // Against the order: each has what the other waits for.
         let begun = Instant::now();
         let a = others.lock("a").acquire().await.unwrap();
@@ -207,7 +206,7 @@ fn what_it_holds_while_it_waits_is_renewed_and_given_back_when_the_wait_is_over(
                 sleep(10 * MS).await;
                 lock.acquire().await
             });
-            let b = drive_until_it_holds_a(&setting, &others).await;
+            let b = drive_until_it_holds_a(&others).await;
             // More than two leases.
             for _ in 0..5 {
                 sleep(90 * MS).await;
@@ -251,7 +250,7 @@ fn a_hold_that_is_lost_while_it_waits_for_the_next_is_noticed() {
             sleep(10 * MS).await;
             lock.acquire().await
         });
-        let b = drive_until_it_holds_a(&setting, &others).await;
+        let b = drive_until_it_holds_a(&others).await;
         assert!(others.force_release("a").await.unwrap());
         let a = others.lock("a").try_acquire().await.unwrap();
         b.release().await.unwrap();
@@ -268,7 +267,7 @@ fn a_hold_that_is_lost_while_it_waits_for_the_next_is_noticed() {
 fn rule_19_dropped_at_any_moment_on_its_way_it_leaves_nothing() {
     for together in [true, false] {
         paused(async move {
-            for at in (0..400).step_by(7) {
+            for at in (0..3000).step_by(37) {
                 let setting = Setting::new(together);
                 let (others, client) = (setting.client().await, setting.client().await);
                 let busy = load(&setting).await;
