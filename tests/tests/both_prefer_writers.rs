@@ -96,6 +96,8 @@ on_every_store! {
             reader.abort();
             let _ = reader.await;
         }
+        // What was under way is undone in the background.
+        eventually("nobody is inside", async || a.holders("k").await.unwrap().is_empty()).await;
         store.assert_clean(&[&a, &b]).await;
     }
 
