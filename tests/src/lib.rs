@@ -43,7 +43,7 @@ pub use resp::Command;
 pub use running::{Ended, Running};
 pub use server::{Flavor, Server, ServerBuilder};
 pub use store::{Shared, Store, is_of_a_step, settle};
-pub use topology::{Cluster, ClusterBuilder, Replicas, ReplicasBuilder, slot_of};
+pub use topology::{Cluster, ClusterBuilder, Independent, Replicas, ReplicasBuilder, slot_of};
 pub use watched::{Seen as StepsSeen, Watched};
 
 /// Waits until `holds` does, looking again every few milliseconds.

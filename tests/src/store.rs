@@ -4,17 +4,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
+use dlock::backend::quorum::Quorum;
 use dlock::{LockClient, LockClientBuilder};
 use tokio::sync::OnceCell;
 
 use crate::faults::PATIENCE;
-use crate::{Cluster, Flavor, Replicas, Server, eventually};
+use crate::{Cluster, Flavor, Independent, Replicas, Server, eventually};
 
 /// A store that locks can be on.
 #[derive(Debug)]
 pub enum Store {
     /// In this process.
     Memory(MemoryBackend),
+    /// A majority of several such.
+    Quorum(Vec<MemoryBackend>),
     /// On a real server of the flavour that `DLOCK_TEST_SERVER` names.
     Server(Box<Server>),
     /// On several of them, which all tests of the process share.
@@ -32,6 +35,7 @@ pub struct Shared {
 enum Several {
     Cluster(&'static Cluster),
     Replicas(&'static Replicas),
+    Quorum(&'static Independent),
 }
 
 impl Shared {
@@ -46,12 +50,14 @@ impl Shared {
         match self.servers {
             Several::Cluster(cluster) => cluster.url(),
             Several::Replicas(replicas) => replicas.url(),
+            Several::Quorum(quorum) => quorum.url(),
         }
     }
 
     async fn keys(&self) -> Vec<String> {
         match self.servers {
             Several::Cluster(cluster) => cluster.keys(&self.prefix).await,
+            Several::Quorum(quorum) => quorum.keys(&self.prefix).await,
             Several::Replicas(replicas) => {
                 let mut keys = replicas.master().await.keys().await;
                 keys.retain(|key| key.contains(&self.prefix));
@@ -63,6 +69,7 @@ impl Shared {
     async fn pubsub_channels(&self) -> Vec<String> {
         match self.servers {
             Several::Cluster(cluster) => cluster.pubsub_channels(&self.prefix).await,
+            Several::Quorum(quorum) => quorum.pubsub_channels(&self.prefix).await,
             Several::Replicas(replicas) => {
                 let mut channels = replicas.master().await.pubsub_channels().await;
                 channels.retain(|channel| channel.contains(&self.prefix));
@@ -77,6 +84,8 @@ impl Shared {
             let server = match self.servers {
                 Several::Cluster(cluster) => cluster.owner_of(&key).await,
                 Several::Replicas(replicas) => replicas.master().await,
+                // It has no kind of which anything stays.
+                Several::Quorum(_) => return false,
             };
             if !may_stay(server, &key).await {
                 return false;
@@ -92,6 +101,15 @@ impl Shared {
                 for prefix in [&self.prefix, "dlock:fence"] {
                     for key in cluster.keys(prefix).await {
                         cluster.owner_of(&key).await.command(&["DEL", &key]).await;
+                    }
+                }
+            }
+            Several::Quorum(quorum) => {
+                for server in quorum.servers() {
+                    for key in server.keys().await {
+                        if key.contains(&self.prefix) || key == "dlock:fence" {
+                            server.command(&["DEL", &key]).await;
+                        }
                     }
                 }
             }
@@ -139,6 +157,22 @@ impl Store {
         Shared::of(Several::Replicas(REPLICAS.get_or_init(|| started).await))
     }
 
+    /// A quorum of three servers, the same for all tests of a process.
+    pub async fn quorum() -> Store {
+        static QUORUM: OnceCell<Independent> = OnceCell::const_new();
+        let started = async {
+            let quorum = Independent::start(Flavor::from_env(), 3).await;
+            quorum.stays();
+            quorum
+        };
+        Shared::of(Several::Quorum(QUORUM.get_or_init(|| started).await))
+    }
+
+    /// A quorum of three stores in memory.
+    pub fn memory_quorum() -> Store {
+        Store::Quorum((0..3).map(|_| MemoryBackend::new()).collect())
+    }
+
     /// A client: to the others what another process is.
     pub async fn client(&self) -> LockClient {
         self.client_with(|builder| builder).await
@@ -154,6 +188,12 @@ impl Store {
     ) -> LockClient {
         let builder = match self {
             Store::Memory(backend) => LockClient::builder().backend(backend.clone()),
+            Store::Quorum(members) => {
+                let members = members.iter().enumerate();
+                let named = members.map(|(at, member)| (format!("member {at}"), member.clone()));
+                let quorum = Quorum::new(named).trust_fresh_servers(true);
+                LockClient::builder().backend(quorum.max_lease(Duration::from_secs(3600)))
+            }
             // A machine that stands still for a while is no trouble that these tests are about.
             Store::Server(server) => LockClient::builder()
                 .url(server.url())
@@ -175,23 +215,24 @@ impl Store {
     pub fn as_server(&self) -> &Server {
         match self {
             Store::Server(server) => server,
-            Store::Memory(_) | Store::Shared(_) => panic!("this test is for one server"),
+            Store::Memory(_) | Store::Quorum(_) | Store::Shared(_) => panic!("this test is for one server"),
         }
     }
 
     /// The server that has a lock of this name now, and what it is called there.
     ///
     /// # Panics
-    /// On memory.
+    /// On memory, and on a quorum, of which each server has it.
     pub async fn place_of(&self, name: &str) -> (&Server, String) {
         match self {
-            Store::Memory(_) => panic!("this test is for servers"),
+            Store::Memory(_) | Store::Quorum(_) => panic!("this test is for servers"),
             Store::Server(server) => (server, name.to_owned()),
             Store::Shared(Shared { servers, prefix }) => {
                 let name = format!("{prefix}{name}");
                 let server = match servers {
                     Several::Cluster(cluster) => cluster.owner_of(&name).await,
                     Several::Replicas(replicas) => replicas.master().await,
+                    Several::Quorum(_) => panic!("this test is for locks that are on one server"),
                 };
                 (server, name)
             }
@@ -202,6 +243,7 @@ impl Store {
     pub async fn flush(&self) {
         match self {
             Store::Memory(backend) => backend.clear(),
+            Store::Quorum(members) => members.iter().for_each(MemoryBackend::clear),
             Store::Server(server) => server.flush().await,
             Store::Shared(shared) => shared.flush().await,
         }
@@ -224,6 +266,14 @@ impl Store {
                 assert!(backend.is_empty(), "a lock is left in memory");
                 assert_eq!(backend.watched(), 0, "a watch is left in memory");
                 assert_eq!(backend.queued(), 0, "a place in a queue is left in memory");
+            }
+            // A majority has answered when somebody goes on, and the others do a moment later.
+            Store::Quorum(members) => {
+                let is_clean = |backend: &MemoryBackend| backend.is_empty() && backend.watched() == 0;
+                eventually("no lock and no watch is left in a member", || async {
+                    members.iter().all(is_clean)
+                })
+                .await;
             }
             Store::Server(server) => {
                 eventually(
@@ -290,6 +340,22 @@ macro_rules! on_every_store {
         mod sentinel {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
             async fn $name() { super::$name(&$crate::Store::sentinel().await).await; })*
+        }
+    };
+}
+
+/// Makes each of these tests two more: on a quorum of servers, and on one of stores in memory. For those whose kinds of
+/// locks a quorum has.
+#[macro_export]
+macro_rules! on_quorums {
+    ($($(#[$attr:meta])* $name:ident),* $(,)?) => {
+        mod quorum {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
+            async fn $name() { super::$name(&$crate::Store::quorum().await).await; })*
+        }
+        mod memory_quorum {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] $(#[$attr])*
+            async fn $name() { super::$name(&$crate::Store::memory_quorum()).await; })*
         }
     };
 }

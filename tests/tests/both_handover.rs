@@ -105,3 +105,8 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1]]).await;
     }
 }
+
+on_quorums! {
+    a_coming_and_going,
+    both_processes_get_their_turns,
+}

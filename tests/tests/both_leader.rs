@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{Error, Loss};
 use dlock_tests::faults::{SOON, within};
-use dlock_tests::{eventually, on_every_store};
+use dlock_tests::{eventually, on_every_store, on_quorums};
 
 /// No test waits for the end of this one: what passes on before it does so for another reason.
 const LEASE: Duration = Duration::from_secs(300);
@@ -83,4 +83,11 @@ on_every_store! {
         assert!(matches!(late, Err(Error::Lost { .. })), "{late:?}");
         store.assert_clean(&[&a, &b]).await;
     }
+}
+
+on_quorums! {
+    who_leads_can_be_seen_by_all,
+    who_resigns_or_drops_the_term_is_followed_at_once_by_one_with_a_greater_token,
+    work_that_is_done_ends_lead_with_its_result_and_a_panic_resigns_too,
+    a_term_that_was_taken_away_is_lost_and_its_work_dropped,
 }

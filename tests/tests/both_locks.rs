@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, Loss, scope};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
-use dlock_tests::{eventually, on_every_store, settle};
+use dlock_tests::{eventually, on_every_store, on_quorums, settle};
 use futures_util::poll;
 use futures_util::stream::{self, StreamExt};
 
@@ -518,4 +518,34 @@ on_every_store! {
 /// Waits until what was dropped has arrived at the store.
 async fn settle_releases(client: &dlock::LockClient) {
     let _ = client.inspect("nothing").await;
+}
+
+on_quorums! {
+    one_holder_at_a_time_in_one_process_and_across,
+    try_acquire_asks_once_and_says_what_is_left_of_the_lease,
+    a_wait_ends_when_it_is_over_and_leaves_nothing,
+    a_release_wakes_a_waiter_in_another_process,
+    rule_18_what_was_dropped_is_free_for_the_next_line,
+    rule_18_guards_are_released_outside_a_runtime_and_in_a_panic,
+    rule_3_nested_calls_re_enter,
+    rule_3_siblings_in_a_frame_exclude_each_other,
+    rule_3_siblings_outside_any_frame_exclude_each_other,
+    rule_4_a_bare_guard_encloses_no_code,
+    rule_5_a_spawned_task_inherits_only_on_purpose,
+    rule_3_a_lost_frame_gives_an_error_and_never_the_lock_afresh,
+    rule_8_a_fixed_lease_ends_by_itself_and_leaks_into_nothing,
+    rule_11_max_hold_ends_a_holder_that_is_stuck,
+    rule_11_min_hold_keeps_the_lock_taken,
+    rule_12_a_lock_that_is_forced_open_is_lost_at_the_next_check,
+    rule_14_run_drops_the_work_when_the_lock_is_lost,
+    rule_15_a_release_after_a_forced_one_reports_the_loss,
+    rule_16_tokens_grow_over_release_expiry_and_flush,
+    rule_18_shutdown_ends_everything_in_good_order,
+    rule_18_a_guard_keeps_its_client_alive,
+    rule_21_futures_are_send_static_and_borrow_nothing,
+    rule_24_waiters_of_a_process_come_in_their_order,
+    rule_25_one_waiter_too_many_is_refused_at_once,
+    a_waiter_in_front_that_gives_up_leaves_its_place_to_the_next,
+    people_can_look_at_locks,
+    ten_thousand_cycles_leave_nothing,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
 use dlock_tests::faults::{LEASE, PATIENCE, SOON, is_confirmed, is_free, within};
-use dlock_tests::{Store, eventually, on_every_store, settle};
+use dlock_tests::{Store, eventually, on_every_store, on_quorums, settle};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -501,4 +501,26 @@ on_every_store! {
         assert_eq!(lost.await.1, Loss::Released);
         store.assert_clean(&[&client]).await;
     }
+}
+
+on_quorums! {
+    sets_in_any_order_never_dead_lock_and_keep_the_sums_right,
+    two_sets_in_opposite_order_take_turns,
+    when_one_is_busy_none_is_taken,
+    whichever_is_busy_next_is_waited_for_with_empty_hands,
+    a_key_that_is_named_twice_counts_once,
+    what_makes_no_sense_is_refused_before_anything_is_sent,
+    the_wait_is_for_all_of_them_together,
+    rule_25_one_waiter_too_many_is_refused_at_once,
+    rule_16_each_lock_has_a_token_of_its_own_that_grows,
+    the_loss_of_one_is_the_loss_of_the_whole,
+    a_release_goes_on_through_failures_and_tells_them_all,
+    dropped_guards_give_all_back_also_in_a_panic_and_outside_a_runtime,
+    rule_3_a_set_re_enters_what_the_frame_holds_and_is_re_entered,
+    rule_3_siblings_exclude_each_other_and_keep_nothing_while_they_wait,
+    the_current_hold_in_a_set_is_all_of_it,
+    a_lost_member_fails_its_re_entry_and_no_other,
+    sets_of_readers_share_and_keep_writers_out,
+    rule_18_shutdown_ends_those_who_wait_and_those_who_hold,
+    rule_21_futures_are_send_static_and_borrow_nothing,
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, Kind, Lock, LockClient, Loss};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
-use dlock_tests::{on_every_store, settle};
+use dlock_tests::{on_every_store, on_quorums, settle};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -298,4 +298,19 @@ on_every_store! {
         drop((readers, writer));
         store.assert_clean(&[&a, &b]).await;
     }
+}
+
+on_quorums! {
+    readers_share_and_a_writer_is_alone,
+    rule_16_readers_and_writers_have_tokens_that_only_grow,
+    who_is_refused_learns_what_is_left_of_the_longest_lease,
+    the_last_reader_wakes_a_writer_and_a_writer_wakes_all_readers,
+    rule_18_what_was_dropped_is_free_for_the_next_line,
+    each_reader_has_a_lease_of_its_own,
+    rule_8_each_reader_is_renewed_for_itself,
+    rule_11_min_hold_keeps_others_out_on_either_side,
+    rule_11_max_hold_ends_a_reader_that_is_stuck,
+    a_forced_release_ends_all_holders_and_wakes_everybody,
+    another_kind_of_lock_by_the_same_name_is_a_clear_error,
+    people_can_look_at_all_who_are_inside,
 }

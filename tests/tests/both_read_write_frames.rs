@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, Kind, Lock, LockClient, Loss, scope};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, is_confirmed, within};
-use dlock_tests::{on_every_store, settle};
+use dlock_tests::{on_every_store, on_quorums, settle};
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
@@ -337,4 +337,19 @@ on_every_store! {
         drop((reader, reading));
         store.assert_clean(&[&client, &other]).await;
     }
+}
+
+on_quorums! {
+    rule_3_a_read_in_a_read_frame_and_a_write_in_a_write_frame_enter,
+    rule_3_siblings_that_read_do_not_exclude_each_other,
+    a_writer_may_read_and_keeps_others_out,
+    a_writer_that_leaves_its_read_behind_lets_readers_in_and_no_writer,
+    a_downgrade_has_no_gap_for_a_writer_and_lets_readers_in,
+    a_downgrade_keeps_what_was_left_of_a_fixed_lease_and_refuses_what_is_no_write_lock,
+    rule_6_a_reader_who_asks_to_write_is_told_at_once_that_it_would_deadlock,
+    a_writer_that_reads_may_write_inside_and_a_reader_that_is_left_may_not,
+    rule_3_siblings_in_a_write_frame_exclude_each_other_unless_both_read,
+    sets_of_locks_keep_the_same_rules,
+    rule_3_a_lost_write_frame_gives_no_read_lock,
+    a_read_outlives_the_lease_of_the_writer_it_came_in_under,
 }

@@ -76,6 +76,31 @@ impl Quorum {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_comes_back_gets_no_acquire_behind_its_release() {
+    const LEASE: Duration = Duration::from_secs(50);
+    let q = Quorum::start(3).await;
+    let a = answered(|| q.builder().trust_fresh_servers(true).lease(LEASE).build())
+        .await
+        .unwrap();
+    for _ in 0..5 {
+        is_free(&a, "k").await;
+        // Both wait for the connection, while the others have decided long ago.
+        q.proxies[0].refuse();
+        q.proxies[0].cut();
+        let guard = answered(|| a.lock("k").acquire()).await.unwrap();
+        guard.release().await.unwrap();
+        q.proxies[0].accept();
+        let begun = Instant::now();
+        eventually("all members are there again", || async {
+            q.proxies[0].connections_open() > 0 && a.inspect("k").await.is_ok()
+        })
+        .await;
+        q.assert_clean(&[&a]).await;
+        assert!(begun.elapsed() < LEASE / 2, "only the end of the lease freed it");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_holder_at_a_time_over_several_clients_while_servers_go_and_come() {
     let q = Quorum::start(3).await;
     let clients = join_all((0..3).map(|_| q.client())).await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use anyhow::Context;
 use redis::Value;
 
 use crate::port::Port;
-use crate::{Clock, Flavor, Server, child, eventually};
+use crate::{Clock, Flavor, Proxy, Server, child, eventually};
 
 /// How many slots there are.
 const SLOTS: u16 = 16_384;
@@ -27,6 +27,7 @@ pub struct ClusterBuilder {
     replicas: usize,
     persistence: bool,
     clock: Option<Arc<Clock>>,
+    proxies: bool,
     config: Vec<(String, String)>,
 }
 
@@ -52,6 +53,12 @@ impl ClusterBuilder {
     /// Has the servers go by this clock. By the machine's by default.
     pub fn clock(mut self, clock: Option<Arc<Clock>>) -> Self {
         self.clock = clock;
+        self
+    }
+
+    /// Whether clients reach each server by a proxy, whose address it announces. Off by default.
+    pub fn behind_proxies(mut self, on: bool) -> Self {
+        self.proxies = on;
         self
     }
 
@@ -99,9 +106,24 @@ impl ClusterBuilder {
             for (name, value) in &self.config {
                 builder = builder.config(name, value);
             }
+            // The server's own address is known only when its configuration is.
+            let proxy = self
+                .proxies
+                .then(|| Proxy::start((Ipv4Addr::LOCALHOST, 1).into()));
+            if let Some(proxy) = &proxy {
+                builder = builder.config("cluster-announce-port", &proxy.port().to_string());
+            }
             let id = format!("{:032x}{:08x}", fastrand::u128(..), fastrand::u32(..));
             let server = Server::prepare(builder)?;
-            nodes.push(Node { id, bus, server });
+            if let Some(proxy) = &proxy {
+                proxy.retarget(server.addr());
+            }
+            nodes.push(Node {
+                id,
+                bus,
+                server,
+                proxy,
+            });
         }
         let cluster = Cluster {
             masters: self.masters,
@@ -128,6 +150,14 @@ struct Node {
     id: String,
     bus: Port,
     server: Server,
+    proxy: Option<Proxy>,
+}
+
+impl Node {
+    /// Where clients find it.
+    fn announced(&self) -> SocketAddr {
+        self.proxy.as_ref().map_or(self.server.addr(), Proxy::addr)
+    }
 }
 
 /// Some masters, each with its replicas, on 127.0.0.1. They are killed when this is dropped.
@@ -161,6 +191,7 @@ impl Cluster {
             replicas: 1,
             persistence: false,
             clock: None,
+            proxies: false,
             config: Vec::new(),
         }
     }
@@ -170,7 +201,7 @@ impl Cluster {
         let mut file = String::new();
         for (at, node) in self.nodes.iter().enumerate() {
             let shard = at % self.masters;
-            let (bus, port) = (node.bus.number(), node.server.port());
+            let (bus, port) = (node.bus.number(), node.announced().port());
             let flags = match std::ptr::eq(node, myself) {
                 true => "myself,",
                 false => "",
@@ -207,8 +238,17 @@ impl Cluster {
 
     /// Its URL, with all servers in it.
     pub fn url(&self) -> String {
-        let addresses: Vec<_> = self.servers().map(|server| server.addr().to_string()).collect();
+        let addresses: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|node| node.announced().to_string())
+            .collect();
         format!("redis+cluster://{}", addresses.join(","))
+    }
+
+    /// The proxies before its servers, in their order; none unless it was started with them.
+    pub fn proxies(&self) -> Vec<&Proxy> {
+        self.nodes.iter().filter_map(|node| node.proxy.as_ref()).collect()
     }
 
     /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.
@@ -237,7 +277,9 @@ impl Cluster {
                 .get(1)
                 .and_then(|port| redis::from_redis_value(port.clone()).ok());
             let port: u16 = port.expect("a server has a port");
-            view.entry(([127, 0, 0, 1], port).into())
+            let announced = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let node = self.nodes.iter().find(|node| node.announced() == announced);
+            view.entry(node.map_or(announced, |node| node.server.addr()))
                 .or_default()
                 .push((first, last));
         }

@@ -1,8 +1,10 @@
-//! Several servers that belong together: a Cluster, and a replica set with its sentinels.
+//! Several servers that belong together: a Cluster, a replica set with its sentinels, and those of a quorum.
 
 mod cluster;
+mod quorum;
 mod sentinel;
 
 pub use cluster::{Cluster, ClusterBuilder, slot_of};
+pub use quorum::Independent;
 pub(crate) use sentinel::SERVICE;
 pub use sentinel::{Replicas, ReplicasBuilder};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::{Clock, Flavor, Server, ServerBuilder, child, eventually};
+use crate::{Clock, Flavor, Proxy, Server, ServerBuilder, child, eventually};
 
 /// The name of the master among the sentinels.
 pub(crate) const SERVICE: &str = "main";
@@ -65,12 +65,16 @@ impl ReplicasBuilder {
         }
     }
 
-    fn sentinel(&self, master: SocketAddr) -> ServerBuilder {
+    /// For the master there, which counts as dead after so many milliseconds.
+    fn sentinel(&self, master: SocketAddr, down_after: u32) -> ServerBuilder {
         let at = format!("{SERVICE} {} {} 2", master.ip(), master.port());
         let builder = Server::builder(self.flavor)
             .sentinel()
             .config("sentinel", &format!("monitor {at}"))
-            .config("sentinel", &format!("down-after-milliseconds {SERVICE} 500"))
+            .config(
+                "sentinel",
+                &format!("down-after-milliseconds {SERVICE} {down_after}"),
+            )
             .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
             .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
         match &self.password {
@@ -91,11 +95,12 @@ impl ReplicasBuilder {
         let at = master.addr();
         let replica = || self.server(Some(at)).start();
         let (first, second) = tokio::join!(replica(), replica());
-        let sentinel = || self.sentinel(at).start();
+        let sentinel = || self.sentinel(at, 500).start();
         let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());
         let replicas = Replicas {
             servers: vec![master, first, second],
             sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
+            proxy: None,
             password: self.password,
         };
         replicas.is_settled().await;
@@ -109,6 +114,8 @@ impl ReplicasBuilder {
 pub struct Replicas {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
+    /// Before the first master, by which the sentinels know it.
+    proxy: Option<Proxy>,
     password: Option<String>,
 }
 
@@ -128,6 +135,27 @@ impl Replicas {
     /// When they cannot be started.
     pub async fn start(flavor: Flavor) -> Replicas {
         Replicas::start_with(flavor, None).await
+    }
+
+    /// A master that everybody reaches by a proxy, without replicas, and three sentinels.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    pub async fn start_behind_proxy(flavor: Flavor) -> Replicas {
+        let master = Server::start(flavor).await;
+        let proxy = Proxy::start(master.addr());
+        // There is nobody who could take its place.
+        let builder = Replicas::builder(flavor);
+        let sentinel = || builder.sentinel(proxy.addr(), 60_000).start();
+        let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());
+        let replicas = Replicas {
+            servers: vec![master],
+            sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
+            proxy: Some(proxy),
+            password: None,
+        };
+        replicas.is_settled().await;
+        replicas
     }
 
     /// The same with sentinels that ask for this password.
@@ -167,6 +195,11 @@ impl Replicas {
         )
     }
 
+    /// The proxy before the master, where there is one.
+    pub fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref()
+    }
+
     /// The servers that have data: the first master first.
     pub fn servers(&self) -> &[Server] {
         &self.servers
@@ -189,6 +222,9 @@ impl Replicas {
             .try_query::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])
             .await;
         let (_, port) = answer.ok()?;
+        if self.proxy.as_ref().is_some_and(|proxy| proxy.port() == port) {
+            return self.servers.first();
+        }
         self.servers.iter().find(|server| server.port() == port)
     }
 
@@ -261,6 +297,27 @@ impl Replicas {
                 "the sentinels do not fail over: {asked:?}"
             );
         }
+    }
+}
+
+/// A sentinel for the master there, which counts as dead after so many milliseconds.
+fn sentinel(flavor: Flavor, master: SocketAddr, down_after: u32, password: Option<&str>) -> ServerBuilder {
+    let at = format!("{SERVICE} {} {} 2", master.ip(), master.port());
+    let builder = Server::builder(flavor)
+        .sentinel()
+        .config("sentinel", &format!("monitor {at}"))
+        .config(
+            "sentinel",
+            &format!("down-after-milliseconds {SERVICE} {down_after}"),
+        )
+        .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
+        .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
+    match password {
+        Some(password) => builder
+            .password(password)
+            .config("requirepass", password)
+            .config("sentinel", &format!("sentinel-pass {password}")),
+        None => builder,
     }
 }
 

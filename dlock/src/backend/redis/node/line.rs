@@ -64,12 +64,16 @@ impl Line {
         }
     }
 
-    /// Releases go first from now on: what is free shall be seen as free.
+    /// Releases go first from now on: what is free shall be seen as free. One whose acquire is in the line too stays
+    /// behind that: a quorum that has decided waits for no member.
     pub(super) fn releases_first(&mut self) {
-        let (releases, others): (Vec<_>, Vec<_>) = self
-            .steps
-            .drain(..)
-            .partition(|step| step.call.releases().is_some());
+        let acquires = self.steps.iter().filter(|step| step.call.is_acquire());
+        let taken: HashSet<String> = acquires.flat_map(|step| step.call.takes()).collect();
+        let goes_first = |step: &Step| {
+            let ends = step.call.releases();
+            ends.is_some_and(|grant| taken.is_empty() || !taken.contains(&grant.to_string()))
+        };
+        let (releases, others): (Vec<_>, Vec<_>) = self.steps.drain(..).partition(goes_first);
         for step in releases.into_iter().chain(others) {
             self.push(step);
         }

@@ -1,0 +1,72 @@
+//! Servers that know nothing of each other, for those who ask a majority of them.
+
+use std::fmt;
+
+use futures_util::future::join_all;
+
+use crate::{Flavor, Server, child};
+
+/// Some independent servers on 127.0.0.1. They are killed when this is dropped.
+pub struct Independent {
+    servers: Vec<Server>,
+}
+
+impl fmt::Debug for Independent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.servers).finish()
+    }
+}
+
+impl Independent {
+    /// So many of them.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    pub async fn start(flavor: Flavor, count: usize) -> Independent {
+        let servers = join_all((0..count).map(|_| Server::start(flavor))).await;
+        Independent { servers }
+    }
+
+    /// The servers.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The URL of their quorum. They vote from the beginning, and leases may be long.
+    pub fn url(&self) -> String {
+        let addresses: Vec<_> = self
+            .servers
+            .iter()
+            .map(|server| server.addr().to_string())
+            .collect();
+        let options = "trust_fresh_servers=true&max_lease=1h";
+        format!("quorum+redis://{}?{options}", addresses.join(","))
+    }
+
+    /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.
+    pub(crate) fn stays(&self) {
+        let dirs = self.servers.iter().map(|server| server.dir().to_owned());
+        child::remove_at_the_end(dirs).expect("a shell can be started");
+    }
+
+    /// All keys with `part` in their names on whichever server, sorted.
+    pub async fn keys(&self, part: &str) -> Vec<String> {
+        let all = join_all(self.servers.iter().map(Server::keys)).await;
+        let mut keys: Vec<_> = all
+            .into_iter()
+            .flatten()
+            .filter(|key| key.contains(part))
+            .collect();
+        keys.sort();
+        keys
+    }
+
+    /// The channels with `part` in their names that somebody is subscribed to, on whichever server.
+    pub async fn pubsub_channels(&self, part: &str) -> Vec<String> {
+        let all = join_all(self.servers.iter().map(Server::pubsub_channels)).await;
+        all.into_iter()
+            .flatten()
+            .filter(|channel| channel.contains(part))
+            .collect()
+    }
+}

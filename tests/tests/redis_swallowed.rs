@@ -1,0 +1,434 @@
+//! The reply to each step, swallowed once, in every topology: the outcome is the same as if it had arrived, or a clear
+//! error, and nothing is left behind.
+//!
+//! A life takes every step there is. It is lived once without a fault, to see which steps that are, and then once for
+//! each of them and for each way to lose its reply, all of them side by side.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock::record::{ClaimReply, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::{Error, Kind, LockClient, LockKey};
+use dlock_tests::faults::{
+    LEASE, PATIENCE, answered, built, hasty_builder, is_confirmed, is_free_soon, within,
+};
+use dlock_tests::records::{ask, by, fresh_key};
+use dlock_tests::{Cluster, Command, Flavor, Proxy, Replicas, Server, Swallow, eventually, is_of_a_step};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Servers, all behind proxies.
+enum Topology {
+    Server(Server, Proxy),
+    Sentinel(Replicas),
+    Cluster(Cluster),
+    Quorum(Vec<Server>, Vec<Proxy>),
+}
+
+impl Topology {
+    async fn server() -> Topology {
+        let server = Server::start(Flavor::from_env()).await;
+        let proxy = Proxy::start(server.addr());
+        Topology::Server(server, proxy)
+    }
+
+    async fn sentinel() -> Topology {
+        Topology::Sentinel(Replicas::start_behind_proxy(Flavor::from_env()).await)
+    }
+
+    async fn cluster() -> Topology {
+        let builder = Cluster::builder(Flavor::from_env()).replicas(0);
+        Topology::Cluster(builder.behind_proxies(true).start().await)
+    }
+
+    async fn quorum() -> Topology {
+        let servers = join_all((0..3).map(|_| Server::start(Flavor::from_env()))).await;
+        let proxies = servers.iter().map(|server| Proxy::start(server.addr())).collect();
+        Topology::Quorum(servers, proxies)
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Topology::Server(_, proxy) => proxy.url(),
+            Topology::Sentinel(replicas) => replicas.url(),
+            Topology::Cluster(cluster) => cluster.url(),
+            Topology::Quorum(_, proxies) => {
+                let hosts: Vec<_> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+                // No lease is longer than this.
+                let options = "trust_fresh_servers=true&max_lease=2min";
+                format!("quorum+redis://{}?{options}", hosts.join(","))
+            }
+        }
+    }
+
+    fn proxies(&self) -> Vec<&Proxy> {
+        match self {
+            Topology::Server(_, proxy) => vec![proxy],
+            Topology::Sentinel(replicas) => replicas.proxy().into_iter().collect(),
+            Topology::Cluster(cluster) => cluster.proxies(),
+            Topology::Quorum(_, proxies) => proxies.iter().collect(),
+        }
+    }
+
+    fn servers(&self) -> Vec<&Server> {
+        match self {
+            Topology::Server(server, _) => vec![server],
+            Topology::Sentinel(replicas) => replicas.servers().iter().collect(),
+            Topology::Cluster(cluster) => cluster.servers().collect(),
+            Topology::Quorum(servers, _) => servers.iter().collect(),
+        }
+    }
+
+    fn is_quorum(&self) -> bool {
+        matches!(self, Topology::Quorum(..))
+    }
+
+    /// Keys with this in their names that are left, beside what may stay.
+    async fn left(&self, prefix: &str) -> Vec<String> {
+        let mut left = Vec::new();
+        for server in self.servers() {
+            let mut keys = server.keys().await;
+            keys.retain(|key| {
+                let stays = key.starts_with("redisson_lock_token:") || is_of_a_step(key);
+                key.contains(prefix) && !stays
+            });
+            left.extend(keys);
+        }
+        left
+    }
+}
+
+/// What the first step of a call is called.
+fn name_of(command: &Command) -> Option<String> {
+    if !command.is_script() {
+        return None;
+    }
+    let keys: usize = command.arg(2).parse().ok()?;
+    let at = keys + 6;
+    Some(match &*command.arg(at) {
+        "vote" => format!("vote {}", command.arg(at + 4)),
+        "count" => format!("count {}", command.arg(at + 2)),
+        name => name.to_owned(),
+    })
+}
+
+/// Whether a call is about a key with this in its name.
+fn is_of(command: &Command, prefix: &str) -> bool {
+    let keys = command.arg(2).parse().unwrap_or(0);
+    (3..3 + keys).any(|at| command.arg(at).contains(prefix))
+}
+
+/// All that a lock of a kind can go through.
+async fn life_of_a_lock(kind: Kind, a: &LockClient, b: &LockClient) {
+    let key = format!("k:{kind}");
+    let others = match kind {
+        Kind::Read => Kind::Write,
+        kind => kind,
+    };
+    let theirs = b.lock(&*key).kind(others);
+    let guard = answered(|| a.lock(&*key).kind(kind).try_acquire()).await;
+    let guard = guard.unwrap_or_else(|error| panic!("{kind}: nobody else has it: {error}"));
+    is_confirmed(&guard).await;
+    let seen = answered(|| b.inspect(&*key)).await.unwrap();
+    assert!(seen.is_some(), "{kind}: it is held");
+    let busy = answered(|| theirs.clone().wait(50 * MS).acquire()).await;
+    assert!(busy.as_ref().is_err_and(Error::is_busy), "{kind}: {busy:?}");
+    guard.release().await.unwrap();
+    let next = answered(|| theirs.clone().wait(PATIENCE).acquire()).await;
+    next.unwrap().release().await.unwrap();
+    if kind == Kind::Write {
+        let guard = answered(|| a.lock(&*key).kind(kind).acquire()).await.unwrap();
+        match guard.downgrade().await {
+            Ok(reader) => {
+                let other = b.lock(&*key).kind(Kind::Read).wait(PATIENCE);
+                answered(|| other.acquire())
+                    .await
+                    .unwrap()
+                    .release()
+                    .await
+                    .unwrap();
+                reader.release().await.unwrap();
+            }
+            // Then it is given back.
+            Err(error) => assert!(error.is_unavailable(), "{error}"),
+        }
+        let next = answered(|| theirs.clone().wait(PATIENCE).acquire()).await;
+        next.unwrap().release().await.unwrap();
+    }
+}
+
+async fn life_of_a_forced_lock(a: &LockClient, b: &LockClient) {
+    let guard = answered(|| b.lock("forced").acquire()).await.unwrap();
+    // One whose reply was lost may have done it, and the next one finds nothing.
+    answered(|| a.force_release("forced")).await.unwrap();
+    is_free_soon(a, "forced").await;
+    // One that had to be repeated, and finds nothing, takes it for its own work.
+    let released = guard.release().await;
+    assert!(
+        released.as_ref().map_or_else(Error::is_lost, |()| true),
+        "{released:?}"
+    );
+}
+
+async fn life_of_several_locks(a: &LockClient, b: &LockClient) {
+    // In a Cluster these have one slot, and those in general three.
+    for name in ["{m}:", "m:"] {
+        let keys = [1, 2, 3].map(|n| LockKey::raw(format!("{name}{n}")));
+        let guard = answered(|| a.multi(keys.clone()).try_acquire()).await.unwrap();
+        let theirs = b.lock(keys[2].clone());
+        let busy = answered(|| theirs.try_acquire()).await;
+        assert!(busy.is_err_and(|error| error.is_busy()));
+        guard.release().await.unwrap();
+        for key in keys {
+            let lock = b.lock(key).wait(PATIENCE);
+            let guard = answered(|| lock.acquire()).await.unwrap();
+            guard.release().await.unwrap();
+        }
+    }
+}
+
+async fn life_of_semaphores(a: &LockClient, b: &LockClient) {
+    let owned = a.semaphore("s");
+    answered(|| owned.set_permits(3)).await.unwrap();
+    let permit = answered(|| owned.try_acquire_many(2)).await.unwrap();
+    let ensured = answered(|| permit.ensure(1000 * LEASE)).await;
+    assert!(matches!(ensured, Err(Error::InvalidOption { .. })) && permit.is_held());
+    // Carried out once each, or the sum is another one.
+    owned.add_permits(4).await.unwrap();
+    owned.remove_permits(2).await.unwrap();
+    let theirs = b.semaphore("s").wait(50 * MS);
+    eventually("what was taken twice is back", || async {
+        answered(|| theirs.available()).await.unwrap() == 3
+    })
+    .await;
+    let busy = answered(|| theirs.acquire_many(4)).await;
+    assert!(busy.is_err_and(|error| error.is_busy()));
+    permit.release().await.unwrap();
+    assert_eq!(answered(|| owned.available()).await.unwrap(), 5);
+    answered(|| owned.delete()).await.unwrap();
+
+    let unowned = a.unowned_semaphore("u");
+    answered(|| unowned.try_set_permits(6)).await.unwrap();
+    unowned.release_many(2).await.unwrap();
+    unowned.add_permits(1).await.unwrap();
+    assert_eq!(answered(|| unowned.available()).await.unwrap(), 9);
+    match unowned.acquire_many(4).await {
+        Ok(()) => assert_eq!(unowned.drain().await.unwrap(), 5),
+        Err(error) => panic!("it is asked for until it is had: {error}"),
+    }
+    answered(|| unowned.delete()).await.unwrap();
+}
+
+async fn life_of_a_latch(a: &LockClient, b: &LockClient) {
+    let latch = a.latch("l");
+    answered(|| latch.try_set_count(2)).await.unwrap();
+    assert_eq!(latch.count_down().await.unwrap(), 1);
+    assert_eq!(answered(|| latch.count()).await.unwrap(), 1);
+    let waiting = tokio::spawn({
+        let latch = b.latch("l");
+        async move { answered(|| latch.wait()).await }
+    });
+    assert_eq!(latch.count_down().await.unwrap(), 0);
+    within(PATIENCE, "the latch", waiting).await.unwrap().unwrap();
+    answered(|| latch.try_set_count(1)).await.unwrap();
+    answered(|| latch.delete()).await.unwrap();
+}
+
+/// The record that stays.
+async fn life_of_records(a: &Records) -> RecordKey {
+    let (done, released, token) = (fresh_key(), fresh_key(), ClaimToken::new());
+    for key in [&done, &released] {
+        let claim = by(&token, ask(key));
+        let reply = answered(|| a.claim(claim.clone())).await.unwrap();
+        assert!(
+            matches!(reply, ClaimReply::Claimed { attempt: 1, .. }),
+            "{reply:?}"
+        );
+    }
+    let stranger = answered(|| a.claim(ask(&done))).await.unwrap();
+    assert!(matches!(stranger, ClaimReply::InProgress { .. }), "{stranger:?}");
+    let hour = Duration::from_secs(3600);
+    let extended = answered(|| a.extend(&done, &token, hour, hour)).await.unwrap();
+    assert_eq!(extended, OwnerReply::Done);
+    let complete = || a.complete(&done, &token, b"result".to_vec(), hour);
+    assert_eq!(answered(complete).await.unwrap(), OwnerReply::Done);
+    let forgotten = answered(|| a.release(&released, &token)).await.unwrap();
+    assert_eq!(forgotten, OwnerReply::Done);
+    done
+}
+
+/// Every step there is, of two clients. The record that stays.
+async fn life(topology: &Topology, a: &LockClient, b: &LockClient) -> Option<RecordKey> {
+    for kind in [Kind::Lock, Kind::Read, Kind::Write] {
+        life_of_a_lock(kind, a, b).await;
+    }
+    life_of_a_forced_lock(a, b).await;
+    life_of_several_locks(a, b).await;
+    if topology.is_quorum() {
+        return None;
+    }
+    for kind in [Kind::Fair, Kind::Fenced] {
+        life_of_a_lock(kind, a, b).await;
+    }
+    life_of_semaphores(a, b).await;
+    life_of_a_latch(a, b).await;
+    Some(life_of_records(&a.records().unwrap()).await)
+}
+
+/// How many servers of a quorum lose the reply; elsewhere there is one that could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    First,
+    All,
+}
+
+/// A life in which the first reply to this step is lost, if one is named.
+async fn live(topology: &Topology, fault: Option<(&str, Swallow, On)>) -> String {
+    static LIVES: AtomicUsize = AtomicUsize::new(0);
+    let prefix = format!("life-{}:", LIVES.fetch_add(1, Ordering::Relaxed));
+    let builder = || hasty_builder(&topology.url()).prefix(&prefix);
+    let (a, b) = (built(builder).await, built(builder).await);
+    let mut faults = Vec::new();
+    if let Some((name, then, on)) = fault {
+        // Only one of the servers of a Cluster, or each of a quorum, gets the step.
+        let some = match (topology, on) {
+            (Topology::Quorum(..), On::First) => 1,
+            _ => usize::MAX,
+        };
+        for proxy in topology.proxies().into_iter().take(some) {
+            let (name, prefix) = (name.to_owned(), prefix.clone());
+            let struck = move |command: &Command| {
+                name_of(command).as_deref() == Some(&*name) && is_of(command, &prefix)
+            };
+            faults.push(proxy.swallow(1, then, struck));
+        }
+    }
+    let case = format!("{fault:?}");
+    let record = within(4 * PATIENCE, &case, life(topology, &a, &b)).await;
+    let stays = record.map(|key| format!("{prefix}dlock:record:{}", key.as_str()));
+    if fault.is_some() {
+        assert!(
+            faults.iter().any(|fault| fault.fired()),
+            "{case}: it was not sent"
+        );
+    }
+    eventually(&format!("{case}: no hold and no waiter is left"), || async {
+        [&a, &b]
+            .iter()
+            .all(|one| one.held() == 0 && one.waited_for() == 0)
+    })
+    .await;
+    let begun = Instant::now();
+    loop {
+        let left = topology.left(&prefix).await;
+        if left.iter().eq(&stays) {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{case}: left is {left:?}");
+        tokio::time::sleep(20 * MS).await;
+    }
+    prefix
+}
+
+/// The steps of a life, and one life for each of them with each way to lose its reply.
+async fn every_reply_is_lost_once(topology: Topology, on: &[On], expected: &[&str]) {
+    let prefix = live(&topology, None).await;
+    let mut names = BTreeSet::new();
+    for proxy in topology.proxies() {
+        let sent = proxy.commands().into_iter().map(|sent| sent.command);
+        names.extend(
+            sent.filter(|command| is_of(command, &prefix))
+                .filter_map(|command| name_of(&command)),
+        );
+    }
+    for name in expected {
+        assert!(names.contains(*name), "{name} is not among {names:?}");
+    }
+    let mut cases = Vec::new();
+    for name in &names {
+        for then in [Swallow::Hang, Swallow::Cut] {
+            cases.extend(on.iter().map(|on| (&**name, then, *on)));
+        }
+    }
+    println!("{} lives: {names:?}", cases.len());
+    let lives = cases.into_iter().map(|case| live(&topology, Some(case)));
+    futures_util::stream::iter(lives)
+        .buffer_unordered(8)
+        .collect::<Vec<_>>()
+        .await;
+}
+
+/// What the steps are called that every store but a quorum has.
+const ALL: &[&str] = &[
+    "acquire",
+    "all",
+    "claim",
+    "complete",
+    "count add",
+    "count count",
+    "count count_down",
+    "count delete",
+    "count delete_latch",
+    "count drain",
+    "count give",
+    "count permits",
+    "count set",
+    "count set_count",
+    "extend",
+    "fair",
+    "fenced",
+    "force",
+    "forget",
+    "inspect",
+    "permit",
+    "read",
+    "release",
+    "release_fair",
+    "release_permit",
+    "release_read",
+    "release_write",
+    "renew",
+    "renew_permit",
+    "renew_read",
+    "renew_write",
+    "unowned",
+    "write",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_server() {
+    every_reply_is_lost_once(Topology::server().await, &[On::First], ALL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_master_that_sentinels_name() {
+    every_reply_is_lost_once(Topology::sentinel().await, &[On::First], ALL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_cluster() {
+    every_reply_is_lost_once(Topology::cluster().await, &[On::First], ALL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_one_or_all_members_of_a_quorum() {
+    // Trusted from the beginning, its members have no vote of their own to ask for.
+    let expected = [
+        "acquire",
+        "force",
+        "inspect",
+        "raise_fence",
+        "read",
+        "release",
+        "release_read",
+        "release_write",
+        "renew",
+        "renew_read",
+        "renew_write",
+        "write",
+    ];
+    every_reply_is_lost_once(Topology::quorum().await, &[On::First, On::All], &expected).await;
+}
