@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use dlock::{LockClient, LockGuard};
-use dlock_tests::on_every_store;
+use dlock_tests::{on_every_store, on_quorums};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);

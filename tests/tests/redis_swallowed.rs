@@ -22,7 +22,7 @@ const MS: Duration = Duration::from_millis(1);
 
 /// Servers, all behind proxies.
 enum Topology {
-    Server(Server, Proxy),
+    Server(Box<Server>, Proxy),
     Sentinel(Replicas),
     Cluster(Cluster),
     Quorum(Vec<Server>, Vec<Proxy>),
@@ -32,7 +32,7 @@ impl Topology {
     async fn server() -> Topology {
         let server = Server::start(Flavor::from_env()).await;
         let proxy = Proxy::start(server.addr());
-        Topology::Server(server, proxy)
+        Topology::Server(Box::new(server), proxy)
     }
 
     async fn sentinel() -> Topology {
