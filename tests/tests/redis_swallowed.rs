@@ -410,7 +410,7 @@ async fn on_a_master_that_sentinels_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster() {
-    // The masters of this Cluster have no replicas, and one of Valkey 9.1 dies of the first release then.
+    // The masters of this Cluster have no replicas, and of Valkey 9.1.2 one of them crashes soon after the start.
     if Flavor::from_env() == Flavor::Valkey {
         println!("NOT RUN on Valkey: its masters without replicas crash");
         return;
