@@ -330,6 +330,8 @@ impl Grant {
         }
         let id = next_id();
         state.readers.add(id, by);
+        // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
+        state.chain.close();
         Ok((id, state.holds.iter().map(|(id, _)| *id).collect()))
     }
 

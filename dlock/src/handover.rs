@@ -71,6 +71,11 @@ impl Chain {
         self.left > 0 && now < self.until
     }
 
+    /// Nothing is handed on any more: the next token has to come from the store.
+    pub(crate) fn close(&mut self) {
+        self.left = 0;
+    }
+
     /// The chain after a hand-over to one who hands on at most so many times, and the token of that.
     pub(crate) fn step(self, most: u32) -> (Chain, u64) {
         let chain = Chain {

@@ -130,6 +130,25 @@ on_every_store! {
         store.assert_clean(&[&client, &other]).await;
     }
 
+    async fn rule_16_the_next_writer_has_a_greater_token_than_who_read_under_the_last(store: &Store) {
+        let client = store.client().await;
+        for _ in 0..20 {
+            let guard = write(&client).acquire().await.unwrap();
+            let waiter = tokio::spawn(write(&client).acquire());
+            let reading = guard.scope(read(&client).try_acquire()).await.unwrap();
+            let token = reading.fencing_token();
+            assert!(token > guard.fencing_token());
+            tokio::task::yield_now().await;
+            drop(reading);
+            // Also where it goes to who waits in the same process.
+            guard.release().await.unwrap();
+            let next = waiter.await.unwrap().unwrap();
+            assert!(next.fencing_token() > token, "{} after {token}", next.fencing_token());
+            next.release().await.unwrap();
+        }
+        store.assert_clean(&[&client]).await;
+    }
+
     async fn a_writer_that_leaves_its_read_behind_lets_readers_in_and_no_writer(store: &Store) {
         let long = async || store.client_with(|builder| builder.lease(90 * SECOND)).await;
         let (client, other) = (long().await, long().await);

@@ -304,6 +304,22 @@ impl Model {
         grant.known
     }
 
+    /// What the store says to who holds this write lock and wants to read, if it is not there any more.
+    pub(super) fn asked_to_read(&mut self, at: usize) -> Option<Answer> {
+        let Grant {
+            stored,
+            known,
+            wanted,
+            ..
+        } = &self.grants[at];
+        let (key, gone) = (wanted.key, known.is_none() && !stored);
+        // What has the name now is told before what has become of the write lock.
+        if gone && self.is_taken(Kind::Read, key) {
+            return Some(Answer::Taken { key });
+        }
+        self.asked(at).map(Answer::Lost)
+    }
+
     /// Who holds that one asks for this one from inside, and `None` where the frame has no say in it.
     pub(super) fn within(&mut self, at: usize, hold: u64, kind: Kind, key: usize) -> Option<Within> {
         let grant = &self.grants[at];
@@ -326,10 +342,8 @@ impl Model {
                 if grant.holds.iter().any(|other| *other != hold) {
                     return busy(grant.deadline);
                 }
-                match self.asked(at) {
-                    Some(loss) => lost(loss),
-                    None => Some(Within::Under),
-                }
+                let refused = self.asked_to_read(at);
+                Some(refused.map_or(Within::Under, Within::Answer))
             }
             (Kind::Read, Kind::Write) => match grant.known {
                 Some(loss) => lost(loss),

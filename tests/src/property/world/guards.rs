@@ -168,7 +168,7 @@ impl World<'_> {
         }
         let outcome = guard.downgrade().await;
         let now = Instant::now();
-        match (self.model.asked(at), outcome) {
+        match (self.model.asked_to_read(at), outcome) {
             (None, Ok(read)) => {
                 let lease = match write.wanted.fixed {
                     true => (write.deadline.min - now, write.deadline.max - began),
@@ -184,9 +184,9 @@ impl World<'_> {
                 self.hold(owner, Real::Lock(read), vec![of]);
                 Ok(())
             }
-            (loss, outcome) => {
+            (refused, outcome) => {
                 self.model.leave(at, hold);
-                let expected = loss.map_or(Answer::Granted, Answer::Lost);
+                let expected = refused.unwrap_or(Answer::Granted);
                 self.answered(expected, outcome, |_| Answer::Granted, began)
             }
         }
