@@ -1,4 +1,4 @@
-//! No promise without a test: what `docs/guarantees.md` names is there.
+//! No promise without a test: what `docs/guarantees.md` names is there, and what Redisson's tests were ported to.
 
 use std::path::Path;
 
@@ -13,8 +13,17 @@ fn named(page: &str) -> Vec<(&str, &str)> {
 
 #[test]
 fn every_test_that_the_page_of_guarantees_names_is_there() {
+    all_are_there("../docs/guarantees.md");
+}
+
+#[test]
+fn every_test_that_one_of_redissons_was_ported_to_is_there() {
+    all_are_there("interop/PORTED.md");
+}
+
+fn all_are_there(page: &str) {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = std::fs::read_to_string(tests.join("../docs/guarantees.md")).unwrap();
+    let page = std::fs::read_to_string(tests.join(page)).unwrap();
     let named: Vec<_> = named(&page)
         .into_iter()
         .filter(|(suite, _)| *suite != "suite")
