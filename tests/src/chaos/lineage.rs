@@ -80,6 +80,8 @@ struct Change {
     sent: Option<u64>,
     /// When all others were masters no more.
     over: Option<(Nanos, Instant)>,
+    /// All others were seen to follow the new one.
+    followed: bool,
 }
 
 /// What is known of the servers of a group.
@@ -118,6 +120,7 @@ impl Group {
                             why,
                             sent: Some(*sent),
                             over: None,
+                            followed: false,
                         });
                     }
                     let places = self.histories.entry(history.clone()).or_default();
@@ -220,12 +223,16 @@ impl Group {
                 _ => None,
             };
             // One that was sent everything had something that the new master lacks, or was started anew.
-            let is_whole = all_follow && sent.is_some() && sent == change.sent;
-            let may_be = change.sent.is_some() && sent == change.sent && since.elapsed() < TO_FOLLOW;
-            if is_whole {
+            let may_be = change.sent.is_some() && sent == change.sent;
+            // What the new one says counts when it was asked after all others were seen to follow: of one round, answers
+            // may be as far apart as a server is slow.
+            let says = self.last.get(&change.master).map(|seen| &seen.role);
+            let is_sure = change.followed && matches!(says, Some(Role::Master { .. }));
+            if may_be && all_follow && is_sure {
                 continue;
             }
-            if may_be {
+            if may_be && (all_follow || since.elapsed() < TO_FOLLOW) {
+                change.followed |= all_follow;
                 self.changes.push(change);
                 continue;
             }

@@ -347,9 +347,8 @@ impl Fiend {
         });
         let outcome = match &fault.target {
             Target::Slot(slot) => self.strike_process(fault.kind, *slot, lasts).await,
-            Target::Servers(servers) | Target::Lightly(servers) => {
-                self.strike_servers(fault.kind, servers, lasts, rng).await
-            }
+            Target::Servers(servers) => self.strike_servers(fault.kind, servers, lasts, rng).await,
+            Target::Lightly(servers) => self.strike(fault.kind, servers, lasts, rng).await,
             Target::Links(links) => self.strike_network(fault.kind, links, lasts, rng).await,
             Target::Key(key) => self.force(*key).await,
             Target::Master(group) => self.strike_master(fault.kind, *group, rng).await,

@@ -18,6 +18,7 @@ const TO_BE_WHOLE: Duration = Duration::from_secs(20);
 const STEPS: std::ops::Range<u64> = 300..3000;
 
 impl Fiend {
+    /// Strikes, and waits until those that have the same data agree again who is master.
     pub(super) async fn strike_servers(
         &self,
         kind: Kind,
@@ -38,7 +39,7 @@ impl Fiend {
         }
     }
 
-    async fn strike(
+    pub(super) async fn strike(
         &self,
         kind: Kind,
         numbers: &[usize],

@@ -81,12 +81,14 @@ fn who_goes_on_as_a_replica_from_where_it_was_has_lost_nothing() {
             ["a 4", "a+"],
             ["a 4", "b 5 a 5"],
             ["b-", "b 6 a 5"],
+            ["b+", "b 6 a 5"],
             ["b+", sent],
         ]
     };
     assert_eq!(lost(&story("b 6 a 5 0")), []);
-    // One that was sent everything may have had more.
+    // One that was sent everything may have had more; the one who sent it may have been asked before, and not answer.
     assert_eq!(lost(&story("b 6 a 5 1")), [(30, 45)]);
+    assert_eq!(lost(&story("?")), [(30, 45)]);
 }
 
 #[test]

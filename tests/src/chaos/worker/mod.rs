@@ -7,6 +7,7 @@ mod hold;
 mod plan;
 mod task;
 
+use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -111,7 +112,7 @@ pub(crate) fn main(orders: &str) -> ExitCode {
     // Some holders panic on purpose.
     std::panic::set_hook(Box::new(|info| {
         if !info.payload().is::<hold::OnPurpose>() {
-            eprintln!("{info}");
+            eprintln!("{info}\n{}", Backtrace::force_capture());
             std::process::abort();
         }
     }));
