@@ -111,6 +111,7 @@ pub(crate) async fn run(options: &Options, seed: u64, kinds: &[Kind], dir: &Path
     let progress = tokio::spawn(progress::show(fiend.clone()));
     let outcome = storms(options, seed, kinds, dir, &fiend).await;
     progress.abort();
+    deployment.keep_logs(dir)?;
     outcome?;
     end(&fiend, Duration::from_secs(options.margin.into())).await?;
     team.look_for_failures();

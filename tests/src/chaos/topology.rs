@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use parking_lot::Mutex;
 
@@ -327,6 +329,17 @@ impl Deployment {
     /// The same without the network in between.
     pub(crate) fn direct(&self) -> Store {
         self.store(&self.all().iter().map(|server| server.addr()).collect::<Vec<_>>())
+    }
+
+    /// Copies what the servers printed into the directory of the logs.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub(crate) fn keep_logs(&self, dir: &Path) -> io::Result<()> {
+        for (at, server) in self.all().into_iter().enumerate() {
+            fs::write(dir.join(format!("server{at}.log")), server.log())?;
+        }
+        Ok(())
     }
 
     /// Ends what is wrong with the network, and forgets what went over it.
