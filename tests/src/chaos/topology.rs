@@ -1,6 +1,6 @@
 //! The servers of a run, and the network between them and the workers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -369,7 +369,19 @@ impl Deployment {
                 .iter()
                 .filter(|channel| !channel.starts_with("__sentinel__"))
             {
-                left.push(format!("server {at}: subscription to {channel}"));
+                let clients = server.client_list().await;
+                let field = |client: &BTreeMap<String, String>, name: &str| {
+                    client.get(name).cloned().unwrap_or_default()
+                };
+                let by: Vec<_> = clients
+                    .iter()
+                    .filter(|client| field(client, "sub") != "0")
+                    .map(|client| format!("{} for {} s", field(client, "name"), field(client, "age")))
+                    .collect();
+                left.push(format!(
+                    "server {at}: subscription to {channel}, subscribed are {}",
+                    by.join(", ")
+                ));
             }
         }
         Ok(left)
