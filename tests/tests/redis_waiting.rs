@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use dlock::LockClient;
-use dlock_tests::faults::{SOON, TIMEOUT, hasty, in_rounds, patient, setting, step, within};
-use dlock_tests::{Direction, Flavor, Proxy, Server, Store, eventually, settle};
+use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty, in_rounds, patient, setting, step, within};
+use dlock_tests::{Direction, Flavor, Proxy, Server, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
@@ -386,4 +386,38 @@ async fn rule_10_renewals_become_urgent_and_the_loss_comes_before_the_lease_ends
     .await;
     guard.release().await.unwrap();
     store.assert_clean(&[&a]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_gives_up_while_a_subscription_fails_leaves_none_behind() {
+    let server = Server::start(Flavor::from_env()).await;
+    let proxy = Proxy::start(server.addr());
+    let (a, b) = (hasty(&server.url()).await, hasty(&proxy.url()).await);
+    let mut held = Vec::new();
+    for key in ["k0", "k1", "k2"] {
+        held.push(a.lock(key).acquire().await.unwrap());
+    }
+    let wait = |key: &str| tokio::spawn(b.lock(key).wait(PATIENCE).acquire());
+    let is_subscribed = async |key: &str| server.pubsub_channels().await.iter().any(|it| it.contains(key));
+    let gives_up = wait("k0");
+    eventually("k0 is waited for", async || is_subscribed("k0").await).await;
+    // The next subscription is slow, and fails after that; in between somebody comes and somebody goes.
+    let slow = proxy.hold(1, |command| command.is("SUBSCRIBE"));
+    let first = wait("k1");
+    slow.caught().await;
+    let lost = proxy.swallow(1, Swallow::Cut, |command| command.is("SUBSCRIBE"));
+    let second = wait("k2");
+    eventually("both wait", async || b.waited_for() == 3).await;
+    settle().await;
+    gives_up.abort();
+    settle().await;
+    slow.release();
+    lost.caught().await;
+    eventually("k2 is waited for", async || is_subscribed("k2").await).await;
+    eventually("nobody waits for k0", async || !is_subscribed("k0").await).await;
+    first.abort();
+    second.abort();
+    for guard in held {
+        guard.release().await.unwrap();
+    }
 }

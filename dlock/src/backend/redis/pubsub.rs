@@ -225,12 +225,21 @@ impl Actor {
                     Err(_) => break,
                 }
             }
-            if subscribe {
-                self.subscribe(sink, channels).await?;
+            let outcome = if subscribe {
+                self.subscribe(sink, channels).await
             } else if !channels.is_empty() {
                 let mut sink = sink.clone();
                 let command = async move { sink.unsubscribe(&names(&channels)).await };
-                in_time(self.connector.access.timeout, command).await?;
+                in_time(self.connector.access.timeout, command).await
+            } else {
+                Ok(())
+            };
+            if let Err(trouble) = outcome {
+                // The one that was taken to come next counts on the next connection.
+                if let Some(order) = next {
+                    self.note(order);
+                }
+                return Err(trouble);
             }
         }
         Ok(())
