@@ -7,7 +7,7 @@ use dlock_tests::{Store, on_every_store};
 /// Memory has a suite of its own, by a paused clock; Cluster and sentinels have the scripts of one server.
 fn cases(store: &Store) -> u32 {
     match store {
-        Store::Memory(_) => 5,
+        Store::Memory(_) | Store::Quorum(_) => 5,
         Store::Server(_) => 40,
         Store::Shared(_) => 10,
     }

@@ -300,27 +300,6 @@ impl Replicas {
     }
 }
 
-/// A sentinel for the master there, which counts as dead after so many milliseconds.
-fn sentinel(flavor: Flavor, master: SocketAddr, down_after: u32, password: Option<&str>) -> ServerBuilder {
-    let at = format!("{SERVICE} {} {} 2", master.ip(), master.port());
-    let builder = Server::builder(flavor)
-        .sentinel()
-        .config("sentinel", &format!("monitor {at}"))
-        .config(
-            "sentinel",
-            &format!("down-after-milliseconds {SERVICE} {down_after}"),
-        )
-        .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
-        .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
-    match password {
-        Some(password) => builder
-            .password(password)
-            .config("requirepass", password)
-            .config("sentinel", &format!("sentinel-pass {password}")),
-        None => builder,
-    }
-}
-
 async fn is_master(server: &Server) -> bool {
     let role: redis::RedisResult<Vec<Value>> = server.try_query(&["ROLE"]).await;
     matches!(
