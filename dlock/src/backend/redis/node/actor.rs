@@ -13,8 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::landing::After;
-use super::line::Line;
+use super::line::{BATCH, Line};
 use super::moves::Moves;
+use super::pace::Pace;
 use super::replicas::{Replicas, Way, Wires};
 use super::unsettled::{Unsettled, micros};
 use super::{Part, Plain, Request, Step};
@@ -54,6 +55,8 @@ pub(super) struct Flight {
     pub(super) until: Instant,
     /// Steps that went out before these have to be sent again, so that these may have come first.
     pub(super) overtook: bool,
+    /// It took half of those that were there; the others follow when it is answered.
+    pub(super) half: bool,
     pub(super) answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
 }
 
@@ -65,8 +68,11 @@ pub(super) enum Load {
 }
 
 impl Load {
-    fn is_many(&self) -> bool {
-        matches!(self, Load::Steps(steps) if steps.len() > 1)
+    fn steps(&self) -> usize {
+        match self {
+            Load::Steps(steps) => steps.len(),
+            Load::Plain(_) | Load::Wait => 0,
+        }
     }
 }
 
@@ -143,6 +149,7 @@ pub(super) struct Actor {
     /// In the order in which they were sent, in which the answers come too.
     pub(super) flights: VecDeque<Flight>,
     pub(super) unsettled: Unsettled,
+    pace: Pace,
     /// Where something is to be acknowledged by replicas.
     pub(super) replicas: Option<Replicas>,
     /// Of the server process that is connected.
@@ -167,6 +174,7 @@ impl Actor {
             next: 0,
             flights: VecDeque::new(),
             unsettled: Unsettled::new(),
+            pace: Pace::new(),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
             alarm: Alarm::default(),
@@ -296,10 +304,13 @@ impl Actor {
         });
         let mut wires = Wires::new(connected);
         let mut silent = Silence::default();
-        let mut many_answered = false;
         let end = loop {
-            // Those who were answered run first, so that what they ask for next goes out together.
-            if std::mem::take(&mut many_answered) {
+            // Those who were answered run first, so that what they ask for next goes out together; before that goes
+            // what has waited for them, so that the server works meanwhile.
+            if self.pace.answered > 1 {
+                if self.depart(&wires) {
+                    wires.flush().await;
+                }
                 tokio::task::yield_now().await;
                 while let Ok(request) = self.requests.try_recv() {
                     self.take_in(request);
@@ -308,15 +319,20 @@ impl Actor {
             if self.retired {
                 break End::Broken;
             }
-            while let Some((load, way)) = self.next_load() {
-                self.take_off(load, By::Hash, way, &wires);
+            // Written now, and not only when the answers that are here already have been looked at.
+            if self.depart(&wires) && self.flights.len() > 1 {
+                wires.flush().await;
             }
+            self.pace.answered = 0;
             self.ask_replicas(&wires);
             self.alarm.set(self.due());
             let landed = match poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left)).await {
                 Event::Landed(at, result) => {
                     silent.ends(self.flights[at].way);
-                    many_answered = self.flights.get(at).is_some_and(|flight| flight.load.is_many());
+                    if let Some(flight) = self.flights.get(at) {
+                        let round_trip = clock::now().saturating_duration_since(flight.sent_at);
+                        self.pace.landed(flight.load.steps(), round_trip);
+                    }
                     self.landed(at, Some(result))
                 }
                 Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
@@ -374,6 +390,36 @@ impl Actor {
         }
         self.hand_over_all();
         end
+    }
+
+    /// Sends what may go out now. Says whether that was anything.
+    fn depart(&mut self, wires: &Wires) -> bool {
+        let mut any = false;
+        loop {
+            let half = self.half();
+            if half.is_some() && self.flights.iter().any(|flight| flight.half) {
+                break;
+            }
+            let first = self.flights.is_empty();
+            let Some((load, way)) = self.next_load(half.unwrap_or(BATCH)) else {
+                break;
+            };
+            self.take_off(load, By::Hash, way, wires);
+            if let Some(flight) = self.flights.back_mut() {
+                flight.half = first && half.is_some() && !self.line.is_empty();
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// How many steps the next call takes, where not as many as there are.
+    fn half(&self) -> Option<usize> {
+        if self.part.cluster.is_some() || self.replicas.is_some() {
+            return None;
+        }
+        let under_way: usize = self.flights.iter().map(|flight| flight.load.steps()).sum();
+        self.pace.half(under_way + self.line.len())
     }
 
     fn calls_in_all(&self) -> usize {
@@ -438,8 +484,8 @@ impl Actor {
         });
     }
 
-    /// What goes out next, and where.
-    fn next_load(&mut self) -> Option<(Load, Way)> {
+    /// What goes out next, and where: so many steps at the most, unless one alone is more.
+    fn next_load(&mut self, most: usize) -> Option<(Load, Way)> {
         let way = match self.plain.front() {
             Some(plain) => plain.way,
             None => self.way(),
@@ -467,7 +513,7 @@ impl Actor {
                     last = Some((slot, may));
                     may
                 };
-                let steps = self.line.take(clock::now(), gate, may_fly)?;
+                let steps = self.line.take(clock::now(), most, gate, may_fly)?;
                 Some((Load::Steps(steps), way))
             }
         }
@@ -522,6 +568,7 @@ impl Actor {
             due,
             until,
             overtook: false,
+            half: false,
             // An error of the server comes as a value here.
             answer: Box::pin(async move {
                 let answer = match asking {

@@ -11,7 +11,7 @@ use super::replicas::Gate;
 use crate::backend::redis::cluster::slot::Slot;
 
 /// Steps in one call.
-const BATCH: usize = 256;
+pub(super) const BATCH: usize = 256;
 /// Bytes that the steps of one call may bring along, unless one alone has more: so that a large result
 /// delays few others.
 const HEAVY: usize = 1024 * 1024;
@@ -39,6 +39,10 @@ impl Line {
             wakes_at: None,
             failed_releases: VecDeque::new(),
         }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.steps.len() + self.failed_releases.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -92,17 +96,19 @@ impl Line {
         queues.into_iter().find(is_overdue)?.pop_front()
     }
 
-    /// Those that go out together next: steps of one slot, if another call may be made there.
+    /// Those that go out together next: steps of one slot, if another call may be made there, and so many at the most
+    /// unless one alone is more.
     pub(super) fn take(
         &mut self,
         now: Instant,
+        most: usize,
         mut gate: Gate,
         mut may_fly: impl FnMut(Option<Slot>) -> bool,
     ) -> Option<Vec<Step>> {
         let kept = self.failed_releases.iter().take(WINDOW);
         let first = kept.map(|step| step.call.slot).position(&mut may_fly);
         if let Some(at) = first {
-            return Some(company(&mut self.failed_releases, at, |_| true));
+            return Some(company(&mut self.failed_releases, at, most, |_| true));
         }
         self.wakes_at = None;
         let mut waiting = HashSet::new();
@@ -121,7 +127,7 @@ impl Line {
             .iter()
             .take(WINDOW)
             .position(|step| may_go(step) && may_fly(step.call.slot))?;
-        Some(company(&mut self.steps, at, may_go))
+        Some(company(&mut self.steps, at, most, may_go))
     }
 
     /// Takes out all steps of these slots: those in line, and the releases that have failed.
@@ -141,7 +147,12 @@ impl Line {
 }
 
 /// Takes the step at this place out of the queue, and with it others of its slot that come after it.
-fn company(queue: &mut VecDeque<Step>, at: usize, mut may_go: impl FnMut(&Step) -> bool) -> Vec<Step> {
+fn company(
+    queue: &mut VecDeque<Step>,
+    at: usize,
+    most: usize,
+    mut may_go: impl FnMut(&Step) -> bool,
+) -> Vec<Step> {
     let Some(first) = queue.get(at) else {
         return Vec::new();
     };
@@ -155,7 +166,7 @@ fn company(queue: &mut VecDeque<Step>, at: usize, mut may_go: impl FnMut(&Step) 
             }
             weight += step.call.weight();
             width += step.call.width();
-            if step.alone || weight > HEAVY || width > BATCH || !may_go(step) {
+            if step.alone || weight > HEAVY || width > most || !may_go(step) {
                 break;
             }
             places.push(place);

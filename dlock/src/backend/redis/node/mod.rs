@@ -13,6 +13,7 @@ mod failure;
 mod landing;
 mod line;
 mod moves;
+mod pace;
 mod redirect;
 mod replicas;
 mod unsettled;

@@ -10,6 +10,7 @@
 //! way on the other connection.
 
 use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
 use std::task::{Context, Poll};
 
 use redis::{Cmd, RedisError, Value};
@@ -52,6 +53,15 @@ impl Wires {
             (Way::Acknowledged, Some(wire)) => wire,
             _ => &self.usual,
         }
+    }
+
+    /// Moves what is to be moved.
+    pub(super) async fn flush(&mut self) {
+        poll_fn(|cx| {
+            let _ = self.poll(cx, |_, _| Poll::<()>::Pending);
+            Poll::Ready(())
+        })
+        .await;
     }
 
     /// As [`Wire::poll`] on each of them. `None` when one is gone and has no answer left.
@@ -218,6 +228,7 @@ impl Actor {
             due: until,
             until,
             overtook: false,
+            half: false,
             answer: Box::pin(async move {
                 let answer = connection.send_packed_command(&cmd).await;
                 answer.and_then(Value::extract_error)
