@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest};
+use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::client::Handle;
+use crate::courtesy::Debt;
 use crate::guard::LockGuard;
 use crate::handover::{DEFAULT_HANDOVERS, Wanted};
 use crate::lock::{LONGEST, Options};
@@ -371,24 +372,23 @@ impl<G: Goal> Wait<'_, G> {
         let courtesies = &shared.courtesies;
         let after = turn.after.take();
         let owed = courtesies.owed(&of);
+        let mut debt = None;
         if after.is_some() || owed.is_some() {
             let others_first = async {
                 let pause = match after {
                     Some(after) => after.pause().await,
                     None => owed,
                 };
-                if let Some(pause) = pause {
-                    courtesies
-                        .pause(&of, pause, &mut turn.watch, listen, self.until)
-                        .await;
-                }
+                courtesies
+                    .pause(&of, pause?, &mut turn.watch, listen, self.until)
+                    .await
             };
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
                 () = self.over() => return Err(self.not_acquired(None)),
-                () = others_first => {}
+                owes = others_first => debt = owes,
             }
         }
         let mut place = Place {
@@ -403,7 +403,7 @@ impl<G: Goal> Wait<'_, G> {
         loop {
             let asked = clock::now();
             // What happened before the question is in the answer.
-            turn.watch.iter_mut().for_each(crate::backend::Watch::seen);
+            turn.watch.iter_mut().for_each(Watch::seen);
             // Whoever goes away before the answer does not know whether it has one.
             let had = std::mem::replace(&mut place.taken, self.attempt.takes_place());
             let look = tokio::select! {
@@ -419,6 +419,7 @@ impl<G: Goal> Wait<'_, G> {
                     turn.handed = 0;
                     // Where one may read, all may.
                     turn.opened = options.kind == Kind::Read;
+                    courtesies.had(&of, debt);
                     place.taken = had;
                     if let Some(guard) = self.goal.guard(&got) {
                         place.taken = false;
@@ -451,7 +452,7 @@ impl<G: Goal> Wait<'_, G> {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
-                () = changed(&mut turn.watch) => {}
+                () = came_free(&mut turn.watch, &mut debt) => {}
                 () = tokio::time::sleep(sleep) => {}
                 () = self.over() => return Err(self.gave_up(failing, holder_until)),
             }
@@ -522,10 +523,18 @@ fn until_next_look(left: Duration, longest: Duration) -> Duration {
     (left / 2).max(longest / 3).min(end)
 }
 
-async fn changed(watch: &mut Option<crate::backend::Watch>) {
+async fn changed(watch: &mut Option<Watch>) {
     match watch {
         Some(watch) => watch.changed().await,
         None => std::future::pending().await,
+    }
+}
+
+/// The lock has come free, and nobody else is to go first.
+async fn came_free(watch: &mut Option<Watch>, debt: &mut Option<Debt>) {
+    changed(watch).await;
+    if let (Some(watch), Some(debt)) = (watch, debt) {
+        debt.let_go_first(watch).await;
     }
 }
 

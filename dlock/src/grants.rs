@@ -502,6 +502,11 @@ impl Grant {
         (lease > margin(lease)).then_some(lease)
     }
 
+    /// Whether it came from the store just now, see [`Chain::is_young`].
+    pub(crate) fn is_young(&self) -> bool {
+        self.state.lock().chain.is_young(clock::now())
+    }
+
     /// The step that renews the grant with this lease.
     pub(crate) fn renew_request(&self, lease: Duration) -> RenewRequest {
         RenewRequest {

@@ -28,6 +28,8 @@ use crate::{clock, courtesy};
 pub(crate) const DEFAULT_HANDOVERS: u32 = 4096;
 /// The time slice of a process, where four round trips of the store are no longer than that.
 const SLICE: Duration = Duration::from_millis(5);
+/// For so long the end of a subscription may be on its way.
+const YOUNG: Duration = Duration::from_millis(1);
 /// Tokens that an acquire reserves for hand-overs at least.
 const FEW: u32 = 16;
 
@@ -69,6 +71,12 @@ impl Chain {
     /// Whether anything can be handed on at all.
     pub(crate) fn is_open(&self, now: Instant) -> bool {
         self.left > 0 && now < self.until
+    }
+
+    /// Whether it came from the store so short a time ago that who waited for it may still be counted among those
+    /// who listen.
+    pub(crate) fn is_young(&self, now: Instant) -> bool {
+        now + SLICE < self.until + YOUNG
     }
 
     /// Nothing is handed on any more: the next token has to come from the store.

@@ -105,7 +105,8 @@ impl Handle {
         let request = grant.release_request();
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
-        let going_on = self.carry(give_back(shared, request, until, last.clone(), told));
+        let counted = grant.is_young();
+        let going_on = self.carry(give_back(shared, request, until, last.clone(), told, counted));
         let key = grant.key.clone();
         Box::pin(async move {
             match tokio::time::timeout(patience, going_on).await {
@@ -127,18 +128,21 @@ impl Handle {
             until,
             Arc::default(),
             None,
+            false,
         )));
     }
 }
 
 /// Sends the release until it is answered, at most until the lease has run out by itself. Repeating it is
-/// safe: it ends its own grant and nothing else, and grant ids are never used again.
+/// safe: it ends its own grant and nothing else, and grant ids are never used again. `counted` says that this process
+/// may be among those who hear of it.
 fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
     until: tokio::time::Instant,
     last: Arc<Mutex<Option<BackendError>>>,
     mut told: Option<Told>,
+    counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: this is the place in line.
     let mut asked = clock::now();
@@ -157,15 +161,15 @@ fn give_back(
             };
             match told.take() {
                 Some(told) => drop(told.send(heard)),
-                None if heard.is_some_and(|heard| heard > 0) => {
-                    let of = (request.kind, key.clone());
+                None => {
+                    let (of, heard) = ((request.kind, key.clone()), heard.unwrap_or(0));
                     // Those who wait here have heard of it too, and compete with the others from now on. Where
                     // there is a queue nobody can jump it.
-                    if !request.kind.waits_in_store() && !shared.waiters.any(&of) {
-                        shared.courtesies.owe(of, asked);
+                    if heard > 0 && !request.kind.waits_in_store() && !shared.waiters.any(&of) {
+                        let others = heard - u64::from(counted && heard > 1);
+                        shared.courtesies.owe(of, asked, others);
                     }
                 }
-                None => {}
             }
             let mut error = match answer {
                 Ok(ReleaseReply::Released { .. }) => {

@@ -104,6 +104,33 @@ on_every_store! {
         }
         store.assert_clean(&[&clients[0], &clients[1]]).await;
     }
+
+    async fn several_processes_that_want_it_all_the_time_take_turns(store: &Store) {
+        const ALL: u64 = 180;
+        let clients = [store.client().await, store.client().await, store.client().await];
+        let count = Arc::new([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
+        let all = Arc::new(AtomicU64::new(0));
+        let tasks: Vec<_> = (0..3)
+            .map(|i| {
+                let (lock, count, all) = (clients[i].lock("k"), count.clone(), all.clone());
+                tokio::spawn(async move {
+                    while all.load(SeqCst) < ALL {
+                        let guard = lock.acquire().await.unwrap();
+                        count[i].fetch_add(1, SeqCst);
+                        all.fetch_add(1, SeqCst);
+                        tokio::time::sleep(3 * MS).await;
+                        guard.release().await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let count = count.each_ref().map(|count| count.load(SeqCst));
+        assert!(count.iter().all(|count| *count >= ALL / 6), "{count:?}");
+        store.assert_clean(&[&clients[0], &clients[1], &clients[2]]).await;
+    }
 }
 
 on_quorums! {
