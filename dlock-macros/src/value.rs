@@ -6,7 +6,7 @@ use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::ParseStream;
 use syn::spanned::Spanned;
-use syn::{Error, Expr, ExprPath, Ident, Lit, Result, Token, UnOp};
+use syn::{Error, Expr, ExprLit, ExprPath, Ident, Lit, Result, Token, UnOp};
 
 use crate::suggest;
 
@@ -131,7 +131,9 @@ pub(crate) fn count(option: &Ident, input: ParseStream<'_>) -> Result<TokenStrea
 pub(crate) fn flag(option: &Ident, input: ParseStream<'_>) -> Result<bool> {
     let value = bare(input.parse()?);
     match &value {
-        Expr::Lit(literal) if let Lit::Bool(flag) = &literal.lit => Ok(flag.value),
+        Expr::Lit(ExprLit {
+            lit: Lit::Bool(flag), ..
+        }) => Ok(flag.value),
         _ => Err(Error::new_spanned(
             value,
             format!("`{option}` is `true` or `false`"),
