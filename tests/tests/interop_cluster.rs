@@ -1,0 +1,121 @@
+//! dlock and Redisson 4.7.0 share locks in a Cluster, on every shard. There Redisson tells its news on sharded channels,
+//! which reach nobody who listens on plain ones.
+//!
+//! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
+
+use std::time::{Duration, Instant};
+
+use dlock::{Error, LockClient, LockGuard, LockKey};
+use dlock_tests::faults::{LEASE, PATIENCE, SLACK, SOON, within};
+use dlock_tests::redisson::{Kind, Options, Redisson};
+use dlock_tests::{Cluster, Flavor};
+
+/// How long a waiter is given to begin to listen.
+const A_WHILE: Duration = Duration::from_millis(500);
+
+async fn acquire(client: LockClient, kind: Kind, name: String, wait: Duration) -> Result<LockGuard, Error> {
+    let key = LockKey::raw(name);
+    match kind {
+        Kind::Plain => client.lock(key).wait(wait).acquire().await,
+        Kind::Fair => client.fair_lock(key).wait(wait).acquire().await,
+        Kind::Read => client.rwlock(key).read().wait(wait).acquire().await,
+        Kind::Write => client.rwlock(key).write().wait(wait).acquire().await,
+        other => panic!("{other:?} has no guard of a lock"),
+    }
+}
+
+/// The lock goes to and fro: whoever waits on one side is woken by the release of the other. Nothing else would wake them
+/// within [`SLACK`], since leases are so long that they are looked at every 30 s.
+async fn go_to_and_fro(java: &Redisson, client: &LockClient, kind: Kind, name: &str) {
+    let ask = |wait| acquire(client.clone(), kind, name.to_owned(), wait);
+    java.lock(1, kind, name, None).await.unwrap();
+    assert!(ask(A_WHILE / 5).await.unwrap_err().is_busy(), "{kind:?} {name}");
+    let waiter = tokio::spawn(ask(PATIENCE));
+    tokio::time::sleep(A_WHILE).await;
+    assert!(!waiter.is_finished(), "{kind:?} {name}: two have it");
+    let released = Instant::now();
+    java.unlock(1, kind, name).await.unwrap();
+    let guard = within(SOON, "the wake-up by Java", waiter)
+        .await
+        .unwrap()
+        .unwrap();
+    let to_rust = released.elapsed();
+
+    assert!(java.is_locked(kind, name).await.unwrap(), "{kind:?} {name}");
+    let release = async {
+        tokio::time::sleep(A_WHILE).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        released
+    };
+    let locked = async {
+        let answer = java.lock(2, kind, name, None).await.unwrap();
+        (answer.took, Instant::now())
+    };
+    let (released, (took, woken)) = tokio::join!(release, locked);
+    let to_java = woken.saturating_duration_since(released);
+    assert!(
+        took >= A_WHILE / 2 && to_java < SLACK,
+        "{kind:?} {name}: {took:?}, {to_java:?}"
+    );
+    java.unlock(2, kind, name).await.unwrap();
+    println!("{kind:?} {name}: Java to Rust {to_rust:?}, Rust to Java {to_java:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_exclude_and_wake_each_other_on_every_shard() {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    let cluster = Cluster::start(Flavor::from_env()).await;
+    cluster.is_settled().await;
+    let options = Options::new().watchdog(LEASE);
+    let java = Redisson::start_with(&cluster.url(), &options).await.unwrap();
+    let client = LockClient::builder()
+        .url(cluster.url())
+        .lease(LEASE)
+        .build()
+        .await
+        .unwrap();
+    for shard in 0..3 {
+        let name = cluster.key_on(cluster.server(shard), "order:").await;
+        for kind in [Kind::Plain, Kind::Fair, Kind::Write] {
+            go_to_and_fro(&java, &client, kind, &format!("{{{name}}}:{kind:?}")).await;
+        }
+        go_to_and_fro(&java, &client, Kind::Plain, &name).await;
+    }
+    client.shutdown(PATIENCE).await;
+    assert_eq!(cluster.keys("order:").await, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_both_sides_are_inside_together() {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    let cluster = Cluster::start(Flavor::from_env()).await;
+    cluster.is_settled().await;
+    let java = Redisson::start(&cluster.url()).await.unwrap();
+    let client = LockClient::connect(&cluster.url()).await.unwrap();
+    let name = "{shop}:prices";
+    java.lock(1, Kind::Read, name, None).await.unwrap();
+    let reader = acquire(client.clone(), Kind::Read, name.to_owned(), PATIENCE)
+        .await
+        .unwrap();
+    let writer = tokio::spawn(acquire(client.clone(), Kind::Write, name.to_owned(), PATIENCE));
+    java.unlock(1, Kind::Read, name).await.unwrap();
+    tokio::time::sleep(A_WHILE).await;
+    assert!(!writer.is_finished(), "a writer beside a reader");
+    reader.release().await.unwrap();
+    let guard = within(SOON, "the writer", writer).await.unwrap().unwrap();
+    assert!(
+        !java
+            .try_lock(1, Kind::Read, name, Duration::ZERO, None)
+            .await
+            .unwrap()
+            .acquired()
+    );
+    guard.release().await.unwrap();
+    client.shutdown(PATIENCE).await;
+    assert_eq!(cluster.keys("prices").await, Vec::<String>::new());
+}
