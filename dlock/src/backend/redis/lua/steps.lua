@@ -105,6 +105,11 @@ local function tell(channel, message)
   return is_error(heard) and -1 or heard
 end
 
+-- Whether who waits does not hear when this holder leaves: in a Cluster Redisson tells it on sharded channels only. Then
+-- it asks again after so many ms.
+local UNHEARD = 250
+local function is_unheard(holder) return in_cluster and not is_ours(holder) end
+
 -- What stands beside a key, as Redisson calls it: in the same slot.
 local function has_tag(key) return string.find(key, '{', 1, true) end
 local function prefixed(prefix, key) return prefix .. ':' .. (has_tag(key) and key or '{' .. key .. '}') end
