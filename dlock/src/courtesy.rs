@@ -102,7 +102,7 @@ impl After {
 }
 
 /// Those who waited when this process gave the lock back, and have not all had it since.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Debt {
     /// How many news there will have been when all have come and gone.
     all: u64,

@@ -328,11 +328,10 @@ impl Actor {
             self.alarm.set(self.due());
             let landed = match poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left)).await {
                 Event::Landed(at, result) => {
-                    silent.ends(self.flights[at].way);
-                    if let Some(flight) = self.flights.get(at) {
-                        let round_trip = clock::now().saturating_duration_since(flight.sent_at);
-                        self.pace.landed(flight.load.steps(), round_trip);
-                    }
+                    let flight = &self.flights[at];
+                    let round_trip = clock::now().saturating_duration_since(flight.sent_at);
+                    silent.ends(flight.way);
+                    self.pace.landed(flight.load.steps(), round_trip);
                     self.landed(at, Some(result))
                 }
                 Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
