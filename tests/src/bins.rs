@@ -1,10 +1,10 @@
 //! The programs of `dlock-examples` and the `dlock` command, built and run as other processes.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use parking_lot::Mutex;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use crate::child;
 
@@ -176,7 +177,7 @@ fn ended(child: &mut Child, within: Duration) -> Option<ExitStatus> {
 pub struct Checkout {
     child: Mutex<Child>,
     url: String,
-    log: Arc<Mutex<String>>,
+    log: NamedTempFile,
     client: reqwest::Client,
 }
 
@@ -235,6 +236,10 @@ impl Answer {
     }
 }
 
+fn said_in(log: &NamedTempFile) -> String {
+    String::from_utf8_lossy(&fs::read(log).expect("the file is there")).into_owned()
+}
+
 impl Checkout {
     /// Starts a copy with further arguments, and waits until it listens.
     ///
@@ -254,33 +259,17 @@ impl Checkout {
             .args(["--listen", address])
             .args(args)
             .env_remove("RUST_LOG");
+        // A file has what was printed before an answer when the answer comes; a pipe is read by somebody a moment later.
+        let log = NamedTempFile::with_prefix("dlock-").expect("a file for what it says");
+        let writer = || fs::OpenOptions::new().append(true).open(log.path());
         command
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = child::spawn(command).expect("setpriv (package util-linux) can be started");
-        let log = Arc::new(Mutex::new(String::new()));
-        for pipe in [
-            child
-                .stdout
-                .take()
-                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
-            child
-                .stderr
-                .take()
-                .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>),
-        ] {
-            let pipe = BufReader::new(pipe.expect("it is piped"));
-            let log = log.clone();
-            thread::spawn(move || {
-                for line in pipe.lines().map_while(Result::ok) {
-                    *log.lock() += &(line + "\n");
-                }
-            });
-        }
+            .stdout(writer().expect("it can be written to"))
+            .stderr(writer().expect("it can be written to"));
+        let child = child::spawn(command).expect("setpriv (package util-linux) can be started");
         let deadline = Instant::now() + PATIENCE;
         let url = loop {
-            let said = log.lock().clone();
+            let said = said_in(&log);
             if let Some((_, rest)) = said.split_once("listening on ") {
                 break rest.lines().next().unwrap_or_default().to_owned();
             }
@@ -309,7 +298,7 @@ impl Checkout {
 
     /// All that it said so far.
     pub fn log(&self) -> String {
-        self.log.lock().clone()
+        said_in(&self.log)
     }
 
     /// Sends one request.

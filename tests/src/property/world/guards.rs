@@ -4,7 +4,7 @@ use dlock::Kind;
 use tokio::time::Instant;
 
 use super::{Done, Guard, OVER, RENEWED, Real, STEP, World, wrong};
-use crate::property::model::{Answer, Span, Wanted, Within};
+use crate::property::model::{Answer, Grant, Span, Wanted, Within};
 use crate::property::ops::Op;
 
 impl World<'_> {
@@ -15,6 +15,7 @@ impl World<'_> {
             Op::TakeWithin { key, kind, .. } => self.take_within(at, key, kind, began).await,
             Op::Downgrade { .. } => self.downgrade(at, began).await,
             Op::Release { .. } => {
+                self.knows_if_it_is_waited_for(at, began).await?;
                 let guard = self.guards.remove(at);
                 let expected = self.leaves(&guard.of);
                 let outcome = match guard.real {
@@ -25,10 +26,31 @@ impl World<'_> {
                 self.answered(expected, outcome, |()| Answer::Nothing, began)
             }
             _ => {
+                self.knows_if_it_is_waited_for(at, began).await?;
                 let guard = self.guards.remove(at);
                 self.leaves(&guard.of);
                 Ok(())
             }
+        }
+    }
+
+    /// What was forced open goes on to who waits for it in the same process all the same, for a few milliseconds after
+    /// it was had, unless its holder has asked.
+    async fn knows_if_it_is_waited_for(&mut self, at: usize, began: Instant) -> Done {
+        let gone = self.guards[at].of.iter().any(|(grant, _)| {
+            let Grant {
+                wanted,
+                stored,
+                known,
+                ..
+            } = &self.model.grants[*grant];
+            let waits = self.waiters[wanted.key].as_ref();
+            !stored && known.is_none() && waits.is_some_and(|waiter| waiter.wanted.owner == wanted.owner)
+        });
+        if gone {
+            self.ensure(at, began).await
+        } else {
+            Ok(())
         }
     }
 

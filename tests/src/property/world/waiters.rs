@@ -60,9 +60,9 @@ impl World<'_> {
         self.waiters[key] = Some(Waiter { wanted, task });
     }
 
-    /// Those who wait for what is free have it, and no others. Whether there were any.
+    /// The first of those who wait for what is free has it, and nobody for what is not. Whether there was one; time
+    /// may have gone on then.
     pub(super) async fn serve(&mut self) -> Result<bool, Halt> {
-        let mut any = false;
         for key in 0..KEYS {
             let Some(Waiter { wanted, task }) = self.waiters[key].take() else {
                 continue;
@@ -75,7 +75,6 @@ impl World<'_> {
                 self.waiters[key] = Some(Waiter { wanted, task });
                 continue;
             }
-            any = true;
             let got = match timeout(NEVER, task).await {
                 Ok(Ok(Ok(got))) => got,
                 other => return wrong(format!("that who waits has it: {wanted:?}"), other),
@@ -92,12 +91,13 @@ impl World<'_> {
                     if kind == Kind::Unowned {
                         self.model.take_unowned(key, amount);
                     }
-                    continue;
+                    return Ok(true);
                 }
             };
             let of = self.granted(wanted, token, at, (RENEWED, RENEWED))?;
             self.hold(owner, real, vec![of]);
+            return Ok(true);
         }
-        Ok(any)
+        Ok(false)
     }
 }
