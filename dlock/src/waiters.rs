@@ -421,14 +421,19 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let (watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
-        let next = queues.get_mut(&self.of).and_then(|queue| {
-            queue.front = queue.next();
-            queue.front_waits = true;
-            queue.front.clone()
-        });
-        if next.is_none() {
-            queues.remove(&self.of);
-        }
+        let next = match queues.entry(self.of.clone()) {
+            Entry::Occupied(mut queue) => match queue.get_mut().next() {
+                Some(next) => {
+                    queue.get_mut().front_waits = true;
+                    queue.get_mut().front.insert(next).clone().into()
+                }
+                None => {
+                    queue.remove();
+                    None
+                }
+            },
+            Entry::Vacant(_) => None,
+        };
         // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes
         // comes back here to go on to the one after.
         drop(queues);

@@ -415,11 +415,17 @@ pub(super) fn channel(key: &str) -> String {
 
 /// What is called like a key with something before it, as Redisson writes that.
 pub(super) fn prefixed(prefix: &str, key: &str) -> String {
+    let mut name = String::with_capacity(prefix.len() + key.len() + 3);
+    name.push_str(prefix);
     if key.contains('{') {
-        format!("{prefix}:{key}")
+        name.push(':');
+        name.push_str(key);
     } else {
-        format!("{prefix}:{{{key}}}")
+        name.push_str(":{");
+        name.push_str(key);
+        name.push('}');
     }
+    name
 }
 
 /// How long it is until then.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
 use super::failure::{broke, classify, is_broken, no_answer};
 use super::replicas::Way;
-use super::{Done, Step};
+use super::{Done, Queuing, Step};
 use crate::backend::redis::script::{self, Answer, By, Call, Verb};
 use crate::backend::{BackendError, Outcome, Reason};
 use crate::clock;
@@ -376,5 +376,5 @@ pub(super) fn answer_error(answer: &Result<Answer, BackendError>) -> Option<&Bac
 
 /// A step of which nobody waits for the answer.
 fn unanswered(call: Call, deadline: Instant) -> Step {
-    Step::new(call, deadline, oneshot::channel().0, None)
+    Queuing::new(call, deadline, oneshot::channel().0, None)
 }

@@ -48,7 +48,11 @@ pub(crate) struct Done {
 
 type Reply = oneshot::Sender<Result<Done, BackendError>>;
 
-pub(super) struct Step {
+/// Passed from hand to hand a dozen times, so it stays where it is.
+pub(super) type Step = Box<Queuing>;
+
+/// A step and its way through the line.
+pub(super) struct Queuing {
     pub(super) call: Call,
     deadline: Instant,
     /// Its place in the line.
@@ -73,9 +77,9 @@ pub(super) struct Step {
     seat: Option<Seat>,
 }
 
-impl Step {
+impl Queuing {
     fn new(call: Call, deadline: Instant, reply: Reply, seat: Option<Seat>) -> Step {
-        Step {
+        Box::new(Queuing {
             call,
             deadline,
             place: 0,
@@ -88,7 +92,7 @@ impl Step {
             refuse_after: 0,
             reply: Some(reply),
             seat,
-        }
+        })
     }
 
     /// Of such a step that was sent before nobody can tell what became of the earlier copy.
@@ -213,7 +217,7 @@ impl Node {
             false => None,
         };
         let (reply, answer) = oneshot::channel();
-        let step = Step::new(call, clock::now() + self.timeout, reply, seat);
+        let step = Queuing::new(call, clock::now() + self.timeout, reply, seat);
         let queued = self.queue.send(Request::Step(step)).is_ok();
         Queued(Ok((answer, queued)))
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
-use super::Step;
+use super::{Queuing, Step};
 use super::actor::Actor;
 use super::landing::answer_error;
 use crate::backend::redis::cluster::slot::Slot;
@@ -19,7 +19,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 /// A step that is sent on more often than this is held back each time: its servers do not agree yet.
 const HOPS: u32 = 2;
 
-impl Step {
+impl Queuing {
     /// Not now: the longer, the more often that was so.
     pub(super) fn hold_back(&mut self, now: Instant) {
         let pause = (PAUSES.0 * (1 << self.hops.min(8))).min(PAUSES.1);
