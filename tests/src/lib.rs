@@ -30,6 +30,7 @@ pub mod redisson;
 mod resp;
 mod running;
 mod server;
+pub mod soak;
 mod store;
 mod topology;
 mod watched;

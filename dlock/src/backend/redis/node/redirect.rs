@@ -6,9 +6,9 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
-use super::{Queuing, Step};
 use super::actor::Actor;
 use super::landing::answer_error;
+use super::{Queuing, Step};
 use crate::backend::redis::cluster::slot::Slot;
 use crate::backend::redis::script::{Answer, DOWN, NOT_LOCAL};
 use crate::backend::{BackendError, Outcome, Reason};
