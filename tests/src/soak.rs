@@ -221,7 +221,7 @@ async fn one(client: &LockClient, counts: &Counts) {
             )
         }
     };
-    let patience = Duration::from_micros(fastrand::u64(..20_000));
+    let patience = Duration::from_micros(fastrand::u64(1..20_000));
     let work = async {
         match fastrand::u8(..12) {
             0 if kind == Kind::Lock => several(client, key).await,
