@@ -24,7 +24,16 @@ const HOT: u64 = 4;
 /// What a worker does at most before it rests.
 const REST: Duration = Duration::from_millis(5);
 /// What locks are asked for with that are not renewed.
-const LEASE: Duration = Duration::from_millis(200);
+const LEASE: Duration = Duration::from_secs(1);
+/// The keys that should not be there. Redisson's own counter of a name never ends, and answers to steps that may be asked
+/// again, of which there are many, end by themselves.
+const LEFT: &str = "
+    local left = {}
+    for _, key in ipairs(redis.call('KEYS', '*')) do
+        local stays = key == 'dlock:fence' or key:find('^redisson_lock_token:') or key:find('}:dlock:', 1, true)
+        if not stays then left[#left + 1] = key end
+    end
+    return left";
 const KINDS: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
 
 /// Locks for a long time, and sees what is left of it.
@@ -170,12 +179,7 @@ impl Soak {
     }
 
     async fn keys(&self) -> Vec<String> {
-        let mut keys = self.server.keys().await;
-        // Redisson's own counter of a name never ends. Answers to steps that may be asked again end by themselves.
-        keys.retain(|key| {
-            key != "dlock:fence" && !key.starts_with("redisson_lock_token:") && !key.contains("}:dlock:")
-        });
-        keys
+        self.server.query(&["EVAL", LEFT, "0"]).await
     }
 
     async fn look(&self) -> Look {

@@ -434,12 +434,6 @@ impl Actor {
         wires: &mut Wires,
         left: &mut Option<Timer>,
     ) -> Poll<Event> {
-        // Nothing comes back that was not sent, so what is asked for is looked at before the connection.
-        if self.flights.is_empty()
-            && let asked @ Poll::Ready(_) = self.asked(cx)
-        {
-            return asked;
-        }
         let flights = &mut self.flights;
         let landed = wires.poll(cx, |way, cx| {
             for (at, flight) in flights.iter_mut().enumerate() {
@@ -467,10 +461,6 @@ impl Actor {
         if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Event::Alarm);
         }
-        self.asked(cx)
-    }
-
-    fn asked(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         let taken = self.requests.poll_recv_many(cx, &mut self.taken, MANY);
         taken.map(Event::Asked)
     }
