@@ -56,7 +56,8 @@ pub enum Kind {
     /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
     /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
     /// who came later. An outcome that is unknown costs the place. In one process the lock is not handed on without
-    /// the store.
+    /// the store. [`Kind::Lock`] under the same name is the same lock for those who take no place: it overtakes the
+    /// queue where it finds the lock free, and who waits in the queue finds out by asking that it was given back.
     ///
     /// Redisson's fair lock of the same name stands in the same queue. A Java process that dies while it waits
     /// costs the time that it had, 300 s unless it was told otherwise, and Redisson's scripts go by the clock of
