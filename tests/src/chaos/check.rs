@@ -134,6 +134,13 @@ impl OfKey<'_> {
         excused(&self.history.forgotten, self.hold(first), self.hold(second))
     }
 
+    /// The same where the second may be the one that was lost, as its token says: a process may hear of a grant, or hand
+    /// it on, only after the store has forgotten it and has granted another one.
+    fn either_excused(&self, first: Certain, second: Certain) -> bool {
+        let was_before = self.hold(second).token < self.hold(first).token;
+        self.excused(first, second) || was_before && self.excused(second, first)
+    }
+
     /// Two at a time.
     fn overlaps(&mut self) {
         let mut open: Vec<Certain> = Vec::new();
@@ -147,7 +154,7 @@ impl OfKey<'_> {
                     to: first.to.min(second.to),
                     holds: vec![first.at, second.at],
                 };
-                match self.excused(first, second) {
+                match self.either_excused(first, second) {
                     true => self.findings.unprotected.push(finding),
                     false => self.findings.violations.push(finding),
                 }
@@ -185,7 +192,7 @@ impl OfKey<'_> {
             };
             // One that overlaps is counted there already.
             match self.excused(first, second) {
-                true if first.to > second.from => {}
+                _ if first.to > second.from && self.either_excused(first, second) => {}
                 true => self.findings.unprotected.push(finding),
                 false => self.findings.late_losses.push(finding),
             }
@@ -197,9 +204,7 @@ impl OfKey<'_> {
         for at in 1..self.certain.len() {
             let (first, second) = (self.certain[at - 1], self.certain[at]);
             let (a, b) = (self.hold(first), self.hold(second));
-            // The second may be the heir of the grant that was lost.
-            let excused = self.excused(first, second) || self.excused(second, first);
-            if a.token < b.token || second.from <= first.to || excused {
+            if a.token < b.token || second.from <= first.to || self.either_excused(first, second) {
                 continue;
             }
             let finding = Finding {

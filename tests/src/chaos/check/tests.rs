@@ -252,6 +252,22 @@ fn who_was_handed_a_grant_that_is_lost_is_unprotected_too() {
 }
 
 #[test]
+fn who_was_handed_it_after_somebody_else_was_granted_the_lock_is_unprotected_as_well() {
+    // The lost grant is handed on at 65, after the other one was granted at 60.
+    let heir = "54 ask 2 0 2000 wait\n64 let 1 drop\n65 got 2 101\n65 held 2\n70 held 2\n";
+    let of = |orchestrator| Story {
+        first: format!("{}{heir}", FIRST.replace("50 held", "51 held")).leak(),
+        second: SECOND,
+        orchestrator,
+        ..QUIET
+    };
+    assert_eq!(found(&of("53 loses 52 *\n")), [0, 0, 1]);
+    for elsewhere in ["53 loses 52 1\n", "0 loses 0 *\n"] {
+        assert_eq!(found(&of(elsewhere)), [1, 0, 0], "{elsewhere}");
+    }
+}
+
+#[test]
 fn a_fail_over_excuses_nothing_but_what_was_asked_before_the_old_master_ended() {
     let story = |orchestrator: &'static str, held: &str| Story {
         first: format!("{FIRST}{held} held 1\n").leak(),
