@@ -4,16 +4,25 @@
 //! once, because a message may have been missed. While there is no connection, or where the server forbids
 //! subscriptions, waiters are told to look now and then. Who waits stands in a hub, which the servers of a
 //! Cluster have in common.
+//!
+//! In a Cluster subscriptions are sharded: a channel is with the server that has its slot, and when the slot leaves,
+//! the server ends them unasked. Such a word may come in among the answers to our own commands, which the `redis`
+//! crate then takes for each other's. So what has become of a channel is read from what the server pushes, and only
+//! refusals from the answers; each batch of commands ends with one whose own push tells that nothing of it is left.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::access::Open;
+use super::cluster::Shard;
 use super::connect::Connector;
 use crate::backend::hub::Hub;
 use crate::url::Address;
@@ -24,7 +33,7 @@ const PING: Duration = Duration::from_secs(5);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// How often waiters look where nobody tells them.
 const POLL: Duration = Duration::from_millis(250);
-/// Channels in one command.
+/// Channels in one batch.
 const MANY: usize = 500;
 
 /// The subscriptions to one server.
@@ -35,31 +44,48 @@ pub(super) struct PubSub {
 
 #[derive(Debug)]
 enum Order {
-    Subscribe(Arc<str>),
+    Subscribe(Arc<str>, Way),
     Unsubscribe(Arc<str>),
+}
+
+/// How messages of a channel come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From whichever server they are published on.
+    Plain,
+    /// From the server that has the slot of the channel; the plain way where servers are too old for that.
+    Sharded,
 }
 
 impl PubSub {
     /// Connects when somebody waits for the first time; ends when the last of these is gone. News are told to
-    /// the hub.
-    pub(super) fn start(connector: Connector, hub: Arc<Hub>, runtime: &tokio::runtime::Handle) -> PubSub {
+    /// the hub. In a Cluster it is the server of this shard.
+    pub(super) fn start(
+        connector: Connector,
+        hub: Arc<Hub>,
+        shard: Option<Shard>,
+        runtime: &tokio::runtime::Handle,
+    ) -> PubSub {
         let (orders, received) = mpsc::unbounded_channel();
-        runtime.spawn(
-            Actor {
-                connector,
-                hub,
-                orders: received,
-                channels: HashSet::new(),
-                told: false,
-                forbidden: HashSet::new(),
-            }
-            .run(),
-        );
+        let actor = Actor {
+            connector,
+            hub,
+            shard,
+            orders: received,
+            channels: HashMap::new(),
+            wanted: VecDeque::new(),
+            leaving: Vec::new(),
+            refused: HashSet::new(),
+            is_old: false,
+            marks: 0,
+            told: false,
+        };
+        runtime.spawn(actor.run());
         PubSub { orders }
     }
 
-    pub(super) fn subscribe(&self, channel: &Arc<str>) {
-        let _ = self.orders.send(Order::Subscribe(channel.clone()));
+    pub(super) fn subscribe(&self, channel: &Arc<str>, way: Way) {
+        let _ = self.orders.send(Order::Subscribe(channel.clone(), way));
     }
 
     pub(super) fn unsubscribe(&self, channel: Arc<str>) {
@@ -70,13 +96,54 @@ impl PubSub {
 struct Actor {
     connector: Connector,
     hub: Arc<Hub>,
+    shard: Option<Shard>,
     orders: mpsc::UnboundedReceiver<Order>,
-    /// What is wanted here.
-    channels: HashSet<Arc<str>>,
+    /// What is wanted here, and what has become of it.
+    channels: HashMap<Arc<str>, Channel>,
+    /// Those among them that are to be asked for, and some that are not any more.
+    wanted: VecDeque<Arc<str>>,
+    /// Subscriptions that are to end.
+    leaving: Vec<(Arc<str>, Way)>,
+    /// Those that the server refuses: who waits there looks now and then.
+    refused: HashSet<Arc<str>>,
+    /// The server has no sharded channels.
+    is_old: bool,
+    /// How many batches there were.
+    marks: u64,
     /// The trouble was told; no need to say it again until it is over.
     told: bool,
-    /// Channels that the server forbids: who waits there looks now and then.
-    forbidden: HashSet<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct Channel {
+    way: Way,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// To be asked for.
+    Wanted,
+    Asked,
+    Stands,
+    /// Not for this user; on the next connection, perhaps.
+    Forbidden,
+    /// Not here, or not now.
+    Away,
+}
+
+/// Commands that are under way, one batch at a time.
+struct Batch {
+    /// An answer to each of them, in the order in which they come.
+    coming: Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>,
+    answers: Option<Vec<Value>>,
+    /// How many end a subscription; they come first.
+    leaving: usize,
+    /// What is asked for after that.
+    asked: Vec<Arc<str>>,
+    /// What the last push is about, unless that has come.
+    mark: Option<String>,
+    deadline: Instant,
 }
 
 /// Nobody wants subscriptions any more.
@@ -93,16 +160,21 @@ impl Actor {
         }
     }
 
-    /// Enters an order into what is wanted; whether there is anything to do.
-    fn note(&mut self, order: Order) -> bool {
+    /// Enters an order into what is wanted.
+    fn note(&mut self, order: Order) {
         match order {
-            Order::Subscribe(channel) => {
-                self.channels.insert(channel);
-                true
+            Order::Subscribe(channel, way) => {
+                let state = State::Wanted;
+                self.channels.insert(channel.clone(), Channel { way, state });
+                self.wanted.push_back(channel);
             }
             Order::Unsubscribe(channel) => {
-                self.forbidden.remove(&channel);
-                self.channels.remove(&channel)
+                self.refused.remove(&channel);
+                if let Some(Channel { way, state }) = self.channels.remove(&channel)
+                    && matches!(state, State::Asked | State::Stands)
+                {
+                    self.leaving.push((channel, way));
+                }
             }
         }
     }
@@ -132,7 +204,7 @@ impl Actor {
             }
             // No news from here on: everybody looks, now and in a while.
             self.take_in();
-            self.hub.doubt(&self.channels);
+            self.hub.doubt(self.channels.keys());
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
             pause = (pause * 2).min(POLL);
             self.take_in();
@@ -152,163 +224,280 @@ impl Actor {
             mut pushes,
             ..
         } = open;
-        self.forbidden.clear();
-        self.take_in();
-        if let Err(trouble) = self
-            .subscribe(&sink, self.channels.iter().cloned().collect())
-            .await
-        {
-            return Ok(trouble);
-        }
-        if std::mem::take(&mut self.told) {
-            tracing::info!(server = %self.connector.place, "subscribed to releases again");
-        }
+        self.begin();
         let place = self.connector.place.clone();
         let left = place.left(&address);
         tokio::pin!(left);
-        let mut quiet = tokio::time::Instant::now();
+        let mut quiet = Instant::now();
         let mut polled = quiet;
+        let mut batch = self.next_batch(&sink);
         loop {
             tokio::select! {
                 biased;
-                push = pushes.recv() => match push {
-                    Some(PushInfo { kind: PushKind::Message, data }) => {
-                        if let Some(Value::BulkString(channel)) = data.first() {
-                            self.hub.tell(&String::from_utf8_lossy(channel));
-                        }
-                        quiet = tokio::time::Instant::now();
-                    }
-                    Some(PushInfo { kind: PushKind::Disconnection, .. }) | None => {
+                push = pushes.recv() => {
+                    if !self.hear(push, &mut batch) {
                         return Ok("the server closed the connection".to_owned());
                     }
-                    // Its answers to our own orders.
-                    Some(_) => {}
-                },
+                    quiet = Instant::now();
+                }
+                outcome = answered(&mut batch) => {
+                    if let Err(trouble) = outcome {
+                        return Ok(trouble.unwrap_or_else(|| self.no_answer()));
+                    }
+                    // All that was pushed before.
+                    while let Ok(push) = pushes.try_recv() {
+                        if !self.hear(Some(push), &mut batch) {
+                            return Ok("the server closed the connection".to_owned());
+                        }
+                    }
+                    quiet = Instant::now();
+                }
                 order = self.orders.recv() => {
-                    let Some(first) = order else { return Err(Closed) };
-                    if let Err(trouble) = self.carry_out(first, &sink).await {
-                        return Ok(trouble);
-                    }
-                }
-                () = &mut left => return Ok(format!("{address} is the master no longer")),
-                () = tokio::time::sleep_until(polled + POLL), if !self.forbidden.is_empty() => {
-                    self.poll();
-                    polled = tokio::time::Instant::now();
-                }
-                () = tokio::time::sleep_until(quiet + PING), if !self.channels.is_empty() => {
-                    let mut sink = sink.clone();
-                    let ping = async move { redis::cmd("PING").query_async::<Value>(&mut sink).await };
-                    if let Err(trouble) = in_time(self.connector.access.timeout, ping).await {
-                        return Ok(trouble);
-                    }
-                    quiet = tokio::time::Instant::now();
-                }
-            }
-        }
-    }
-
-    /// Carries out an order, and with it those like it that wait behind it.
-    async fn carry_out(&mut self, first: Order, sink: &MultiplexedConnection) -> Result<(), String> {
-        let mut next = Some(first);
-        while let Some(order) = next.take() {
-            let subscribe = matches!(order, Order::Subscribe(_));
-            let mut channels: Vec<_> = self.enter(order).into_iter().collect();
-            while channels.len() < MANY {
-                match self.orders.try_recv() {
-                    Ok(order) if matches!(order, Order::Subscribe(_)) == subscribe => {
-                        channels.extend(self.enter(order));
-                    }
-                    Ok(other) => {
-                        next = Some(other);
-                        break;
-                    }
-                    Err(_) => break,
-                }
-            }
-            let outcome = if subscribe {
-                self.subscribe(sink, channels).await
-            } else if !channels.is_empty() {
-                let mut sink = sink.clone();
-                let command = async move { sink.unsubscribe(&names(&channels)).await };
-                in_time(self.connector.access.timeout, command).await
-            } else {
-                Ok(())
-            };
-            if let Err(trouble) = outcome {
-                // The one that was taken to come next counts on the next connection.
-                if let Some(order) = next {
+                    let Some(order) = order else { return Err(Closed) };
                     self.note(order);
                 }
-                return Err(trouble);
-            }
-        }
-        Ok(())
-    }
-
-    /// The channel of an order, if there is anything to do.
-    fn enter(&mut self, order: Order) -> Option<Arc<str>> {
-        let (Order::Subscribe(channel) | Order::Unsubscribe(channel)) = &order;
-        let channel = channel.clone();
-        self.note(order).then_some(channel)
-    }
-
-    /// Subscribes, and has those who wait look once. A channel that the server forbids takes no other along.
-    async fn subscribe(
-        &mut self,
-        sink: &MultiplexedConnection,
-        channels: Vec<Arc<str>>,
-    ) -> Result<(), String> {
-        for some in channels.chunks(MANY) {
-            if self.subscribe_to(sink, some).await? {
-                continue;
-            }
-            for one in some {
-                if !self.subscribe_to(sink, std::slice::from_ref(one)).await? {
-                    tracing::warn!(
-                        server = %self.connector.place, channel = %one,
-                        "the server forbids this subscription: waiters look now and then"
-                    );
-                    self.forbidden.insert(one.clone());
+                () = &mut left => return Ok(format!("{address} is the master no longer")),
+                () = tokio::time::sleep_until(polled + POLL), if !self.refused.is_empty() => {
+                    self.poll();
+                    polled = Instant::now();
+                }
+                () = tokio::time::sleep_until(quiet + PING), if batch.is_none() && !self.channels.is_empty() => {
+                    batch = Some(self.send(redis::pipe(), 0, Vec::new(), &sink));
                 }
             }
+            if let Some(over) = batch.take_if(|batch| batch.is_over()) {
+                if let Err(trouble) = self.settle(over) {
+                    return Ok(trouble);
+                }
+                if std::mem::take(&mut self.told) {
+                    tracing::info!(server = %self.connector.place, "subscribed to releases again");
+                }
+            }
+            if batch.is_none() {
+                self.take_in();
+                batch = self.next_batch(&sink);
+            }
+        }
+    }
+
+    /// Nothing stands on a new connection.
+    fn begin(&mut self) {
+        self.take_in();
+        self.leaving.clear();
+        self.refused.clear();
+        self.is_old = false;
+        for channel in self.channels.values_mut() {
+            channel.state = State::Wanted;
+        }
+        self.wanted = self.channels.keys().cloned().collect();
+    }
+
+    /// The commands that begin and end subscriptions.
+    fn words(&self, way: Way) -> (&'static str, &'static str) {
+        match way {
+            Way::Sharded if !self.is_old => ("SSUBSCRIBE", "SUNSUBSCRIBE"),
+            _ => ("SUBSCRIBE", "UNSUBSCRIBE"),
+        }
+    }
+
+    /// Sends what is to be done, if anything is. A command for each channel: the server refuses them one by one, and
+    /// several are seldom in one slot.
+    fn next_batch(&mut self, sink: &MultiplexedConnection) -> Option<Batch> {
+        let (mut commands, mut asked) = (redis::pipe(), Vec::new());
+        // Those that end come first: one of them may be wanted again.
+        let leaving = self.leaving.len().min(MANY);
+        for (channel, way) in self.leaving.drain(..leaving).collect::<Vec<_>>() {
+            commands.cmd(self.words(way).1).arg(&*channel);
+        }
+        while leaving + asked.len() < MANY
+            && let Some(channel) = self.wanted.pop_front()
+        {
+            let words = |way| self.words(way).0;
+            let Some(Channel { way, .. }) = self.channels.get(&channel).filter(|it| it.state == State::Wanted)
+            else {
+                continue;
+            };
+            commands.cmd(words(*way)).arg(&*channel);
+            self.enter(&channel, State::Asked);
+            asked.push(channel);
+        }
+        (leaving + asked.len() > 0).then(|| self.send(commands, leaving, asked, sink))
+    }
+
+    /// Sends a batch; one without commands tests the connection.
+    fn send(
+        &mut self,
+        mut commands: Pipeline,
+        leaving: usize,
+        asked: Vec<Arc<str>>,
+        sink: &MultiplexedConnection,
+    ) -> Batch {
+        let mut count = leaving + asked.len();
+        let mut mark = None;
+        if self.shard.is_some() {
+            self.marks += 1;
+            let end = mark.insert(format!("dlock:end-of-batch:{}", self.marks));
+            commands.cmd("UNSUBSCRIBE").arg(&*end);
+            count += 1;
+        } else if count == 0 {
+            commands.cmd("PING");
+            count = 1;
+        }
+        let mut sink = sink.clone();
+        Batch {
+            coming: Box::pin(async move { sink.send_packed_commands(&commands, 0, count).await }),
+            answers: None,
+            leaving,
+            asked,
+            mark,
+            deadline: Instant::now() + self.connector.access.timeout,
+        }
+    }
+
+    /// Takes in what the server says unasked, or to whatever was asked. Whether the connection still stands.
+    fn hear(&mut self, push: Option<PushInfo>, batch: &mut Option<Batch>) -> bool {
+        let Some(PushInfo { kind, data }) = push.filter(|push| push.kind != PushKind::Disconnection) else {
+            return false;
+        };
+        let Some(Value::BulkString(channel)) = data.first() else {
+            return true;
+        };
+        let channel = String::from_utf8_lossy(channel);
+        let entry = self.channels.get_key_value(&*channel);
+        let entry = entry.map(|(channel, entry)| (channel.clone(), entry.state));
+        match (kind, entry) {
+            (PushKind::Message | PushKind::SMessage, _) => {
+                self.hub.tell(&channel);
+            }
+            (PushKind::Subscribe | PushKind::SSubscribe, Some((channel, State::Asked))) => {
+                self.enter(&channel, State::Stands);
+                self.hub.confirm(&channel);
+            }
+            // Its slot has left: who waits looks, and the server will say where it is.
+            (PushKind::SUnsubscribe, Some((channel, State::Stands))) => {
+                self.hub.doubt([&channel]);
+                self.want(channel);
+            }
+            (PushKind::Unsubscribe, _) => {
+                if let Some(batch) = batch {
+                    batch.mark.take_if(|mark| *mark == channel);
+                }
+            }
+            // What is wanted no more, or anew.
+            _ => {}
+        }
+        true
+    }
+
+    /// A batch is over: asks again for what was neither granted nor refused, and sees to what was.
+    fn settle(&mut self, batch: Batch) -> Result<(), String> {
+        let mut answers = batch.answers.into_iter().flatten().skip(batch.leaving);
+        for channel in batch.asked {
+            let answer = answers.next();
+            if self.channels.get(&channel).map(|it| it.state) != Some(State::Asked) {
+                continue;
+            }
+            match answer {
+                Some(Value::ServerError(error)) => self.is_refused(channel, &error.into())?,
+                // Something came in between, so that these are not in their places.
+                _ => self.want(channel),
+            }
         }
         Ok(())
     }
 
-    /// Whether the server lets us.
-    async fn subscribe_to(&self, sink: &MultiplexedConnection, some: &[Arc<str>]) -> Result<bool, String> {
-        let (mut sink, wanted) = (sink.clone(), names(some));
-        // Refusals are answers, so that only the rest is trouble with the connection.
-        let command = async move {
-            match sink.subscribe(&wanted).await {
-                Err(error) if matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoPerm)) => Ok(false),
-                other => other.map(|()| true),
+    /// What is no refusal is trouble with the connection.
+    fn is_refused(&mut self, channel: Arc<str>, error: &RedisError) -> Result<(), String> {
+        use ServerErrorKind as S;
+        match (&self.shard, error.kind()) {
+            (_, ErrorKind::Server(S::NoPerm)) => {
+                tracing::warn!(
+                    server = %self.connector.place, %channel,
+                    "the server forbids this subscription: waiters look now and then"
+                );
+                self.enter(&channel, State::Forbidden);
             }
-        };
-        let subscribed = in_time(self.connector.access.timeout, command).await?;
-        if subscribed {
-            some.iter().for_each(|channel| self.hub.confirm(channel));
+            (
+                Some(shard),
+                ErrorKind::Server(
+                    S::Moved | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown | S::BusyLoading,
+                ),
+            ) => {
+                shard.refused(error);
+                self.enter(&channel, State::Away);
+            }
+            (Some(_), _) if is_unknown_to(error, "SSUBSCRIBE") => {
+                self.is_old = true;
+                self.want(channel);
+                return Ok(());
+            }
+            _ => return Err(error.to_string()),
         }
-        Ok(subscribed)
+        self.refused.insert(channel);
+        Ok(())
     }
 
-    /// Has those look whom nobody tells.
+    fn want(&mut self, channel: Arc<str>) {
+        self.enter(&channel, State::Wanted);
+        self.wanted.push_back(channel);
+    }
+
+    fn enter(&mut self, channel: &Arc<str>, state: State) {
+        if let Some(entry) = self.channels.get_mut(channel) {
+            entry.state = state;
+        }
+    }
+
+    /// Has those look whom nobody tells, and asks again where that may be of use.
     fn poll(&mut self) {
-        self.forbidden.retain(|channel| self.hub.tell(channel) > 0);
+        for channel in std::mem::take(&mut self.refused) {
+            self.hub.tell(&channel);
+            match self.channels.get(&channel).map(|it| it.state) {
+                Some(State::Away) => self.want(channel),
+                Some(State::Forbidden) => drop(self.refused.insert(channel)),
+                _ => {}
+            }
+        }
+    }
+
+    fn no_answer(&self) -> String {
+        format!("no answer within {:?}", self.connector.access.timeout)
     }
 }
 
-fn names(channels: &[Arc<str>]) -> Vec<String> {
-    channels.iter().map(|channel| channel.to_string()).collect()
+impl Batch {
+    /// Whether all has come that belongs to it.
+    fn is_over(&self) -> bool {
+        // Who may not end subscriptions hears of no end either: then the last answer has to do.
+        let is_refused = |answers: &Vec<Value>| matches!(answers.last(), Some(Value::ServerError(_)));
+        let answers = self.answers.as_ref();
+        answers.is_some_and(|answers| self.mark.is_none() || is_refused(answers))
+    }
 }
 
-async fn in_time<T>(
-    timeout: Duration,
-    work: impl Future<Output = Result<T, RedisError>>,
-) -> Result<T, String> {
-    match tokio::time::timeout(timeout, work).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("no answer within {timeout:?}")),
+/// Until the answers are there. An error with what is wrong with the connection, or none where nothing comes in time.
+async fn answered(batch: &mut Option<Batch>) -> Result<(), Option<String>> {
+    let Some(batch) = batch else {
+        return std::future::pending().await;
+    };
+    let deadline = batch.deadline;
+    let coming = async {
+        match batch.answers {
+            None => (&mut batch.coming).await,
+            // What is missing is a push.
+            Some(_) => std::future::pending().await,
+        }
+    };
+    match tokio::time::timeout_at(deadline, coming).await {
+        Ok(Ok(answers)) => batch.answers = Some(answers),
+        Ok(Err(error)) => return Err(Some(error.to_string())),
+        Err(_) => return Err(None),
     }
+    Ok(())
+}
+
+/// Whether the server does not know this command.
+fn is_unknown_to(error: &RedisError, command: &str) -> bool {
+    let text = error.to_string();
+    text.contains("unknown command") && text.contains(command)
 }

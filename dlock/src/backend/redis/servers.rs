@@ -10,7 +10,7 @@ use super::cluster::Cluster;
 use super::cluster::slot::Slot;
 use super::connect::{Connected, Connector};
 use super::node::{Done, Node, Part};
-use super::pubsub::PubSub;
+use super::pubsub::{PubSub, Way};
 use super::script::{Call, Verb};
 use crate::LockKey;
 use crate::backend::hub::Hub;
@@ -59,7 +59,7 @@ impl Servers {
         runtime: &runtime::Handle,
     ) -> Servers {
         let hub: Arc<Hub> = Arc::default();
-        let pubsub = PubSub::start(connector.clone(), hub.clone(), runtime);
+        let pubsub = PubSub::start(connector.clone(), hub.clone(), None, runtime);
         let node = Node::start(connector, connected, part, runtime);
         Servers::One { node, pubsub, hub }
     }
@@ -100,7 +100,7 @@ impl Servers {
                 hub.listen(
                     channel.into(),
                     move |channel| {
-                        subscribe.subscribe(channel);
+                        subscribe.subscribe(channel, Way::Plain);
                         false
                     },
                     move |channel| unsubscribe.unsubscribe(channel),

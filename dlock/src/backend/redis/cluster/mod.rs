@@ -4,9 +4,11 @@
 //! no lock of another. Who has which slot is learned from the servers: when the client starts, from redirections, and
 //! by asking (`keeper`). Steps that a server sends elsewhere keep their order, see `node/moves.rs`.
 //!
-//! Subscriptions to the releases of a key are with the master of its slot, and go along when the slot moves.
+//! Subscriptions to the releases of a key are with the master of its slot, on the sharded channel of that slot, and go
+//! along when the slot moves.
 
 mod keeper;
+mod shard;
 pub(super) mod slot;
 mod view;
 
@@ -19,13 +21,14 @@ use parking_lot::{Mutex, RwLock};
 use tokio::runtime;
 use tokio::sync::Notify;
 
+pub(super) use self::shard::Shard;
 use self::slot::{SLOTS, Slot};
 use self::view::View;
 use super::access::Access;
 use super::connect::Connector;
 use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
 use super::place::Place;
-use super::pubsub::PubSub;
+use super::pubsub::{PubSub, Way};
 use super::script::Call;
 use crate::backend::hub::Hub;
 use crate::backend::{BackendError, Lane, Watch};
@@ -168,7 +171,7 @@ impl Cluster {
                 let map = begin.map.read();
                 let lane = map.owner(slot);
                 channels.insert(channel.clone(), (slot, lane));
-                map.member(lane).pubsub.subscribe(channel);
+                map.member(lane).pubsub.subscribe(channel, way(channel, slot));
                 false
             },
             move |channel| {
@@ -195,7 +198,7 @@ impl Cluster {
             }
             let before = std::mem::replace(lane, owner);
             moved.push(channel.clone());
-            map.member(owner).pubsub.subscribe(channel);
+            map.member(owner).pubsub.subscribe(channel, way(channel, *slot));
             if let Some(member) = map.members.get(&before) {
                 member.pubsub.unsubscribe(channel.clone());
             }
@@ -269,7 +272,8 @@ impl Cluster {
             lane,
             ..self.part.clone()
         };
-        let pubsub = PubSub::start(connector.clone(), self.hub.clone(), &self.runtime);
+        let shard = self.part.cluster.clone().map(|cluster| Shard::new(cluster, lane));
+        let pubsub = PubSub::start(connector.clone(), self.hub.clone(), shard, &self.runtime);
         let node = Node::start(connector, None, part, &self.runtime);
         let member = Member {
             address: address.clone(),
@@ -352,6 +356,15 @@ impl Map {
         let now_and_then = self.owners.iter().zip(&self.settled);
         let taken_over = now_and_then.filter(|(_, then)| gone.contains_key(then));
         taken_over.map(|(now, _)| *now).collect()
+    }
+}
+
+/// How news of a key in this slot come on a channel. Those whose braces are not where its own are have other slots,
+/// maybe on another server; the scripts publish there the plain way.
+fn way(channel: &str, slot: Slot) -> Way {
+    match Slot::of(channel) == slot {
+        true => Way::Sharded,
+        false => Way::Plain,
     }
 }
 

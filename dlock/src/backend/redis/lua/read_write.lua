@@ -155,15 +155,6 @@ local function add_read_write_steps()
     if on_writers('ZREM', key, waiter) == 1 and not writers_wait(key) then tell(channel_of(key), '1') end
   end
 
-  -- Within which time one who waits asks again, nil where that is left to it.
-  local function again(key, otherwise)
-    local fields = in_cluster and run('HGETALL', key) or {}
-    for i = 1, #fields, 2 do
-      if fields[i] ~= 'mode' and is_unheard(fields[i]) then return UNHEARD end
-    end
-    return otherwise
-  end
-
   -- Puts a new holder in, which may be ended by an error: then nothing of it stays.
   local function enter(key, mode, field, timeout, lease, tokens)
     local before = mode and left_of(key) or -2
@@ -205,11 +196,11 @@ local function add_read_write_steps()
   function acquire_as.read(key, grant, lease, tokens, under)
     local mode = held_as(key)
     if under ~= '' then
-      if not lets_in(key, mode, under) then return { 'busy', math.max(run('PTTL', key), 0), again(key) } end
+      if not lets_in(key, mode, under) then return { 'busy', math.max(run('PTTL', key), 0) } end
     elseif mode == 'write' then
       local found = run('HLEN', key) > 2 and look_into(key)
       local left = found and found.writer and found.writer.left
-      if not left or left > 0 then return { 'busy', left or left_of(key), again(key) } end
+      if not left or left > 0 then return { 'busy', left or left_of(key) } end
       leave_to_readers(key, found)
       mode = held_as(key)
     end
@@ -221,10 +212,10 @@ local function add_read_write_steps()
   -- grant, lease in ms, fencing tokens wanted, who waits and has readers stand back or ''
   function acquire_as.write(key, grant, lease, tokens, waiter)
     local mode = held_as(key)
-    if mode and waiter == '' then return { 'busy', left_of(key), again(key) } end
+    if mode and waiter == '' then return { 'busy', left_of(key) } end
     if mode then
       stand_in_front(key, waiter)
-      return { 'busy', left_of(key), again(key, HEARD_WITHIN) }
+      return { 'busy', left_of(key), HEARD_WITHIN }
     end
     local answer = enter(key, nil, grant .. ':write', nil, lease, tokens)
     -- Readers who stand back for it wait for what it holds now.

@@ -47,9 +47,7 @@ end
 local function busy(key, left)
   if is_error(left) then error({ failed = left.err }) end
   -- It may have ended since its time was asked for.
-  local holder = holder_of(key)
-  if not holder then return -2 end
-  if is_unheard(holder[1]) then return { 'busy', left, UNHEARD } end
+  if not holder_of(key) then return -2 end
   return -2 - left
 end
 

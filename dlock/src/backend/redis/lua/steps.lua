@@ -92,23 +92,21 @@ local function holder_of(key)
   return holder
 end
 
--- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
-local function tell(channel, message)
-  message = message or '0'
-  local heard = ask('PUBLISH', channel, message)
-  if in_cluster then
-    -- Redisson subscribes there to sharded channels, from Redis 7 on: before that the command is an error. Those
-    -- who listen on other servers are not counted; ours listen on the one that has the key.
-    local sharded = ask('SPUBLISH', channel, message)
-    if not is_error(heard) and not is_error(sharded) then heard = heard + sharded end
-  end
-  return is_error(heard) and -1 or heard
+-- Whether a channel may be in another slot than the key whose news it has: it is in that one if it has the braces of
+-- the key alone, or none.
+local function is_apart(channel)
+  return string.find(channel, '[{}]') and not string.find(channel, '^[^{}]*{[^{}]+}[^{}]*$')
 end
 
--- Whether who waits does not hear when this holder leaves: in a Cluster Redisson tells it on sharded channels only. Then
--- it asks again after so many ms.
-local UNHEARD = 250
-local function is_unheard(holder) return in_cluster and not is_ours(holder) end
+-- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
+-- In a Cluster all listen to sharded channels, on the server that has the slot, as Redisson does. The plain way is left
+-- for channels that are elsewhere, and for servers before 7, which know no sharded ones.
+local function tell(channel, message)
+  message = message or '0'
+  local heard = in_cluster and ask('SPUBLISH', channel, message)
+  if not heard or is_error(heard) or heard == 0 and is_apart(channel) then heard = ask('PUBLISH', channel, message) end
+  return is_error(heard) and -1 or heard
+end
 
 -- What stands beside a key, as Redisson calls it: in the same slot.
 local function has_tag(key) return string.find(key, '{', 1, true) end

@@ -1,0 +1,328 @@
+//! Who waits in a Cluster is told, whatever it waits for and wherever the slot has gone meanwhile, and asks for nothing.
+
+use std::time::{Duration, Instant};
+
+use dlock::{LockClient, LockKey};
+use dlock_tests::faults::{PATIENCE, Pair, SOON, answered, hasty_builder, in_rounds, patient, within};
+use dlock_tests::{Cluster, Flavor, Server, eventually, settle, slot_of};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
+use tokio::task::JoinHandle;
+
+const MS: Duration = Duration::from_millis(1);
+/// So long that nobody looks at a lease meanwhile: who waits looks every 30 s then, and [`SOON`] is less.
+const LEASE: Duration = Duration::from_secs(3600);
+
+/// Somebody who waits, and what it waits for.
+struct Waiting {
+    /// The name of the lock, or whatever it is.
+    name: String,
+    waiter: JoinHandle<()>,
+    give_back: BoxFuture<'static, ()>,
+}
+
+/// Two clients of a Cluster of its own.
+async fn cluster() -> (Cluster, LockClient, LockClient) {
+    let cluster = Cluster::builder(Flavor::from_env())
+        .persistence(true)
+        .start()
+        .await;
+    cluster.is_settled().await;
+    let (a, b) = clients(&cluster).await;
+    (cluster, a, b)
+}
+
+async fn clients(cluster: &Cluster) -> (LockClient, LockClient) {
+    let url = cluster.url();
+    let client = async || hasty_builder(&url).lease(LEASE).build().await.unwrap();
+    (client().await, client().await)
+}
+
+/// Every kind that is waited for, held by `a` in this slot, and `b` waits. Names with braces as far as they may be in
+/// another slot than their channel.
+async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
+    let here = |what: &str| {
+        let mut names = (0..).map(|n| what.replace('#', &n.to_string()));
+        names
+            .find(|name| slot_of(name) == slot)
+            .expect("there are names for every slot")
+    };
+    let mut all = Vec::new();
+    for (at, pair) in Pair::ALL.into_iter().enumerate() {
+        let name = here(&format!("lock:{at}:#"));
+        let guard = answered(|| pair.held(a, &name).acquire()).await.unwrap();
+        let lock = pair.asked(b, &name).wait(PATIENCE);
+        all.push(Waiting {
+            waiter: tokio::spawn(async move { drop(answered(|| lock.acquire()).await.unwrap()) }),
+            give_back: async move { guard.release().await.unwrap() }.boxed(),
+            name,
+        });
+    }
+    for name in [here("{tag:#}:lock"), here("half:{#"), here("none:{}#"), here("back:#}x")] {
+        let guard = a.lock(LockKey::raw(&*name)).acquire().await.unwrap();
+        let lock = b.lock(LockKey::raw(&*name)).wait(PATIENCE);
+        all.push(Waiting {
+            waiter: tokio::spawn(async move { drop(answered(|| lock.acquire()).await.unwrap()) }),
+            give_back: async move { guard.release().await.unwrap() }.boxed(),
+            name,
+        });
+    }
+    for name in [here("permit:#"), here("{tag:#}:permit")] {
+        let permit = a
+            .semaphore(LockKey::raw(&*name))
+            .permits(1)
+            .acquire()
+            .await
+            .unwrap();
+        let semaphore = b.semaphore(LockKey::raw(&*name)).wait(PATIENCE);
+        all.push(Waiting {
+            waiter: tokio::spawn(async move { drop(answered(|| semaphore.acquire()).await.unwrap()) }),
+            give_back: async move { permit.release().await.unwrap() }.boxed(),
+            name,
+        });
+    }
+    let name = here("unowned:#");
+    let taken = a.unowned_semaphore(&name).permits(1);
+    taken.acquire().await.unwrap();
+    let semaphore = b.unowned_semaphore(&name).wait(PATIENCE);
+    all.push(Waiting {
+        waiter: tokio::spawn(async move { answered(|| semaphore.acquire()).await.unwrap() }),
+        give_back: async move { taken.release().await.unwrap() }.boxed(),
+        name,
+    });
+    for name in [here("latch:#"), here("{tag:#}:latch")] {
+        let count = a.latch(LockKey::raw(&*name));
+        count.try_set_count(1).await.unwrap();
+        let latch = b.latch(LockKey::raw(&*name));
+        all.push(Waiting {
+            waiter: tokio::spawn(async move {
+                let opened = answered(|| latch.wait_for(PATIENCE)).await.unwrap();
+                assert!(opened, "the latch stays shut");
+            }),
+            give_back: async move { assert_eq!(count.count_down().await.unwrap(), 0) }.boxed(),
+            name,
+        });
+    }
+    all
+}
+
+/// Waits until this server has the subscriptions of all of them.
+async fn listen_at(server: &Server, all: &[Waiting]) {
+    eventually("all listen there", async || {
+        let channels = server.pubsub_channels().await;
+        let is_there = |name: &str| channels.iter().any(|channel| channel.contains(name));
+        all.iter().all(|waiting| is_there(&waiting.name))
+    })
+    .await;
+    settle().await;
+}
+
+/// Sees that nobody asks while nothing happens, and that everybody is told.
+async fn are_woken_at(server: &Server, all: Vec<Waiting>) {
+    let monitor = server.monitor().await;
+    let began = Instant::now();
+    tokio::time::sleep(1000 * MS).await;
+    let asked = monitor.commands().await;
+    let asked = asked.iter().filter(|command| command.is_script()).count();
+    // Those who keep a place say so now and then: two of them, every 1.5 s or less often.
+    let owed = 2 * (1 + began.elapsed().as_millis() / 1500) as usize;
+    assert!(asked <= owed, "{asked} looks in {:?}", began.elapsed());
+    drop(monitor);
+    for Waiting {
+        name,
+        waiter,
+        give_back,
+    } in all
+    {
+        assert!(!waiter.is_finished(), "{name} is held");
+        let released = Instant::now();
+        give_back.await;
+        within(SOON, format!("the wake-up of {name}"), waiter)
+            .await
+            .unwrap();
+        println!("{name}: {:?}", released.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_of_every_kind_of_release_and_asks_for_nothing_meanwhile() {
+    let (cluster, a, b) = cluster().await;
+    for shard in 0..3 {
+        let server = cluster.server(shard);
+        let slot = slot_of(&cluster.key_on(server, "k").await);
+        let all = everything(&a, &b, slot).await;
+        listen_at(server, &all).await;
+        are_woken_at(server, all).await;
+    }
+    // Who waits in a queue asks every 1.5 s, which may be just then; but not five times.
+    in_rounds("five in a row are woken at once", async || {
+        let mut guard = a.fair_lock("k").acquire().await.unwrap();
+        let mut took = Duration::ZERO;
+        for (at, client) in [&b, &a, &b, &a, &b].into_iter().enumerate() {
+            let waiter = tokio::spawn(client.fair_lock("k").wait(PATIENCE).acquire());
+            eventually("it listens", async || {
+                !cluster.pubsub_channels("{k}:").await.is_empty()
+            })
+            .await;
+            // So that they do not fall into step with each other.
+            tokio::time::sleep(Duration::from_millis(100 + 70 * at as u64)).await;
+            let released = Instant::now();
+            guard.release().await.unwrap();
+            guard = within(SOON, "the next", waiter).await.unwrap().unwrap();
+            took += released.elapsed();
+        }
+        guard.release().await.unwrap();
+        match took < Duration::from_secs(1) {
+            true => Ok(()),
+            false => Err(took),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_by_the_server_that_its_slot_has_moved_to() {
+    let (cluster, a, b) = cluster().await;
+    let slot = slot_of(&cluster.key_on(cluster.server(0), "k").await);
+    let all = everything(&a, &b, slot).await;
+    listen_at(cluster.server(0), &all).await;
+    for (from, to) in [(0, 1), (1, 2), (2, 0), (0, 1)] {
+        let (from, to) = (cluster.server(from), cluster.server(to));
+        cluster.move_slot(slot, from, to).await;
+        listen_at(to, &all).await;
+        cluster.owner(slot).await;
+    }
+    are_woken_at(cluster.server(1), all).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_by_the_server_that_takes_over_in_good_order() {
+    let (cluster, a, b) = cluster().await;
+    let slot = slot_of(&cluster.key_on(cluster.server(0), "k").await);
+    let all = everything(&a, &b, slot).await;
+    listen_at(cluster.server(0), &all).await;
+    cluster.fail_over(cluster.server(0)).await;
+    let heir = cluster.owner(slot).await;
+    listen_at(heir, &all).await;
+    are_woken_at(heir, all).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_by_the_server_that_takes_over_from_one_that_is_dead() {
+    let (cluster, a, b) = cluster().await;
+    let master = cluster.server(0);
+    let slot = slot_of(&cluster.key_on(master, "k").await);
+    let all = everything(&a, &b, slot).await;
+    listen_at(master, &all).await;
+    let replica = cluster.replica_of(master).await;
+    eventually("the replica has everything", async || {
+        replica.keys().await == master.keys().await
+    })
+    .await;
+    master.kill();
+    let heir = cluster.owner(slot).await;
+    listen_at(heir, &all).await;
+    are_woken_at(heir, all).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_leaves_among_the_answers_to_subscriptions_confuses_nobody() {
+    let cluster = Cluster::builder(Flavor::from_env())
+        .behind_proxies(true)
+        .start()
+        .await;
+    cluster.is_settled().await;
+    let (a, b) = clients(&cluster).await;
+    let server = cluster.server(0);
+    // Two that stand, and a third that is asked for when the slot of the first one leaves.
+    let names = ["k", "l", "m"].map(|prefix| cluster.key_on(server, prefix));
+    let names = join_all(names).await;
+    let guards = join_all(names.iter().map(|name| a.lock(name).acquire())).await;
+    let wait = |name: &String| tokio::spawn(b.lock(name).wait(PATIENCE).acquire());
+    let listens_at = async |server: &Server, name: &str| {
+        eventually("it listens", async || {
+            let channels = server.pubsub_channels().await;
+            channels.iter().any(|channel| channel.contains(name))
+        })
+        .await;
+    };
+    let mut waiters = vec![wait(&names[0]), wait(&names[1])];
+    listens_at(server, &names[0]).await;
+    listens_at(server, &names[1]).await;
+    let proxies = cluster.proxies();
+    let held = proxies[0].hold(1, |command| command.is("SSUBSCRIBE"));
+    waiters.push(wait(&names[2]));
+    held.caught().await;
+    cluster
+        .move_slot(slot_of(&names[0]), server, cluster.server(1))
+        .await;
+    settle().await;
+    held.release();
+    // In the place of its own answer the third one had that of the first; all stand in the end.
+    listens_at(cluster.server(1), &names[0]).await;
+    listens_at(server, &names[1]).await;
+    listens_at(server, &names[2]).await;
+    settle().await;
+    for (guard, waiter) in guards.into_iter().zip(waiters) {
+        guard.unwrap().release().await.unwrap();
+        let next = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
+        next.release().await.unwrap();
+    }
+    let subscribed = proxies[0].connections();
+    let subscribed = subscribed.iter().filter(|connection| connection.subscriber);
+    assert_eq!(subscribed.count(), 1, "it was the same connection all the time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_waiters_cost_two_connections_for_each_master() {
+    let cluster = Cluster::builder(Flavor::from_env())
+        .behind_proxies(true)
+        .start()
+        .await;
+    cluster.is_settled().await;
+    let (a, b) = (patient(&cluster.url()).await, patient(&cluster.url()).await);
+    let names: Vec<_> = (0..2000).map(|n| format!("k{n}")).collect();
+    let guards = join_all(names.iter().map(|name| a.lock(name).acquire())).await;
+    let waiters: Vec<_> = names
+        .iter()
+        .map(|name| tokio::spawn(b.lock(name).acquire()))
+        .collect();
+    eventually("all listen", async || {
+        cluster.pubsub_channels("lock__channel").await.len() == names.len()
+    })
+    .await;
+    settle().await;
+    let connections = cluster.proxies()[..3]
+        .iter()
+        .map(|proxy| proxy.connections_open())
+        .collect::<Vec<_>>();
+    // One of the holder, two of the one who waits.
+    assert_eq!(connections, [3, 3, 3]);
+    for guard in guards {
+        guard.unwrap().release().await.unwrap();
+    }
+    for outcome in within(SOON, "all wake-ups", join_all(waiters)).await {
+        drop(outcome.unwrap().unwrap());
+    }
+    eventually("no subscription is left", async || {
+        cluster.pubsub_channels("lock__channel").await.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_without_sharded_channels_tell_the_plain_way() {
+    let cluster = Cluster::builder(Flavor::from_env())
+        .config("rename-command", "SSUBSCRIBE \"\"")
+        .config("rename-command", "SPUBLISH \"\"")
+        .start()
+        .await;
+    cluster.is_settled().await;
+    let (a, b) = clients(&cluster).await;
+    for shard in 0..3 {
+        let server = cluster.server(shard);
+        let slot = slot_of(&cluster.key_on(server, "k").await);
+        let all = everything(&a, &b, slot).await;
+        listen_at(server, &all).await;
+        are_woken_at(server, all).await;
+    }
+}
