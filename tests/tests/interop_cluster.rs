@@ -1,5 +1,5 @@
-//! dlock and Redisson 4.7.0 share locks in a Cluster, on every shard. There Redisson tells its news on sharded channels,
-//! which reach nobody who listens on plain ones.
+//! dlock and Redisson 4.7.0 share locks in a Cluster, on every shard. There both tell their news on sharded channels, and
+//! listen to these.
 //!
 //! Needs java 17 and Maven; `tests/run` leaves this suite out where they are missing, and says so.
 
@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, LockClient, LockGuard, LockKey};
 use dlock_tests::faults::{LEASE, PATIENCE, SLACK, SOON, within};
-use dlock_tests::redisson::{Kind, Options, Redisson};
-use dlock_tests::{Cluster, Flavor};
+use dlock_tests::redisson::{self, Answer, Kind, Options, Redisson};
+use dlock_tests::{Cluster, Flavor, Server, eventually, settle};
+use tokio::task::JoinHandle;
 
 /// How long a waiter is given to begin to listen.
 const A_WHILE: Duration = Duration::from_millis(500);
@@ -18,6 +19,7 @@ async fn acquire(client: LockClient, kind: Kind, name: String, wait: Duration) -
     match kind {
         Kind::Plain => client.lock(key).wait(wait).acquire().await,
         Kind::Fair => client.fair_lock(key).wait(wait).acquire().await,
+        Kind::Fenced => client.fenced_lock(key).wait(wait).acquire().await,
         Kind::Read => client.rwlock(key).read().wait(wait).acquire().await,
         Kind::Write => client.rwlock(key).write().wait(wait).acquire().await,
         other => panic!("{other:?} has no guard of a lock"),
@@ -86,6 +88,104 @@ async fn they_exclude_and_wake_each_other_on_every_shard() {
     }
     client.shutdown(PATIENCE).await;
     assert_eq!(cluster.keys("order:").await, Vec::<String>::new());
+}
+
+/// Somebody waits here for what Java has. It asks for nothing meanwhile, or only to keep its place in a queue, and hears
+/// of Java's release.
+async fn is_told<T>(
+    server: &Server,
+    name: &str,
+    waiter: JoinHandle<Result<T, Error>>,
+    release: impl Future<Output = Result<Answer, redisson::Error>>,
+) -> T {
+    eventually("somebody listens", async || {
+        let channels = server.pubsub_channels().await;
+        channels.iter().any(|channel| channel.contains(name))
+    })
+    .await;
+    settle().await;
+    let monitor = server.monitor().await;
+    let began = Instant::now();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let asked = monitor.commands().await;
+    let asked = asked.iter().filter(|command| command.is_script()).count();
+    let owed = 1 + began.elapsed().as_millis() / 1500;
+    assert!(
+        asked <= owed as usize,
+        "{name}: {asked} looks in {:?}",
+        began.elapsed()
+    );
+    drop(monitor);
+    assert!(!waiter.is_finished(), "{name}: two have it");
+    let released = Instant::now();
+    release.await.unwrap();
+    // Whoever looks for other reasons does so every 30 s.
+    let got = within(SOON, format!("the wake-up by Java of {name}"), waiter).await;
+    println!("{name}: {:?}, Java's own answer included", released.elapsed());
+    got.unwrap().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_release_by_java_is_heard_of_and_nobody_asks_meanwhile() {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    let cluster = Cluster::start(Flavor::from_env()).await;
+    cluster.is_settled().await;
+    let options = Options::new().watchdog(LEASE);
+    let java = Redisson::start_with(&cluster.url(), &options).await.unwrap();
+    let builder = LockClient::builder().url(cluster.url()).lease(LEASE);
+    let client = builder.build().await.unwrap();
+    for (at, (theirs, ours)) in [
+        (Kind::Plain, Kind::Plain),
+        (Kind::Fair, Kind::Fair),
+        (Kind::Fenced, Kind::Fenced),
+        (Kind::Write, Kind::Write),
+        (Kind::Write, Kind::Read),
+        (Kind::Read, Kind::Write),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let server = cluster.server(at % 3);
+        let name = cluster.key_on(server, &format!("{ours:?}-{theirs:?}:")).await;
+        java.lock(1, theirs, &name, None).await.unwrap();
+        let waiter = tokio::spawn(acquire(client.clone(), ours, name.clone(), PATIENCE));
+        let release = java.unlock(1, theirs, &name);
+        let guard = is_told(server, &name, waiter, release).await;
+        guard.release().await.unwrap();
+    }
+    let server = cluster.server(0);
+
+    let name = cluster.key_on(server, "permits:").await;
+    let words = |method, more: &[&str]| [&[method, "permits", &*name], more].concat().join(" ");
+    let call = async |words: String| java.call(1, &words.split(' ').collect::<Vec<_>>()).await;
+    call(words("trySetPermits", &["1"])).await.unwrap();
+    let permit = call(words("acquire", &[])).await.unwrap();
+    let waiter = tokio::spawn(client.semaphore(&name).wait(PATIENCE).acquire());
+    let release = call(words("release", &[permit.text()]));
+    let permit = is_told(server, &name, waiter, release).await;
+    permit.release().await.unwrap();
+
+    let name = cluster.key_on(server, "semaphore:").await;
+    for words in [
+        &["trySetPermits", "semaphore", &name, "1"][..],
+        &["acquire", "semaphore", &name],
+    ] {
+        java.call(1, words).await.unwrap();
+    }
+    let waiter = tokio::spawn(client.unowned_semaphore(&name).wait(PATIENCE).acquire());
+    let release = ["release", "semaphore", &name];
+    is_told(server, &name, waiter, java.call(1, &release)).await;
+
+    let name = cluster.key_on(server, "latch:").await;
+    let words = ["trySetCount", "latch", &name, "1"];
+    java.call(1, &words).await.unwrap();
+    let latch = client.latch(&name);
+    let waiter = tokio::spawn(async move { latch.wait_for(PATIENCE).await });
+    let open = ["countDown", "latch", &name];
+    assert!(is_told(server, &name, waiter, java.call(1, &open)).await);
+    client.shutdown(PATIENCE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

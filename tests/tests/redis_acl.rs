@@ -690,6 +690,19 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
     }
     cluster.end_move(slot, from, to).await;
     at_work(&a, &b, "shop:0").await.unwrap();
+    // Who may not listen looks now and then, and who may not tell keeps the others waiting.
+    for (missing, all_is_well) in [("-ssubscribe", true), ("-spublish", false)] {
+        for server in cluster.servers() {
+            give(server, "svc", &["Locks", "Cluster"]).await;
+            server.command(&["ACL", "SETUSER", "svc", missing]).await;
+        }
+        let [a, b] = two_at(&cluster.url(), |builder| builder).await.unwrap();
+        let outcome = at_work(&a, &b, "shop:0").await;
+        assert_eq!(outcome.is_ok(), all_is_well, "{missing}: {outcome:?}");
+    }
+    for server in cluster.servers() {
+        give(server, "svc", &["Locks", "Cluster"]).await;
+    }
     // Who may not ask where the slots are has no way in.
     for server in cluster.servers() {
         server.command(&["ACL", "SETUSER", "svc", "-cluster|slots"]).await;

@@ -37,6 +37,31 @@ async fn clients(cluster: &Cluster) -> (LockClient, LockClient) {
     (client().await, client().await)
 }
 
+/// Two clients that are never told where the slots are but by servers that have them no longer: otherwise they would ask
+/// for themselves after some seconds.
+async fn uninformed(cluster: &Cluster) -> (LockClient, LockClient) {
+    for server in cluster.servers() {
+        let everything = ["ACL", "SETUSER", "svc", "on", ">pw", "~*", "&*", "+@all"];
+        server.command(&everything).await;
+    }
+    let url = cluster.url().replacen("://", "://svc:pw@", 1);
+    let client = async || hasty_builder(&url).lease(LEASE).build().await.unwrap();
+    let clients = (client().await, client().await);
+    for server in cluster.servers() {
+        server.command(&["ACL", "SETUSER", "svc", "-cluster|slots"]).await;
+    }
+    clients
+}
+
+/// Waits until somebody listens for news of this name there.
+async fn is_heard_of_at(server: &Server, name: &str) {
+    eventually("somebody listens there", async || {
+        let channels = server.pubsub_channels().await;
+        channels.iter().any(|channel| channel.contains(name))
+    })
+    .await;
+}
+
 /// Every kind that is waited for, held by `a` in this slot, and `b` waits. Names with braces as far as they may be in
 /// another slot than their channel.
 async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
@@ -57,7 +82,12 @@ async fn everything(a: &LockClient, b: &LockClient, slot: u16) -> Vec<Waiting> {
             name,
         });
     }
-    for name in [here("{tag:#}:lock"), here("half:{#"), here("none:{}#"), here("back:#}x")] {
+    for name in [
+        here("{tag:#}:lock"),
+        here("half:{#"),
+        here("none:{}#"),
+        here("back:#}x"),
+    ] {
         let guard = a.lock(LockKey::raw(&*name)).acquire().await.unwrap();
         let lock = b.lock(LockKey::raw(&*name)).wait(PATIENCE);
         all.push(Waiting {
@@ -195,6 +225,52 @@ async fn who_waits_is_told_by_the_server_that_its_slot_has_moved_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_loses_a_slot_tells_who_listens_there() {
+    let (cluster, _, _) = cluster().await;
+    let (a, b) = uninformed(&cluster).await;
+    let name = cluster.key_on(cluster.server(0), "k").await;
+    let guard = a.lock(&name).acquire().await.unwrap();
+    let waiter = tokio::spawn(b.lock(&name).wait(PATIENCE).acquire());
+    is_heard_of_at(cluster.server(0), &name).await;
+    for (from, to) in [(0, 1), (1, 2), (2, 0), (0, 2)] {
+        let (from, to) = (cluster.server(from), cluster.server(to));
+        settle().await;
+        cluster.move_slot(slot_of(&name), from, to).await;
+        // Nobody looks for other reasons for half a minute.
+        within(SOON, "the way there", is_heard_of_at(to, &name)).await;
+    }
+    guard.release().await.unwrap();
+    let next = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_released_while_its_slot_is_on_two_servers_is_seen_at_the_end_of_the_move() {
+    let (cluster, a, b) = cluster().await;
+    let [from, to] = [cluster.server(0), cluster.server(1)];
+    let slot = slot_of(&cluster.key_on(from, "k").await);
+    let all = everything(&a, &b, slot).await;
+    listen_at(from, &all).await;
+    cluster.begin_move(slot, from, to).await;
+    for key in cluster.keys_in(slot, from).await {
+        cluster.move_key(&key, from, to).await;
+    }
+    // What needs one key alone happens on the server that the slot goes to, where nobody listens yet; all else waits.
+    let mut waiters = Vec::new();
+    for waiting in all {
+        let released = tokio::spawn(waiting.give_back);
+        let _ = tokio::time::timeout(100 * MS, released).await;
+        waiters.push((waiting.name, waiting.waiter));
+    }
+    cluster.end_move(slot, from, to).await;
+    for (name, waiter) in waiters {
+        within(SOON, format!("the look for {name}"), waiter)
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_is_told_by_the_server_that_takes_over_in_good_order() {
     let (cluster, a, b) = cluster().await;
     let slot = slot_of(&cluster.key_on(cluster.server(0), "k").await);
@@ -226,28 +302,18 @@ async fn who_waits_is_told_by_the_server_that_takes_over_from_one_that_is_dead()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_leaves_among_the_answers_to_subscriptions_confuses_nobody() {
-    let cluster = Cluster::builder(Flavor::from_env())
-        .behind_proxies(true)
-        .start()
-        .await;
-    cluster.is_settled().await;
-    let (a, b) = clients(&cluster).await;
+    let builder = Cluster::builder(Flavor::from_env()).replicas(0);
+    let cluster = builder.behind_proxies(true).start().await;
+    let (a, b) = uninformed(&cluster).await;
     let server = cluster.server(0);
     // Two that stand, and a third that is asked for when the slot of the first one leaves.
     let names = ["k", "l", "m"].map(|prefix| cluster.key_on(server, prefix));
     let names = join_all(names).await;
     let guards = join_all(names.iter().map(|name| a.lock(name).acquire())).await;
     let wait = |name: &String| tokio::spawn(b.lock(name).wait(PATIENCE).acquire());
-    let listens_at = async |server: &Server, name: &str| {
-        eventually("it listens", async || {
-            let channels = server.pubsub_channels().await;
-            channels.iter().any(|channel| channel.contains(name))
-        })
-        .await;
-    };
     let mut waiters = vec![wait(&names[0]), wait(&names[1])];
-    listens_at(server, &names[0]).await;
-    listens_at(server, &names[1]).await;
+    is_heard_of_at(server, &names[0]).await;
+    is_heard_of_at(server, &names[1]).await;
     let proxies = cluster.proxies();
     let held = proxies[0].hold(1, |command| command.is("SSUBSCRIBE"));
     waiters.push(wait(&names[2]));
@@ -258,9 +324,14 @@ async fn a_slot_that_leaves_among_the_answers_to_subscriptions_confuses_nobody()
     settle().await;
     held.release();
     // In the place of its own answer the third one had that of the first; all stand in the end.
-    listens_at(cluster.server(1), &names[0]).await;
-    listens_at(server, &names[1]).await;
-    listens_at(server, &names[2]).await;
+    within(
+        SOON,
+        "the way there",
+        is_heard_of_at(cluster.server(1), &names[0]),
+    )
+    .await;
+    is_heard_of_at(server, &names[1]).await;
+    is_heard_of_at(server, &names[2]).await;
     settle().await;
     for (guard, waiter) in guards.into_iter().zip(waiters) {
         guard.unwrap().release().await.unwrap();
@@ -274,11 +345,8 @@ async fn a_slot_that_leaves_among_the_answers_to_subscriptions_confuses_nobody()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_waiters_cost_two_connections_for_each_master() {
-    let cluster = Cluster::builder(Flavor::from_env())
-        .behind_proxies(true)
-        .start()
-        .await;
-    cluster.is_settled().await;
+    let builder = Cluster::builder(Flavor::from_env()).replicas(0);
+    let cluster = builder.behind_proxies(true).start().await;
     let (a, b) = (patient(&cluster.url()).await, patient(&cluster.url()).await);
     let names: Vec<_> = (0..2000).map(|n| format!("k{n}")).collect();
     let guards = join_all(names.iter().map(|name| a.lock(name).acquire())).await;
@@ -291,7 +359,8 @@ async fn two_thousand_waiters_cost_two_connections_for_each_master() {
     })
     .await;
     settle().await;
-    let connections = cluster.proxies()[..3]
+    let proxies = cluster.proxies();
+    let connections = proxies
         .iter()
         .map(|proxy| proxy.connections_open())
         .collect::<Vec<_>>();

@@ -313,7 +313,8 @@ impl Actor {
             && let Some(channel) = self.wanted.pop_front()
         {
             let words = |way| self.words(way).0;
-            let Some(Channel { way, .. }) = self.channels.get(&channel).filter(|it| it.state == State::Wanted)
+            let Some(Channel { way, .. }) =
+                self.channels.get(&channel).filter(|it| it.state == State::Wanted)
             else {
                 continue;
             };

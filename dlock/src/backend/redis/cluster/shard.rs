@@ -35,7 +35,9 @@ impl Shard {
 
     /// The server has refused a subscription: it goes where the server says, or the slots are asked for.
     pub(in super::super) fn refused(&self, error: &RedisError) {
-        let Some(cluster) = self.cluster.upgrade() else { return };
+        let Some(cluster) = self.cluster.upgrade() else {
+            return;
+        };
         let moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
         let target = error.redirect_node().filter(|_| moved);
         match target.and_then(|(to, slot)| Some((to, Slot::numbered(slot.into())?))) {
