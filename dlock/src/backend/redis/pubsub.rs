@@ -10,9 +10,9 @@
 //! crate then takes for each other's. So what has become of a channel is read from what the server pushes, and only
 //! refusals from the answers; each batch of commands ends with one whose own push tells that nothing of it is left.
 
+mod batch;
+
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use redis::{ErrorKind, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use self::batch::Batch;
 use super::access::Open;
 use super::cluster::Shard;
 use super::connect::Connector;
@@ -77,7 +78,7 @@ impl PubSub {
             leaving: Vec::new(),
             refused: HashSet::new(),
             is_old: false,
-            marks: 0,
+            batches: 0,
             told: false,
         };
         runtime.spawn(actor.run());
@@ -109,7 +110,7 @@ struct Actor {
     /// The server has no sharded channels.
     is_old: bool,
     /// How many batches there were.
-    marks: u64,
+    batches: u64,
     /// The trouble was told; no need to say it again until it is over.
     told: bool,
 }
@@ -130,20 +131,6 @@ enum State {
     Forbidden,
     /// Not here, or not now.
     Away,
-}
-
-/// Commands that are under way, one batch at a time.
-struct Batch {
-    /// An answer to each of them, in the order in which they come.
-    coming: Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>,
-    answers: Option<Vec<Value>>,
-    /// How many end a subscription; they come first.
-    leaving: usize,
-    /// What is asked for after that.
-    asked: Vec<Arc<str>>,
-    /// What the last push is about, unless that has come.
-    mark: Option<String>,
-    deadline: Instant,
 }
 
 /// Nobody wants subscriptions any more.
@@ -325,34 +312,19 @@ impl Actor {
         (leaving + asked.len() > 0).then(|| self.send(commands, leaving, asked, sink))
     }
 
-    /// Sends a batch; one without commands tests the connection.
+    /// A batch with these commands; one without any tests the connection.
     fn send(
         &mut self,
-        mut commands: Pipeline,
+        commands: Pipeline,
         leaving: usize,
         asked: Vec<Arc<str>>,
         sink: &MultiplexedConnection,
     ) -> Batch {
-        let mut count = leaving + asked.len();
-        let mut mark = None;
-        if self.shard.is_some() {
-            self.marks += 1;
-            let end = mark.insert(format!("dlock:end-of-batch:{}", self.marks));
-            commands.cmd("UNSUBSCRIBE").arg(&*end);
-            count += 1;
-        } else if count == 0 {
-            commands.cmd("PING");
-            count = 1;
-        }
-        let mut sink = sink.clone();
-        Batch {
-            coming: Box::pin(async move { sink.send_packed_commands(&commands, 0, count).await }),
-            answers: None,
-            leaving,
-            asked,
-            mark,
-            deadline: Instant::now() + self.connector.access.timeout,
-        }
+        self.batches += 1;
+        let mark = format!("dlock:end-of-batch:{}", self.batches);
+        let mark = self.shard.is_some().then_some(mark);
+        let deadline = Instant::now() + self.connector.access.timeout;
+        Batch::send(commands, leaving, asked, mark, sink.clone(), deadline)
     }
 
     /// Takes in what the server says unasked, or to whatever was asked. Whether the connection still stands.
@@ -381,7 +353,7 @@ impl Actor {
             }
             (PushKind::Unsubscribe, _) => {
                 if let Some(batch) = batch {
-                    batch.mark.take_if(|mark| *mark == channel);
+                    batch.ended(&channel);
                 }
             }
             // What is wanted no more, or anew.
@@ -392,16 +364,13 @@ impl Actor {
 
     /// A batch is over: asks again for what was neither granted nor refused, and sees to what was.
     fn settle(&mut self, batch: Batch) -> Result<(), String> {
-        let mut answers = batch.answers.into_iter().flatten().skip(batch.leaving);
-        for channel in batch.asked {
-            let answer = answers.next();
+        for (channel, refusal) in batch.refusals() {
             if self.channels.get(&channel).map(|it| it.state) != Some(State::Asked) {
                 continue;
             }
-            match answer {
-                Some(Value::ServerError(error)) => self.is_refused(channel, &error.into())?,
-                // Something came in between, so that these are not in their places.
-                _ => self.want(channel),
+            match refusal {
+                Some(error) => self.is_refused(channel, &error)?,
+                None => self.want(channel),
             }
         }
         Ok(())
@@ -466,35 +435,12 @@ impl Actor {
     }
 }
 
-impl Batch {
-    /// Whether all has come that belongs to it.
-    fn is_over(&self) -> bool {
-        // Who may not end subscriptions hears of no end either: then the last answer has to do.
-        let is_refused = |answers: &Vec<Value>| matches!(answers.last(), Some(Value::ServerError(_)));
-        let answers = self.answers.as_ref();
-        answers.is_some_and(|answers| self.mark.is_none() || is_refused(answers))
-    }
-}
-
-/// Until the answers are there. An error with what is wrong with the connection, or none where nothing comes in time.
+/// Until the answers to what is under way are there, see [`Batch::answered`].
 async fn answered(batch: &mut Option<Batch>) -> Result<(), Option<String>> {
-    let Some(batch) = batch else {
-        return std::future::pending().await;
-    };
-    let deadline = batch.deadline;
-    let coming = async {
-        match batch.answers {
-            None => (&mut batch.coming).await,
-            // What is missing is a push.
-            Some(_) => std::future::pending().await,
-        }
-    };
-    match tokio::time::timeout_at(deadline, coming).await {
-        Ok(Ok(answers)) => batch.answers = Some(answers),
-        Ok(Err(error)) => return Err(Some(error.to_string())),
-        Err(_) => return Err(None),
+    match batch {
+        Some(batch) => batch.answered().await,
+        None => std::future::pending().await,
     }
-    Ok(())
 }
 
 /// Whether the server does not know this command.

@@ -385,3 +385,41 @@ impl Drop for Cluster {
         self.wanted.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::redis::kinds;
+    use crate::backend::{GrantId, Kind};
+
+    #[test]
+    fn a_channel_is_in_the_slot_of_its_key_unless_the_braces_of_its_name_are_in_the_way() {
+        let grant = GrantId::from_parts(1, 1);
+        let of = |kind, key: &str| way(&kinds::channel(kind, key, grant), Slot::of(key));
+        for kind in [
+            Kind::Lock,
+            Kind::Fair,
+            Kind::Fenced,
+            Kind::Read,
+            Kind::Write,
+            Kind::Permit,
+            Kind::Unowned,
+            Kind::Latch,
+        ] {
+            for key in ["order:42", "shop:order:42", "größe"] {
+                assert_eq!(of(kind, key), Way::Sharded, "{kind} {key}");
+            }
+            // The braces of a latch's channel stand around those of its name.
+            let tagged = match kind {
+                Kind::Latch => Way::Plain,
+                _ => Way::Sharded,
+            };
+            for key in ["{42}:order", "shop:{42}:order", "order:{4}:{2}"] {
+                assert_eq!(of(kind, key), tagged, "{kind} {key}");
+            }
+            for key in ["none:{}", "back:}x"] {
+                assert_eq!(of(kind, key), Way::Plain, "{kind} {key}");
+            }
+        }
+    }
+}
