@@ -509,6 +509,15 @@ impl Server {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
+    /// Of a crash how it begins; its report ends with a dump of the memory.
+    fn last_words(&self) -> String {
+        let log = self.log();
+        match log.find("BUG REPORT START") {
+            Some(at) => log[at..].lines().take(60).collect::<Vec<_>>().join("\n"),
+            None => self.log_tail(),
+        }
+    }
+
     fn signal(&self, signal: Signal) {
         let pid = self.pid().expect("the server runs");
         let pid = Pid::from_raw(pid.try_into().expect("process ids are small"));
@@ -542,7 +551,15 @@ impl Server {
     /// not run.
     pub fn kill(&self) {
         self.shared.lock().take();
-        if let Some(mut child) = self.child.lock().take() {
+        let child = self.child.lock().take();
+        if let Some(mut child) = child {
+            if let Ok(Some(status)) = child.try_wait() {
+                // what is wrong with the server must not be lost with its files
+                eprintln!(
+                    "{self:?} had ended by itself ({status}); it said:\n{}",
+                    self.last_words()
+                );
+            }
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -189,6 +189,27 @@ async fn a_server_that_started_anew_does_not_vote_until_every_lease_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_answer_of_those_who_have_no_vote_yet_may_be_lost() {
+    for then in [Swallow::Hang, Swallow::Cut] {
+        let q = Quorum::start(3).await;
+        let max_lease = Duration::from_secs(4);
+        let builder = || q.builder().lease(max_lease).max_lease(max_lease);
+        let a = answered(|| builder().build()).await.unwrap();
+        let faults = q.proxies.iter().map(|proxy| proxy.swallow(1, then, step("vote")));
+        let faults: Vec<_> = faults.collect();
+        let begun = Instant::now();
+        let lock = a.lock("k").wait(PATIENCE);
+        let guard = answered(|| lock.acquire()).await.unwrap();
+        // It counts from the question of which the answer was lost, and nobody votes before.
+        assert!(begun.elapsed() >= max_lease, "{:?}", begun.elapsed());
+        assert!(faults.iter().all(Fault::fired));
+        guard.release().await.unwrap();
+        is_free_soon(&a, "k").await;
+        q.assert_clean(&[&a]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_minority_may_be_away_from_the_beginning_and_comes_in_later() {
     let q = Quorum::start(3).await;
     q.proxies[1].refuse();

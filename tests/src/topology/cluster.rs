@@ -86,7 +86,7 @@ impl ClusterBuilder {
 
     async fn try_start(self) -> anyhow::Result<Cluster> {
         let count = self.masters * (1 + self.replicas);
-        let mut nodes = Vec::with_capacity(count);
+        let mut nodes: Vec<Node> = Vec::with_capacity(count);
         for _ in 0..count {
             let bus = Port::reserve();
             let mut builder = Server::builder(self.flavor)
@@ -113,13 +113,21 @@ impl ClusterBuilder {
             if let Some(proxy) = &proxy {
                 builder = builder.config("cluster-announce-port", &proxy.port().to_string());
             }
-            let id = format!("{:032x}{:08x}", fastrand::u128(..), fastrand::u32(..));
+            let id = random_id();
             let server = Server::prepare(builder)?;
             if let Some(proxy) = &proxy {
                 proxy.retarget(server.addr());
             }
+            // Without one, as a Redis before 7.2 leaves it, a master of Valkey 9.1 that has no replica dies of its first
+            // SPUBLISH; and Redis 7.0 reads none.
+            let shard = match (self.flavor, nodes.get(nodes.len() % self.masters)) {
+                (Flavor::Redis, _) => None,
+                (Flavor::Valkey, Some(master)) if nodes.len() >= self.masters => master.shard.clone(),
+                (Flavor::Valkey, _) => Some(random_id()),
+            };
             nodes.push(Node {
                 id,
+                shard,
                 bus,
                 server,
                 proxy,
@@ -148,6 +156,8 @@ impl ClusterBuilder {
 /// A server and what the others know it by.
 struct Node {
     id: String,
+    /// What a master has in common with its replicas, where that stands in the configuration.
+    shard: Option<String>,
     bus: Port,
     server: Server,
     proxy: Option<Proxy>,
@@ -202,6 +212,11 @@ impl Cluster {
         for (at, node) in self.nodes.iter().enumerate() {
             let shard = at % self.masters;
             let (bus, port) = (node.bus.number(), node.announced().port());
+            let of_shard = node
+                .shard
+                .as_ref()
+                .map(|id| format!(",,tls-port=0,shard-id={id}"))
+                .unwrap_or_default();
             let flags = match std::ptr::eq(node, myself) {
                 true => "myself,",
                 false => "",
@@ -218,7 +233,7 @@ impl Cluster {
                 false => ("slave", self.nodes[shard].id.as_str(), String::new()),
             };
             file += &format!(
-                "{} 127.0.0.1:{port}@{bus} {flags}{role} {master} 0 0 {} connected{slots}\n",
+                "{} 127.0.0.1:{port}@{bus}{of_shard} {flags}{role} {master} 0 0 {} connected{slots}\n",
                 node.id,
                 shard + 1,
             );
@@ -487,6 +502,11 @@ impl Cluster {
         }
         channels
     }
+}
+
+/// What servers and shards are called.
+fn random_id() -> String {
+    format!("{:032x}{:08x}", fastrand::u128(..), fastrand::u32(..))
 }
 
 /// The slot of a key.
