@@ -5,7 +5,8 @@
 //! through all such moments one by one: arm the fault for k = 1, 2, …, until it no longer [fires](Fault::fired).
 //!
 //! It runs in a thread of its own. Neither a test that blocks its thread nor one that drops its runtime stops it.
-//! `CLIENT REPLY` and `MONITOR` break the pairing of commands with replies: they pass, but the faults that act on
+//! From `PSYNC` or `SYNC` on a connection is a replica's: it is passed on as it is, and only the faults of the network as a
+//! whole act on it. `CLIENT REPLY` and `MONITOR` break the pairing of commands with replies: they pass, but the faults that act on
 //! replies miss their mark on such a connection.
 
 mod fault;

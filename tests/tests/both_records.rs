@@ -1,4 +1,5 @@
-//! Records on memory and on a server: the rules that hold on every store, and what these two have besides.
+//! Records on memory, on a server, with sentinels and in a Cluster: the rules that hold on every store, and what these
+//! have besides.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +62,7 @@ async fn nothing_is_left(store: Store) {
     store.assert_clean(&[]).await;
 }
 
-macro_rules! on_both {
+macro_rules! on_this_store {
     ($store:expr) => {
         use super::*;
 
@@ -75,20 +76,37 @@ macro_rules! on_both {
             data_loss($store).await;
         }
         #[tokio::test]
-        async fn fences_and_fencing_tokens_are_one_row() {
-            super::fences_and_fencing_tokens_are_one_row($store).await;
-        }
-        #[tokio::test]
         async fn nothing_is_left() {
             super::nothing_is_left($store).await;
         }
     };
 }
 
+/// In a Cluster each slot has a row of its own.
+macro_rules! in_one_row {
+    ($store:expr) => {
+        #[tokio::test]
+        async fn fences_and_fencing_tokens_are_one_row() {
+            super::fences_and_fencing_tokens_are_one_row($store).await;
+        }
+    };
+}
+
 mod memory {
-    on_both!(Store::memory());
+    on_this_store!(Store::memory());
+    in_one_row!(Store::memory());
 }
 
 mod server {
-    on_both!(Store::server().await);
+    on_this_store!(Store::server().await);
+    in_one_row!(Store::server().await);
+}
+
+mod sentinel {
+    on_this_store!(Store::sentinel().await);
+    in_one_row!(Store::sentinel().await);
+}
+
+mod cluster {
+    on_this_store!(Store::cluster().await);
 }

@@ -181,3 +181,30 @@ async fn a_slot_may_move_under_locks_that_are_held_and_waited_for() {
     .await;
     is_free_soon(&a, &key).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_proxies_whoever_is_cut_off_comes_back_and_a_replica_takes_over() {
+    let builder = Cluster::builder(Flavor::from_env()).behind_proxies(true);
+    let cluster = builder.start().await;
+    let (a, b) = (hasty(&cluster.url()).await, hasty(&cluster.url()).await);
+    let key = cluster.key_on(cluster.server(0), "k").await;
+    let guard = a.lock(&*key).acquire().await.unwrap();
+    // Clients and replicas alike.
+    for proxy in cluster.proxies() {
+        proxy.cut();
+    }
+    cluster.is_settled().await;
+    is_confirmed(&guard).await;
+    let replica = cluster.replica_of(cluster.server(0)).await;
+    eventually("the replica has it", || async {
+        replica.keys().await.contains(&key)
+    })
+    .await;
+    cluster.fail_over(cluster.server(0)).await;
+    is_confirmed(&guard).await;
+    guard.release().await.unwrap();
+    is_free_soon(&b, &key).await;
+    for proxy in cluster.proxies() {
+        assert_eq!(proxy.malformed(), Vec::<String>::new());
+    }
+}

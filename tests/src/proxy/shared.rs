@@ -178,6 +178,8 @@ pub(super) struct Conn {
     pub(super) holding: AtomicUsize,
     pub(super) blocked: watch::Sender<[bool; 2]>,
     pub(super) subscriber: AtomicBool,
+    /// A replica follows its master on it: no commands and replies any more.
+    pub(super) is_of_replica: AtomicBool,
     pub(super) commands: AtomicU64,
     pub(super) name: Mutex<Option<String>>,
 }
@@ -194,6 +196,7 @@ impl Conn {
             holding: AtomicUsize::new(0),
             blocked: watch::Sender::new([false; 2]),
             subscriber: AtomicBool::new(false),
+            is_of_replica: AtomicBool::new(false),
             commands: AtomicU64::new(0),
             name: Mutex::new(None),
         }

@@ -134,6 +134,11 @@ enum ToServer {
         deeds: Vec<(Deed, Tracker)>,
         due: Instant,
     },
+    /// Of what a replica and its master say to each other.
+    Piece {
+        raw: Bytes,
+        due: Instant,
+    },
     End {
         due: Instant,
     },
@@ -158,11 +163,21 @@ async fn read_client(
         let mut decoder = RequestDecoder::default();
         let mut buf = vec![0; 64 * 1024];
         while let Ok(len @ 1..) = client.read(&mut buf).await {
+            if conn.is_of_replica.load(Ordering::SeqCst) {
+                let due = shared.due(Direction::ToServer, &mut last);
+                let raw = Bytes::copy_from_slice(&buf[..len]);
+                let _ = queue.send(ToServer::Piece { raw, due });
+                continue;
+            }
             decoder.feed(&buf[..len]);
             loop {
                 match decoder.frame() {
                     Ok(Some(request)) => {
                         let deeds = shared.register(conn, &request.command);
+                        if ["PSYNC", "SYNC"].iter().any(|name| request.command.is(name)) {
+                            // It sends nothing more before it has the answer.
+                            conn.is_of_replica.store(true, Ordering::SeqCst);
+                        }
                         let due = shared.due(Direction::ToServer, &mut last);
                         let (raw, command) = (request.raw, request.command);
                         let _ = queue.send(ToServer::Command {
@@ -209,14 +224,21 @@ async fn write_server(
 ) {
     let write = async {
         while let Some(item) = queue.recv().await {
-            let (ToServer::Command { due, .. } | ToServer::End { due }) = &item;
+            let (ToServer::Command { due, .. } | ToServer::Piece { due, .. } | ToServer::End { due }) = &item;
             sleep_until(*due).await;
             shared.unblocked(conn, Direction::ToServer).await;
-            let ToServer::Command {
-                raw, command, deeds, ..
-            } = item
-            else {
-                break;
+            let (raw, command, deeds) = match item {
+                ToServer::Command {
+                    raw, command, deeds, ..
+                } => (raw, command, deeds),
+                ToServer::Piece { raw, .. } => {
+                    let gap = shared.weather.borrow().to_server.trickle;
+                    if write(&mut server, &raw, gap).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                ToServer::End { .. } => break,
             };
             let mut pending = Pending::default();
             for (deed, tracker) in deeds {
@@ -268,6 +290,12 @@ async fn read_server(
         let mut decoder = ReplyDecoder::default();
         let mut buf = vec![0; 64 * 1024];
         while let Ok(len @ 1..) = server.read(&mut buf).await {
+            if conn.is_of_replica.load(Ordering::SeqCst) {
+                let due = shared.due(Direction::ToClient, &mut last);
+                let raw = Bytes::copy_from_slice(&buf[..len]);
+                let _ = queue.send(ToClient::Reply { raw, due });
+                continue;
+            }
             decoder.feed(&buf[..len]);
             loop {
                 match decoder.frame() {

@@ -56,7 +56,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Whether clients reach each server by a proxy, whose address it announces. Off by default.
+    /// Whether clients, and replicas, reach each server by a proxy, whose address it announces. Off by default.
     pub fn behind_proxies(mut self, on: bool) -> Self {
         self.proxies = on;
         self
@@ -360,8 +360,9 @@ impl Cluster {
         for server in self.alive() {
             let role: Vec<Value> = server.query(&["ROLE"]).await;
             let text = |value: &Value| redis::from_redis_value::<String>(value.clone()).ok();
+            let follows = role.get(2).and_then(text);
             if role.first().and_then(text).as_deref() == Some("slave")
-                && role.get(2).and_then(text) == Some(master.port().to_string())
+                && follows == Some(self.announced(master).port().to_string())
             {
                 return server;
             }
@@ -422,6 +423,12 @@ impl Cluster {
             }
             assert!(Instant::now() < deadline, "{replica:?} does not take over");
         }
+    }
+
+    /// Where clients and replicas find a server.
+    fn announced(&self, server: &Server) -> SocketAddr {
+        let node = self.nodes.iter().find(|node| std::ptr::eq(&node.server, server));
+        node.expect("a server of this cluster").announced()
     }
 
     /// What the others know a server by.
