@@ -15,6 +15,7 @@
 //! None of it works under a paused clock: time would jump while the servers work.
 
 pub mod bins;
+mod certificates;
 pub mod chaos;
 pub mod child;
 mod faketime;
@@ -37,6 +38,7 @@ mod watched;
 
 use std::time::{Duration, Instant};
 
+pub use certificates::Certificates;
 pub use faketime::Clock;
 pub use monitor::{Monitor, Seen};
 pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};

@@ -20,6 +20,7 @@ use redis::{AsyncConnectionConfig, FromRedisValue, Value};
 use tempfile::TempDir;
 use tokio::runtime;
 
+use crate::certificates::Certificates;
 use crate::child;
 use crate::faketime::{self, Clock};
 use crate::monitor::Monitor;
@@ -126,6 +127,7 @@ pub struct ServerBuilder {
     replica_of: Option<SocketAddr>,
     sentinel: bool,
     clock: Option<PathBuf>,
+    tls: Option<Certificates>,
 }
 
 impl ServerBuilder {
@@ -146,6 +148,10 @@ impl ServerBuilder {
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
+    }
+
+    pub(crate) fn password_of_default(&self) -> Option<&str> {
+        self.password.as_deref()
     }
 
     /// Adds a user, as `ACL SETUSER` takes it: `.acl("svc on >secret ~dlock:* &* +eval +evalsha")`.
@@ -176,6 +182,13 @@ impl ServerBuilder {
     /// Makes it a sentinel, which holds no data; what it watches is for [`config`](Self::config) to say.
     pub fn sentinel(mut self) -> Self {
         self.sentinel = true;
+        self
+    }
+
+    /// Has it speak TLS on a port of its own, to other servers as well. Only the harness uses the other one. Redis alone
+    /// can: the pinned Valkey is built without.
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
+        self.tls = Some(certificates.clone());
         self
     }
 
@@ -231,6 +244,7 @@ pub struct Server {
     builder: ServerBuilder,
     binary: PathBuf,
     port: Port,
+    tls_port: Option<Port>,
     admin_password: Option<String>,
     child: Mutex<Option<Child>>,
     /// The connection that the methods share, with the runtime that drives it.
@@ -272,6 +286,7 @@ impl Server {
             replica_of: None,
             sentinel: false,
             clock: None,
+            tls: None,
         }
     }
 
@@ -286,10 +301,12 @@ impl Server {
 
     fn create(builder: ServerBuilder, binary: PathBuf) -> anyhow::Result<Self> {
         let guarded = builder.password.is_some() || !builder.acl.is_empty();
+        let tls_port = builder.tls.as_ref().map(|_| Port::reserve());
         let server = Self {
             builder,
             binary,
             port: Port::reserve(),
+            tls_port,
             admin_password: guarded.then(|| format!("{:032x}", fastrand::u128(..))),
             child: Mutex::new(None),
             shared: Mutex::new(None),
@@ -309,17 +326,21 @@ impl Server {
         line(format_args!("bind 127.0.0.1"));
         line(format_args!("port {}", self.port()));
         line(format_args!("dir {}", self.data_dir().display()));
-        if builder.sentinel {
-            for (name, value) in &builder.config {
-                line(format_args!("{name} {value}"));
+        if let (Some(certificates), Some(port)) = (&builder.tls, &self.tls_port) {
+            line(format_args!("tls-port {}", port.number()));
+            for (name, path) in certificates.config() {
+                line(format_args!("{name} {}", path.display()));
             }
-            return file;
+            line(format_args!("tls-replication yes"));
+            line(format_args!("tls-cluster yes"));
         }
-        line(format_args!("save \"\""));
-        // by default a master waits five seconds for more replicas before it sends its data
-        line(format_args!("repl-diskless-sync-delay 0"));
-        // a full disk or a slow one is not what these tests are about
-        line(format_args!("stop-writes-on-bgsave-error no"));
+        if !builder.sentinel {
+            line(format_args!("save \"\""));
+            // by default a master waits five seconds for more replicas before it sends its data
+            line(format_args!("repl-diskless-sync-delay 0"));
+            // a full disk or a slow one is not what these tests are about
+            line(format_args!("stop-writes-on-bgsave-error no"));
+        }
         if builder.persistence {
             line(format_args!("appendonly yes"));
             line(format_args!("appendfsync always"));
@@ -433,6 +454,20 @@ impl Server {
     /// Its address.
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
+    }
+
+    /// Where clients and other servers find it: its port for TLS, where it has one.
+    pub fn announced(&self) -> SocketAddr {
+        let port = self.tls_port.as_ref().unwrap_or(&self.port);
+        (Ipv4Addr::LOCALHOST, port.number()).into()
+    }
+
+    /// How URLs of it begin.
+    pub(crate) fn scheme(&self) -> &'static str {
+        match self.tls_port {
+            Some(_) => "rediss",
+            None => "redis",
+        }
     }
 
     /// Its URL, as the default user, with the password if there is one.

@@ -2,78 +2,22 @@
 //!
 //! On Redis alone: the pinned Valkey is built without TLS.
 
-use std::net::TcpListener;
-use std::path::Path;
 use std::time::Duration;
 
 use dlock::{Error, LockClient};
-use dlock_tests::{Flavor, Server};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-
-/// An authority, and what it signed.
-struct Certificates {
-    dir: tempfile::TempDir,
-    root: String,
-    client: (String, String),
-}
-
-fn certificates() -> Certificates {
-    let dir = tempfile::tempdir().unwrap();
-    let mut authority = CertificateParams::new([]).unwrap();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().unwrap();
-    let root = authority.self_signed(&key).unwrap().pem();
-    let issuer = Issuer::new(authority, key);
-    let signed = |name: &str| {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
-        // Named apart from its issuer, or OpenSSL takes it for signed by itself.
-        params.distinguished_name.push(DnType::CommonName, name);
-        (
-            params.signed_by(&key, &issuer).unwrap().pem(),
-            key.serialize_pem(),
-        )
-    };
-    let (certificate, key) = signed("localhost");
-    std::fs::write(dir.path().join("root.pem"), &root).unwrap();
-    std::fs::write(dir.path().join("server.pem"), certificate).unwrap();
-    std::fs::write(dir.path().join("server.key"), key).unwrap();
-    let client = signed("client");
-    Certificates { dir, root, client }
-}
-
-async fn server(certificates: &Certificates) -> (Server, u16) {
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let path = |name: &str| Path::join(certificates.dir.path(), name).display().to_string();
-    let server = Server::builder(Flavor::Redis)
-        .config("tls-port", &port.to_string())
-        .config("tls-ca-cert-file", &path("root.pem"))
-        .config("tls-cert-file", &path("server.pem"))
-        .config("tls-key-file", &path("server.key"))
-        .start()
-        .await;
-    (server, port)
-}
+use dlock_tests::{Certificates, Flavor, Server};
 
 #[tokio::test]
 async fn locks_work_over_tls_with_certificates_of_an_authority_of_ones_own() {
-    let certificates = certificates();
-    let (server, port) = server(&certificates).await;
+    let certificates = Certificates::new();
+    let server = Server::builder(Flavor::Redis).tls(&certificates).start().await;
+    let port = server.announced().port();
     for url in [
         format!("rediss://localhost:{port}"),
         format!("valkeys://localhost:{port}"),
     ] {
-        let client = LockClient::builder()
-            .url(url)
-            .root_certificate(certificates.root.clone())
-            .client_certificate(certificates.client.0.clone(), certificates.client.1.clone())
-            .build()
-            .await
-            .unwrap();
+        let builder = certificates.given_to(LockClient::builder().url(url));
+        let client = builder.build().await.unwrap();
         let guard = client.lock("k").acquire().await.unwrap();
         let waiter = tokio::spawn(client.lock("k").wait(Duration::from_secs(60)).acquire());
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -86,8 +30,9 @@ async fn locks_work_over_tls_with_certificates_of_an_authority_of_ones_own() {
 
 #[tokio::test]
 async fn a_server_or_a_client_that_nobody_vouches_for_is_refused_in_bounded_time() {
-    let certificates = certificates();
-    let (_server, port) = server(&certificates).await;
+    let certificates = Certificates::new();
+    let server = Server::builder(Flavor::Redis).tls(&certificates).start().await;
+    let port = server.announced().port();
     let url = format!("rediss://:hunter2@localhost:{port}");
     let unknown = LockClient::builder().url(&url);
     let anonymous = LockClient::builder()

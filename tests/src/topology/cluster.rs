@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use redis::Value;
 
+use super::login;
 use crate::port::Port;
-use crate::{Clock, Flavor, Proxy, Server, child, eventually};
+use crate::{Certificates, Clock, Flavor, Proxy, Server, child, eventually};
 
 /// How many slots there are.
 const SLOTS: u16 = 16_384;
@@ -28,6 +29,8 @@ pub struct ClusterBuilder {
     persistence: bool,
     clock: Option<Arc<Clock>>,
     proxies: bool,
+    tls: Option<Certificates>,
+    password: Option<String>,
     config: Vec<(String, String)>,
 }
 
@@ -59,6 +62,18 @@ impl ClusterBuilder {
     /// Whether clients, and replicas, reach each server by a proxy, whose address it announces. Off by default.
     pub fn behind_proxies(mut self, on: bool) -> Self {
         self.proxies = on;
+        self
+    }
+
+    /// Has all servers speak TLS, to each other too. Off by default.
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
+        self.tls = Some(certificates.clone());
+        self
+    }
+
+    /// What the servers ask for, each other too. Nothing by default.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
         self
     }
 
@@ -103,6 +118,12 @@ impl ClusterBuilder {
                 .config("cluster-allow-replica-migration", "no")
                 .config("repl-ping-replica-period", "1")
                 .config("repl-timeout", "5");
+            if let Some(certificates) = &self.tls {
+                builder = builder.tls(certificates);
+            }
+            if let Some(password) = &self.password {
+                builder = builder.password(password).config("masterauth", password);
+            }
             for (name, value) in &self.config {
                 builder = builder.config(name, value);
             }
@@ -136,6 +157,7 @@ impl ClusterBuilder {
         let cluster = Cluster {
             masters: self.masters,
             nodes,
+            password: self.password,
         };
         // They know each other from the first moment: an introduction takes seconds.
         for node in &cluster.nodes {
@@ -166,7 +188,8 @@ struct Node {
 impl Node {
     /// Where clients find it.
     fn announced(&self) -> SocketAddr {
-        self.proxy.as_ref().map_or(self.server.addr(), Proxy::addr)
+        let proxy = self.proxy.as_ref();
+        proxy.map_or_else(|| self.server.announced(), Proxy::addr)
     }
 }
 
@@ -176,6 +199,7 @@ impl Node {
 pub struct Cluster {
     masters: usize,
     nodes: Vec<Node>,
+    password: Option<String>,
 }
 
 impl fmt::Debug for Cluster {
@@ -202,6 +226,8 @@ impl Cluster {
             persistence: false,
             clock: None,
             proxies: false,
+            tls: None,
+            password: None,
             config: Vec::new(),
         }
     }
@@ -258,7 +284,9 @@ impl Cluster {
             .iter()
             .map(|node| node.announced().to_string())
             .collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        let login = login(self.password.as_deref());
+        let scheme = self.server(0).scheme();
+        format!("{scheme}+cluster://{login}{}", addresses.join(","))
     }
 
     /// The proxies before its servers, in their order; none unless it was started with them.

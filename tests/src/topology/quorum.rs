@@ -4,11 +4,13 @@ use std::fmt;
 
 use futures_util::future::join_all;
 
-use crate::{Flavor, Server, child};
+use super::login;
+use crate::{Flavor, Server, ServerBuilder, child};
 
 /// Some independent servers on 127.0.0.1. They are killed when this is dropped.
 pub struct Independent {
     servers: Vec<Server>,
+    password: Option<String>,
 }
 
 impl fmt::Debug for Independent {
@@ -23,8 +25,17 @@ impl Independent {
     /// # Panics
     /// When they cannot be started.
     pub async fn start(flavor: Flavor, count: usize) -> Independent {
-        let servers = join_all((0..count).map(|_| Server::start(flavor))).await;
-        Independent { servers }
+        Independent::start_as(Server::builder(flavor), count).await
+    }
+
+    /// So many that are all like this.
+    ///
+    /// # Panics
+    /// When they cannot be started.
+    pub async fn start_as(builder: ServerBuilder, count: usize) -> Independent {
+        let password = builder.password_of_default().map(str::to_owned);
+        let servers = join_all((0..count).map(|_| builder.clone().start())).await;
+        Independent { servers, password }
     }
 
     /// The servers.
@@ -37,10 +48,11 @@ impl Independent {
         let addresses: Vec<_> = self
             .servers
             .iter()
-            .map(|server| server.addr().to_string())
+            .map(|server| server.announced().to_string())
             .collect();
         let options = "trust_fresh_servers=true&max_lease=1h";
-        format!("quorum+redis://{}?{options}", addresses.join(","))
+        let (scheme, login) = (self.servers[0].scheme(), login(self.password.as_deref()));
+        format!("quorum+{scheme}://{login}{}?{options}", addresses.join(","))
     }
 
     /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::{Clock, Flavor, Proxy, Server, ServerBuilder, child, eventually};
+use super::login;
+use crate::{Certificates, Clock, Flavor, Proxy, Server, ServerBuilder, child, eventually};
 
 /// The name of the master among the sentinels.
 pub(crate) const SERVICE: &str = "main";
@@ -20,15 +21,29 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct ReplicasBuilder {
     flavor: Flavor,
     password: Option<String>,
+    server_password: Option<String>,
+    tls: Option<Certificates>,
     persistence: bool,
     clock: Option<Arc<Clock>>,
     config: Vec<(String, String)>,
 }
 
 impl ReplicasBuilder {
-    /// What the sentinels ask for. Nothing by default.
+    /// What the sentinels ask for, see [`server_password`](Self::server_password) for the others. Nothing by default.
     pub fn password(mut self, password: Option<&str>) -> Self {
         self.password = password.map(str::to_owned);
+        self
+    }
+
+    /// What the servers that have data ask for, each other and the sentinels too. Nothing by default.
+    pub fn server_password(mut self, password: &str) -> Self {
+        self.server_password = Some(password.to_owned());
+        self
+    }
+
+    /// Has all of them speak TLS, to each other too. Off by default.
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
+        self.tls = Some(certificates.clone());
         self
     }
 
@@ -56,6 +71,12 @@ impl ReplicasBuilder {
             .clock(self.clock.as_deref())
             .config("repl-ping-replica-period", "1")
             .config("repl-timeout", "5");
+        if let Some(certificates) = &self.tls {
+            builder = builder.tls(certificates);
+        }
+        if let Some(password) = &self.server_password {
+            builder = builder.password(password).config("masterauth", password);
+        }
         for (name, value) in &self.config {
             builder = builder.config(name, value);
         }
@@ -68,7 +89,7 @@ impl ReplicasBuilder {
     /// For the master there, which counts as dead after so many milliseconds.
     fn sentinel(&self, master: SocketAddr, down_after: u32) -> ServerBuilder {
         let at = format!("{SERVICE} {} {} 2", master.ip(), master.port());
-        let builder = Server::builder(self.flavor)
+        let mut builder = Server::builder(self.flavor)
             .sentinel()
             .config("sentinel", &format!("monitor {at}"))
             .config(
@@ -77,10 +98,15 @@ impl ReplicasBuilder {
             )
             .config("sentinel", &format!("failover-timeout {SERVICE} 3000"))
             .config("sentinel", &format!("parallel-syncs {SERVICE} 2"));
+        if let Some(certificates) = &self.tls {
+            builder = builder.tls(certificates);
+        }
+        if let Some(password) = &self.server_password {
+            builder = builder.config("sentinel", &format!("auth-pass {SERVICE} {password}"));
+        }
         match &self.password {
             Some(password) => builder
                 .password(password)
-                .config("requirepass", password)
                 .config("sentinel", &format!("sentinel-pass {password}")),
             None => builder,
         }
@@ -92,7 +118,7 @@ impl ReplicasBuilder {
     /// When they cannot be started.
     pub async fn start(self) -> Replicas {
         let master = self.server(None).start().await;
-        let at = master.addr();
+        let at = master.announced();
         let replica = || self.server(Some(at)).start();
         let (first, second) = tokio::join!(replica(), replica());
         let sentinel = || self.sentinel(at, 500).start();
@@ -102,6 +128,7 @@ impl ReplicasBuilder {
             sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
             proxy: None,
             password: self.password,
+            server_password: self.server_password,
         };
         replicas.is_settled().await;
         replicas
@@ -117,6 +144,7 @@ pub struct Replicas {
     /// Before the first master, by which the sentinels know it.
     proxy: Option<Proxy>,
     password: Option<String>,
+    server_password: Option<String>,
 }
 
 impl fmt::Debug for Replicas {
@@ -153,6 +181,7 @@ impl Replicas {
             sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
             proxy: Some(proxy),
             password: None,
+            server_password: None,
         };
         replicas.is_settled().await;
         replicas
@@ -171,6 +200,8 @@ impl Replicas {
         ReplicasBuilder {
             flavor,
             password: None,
+            server_password: None,
+            tls: None,
             persistence: false,
             clock: None,
             config: Vec::new(),
@@ -182,14 +213,16 @@ impl Replicas {
         let addresses: Vec<_> = self
             .sentinels
             .iter()
-            .map(|sentinel| sentinel.addr().to_string())
+            .map(|sentinel| sentinel.announced().to_string())
             .collect();
         let query = self
             .password
             .as_ref()
             .map(|password| format!("?sentinel_password={password}"));
         format!(
-            "redis+sentinel://{}/{SERVICE}{}",
+            "{}+sentinel://{}{}/{SERVICE}{}",
+            self.servers[0].scheme(),
+            login(self.server_password.as_deref()),
             addresses.join(","),
             query.unwrap_or_default()
         )
@@ -225,7 +258,9 @@ impl Replicas {
         if self.proxy.as_ref().is_some_and(|proxy| proxy.port() == port) {
             return self.servers.first();
         }
-        self.servers.iter().find(|server| server.port() == port)
+        self.servers
+            .iter()
+            .find(|server| server.announced().port() == port)
     }
 
     /// The master that all sentinels name that run, once it is one.

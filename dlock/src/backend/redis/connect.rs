@@ -91,7 +91,7 @@ impl Connector {
         let timeout = self.access.timeout;
         let end = tokio::time::Instant::now() + timeout;
         let found = tokio::time::timeout_at(end, self.place.find()).await;
-        let address = found.map_err(|_| self.place.missing())?;
+        let address = found.map_err(|_| self.place.missing())??;
         let info = self.access.info(&address)?;
         let outcome = match tokio::time::timeout_at(end, work(address.clone(), &info)).await {
             Ok(outcome) => outcome.map_err(|error| explain(&address, error)),
@@ -234,6 +234,11 @@ impl Connector {
 
 /// What a user is told of a connection that did not come to stand.
 pub(super) fn explain(address: &Address, error: RedisError) -> BackendError {
+    explain_with(address, error, "as in redis://:password@host")
+}
+
+/// The same where the password, if it is that, is to be given like this.
+pub(super) fn explain_with(address: &Address, error: RedisError, password: &str) -> BackendError {
     let mut explained = classify(&error);
     // Nothing of ours was sent on it.
     explained.outcome = Outcome::NotDone;
@@ -252,9 +257,8 @@ pub(super) fn explain(address: &Address, error: RedisError) -> BackendError {
                 .push_str(" (this does not answer like a Redis or Valkey server)");
         }
         _ if error.code() == Some("NOAUTH") => {
-            explained
-                .message
-                .push_str(" (give the password, as in redis://:password@host)");
+            let hint = format!(" (give the password, {password})");
+            explained.message.push_str(&hint);
         }
         _ => {}
     }

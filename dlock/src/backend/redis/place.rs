@@ -15,10 +15,10 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The address to connect to now; waits until there is one.
-    pub(super) async fn find(&self) -> Address {
+    /// The address to connect to now; waits until there is one, or none to be had.
+    pub(super) async fn find(&self) -> Result<Address, BackendError> {
         match self {
-            Place::Fixed(address) => address.clone(),
+            Place::Fixed(address) => Ok(address.clone()),
             Place::Master(master) => master.named().await,
         }
     }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,7 +16,7 @@ use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::{Notify, watch};
 
 use super::access::{Access, Open, Pushes};
-use super::connect::explain;
+use super::connect::explain_with;
 use crate::backend::{BackendError, Outcome, Reason};
 use crate::url::Address;
 
@@ -25,6 +26,8 @@ const POLL: Duration = Duration::from_secs(1);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// Where a master is announced.
 const SWITCH: &str = "+switch-master";
+/// How their own password is given.
+const PASSWORD: &str = "as sentinel_password";
 /// Sentinels that are asked at the most.
 const MANY: usize = 16;
 
@@ -47,6 +50,7 @@ impl Master {
             service,
             look: Notify::new(),
             minutes: Mutex::default(),
+            hopeless: AtomicBool::new(false),
         });
         let (names, named) = watch::channel(None);
         let table = Arc::new(Table {
@@ -61,12 +65,15 @@ impl Master {
         Master { council, named }
     }
 
-    /// Its address, once there is one.
-    pub(super) async fn named(&self) -> Address {
+    /// Its address, once there is one; an error when none of the sentinels could name one so far.
+    pub(super) async fn named(&self) -> Result<Address, BackendError> {
         let mut named = self.named.clone();
-        let found = named.wait_for(Option::is_some).await.map(|named| named.clone());
+        let is_over =
+            |named: &Option<Address>| named.is_some() || self.council.hopeless.load(Ordering::SeqCst);
+        let found = named.wait_for(is_over).await.map(|named| named.clone());
         match found {
-            Ok(Some(address)) => address,
+            Ok(Some(address)) => Ok(address),
+            Ok(None) => Err(self.missing()),
             // The runtime has ended.
             _ => std::future::pending().await,
         }
@@ -105,8 +112,13 @@ impl Master {
             .values()
             .map(|trouble| trouble.message.as_str())
             .collect();
+        let silent = minutes
+            .known
+            .iter()
+            .filter(|sentinel| !troubles.contains_key(sentinel));
+        let silent: Vec<_> = silent.map(Address::to_string).collect();
         let why = match why.is_empty() {
-            true => "they did not answer in time".to_owned(),
+            true => format!("{} did not answer in time", silent.join(", ")),
             false => why.join("; "),
         };
         BackendError::not_done(reason, format!("no sentinel names {self}: {why}"))
@@ -129,6 +141,8 @@ struct Council {
     service: String,
     look: Notify,
     minutes: Mutex<Minutes>,
+    /// Each of them was asked, and none could name a master so far.
+    hopeless: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -171,6 +185,7 @@ impl Table {
     fn invite(self: &Arc<Self>, sentinel: Address) {
         let mut minutes = self.council.minutes.lock();
         if minutes.known.len() < MANY && minutes.known.insert(sentinel.clone()) {
+            self.council.hopeless.store(false, Ordering::SeqCst);
             self.runtime.spawn(self.clone().listen(sentinel));
         }
     }
@@ -287,7 +302,7 @@ impl Table {
     ) -> Result<T, BackendError> {
         let timeout = self.access.timeout;
         match tokio::time::timeout(timeout, work).await {
-            Ok(outcome) => outcome.map_err(|error| explain(sentinel, error)),
+            Ok(outcome) => outcome.map_err(|error| explain_with(sentinel, error, PASSWORD)),
             Err(_) => Err(BackendError {
                 outcome: Outcome::NotDone,
                 ..BackendError::unknown(format!("{sentinel} did not answer within {timeout:?}"))
@@ -299,6 +314,7 @@ impl Table {
         let mut minutes = self.council.minutes.lock();
         minutes.troubles.remove(sentinel);
         minutes.views.insert(sentinel.clone(), (epoch, master));
+        self.council.hopeless.store(false, Ordering::SeqCst);
         let Some((epoch, master)) = minutes.verdict() else {
             return;
         };
@@ -323,8 +339,13 @@ impl Table {
         minutes.troubles.insert(sentinel.clone(), trouble);
         if minutes.views.is_empty() {
             let spares = std::mem::take(&mut minutes.spares);
+            let is_known = |spare: &Address| minutes.known.contains(spare);
+            let hopeless = minutes.troubles.len() == minutes.known.len() && spares.iter().all(is_known);
+            self.council.hopeless.store(hopeless, Ordering::SeqCst);
             drop(minutes);
             spares.into_iter().for_each(|spare| self.invite(spare));
+            // Who waits for the first name need not wait for the end of the timeout.
+            self.names.send_if_modified(|named| hopeless && named.is_none());
         }
     }
 }
