@@ -52,7 +52,7 @@ async fn is_refused(url: &str, wrong: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_servers_have_passwords_of_their_own() {
-    let builder = Replicas::builder(Flavor::from_env()).password(Some(OF_SENTINELS));
+    let builder = Replicas::builder(Flavor::from_env()).password(OF_SENTINELS);
     let replicas = builder.server_password(PASSWORD).start().await;
     let url = replicas.url();
     go_on_through(&url, &["k".to_owned()], async |key| {

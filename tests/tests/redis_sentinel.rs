@@ -70,6 +70,14 @@ async fn a_master_that_is_killed_or_stopped_is_replaced_and_its_holders_are_told
         println!("stopped: {stopped}, the holder is told {state:?}");
         let known = replicas.master().await.keys().await.contains(&"k".to_owned());
         assert_eq!(known, state == HoldState::Held);
+        if stopped {
+            // What is released on the old one, while it takes itself for the master, nobody else hears of.
+            eventually("the clients have left the old one", || async {
+                let clients = master.client_list().await;
+                !clients.iter().any(|client| client["name"].starts_with("dlock:"))
+            })
+            .await;
+        }
         drop((guard, free));
         is_free_soon(&b, "k").await;
         is_free_soon(&b, "j").await;

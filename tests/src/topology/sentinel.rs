@@ -30,8 +30,8 @@ pub struct ReplicasBuilder {
 
 impl ReplicasBuilder {
     /// What the sentinels ask for, see [`server_password`](Self::server_password) for the others. Nothing by default.
-    pub fn password(mut self, password: Option<&str>) -> Self {
-        self.password = password.map(str::to_owned);
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
         self
     }
 
@@ -162,7 +162,7 @@ impl Replicas {
     /// # Panics
     /// When they cannot be started.
     pub async fn start(flavor: Flavor) -> Replicas {
-        Replicas::start_with(flavor, None).await
+        Replicas::builder(flavor).start().await
     }
 
     /// A master that everybody reaches by a proxy, without replicas, and three sentinels.
@@ -185,14 +185,6 @@ impl Replicas {
         };
         replicas.is_settled().await;
         replicas
-    }
-
-    /// The same with sentinels that ask for this password.
-    ///
-    /// # Panics
-    /// When they cannot be started.
-    pub async fn start_with(flavor: Flavor, password: Option<&str>) -> Replicas {
-        Replicas::builder(flavor).password(password).start().await
     }
 
     /// The same with other settings.
