@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dlock::{Error, LockClient};
+use dlock::{Error, LockClient, LockGuard};
 use dlock_tests::faults::{PATIENCE, SOON, answered, built, hasty, hasty_builder, is_confirmed, within};
 use dlock_tests::{Cluster, Flavor, Independent, Proxy, Replicas, Server, eventually, settle};
 
@@ -12,7 +12,7 @@ const PASSWORD: &str = "of-the-servers";
 const OF_SENTINELS: &str = "of-the-sentinels";
 
 /// Waits are woken, and holds are confirmed through a change.
-async fn go_on_through(url: &str, keys: &[String], change: impl AsyncFn(&str)) {
+async fn go_on_through(url: &str, keys: &[String], change: impl AsyncFn(&str, &LockGuard)) {
     let (a, b) = (hasty(url).await, hasty(url).await);
     for key in keys {
         let key = key.as_str();
@@ -23,7 +23,7 @@ async fn go_on_through(url: &str, keys: &[String], change: impl AsyncFn(&str)) {
         let guard = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
         let waiter = tokio::spawn(a.lock(key).wait(PATIENCE).acquire());
         settle().await;
-        change(key).await;
+        change(key, &guard).await;
         is_confirmed(&guard).await;
         guard.release().await.unwrap();
         let guard = within(PATIENCE, "the next one", waiter).await.unwrap().unwrap();
@@ -55,7 +55,7 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
     let builder = Replicas::builder(Flavor::from_env()).password(OF_SENTINELS);
     let replicas = builder.server_password(PASSWORD).start().await;
     let url = replicas.url();
-    go_on_through(&url, &["k".to_owned()], async |key| {
+    go_on_through(&url, &["k".to_owned()], async |key, _| {
         let before = replicas.master().await.port();
         for replica in replicas.servers().iter().filter(|server| server.port() != before) {
             eventually("the replicas have it", || async {
@@ -124,7 +124,7 @@ async fn the_servers_of_a_cluster_have_a_password() {
         cluster.key_on(cluster.server(0), "k").await,
         cluster.key_on(cluster.server(1), "k").await,
     ];
-    go_on_through(&cluster.url(), &keys, async |key| {
+    go_on_through(&cluster.url(), &keys, async |key, _| {
         cluster.fail_over(cluster.owner_of(key).await).await;
     })
     .await;
@@ -138,7 +138,11 @@ async fn the_members_of_a_quorum_have_a_password() {
     let builder = Server::builder(Flavor::from_env()).password(PASSWORD);
     let quorum = Independent::start_as(builder, 3).await;
     let url = quorum.url();
-    go_on_through(&url, &["k".to_owned()], async |_| quorum.servers()[0].kill()).await;
+    go_on_through(&url, &["k".to_owned()], async |key, guard| {
+        quorum.all_have(key, guard).await;
+        quorum.servers()[0].kill();
+    })
+    .await;
     quorum.servers()[0].restart().await;
     is_refused(&url.replace(PASSWORD, "hunter2"), "another password").await;
     is_refused(&url.replace(&format!(":{PASSWORD}@"), ""), "no password").await;

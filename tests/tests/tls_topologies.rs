@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use dlock::{Error, LockClient, LockClientBuilder};
+use dlock::{Error, LockClient, LockClientBuilder, LockGuard};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, answered, built, hasty_builder, is_confirmed, within};
 use dlock_tests::{Certificates, Cluster, Flavor, Independent, Replicas, Server, eventually, settle};
 
@@ -54,7 +54,7 @@ impl Topology {
     }
 
     /// The server of this key is replaced in good order; of a quorum one is gone.
-    async fn fail_over(&self, key: &str) {
+    async fn fail_over(&self, key: &str, guard: &LockGuard) {
         match self {
             Topology::Sentinel(replicas) => {
                 let before = replicas.master().await.port();
@@ -64,7 +64,10 @@ impl Topology {
                 replicas.fail_over().await;
             }
             Topology::Cluster(cluster) => cluster.fail_over(cluster.owner_of(key).await).await,
-            Topology::Quorum(quorum) => quorum.servers()[0].kill(),
+            Topology::Quorum(quorum) => {
+                quorum.all_have(key, guard).await;
+                quorum.servers()[0].kill();
+            }
         }
     }
 }
@@ -107,7 +110,7 @@ async fn locks_are_had_waited_for_and_kept_through_a_fail_over() {
         let guard = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
         let waiter = tokio::spawn(a.lock("k").wait(PATIENCE).acquire());
         settle().await;
-        topology.fail_over("k").await;
+        topology.fail_over("k", &guard).await;
         is_confirmed(&guard).await;
         guard.release().await.unwrap();
         let guard = within(PATIENCE, "the next one", waiter).await.unwrap().unwrap();

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use dlock::LockGuard;
 use futures_util::future::join_all;
 
 use super::login;
-use crate::{Flavor, Server, ServerBuilder, child};
+use crate::faults::is_confirmed;
+use crate::{Flavor, Server, ServerBuilder, child, eventually};
 
 /// Some independent servers on 127.0.0.1. They are killed when this is dropped.
 pub struct Independent {
@@ -41,6 +43,17 @@ impl Independent {
     /// The servers.
     pub fn servers(&self) -> &[Server] {
         &self.servers
+    }
+
+    /// Waits until each of them has what is held. One that was too late for the acquire is asked again at a renewal,
+    /// and until then the lock is lost with one of the others.
+    pub async fn all_have(&self, key: &str, guard: &LockGuard) {
+        eventually("all members have it", || async {
+            is_confirmed(guard).await;
+            let all = join_all(self.servers.iter().map(Server::keys)).await;
+            all.iter().all(|keys| keys.iter().any(|have| have == key))
+        })
+        .await;
     }
 
     /// The URL of their quorum. They vote from the beginning, and leases may be long.
