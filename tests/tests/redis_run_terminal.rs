@@ -275,9 +275,15 @@ async fn whoever_waits_at_a_terminal_sees_for_whom_and_can_stop_and_give_up() {
     shell.types(CTRL_C);
     shell.shows(PROMPT).await;
     shell.enters("echo status $?", "status 130").await;
-    eventually("nobody listens any more", async || shell.server.pubsub_channels().await.is_empty()).await;
+    eventually("nobody listens any more", async || {
+        shell.server.pubsub_channels().await.is_empty()
+    })
+    .await;
     shell.enters("$D -q k -- echo r''un", "").await;
-    eventually("it waits, and says nothing", async || !shell.server.pubsub_channels().await.is_empty()).await;
+    eventually("it waits, and says nothing", async || {
+        !shell.server.pubsub_channels().await.is_empty()
+    })
+    .await;
     shell.types(CTRL_C);
     shell.shows(PROMPT).await;
     guard.release().await.unwrap();
