@@ -301,7 +301,7 @@ impl Replicas {
         .await;
     }
 
-    /// Has a replica take over in good order, and waits until all sentinels know.
+    /// Has a replica take over in good order, and waits until all sentinels and the old master know.
     ///
     /// # Panics
     /// When they do not.
@@ -316,6 +316,11 @@ impl Replicas {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 let now = self.master().await;
                 if !std::ptr::eq(now, before) {
+                    // Until then it takes what clients send that have not heard of it, and all of that is lost.
+                    eventually("the old master follows", || async {
+                        !before.is_awake() || !is_master(before).await
+                    })
+                    .await;
                     return now;
                 }
             }
