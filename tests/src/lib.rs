@@ -20,6 +20,7 @@ pub mod chaos;
 pub mod child;
 mod faketime;
 pub mod faults;
+mod log;
 mod monitor;
 pub mod permissions;
 mod port;
@@ -40,6 +41,7 @@ use std::time::{Duration, Instant};
 
 pub use certificates::Certificates;
 pub use faketime::Clock;
+pub use log::Log;
 pub use monitor::{Monitor, Seen};
 pub use proxy::{ConnectionInfo, Direction, Fault, Held, Proxy, Sent, Swallow};
 pub use resp::Command;

@@ -1,42 +1,10 @@
 //! What the log says when nothing else can.
 
-use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockClient;
-use parking_lot::Mutex;
+use dlock_tests::Log;
 use tokio::time::sleep;
-
-/// The log of this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn count(&self, text: &str) -> usize {
-        String::from_utf8_lossy(&self.0.lock()).matches(text).count()
-    }
-
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
-        let log = self.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || log.clone())
-            .finish();
-        tracing::subscriber::set_default(subscriber)
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn rule_6_a_wait_for_oneself_is_warned_of_once_with_both_places() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dlock::{Error, HoldState, LockClient, LockClientBuilder};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, is_confirmed, within};
 use dlock_tests::permissions::{commands, give, patterns};
-use dlock_tests::{Cluster, Flavor, Replicas, Server, Store, eventually, settle};
+use dlock_tests::{Cluster, Flavor, Log, Replicas, Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
@@ -714,6 +714,34 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
             .await;
     }
     assert!(at_work(&a, &b, "shop:0").await.is_err(), "each slot has a fence");
+}
+
+#[tokio::test]
+async fn who_may_not_tell_of_releases_is_warned() {
+    let (server, cluster) = (
+        Server::start(Flavor::from_env()).await,
+        Cluster::start(Flavor::from_env()).await,
+    );
+    let shards: Vec<_> = cluster.servers().collect();
+    for (url, servers, words, missing) in [
+        (server.url(), &[&server][..], &["Locks"][..], "-publish"),
+        (cluster.url(), &shards, &["Locks", "Cluster"], "-spublish"),
+    ] {
+        for server in servers {
+            give(server, "svc", words).await;
+        }
+        let log = Log::default();
+        let listening = log.listen();
+        let [a, _] = two_at(&url, |builder| builder).await.unwrap();
+        a.lock("shop:0").acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(log.count("forbids to tell"), 0, "{missing}");
+        for server in servers {
+            server.command(&["ACL", "SETUSER", "svc", missing]).await;
+        }
+        a.lock("shop:0").acquire().await.unwrap().release().await.unwrap();
+        assert_eq!(log.count("forbids to tell"), 1, "{missing}");
+        drop(listening);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
