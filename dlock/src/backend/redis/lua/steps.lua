@@ -104,8 +104,11 @@ end
 local function tell(channel, message)
   message = message or '0'
   local heard = in_cluster and ask('SPUBLISH', channel, message)
-  local is_old = is_error(heard) and string.find(heard.err, 'nknown', 1, true)
-  if not heard or is_old or heard == 0 and is_apart(channel) then heard = ask('PUBLISH', channel, message) end
+  local failed = is_error(heard)
+  local is_old = failed and string.find(failed, 'nknown', 1, true)
+  if not heard or is_old or (failed or heard == 0) and is_apart(channel) then
+    heard = ask('PUBLISH', channel, message)
+  end
   return is_error(heard) and -1 or heard
 end
 
