@@ -143,7 +143,7 @@ fn set_up(peer: Peer) -> &'static str {
              each task"
         }
         Peer::Rslock => "tokio on all cores, one manager, optimized build",
-        Peer::Dlock => "tokio on all cores, optimized build; measured by `dlock bench`",
+        Peer::Dlock => "tokio with one thread, optimized build; measured by `dlock bench`",
         Peer::DlockUnawaited => {
             "the guard is dropped, which releases in the background: `--no-await-release`"
         }
