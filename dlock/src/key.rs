@@ -74,15 +74,14 @@ impl LockKey {
     ///
     /// [`Error::InvalidKey`], which says which rule is broken and where.
     pub fn check(&self) -> Result<(), Error> {
-        // Nearly all are short and plain.
+        // As nearly all are: neither control characters nor braces.
         let plain = |byte: u8| matches!(byte, b' '..=b'z' | b'|' | b'~');
-        if (1..=MAX_KEY_BYTES).contains(&self.name.len()) && self.name.bytes().all(plain) {
-            return Ok(());
-        }
         let reason = if self.name.is_empty() {
             "it is empty".to_owned()
         } else if self.name.len() > MAX_KEY_BYTES {
             format!("it has {} bytes, {MAX_KEY_BYTES} are the most", self.name.len())
+        } else if self.name.bytes().all(plain) {
+            return Ok(());
         } else if let Some((at, _)) = self.name.char_indices().find(|(_, c)| c.is_control()) {
             format!("it has a control character at byte {at}")
         } else if let Some(at) = self.name.find(['{', '}']).filter(|_| !self.raw) {

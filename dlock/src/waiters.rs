@@ -421,19 +421,16 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let (watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
-        let next = match queues.entry(self.of.clone()) {
-            Entry::Occupied(mut queue) => match queue.get_mut().next() {
-                Some(next) => {
-                    queue.get_mut().front_waits = true;
-                    queue.get_mut().front.insert(next).clone().into()
-                }
-                None => {
-                    queue.remove();
-                    None
-                }
-            },
-            Entry::Vacant(_) => None,
-        };
+        let mut next = None;
+        if let Entry::Occupied(mut entry) = queues.entry(self.of.clone()) {
+            let queue = entry.get_mut();
+            next = queue.next();
+            queue.front = next.clone();
+            queue.front_waits = true;
+            if next.is_none() {
+                entry.remove();
+            }
+        }
         // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes
         // comes back here to go on to the one after.
         drop(queues);

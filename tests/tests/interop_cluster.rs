@@ -14,6 +14,18 @@ use tokio::task::JoinHandle;
 /// How long a waiter is given to begin to listen.
 const A_WHILE: Duration = Duration::from_millis(500);
 
+/// A Cluster, a Java process and a client of dlock, both with leases of [`LEASE`].
+async fn both_sides() -> (Cluster, Redisson, LockClient) {
+    if let Err(missing) = Redisson::available() {
+        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
+    }
+    let cluster = Cluster::start(Flavor::from_env()).await;
+    let options = Options::new().watchdog(LEASE);
+    let java = Redisson::start_with(&cluster.url(), &options).await.unwrap();
+    let builder = LockClient::builder().url(cluster.url()).lease(LEASE);
+    (cluster, java, builder.build().await.unwrap())
+}
+
 async fn acquire(client: LockClient, kind: Kind, name: String, wait: Duration) -> Result<LockGuard, Error> {
     let key = LockKey::raw(name);
     match kind {
@@ -66,19 +78,7 @@ async fn go_to_and_fro(java: &Redisson, client: &LockClient, kind: Kind, name: &
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn they_exclude_and_wake_each_other_on_every_shard() {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let cluster = Cluster::start(Flavor::from_env()).await;
-    cluster.is_settled().await;
-    let options = Options::new().watchdog(LEASE);
-    let java = Redisson::start_with(&cluster.url(), &options).await.unwrap();
-    let client = LockClient::builder()
-        .url(cluster.url())
-        .lease(LEASE)
-        .build()
-        .await
-        .unwrap();
+    let (cluster, java, client) = both_sides().await;
     for shard in 0..3 {
         let name = cluster.key_on(cluster.server(shard), "order:").await;
         for kind in [Kind::Plain, Kind::Fair, Kind::Write] {
@@ -127,15 +127,7 @@ async fn is_told<T>(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_release_by_java_is_heard_of_and_nobody_asks_meanwhile() {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let cluster = Cluster::start(Flavor::from_env()).await;
-    cluster.is_settled().await;
-    let options = Options::new().watchdog(LEASE);
-    let java = Redisson::start_with(&cluster.url(), &options).await.unwrap();
-    let builder = LockClient::builder().url(cluster.url()).lease(LEASE);
-    let client = builder.build().await.unwrap();
+    let (cluster, java, client) = both_sides().await;
     for (at, (theirs, ours)) in [
         (Kind::Plain, Kind::Plain),
         (Kind::Fair, Kind::Fair),
@@ -190,13 +182,7 @@ async fn every_release_by_java_is_heard_of_and_nobody_asks_meanwhile() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_both_sides_are_inside_together() {
-    if let Err(missing) = Redisson::available() {
-        panic!("no tests with Redisson: {missing} (tests/run leaves this suite out)");
-    }
-    let cluster = Cluster::start(Flavor::from_env()).await;
-    cluster.is_settled().await;
-    let java = Redisson::start(&cluster.url()).await.unwrap();
-    let client = LockClient::connect(&cluster.url()).await.unwrap();
+    let (cluster, java, client) = both_sides().await;
     let name = "{shop}:prices";
     java.lock(1, Kind::Read, name, None).await.unwrap();
     let reader = acquire(client.clone(), Kind::Read, name.to_owned(), PATIENCE)

@@ -32,11 +32,8 @@ const MS: Duration = Duration::from_millis(1);
 
 /// A Cluster of its own, a client that is patient with the whole and quick to call a step failed, and another one.
 async fn cluster() -> (Cluster, LockClient, LockClient) {
-    let cluster = Cluster::builder(Flavor::from_env())
-        .persistence(true)
-        .start()
-        .await;
-    cluster.is_settled().await;
+    let builder = Cluster::builder(Flavor::from_env()).persistence(true);
+    let cluster = builder.start().await;
     let (a, b) = (hasty(&cluster.url()).await, hasty(&cluster.url()).await);
     (cluster, a, b)
 }

@@ -22,11 +22,8 @@ struct Waiting {
 
 /// Two clients of a Cluster of its own.
 async fn cluster() -> (Cluster, LockClient, LockClient) {
-    let cluster = Cluster::builder(Flavor::from_env())
-        .persistence(true)
-        .start()
-        .await;
-    cluster.is_settled().await;
+    let builder = Cluster::builder(Flavor::from_env()).persistence(true);
+    let cluster = builder.start().await;
     let (a, b) = clients(&cluster).await;
     (cluster, a, b)
 }
@@ -173,16 +170,21 @@ async fn are_woken_at(server: &Server, all: Vec<Waiting>) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_told_of_every_kind_of_release_and_asks_for_nothing_meanwhile() {
-    let (cluster, a, b) = cluster().await;
+/// Whatever `b` waits for and `a` gives back, on whichever server.
+async fn all_are_woken_on_every_shard(cluster: &Cluster, a: &LockClient, b: &LockClient) {
     for shard in 0..3 {
         let server = cluster.server(shard);
         let slot = slot_of(&cluster.key_on(server, "k").await);
-        let all = everything(&a, &b, slot).await;
+        let all = everything(a, b, slot).await;
         listen_at(server, &all).await;
         are_woken_at(server, all).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_told_of_every_kind_of_release_and_asks_for_nothing_meanwhile() {
+    let (cluster, a, b) = cluster().await;
+    all_are_woken_on_every_shard(&cluster, &a, &b).await;
     // Who waits in a queue asks every 1.5 s, which may be just then; but not five times.
     in_rounds("five in a row are woken at once", async || {
         let mut guard = a.fair_lock("k").acquire().await.unwrap();
@@ -385,13 +387,6 @@ async fn servers_without_sharded_channels_tell_the_plain_way() {
         .config("rename-command", "SPUBLISH \"\"")
         .start()
         .await;
-    cluster.is_settled().await;
     let (a, b) = clients(&cluster).await;
-    for shard in 0..3 {
-        let server = cluster.server(shard);
-        let slot = slot_of(&cluster.key_on(server, "k").await);
-        let all = everything(&a, &b, slot).await;
-        listen_at(server, &all).await;
-        are_woken_at(server, all).await;
-    }
+    all_are_woken_on_every_shard(&cluster, &a, &b).await;
 }

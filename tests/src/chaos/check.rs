@@ -190,11 +190,16 @@ impl OfKey<'_> {
                 to: told.last(),
                 holds: vec![first.at, second.at],
             };
-            // One that overlaps is counted there already.
-            match self.excused(first, second) {
-                _ if first.to > second.from && self.either_excused(first, second) => {}
-                true => self.findings.unprotected.push(finding),
-                false => self.findings.late_losses.push(finding),
+            let overlap = first.to > second.from;
+            let excused = match overlap {
+                true => self.either_excused(first, second),
+                false => self.excused(first, second),
+            };
+            match (excused, overlap) {
+                (false, _) => self.findings.late_losses.push(finding),
+                (true, false) => self.findings.unprotected.push(finding),
+                // It is counted there already.
+                (true, true) => {}
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use redis::Value;
 
-use super::login;
+use super::{configured, login};
 use crate::port::Port;
 use crate::{Certificates, Clock, Flavor, Proxy, Server, child, eventually};
 
@@ -104,7 +104,7 @@ impl ClusterBuilder {
         let mut nodes: Vec<Node> = Vec::with_capacity(count);
         for _ in 0..count {
             let bus = Port::reserve();
-            let mut builder = Server::builder(self.flavor)
+            let builder = Server::builder(self.flavor)
                 .persistence(self.persistence)
                 .clock(self.clock.as_deref())
                 .config("cluster-enabled", "yes")
@@ -118,15 +118,7 @@ impl ClusterBuilder {
                 .config("cluster-allow-replica-migration", "no")
                 .config("repl-ping-replica-period", "1")
                 .config("repl-timeout", "5");
-            if let Some(certificates) = &self.tls {
-                builder = builder.tls(certificates);
-            }
-            if let Some(password) = &self.password {
-                builder = builder.password(password).config("masterauth", password);
-            }
-            for (name, value) in &self.config {
-                builder = builder.config(name, value);
-            }
+            let mut builder = configured(builder, self.tls.as_ref(), self.password.as_deref(), &self.config);
             // The server's own address is known only when its configuration is.
             let proxy = self
                 .proxies

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::login;
+use super::{configured, login};
 use crate::{Certificates, Clock, Flavor, Proxy, Server, ServerBuilder, child, eventually};
 
 /// The name of the master among the sentinels.
@@ -66,20 +66,17 @@ impl ReplicasBuilder {
     }
 
     fn server(&self, master: Option<SocketAddr>) -> ServerBuilder {
-        let mut builder = Server::builder(self.flavor)
+        let builder = Server::builder(self.flavor)
             .persistence(self.persistence)
             .clock(self.clock.as_deref())
             .config("repl-ping-replica-period", "1")
             .config("repl-timeout", "5");
-        if let Some(certificates) = &self.tls {
-            builder = builder.tls(certificates);
-        }
-        if let Some(password) = &self.server_password {
-            builder = builder.password(password).config("masterauth", password);
-        }
-        for (name, value) in &self.config {
-            builder = builder.config(name, value);
-        }
+        let builder = configured(
+            builder,
+            self.tls.as_ref(),
+            self.server_password.as_deref(),
+            &self.config,
+        );
         match master {
             Some(master) => builder.replica_of(master),
             None => builder,

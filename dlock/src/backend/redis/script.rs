@@ -415,17 +415,10 @@ pub(super) fn channel(key: &str) -> String {
 
 /// What is called like a key with something before it, as Redisson writes that.
 pub(super) fn prefixed(prefix: &str, key: &str) -> String {
-    let mut name = String::with_capacity(prefix.len() + key.len() + 3);
-    name.push_str(prefix);
-    if key.contains('{') {
-        name.push(':');
-        name.push_str(key);
-    } else {
-        name.push_str(":{");
-        name.push_str(key);
-        name.push('}');
+    match key.contains('{') {
+        true => [prefix, ":", key].concat(),
+        false => [prefix, ":{", key, "}"].concat(),
     }
-    name
 }
 
 /// How long it is until then.

@@ -39,8 +39,7 @@ impl Shard {
             return;
         };
         let moved = error.kind() == ErrorKind::Server(ServerErrorKind::Moved);
-        let target = error.redirect_node().filter(|_| moved);
-        match target.and_then(|(to, slot)| Some((to, Slot::numbered(slot.into())?))) {
+        match Slot::redirected(error).filter(|_| moved) {
             Some((to, slot)) if self.has_left(slot) => cluster.moved(self.lane, slot, to, Vec::new()),
             _ => cluster.look(),
         }

@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use redis::RedisError;
+
 use crate::backend::redis::script::FENCE;
 
 /// How many slots there are.
@@ -31,6 +33,12 @@ impl Slot {
     pub(crate) fn numbered(number: u64) -> Option<Slot> {
         let number = u16::try_from(number).ok()?;
         (number < SLOTS).then_some(Slot(number))
+    }
+
+    /// Which slot an error of a server says is elsewhere, and where.
+    pub(crate) fn redirected(error: &RedisError) -> Option<(&str, Slot)> {
+        let (to, slot) = error.redirect_node()?;
+        Some((to, Slot::numbered(slot.into())?))
     }
 
     /// From this one to that one.

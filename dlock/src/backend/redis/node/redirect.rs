@@ -47,10 +47,7 @@ impl Actor {
         let alone = steps.len() == 1;
         match kind {
             S::Moved | S::Ask => {
-                let target = error
-                    .redirect_node()
-                    .and_then(|(to, slot)| Some((to, Slot::numbered(slot.into())?)));
-                let Some((to, slot)) = target else {
+                let Some((to, slot)) = Slot::redirected(error) else {
                     return Err(steps);
                 };
                 let mut steps = self.not_carried_out(steps);
