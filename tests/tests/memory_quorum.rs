@@ -287,6 +287,50 @@ fn without_that_rule_two_hold_it_at_a_time() {
 }
 
 #[test]
+fn what_a_bare_majority_granted_is_soon_on_every_member() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        // Somebody else has one member, who gives it back when the others have decided.
+        let other = GrantId::from_parts(7, 7);
+        let of_other = Arc::new(m[2].memory.clone());
+        let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, SEC);
+        of_other.clone().acquire(ask).await.unwrap();
+        let guard = a.lock("k").acquire().await.unwrap();
+        let fixed = a.lock("j").lease(SEC).acquire().await.unwrap();
+        sleep(10 * MS).await;
+        assert!(of_other.clone().force_release(LockKey::from("k")).await.unwrap());
+        sleep(200 * MS).await;
+        let known = of_other.clone().inspect(LockKey::from("k")).await.unwrap();
+        assert_eq!(known.len(), 1, "{known:?}");
+        assert_ne!(known[0].id, other.to_string());
+        assert!(known[0].remaining.is_some_and(|left| left < 30 * SEC), "{known:?}");
+        // So the loss of one of the majority is none of the lock, long before the first renewal.
+        m[0].restarts_empty();
+        sleep(60 * SEC).await;
+        assert!(guard.is_held());
+        guard.release().await.unwrap();
+        drop(fixed);
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn nobody_asks_for_what_was_released_meanwhile() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let other = GrantId::from_parts(7, 7);
+        let of_other = Arc::new(m[2].memory.clone());
+        let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, 3600 * SEC);
+        of_other.clone().acquire(ask).await.unwrap();
+        a.lock("k").acquire().await.unwrap().release().await.unwrap();
+        assert!(of_other.force_release(LockKey::from("k")).await.unwrap());
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
 fn a_cold_start_waits_once_and_says_until_when() {
     paused(async {
         let m: Vec<_> = (0..3)

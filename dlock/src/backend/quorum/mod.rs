@@ -47,6 +47,10 @@ pub const DEFAULT_MAX_LEASE: Duration = Duration::from_secs(60);
 /// What the slower members have beyond the time of the faster ones, where a lock is not to be had anyway.
 const SHORT: Duration = Duration::from_millis(5);
 
+/// When those members are asked again that had somebody else when a lock was acquired: whoever got only a minority has
+/// given it back by then.
+const SPLIT: Duration = Duration::from_millis(50);
+
 /// How long what was said of a key that was not had is remembered.
 const SAID_FOR: Duration = Duration::from_secs(60);
 
@@ -195,7 +199,6 @@ impl Quorum {
         }
         // What is still under way arrives in any case: whatever it brings counts too, and is released with the
         // rest.
-        drop(asked);
         let token = match votes.verdict() {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
@@ -214,12 +217,48 @@ impl Quorum {
                 "a majority had granted the lock and did not confirm its fencing token",
             ));
         }
-        self.said.lock().remove(&(request.kind, request.key));
+        self.said.lock().remove(&(request.kind, request.key.clone()));
         self.held.lock().insert(request.grant);
+        let busy = votes.busy().collect();
+        self.ask_the_rest(request, begun, busy, asked);
         Ok(AcquireReply::Acquired {
             first_token: token,
             last_token: token,
         })
+    }
+
+    /// Others who wanted the lock at the same moment had some of the members. Those are asked again a moment later: what
+    /// only a bare majority has is lost with the next member that is.
+    fn ask_the_rest(
+        self: Arc<Self>,
+        request: AcquireRequest,
+        begun: Instant,
+        mut busy: Vec<usize>,
+        mut asked: Answers<AcquireReply>,
+    ) {
+        if busy.is_empty() && asked.is_empty() {
+            return;
+        }
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            let rest = async {
+                while let Some((at, answer)) = asked.next().await {
+                    if matches!(answer, Ok(AcquireReply::Busy { .. })) {
+                        busy.push(at);
+                    }
+                }
+            };
+            let _ = tokio::time::timeout_at(begun + SPLIT, rest).await;
+            if busy.is_empty() {
+                return;
+            }
+            tokio::time::sleep_until(begun + SPLIT).await;
+            // No longer than the others have it.
+            let left = request.lease.saturating_sub(begun.elapsed());
+            for at in busy.into_iter().filter(|_| !left.is_zero()) {
+                this.ask_again(at, request.kind, &request.key, request.grant, left);
+            }
+        });
     }
 
     /// Writes the token to a majority that still has the grant.
@@ -391,7 +430,8 @@ impl Quorum {
             for (at, place) in missing {
                 // Only what a majority has is held.
                 if counts.get(place).is_some_and(|(renewed, _)| *renewed >= majority) {
-                    this.ask_again(at, &requests[place]);
+                    let RenewRequest { kind, key, grant, lease, .. } = &requests[place];
+                    this.ask_again(at, *kind, key, *grant, *lease);
                 }
             }
         });
@@ -408,12 +448,12 @@ impl Quorum {
     /// A member does not have a grant that is held: it was not there when the lock was acquired, or has lost
     /// its data. It is asked for it again, so that members can be replaced one after the other under a lock that
     /// is held for long. In line before the release, since nothing that is not held is asked for.
-    fn ask_again(&self, at: usize, request: &RenewRequest) {
+    fn ask_again(&self, at: usize, kind: Kind, key: &LockKey, grant: GrantId, lease: Duration) {
         let held = self.held.lock();
-        if !held.contains(&request.grant) {
+        if !held.contains(&grant) {
             return;
         }
-        let mut ask = AcquireRequest::new(request.kind, request.key.clone(), request.grant, request.lease);
+        let mut ask = AcquireRequest::new(kind, key.clone(), grant, lease);
         ask.vote_after = self.vote_after();
         let step = self.members[at].backend.clone().acquire(ask);
         drop(held);

@@ -66,6 +66,12 @@ impl<'a> Votes<'a> {
         (0..self.votes.len()).filter(move |at| granted(&self.votes[*at]))
     }
 
+    /// The places of those who have somebody else.
+    pub(super) fn busy(&self) -> impl Iterator<Item = usize> {
+        let busy = |vote: &Option<Vote>| matches!(vote, Some(Vote::Busy { .. }));
+        (0..self.votes.len()).filter(move |at| busy(&self.votes[*at]))
+    }
+
     /// The places of those who may have granted it, or may yet.
     pub(super) fn in_doubt(&self) -> impl Iterator<Item = usize> {
         let in_doubt = |vote: &Option<Vote>| match vote {
