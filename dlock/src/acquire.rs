@@ -208,10 +208,17 @@ impl Attempt {
         let step = question.backend().acquire(question.request.clone());
         question.handle.clone().carry(async move {
             match step.await {
-                Ok(AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }) => question.granted((first_token, last_token)).map(Look::Got),
+                Ok(
+                    AcquireReply::Acquired {
+                        first_token,
+                        last_token,
+                    }
+                    | AcquireReply::AcquiredInLine {
+                        first_token,
+                        last_token,
+                        ..
+                    },
+                ) => question.granted((first_token, last_token)).map(Look::Got),
                 Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
                     left: remaining,
                     again,

@@ -137,6 +137,8 @@ fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Tur
     let fits = |wanted: &Wanted| wanted.lease == grant.terms.lease;
     let next = match turn {
         Some(turn) => turn.heir(fits),
+        // Where the store has a queue, who is next in that may be somebody else.
+        None if grant.kind.waits_in_store() => None,
         // It sleeps until the store has news, with the turn in its hands.
         None => {
             let front = shared.waiters.front(grant.kind, &grant.key);

@@ -134,7 +134,8 @@ impl Lock {
     ///
     /// A lock is handed on without a round trip to the next in line, in arrival order, each time with a
     /// fencing token of its own; only while it is renewed, confirmed, past its `min_hold` and has a third of
-    /// its lease left, and only to those who ask for the same lease and no `min_hold`.
+    /// its lease left, and only to those who ask for the same lease and no `min_hold`. A fair lock goes only to those
+    /// who are next in the order of arrival over all processes.
     pub fn local_handovers(mut self, local_handovers: u32) -> Lock {
         self.options.local_handovers = Some(local_handovers);
         self

@@ -7,24 +7,28 @@
 //! store (see [`handover`](crate::handover)).
 //!
 //! Those who wait for a fair lock each ask the store for themselves (see [`acquire::fair`](crate::acquire)).
-//! Here the turn says who of them listens, and who asks the moment a release of this process is in line.
+//! Here the turn says who of them listens, and who asks the moment a release of this process is in line; and while it
+//! rests in a grant, who of them are next in the store's queue.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::backend::{Kind, Watch};
+use crate::backend::{GrantId, Kind, Watch};
 use crate::courtesy::After;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::{Error, LockKey};
+
+/// The place of one who has none in the store's queue.
+const NOWHERE: u64 = u64::MAX;
 
 /// What is waited for.
 pub(crate) type Name = (Kind, LockKey);
@@ -65,6 +69,19 @@ impl Queue {
         }
     }
 
+    /// The first of those who are at one of these places, from the last of these on; mostly it is the next here, too.
+    fn next_of(&mut self, places: &mut Vec<u64>) -> Option<Arc<Seat>> {
+        while let Some(place) = places.pop() {
+            let is_there = |seat: &Arc<Seat>| seat.place.load(Ordering::Relaxed) == place && !seat.has_left();
+            if let Some(at) = self.behind.iter().position(is_there) {
+                let seat = self.behind.remove(at)?;
+                seat.stands(false);
+                return Some(seat);
+            }
+        }
+        None
+    }
+
     fn put_back(&mut self, seat: Arc<Seat>) {
         seat.stands(true);
         self.behind.push_front(seat);
@@ -86,6 +103,8 @@ pub(crate) struct Seat {
     /// What it would take over from others in this process, and who it is.
     pub(crate) wanted: Option<Wanted>,
     pub(crate) by: &'static Location<'static>,
+    /// The number of its place in the store's queue, if it has one.
+    place: AtomicU64,
     /// Whether it stands in line behind others, and whether it has left from there. Under the lock of the
     /// queues.
     in_line: AtomicBool,
@@ -186,6 +205,9 @@ pub(crate) struct Turn {
     pub(crate) handed: u32,
     /// One who waited here has just come in to read, so that all others may.
     pub(crate) opened: bool,
+    /// Those in this process who are next in the store's queue, by the numbers of their places; the last of them is
+    /// the first to come.
+    pub(crate) behind: Vec<u64>,
 }
 
 impl Waiters {
@@ -206,6 +228,7 @@ impl Waiters {
             limit,
             wanted,
             by,
+            place: AtomicU64::new(NOWHERE),
             in_line: AtomicBool::new(false),
             left: AtomicBool::new(false),
             call: Mutex::default(),
@@ -225,6 +248,7 @@ impl Waiters {
                     after: None,
                     handed: 0,
                     opened: false,
+                    behind: Vec::new(),
                 });
             }
             Entry::Occupied(mut occupied) => {
@@ -242,6 +266,11 @@ impl Waiters {
             of,
             seat,
         })
+    }
+
+    /// How many wait for a key behind others.
+    pub(crate) fn behind(&self, of: &Name) -> usize {
+        self.queues.lock().get(of).map_or(0, Queue::waiting)
     }
 
     /// Whether a key is waited for.
@@ -297,6 +326,11 @@ impl Ticket {
         }
         call.turned_away
             .then(|| Err(too_many(&self.of.1, self.seat.limit.unwrap_or_default())))
+    }
+
+    /// Its place in the store's queue.
+    pub(crate) fn stands_at(&self, place: GrantId) {
+        self.seat.place.store(place.number(), Ordering::Relaxed);
     }
 
     /// The turn, if it has come already.
@@ -397,11 +431,14 @@ impl Turn {
         }
     }
 
-    /// The next in line, out of it, if it takes over what is offered.
-    pub(crate) fn heir(&self, fits: impl FnOnce(&Wanted) -> bool) -> Option<Arc<Seat>> {
+    /// The next in line, out of it, if it takes over what is offered. Where the store has a queue it is the next in that.
+    pub(crate) fn heir(&mut self, fits: impl FnOnce(&Wanted) -> bool) -> Option<Arc<Seat>> {
         let mut queues = self.waiters.queues.lock();
         let queue = queues.get_mut(&self.of)?;
-        let seat = queue.next()?;
+        let seat = match self.of.0.waits_in_store() {
+            true => queue.next_of(&mut self.behind)?,
+            false => queue.next()?,
+        };
         if seat.wanted.as_ref().is_some_and(fits) {
             return Some(seat);
         }
@@ -446,6 +483,7 @@ impl Drop for Turn {
                 after,
                 handed: self.handed,
                 opened: self.opened,
+                behind: Vec::new(),
             });
             next.tell(|call| call.turn = turn.take());
         }

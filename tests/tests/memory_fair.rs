@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, Kind, LockClient, LockGuard};
+use dlock::{Error, Kind, Lock, LockClient, LockGuard};
 use dlock_tests::{Watched, paused};
 use futures_util::poll;
 use parking_lot::Mutex;
@@ -47,7 +47,11 @@ async fn silent(client: &LockClient) -> Acquire {
 type Served = Arc<Mutex<Vec<(usize, Duration)>>>;
 
 fn waiter(client: &LockClient, name: usize, begun: Instant, served: &Served) -> JoinHandle<()> {
-    let (lock, served) = (client.fair_lock("k"), served.clone());
+    waiter_for(client.fair_lock("k"), name, begun, served)
+}
+
+fn waiter_for(lock: Lock, name: usize, begun: Instant, served: &Served) -> JoinHandle<()> {
+    let served = served.clone();
     tokio::spawn(async move {
         let guard = lock.acquire().await.unwrap();
         served.lock().push((name, begun.elapsed()));
@@ -188,8 +192,15 @@ fn who_waits_for_an_hour_keeps_the_place_and_asks_every_second_and_a_half() {
 }
 
 #[test]
-fn in_one_process_each_turn_takes_one_question_and_no_subscription() {
-    paused(async {
+fn in_one_process_each_turn_takes_one_question_at_the_most_and_no_subscription() {
+    // The second time each has one, the first time only whom it is not handed on to.
+    for (handovers, questions) in [(100, 1), (0, 16), (7, 2)] {
+        in_one_process_turns_take_so_many_questions(handovers, questions);
+    }
+}
+
+fn in_one_process_turns_take_so_many_questions(handovers: u32, questions: usize) {
+    paused(async move {
         let backend = Watched::new(MemoryBackend::new());
         let client = LockClient::builder()
             .backend(backend.clone())
@@ -199,7 +210,10 @@ fn in_one_process_each_turn_takes_one_question_and_no_subscription() {
         let guard = client.fair_lock("k").acquire().await.unwrap();
         let served = Served::default();
         let waiters: Vec<_> = (0..16)
-            .map(|i| waiter(&client, i, Instant::now(), &served))
+            .map(|i| {
+                let lock = client.fair_lock("k").local_handovers(handovers);
+                waiter_for(lock, i, Instant::now(), &served)
+            })
             .collect();
         sleep(MS).await;
         assert_eq!(backend.seen().acquires.load(SeqCst), 17);
@@ -209,7 +223,7 @@ fn in_one_process_each_turn_takes_one_question_and_no_subscription() {
             waiter.await.unwrap();
         }
         assert_eq!(order(&served), (0..16).collect::<Vec<_>>());
-        assert_eq!(backend.seen().acquires.load(SeqCst), 17 + 16);
+        assert_eq!(backend.seen().acquires.load(SeqCst), 17 + questions);
         assert_eq!(backend.seen().releases.load(SeqCst), 17);
         assert_eq!(backend.memory().queued(), 0);
     });

@@ -304,7 +304,10 @@ fn what_a_bare_majority_granted_is_soon_on_every_member() {
         let known = of_other.clone().inspect(LockKey::from("k")).await.unwrap();
         assert_eq!(known.len(), 1, "{known:?}");
         assert_ne!(known[0].id, other.to_string());
-        assert!(known[0].remaining.is_some_and(|left| left < 30 * SEC), "{known:?}");
+        assert!(
+            known[0].remaining.is_some_and(|left| left < 30 * SEC),
+            "{known:?}"
+        );
         // So the loss of one of the majority is none of the lock, long before the first renewal.
         m[0].restarts_empty();
         sleep(60 * SEC).await;

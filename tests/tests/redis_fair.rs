@@ -423,6 +423,49 @@ async fn other_data_in_place_of_a_queue_is_named_and_stays_and_fails_no_release(
 
 // One thread, so that what is asked for in one go is sent in one call.
 #[tokio::test]
+async fn who_is_next_in_one_process_gets_it_without_a_round_trip_and_nobody_elsewhere_is_passed_by() {
+    in_rounds("all are polled within a slice", async || {
+        let store = Store::server().await;
+        let proxy = Proxy::start(store.as_server().addr());
+        let (client, other) = (ordinary(&proxy.url()).await, store.client().await);
+        let served: Arc<Mutex<Vec<(&str, u64)>>> = Arc::default();
+        let guard = client.fair_lock("k").acquire().await.unwrap();
+        let mut waiters = Vec::new();
+        for who in ["a", "b", "c", "elsewhere", "d", "e"] {
+            let from = if who == "elsewhere" { &other } else { &client };
+            let lock = from.fair_lock("k").wait(PATIENCE);
+            let served = served.clone();
+            waiters.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                served.lock().push((who, guard.fencing_token()));
+                guard.release().await.unwrap();
+            }));
+            let standing = waiters.len();
+            eventually("it stands in the queue", || async {
+                queue(store.as_server()).await.len() == standing
+            })
+            .await;
+        }
+        proxy.forget();
+        guard.release().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        let served = served.lock().clone();
+        let order: Vec<_> = served.iter().map(|(who, _)| *who).collect();
+        assert_eq!(order, ["a", "b", "c", "elsewhere", "d", "e"]);
+        assert!(served.is_sorted_by_key(|(_, token)| *token), "{served:?}");
+        // Nothing of those who did not ask the store stays in its queue.
+        store.assert_clean(&[&client, &other]).await;
+        let asked = proxy.count(step("fair"));
+        // "a" behind the release, "d" behind that of "c" and when it is its turn; nobody else.
+        if asked == 3 { Ok(()) } else { Err(asked) }
+    })
+    .await;
+}
+
+// One thread, so that what is asked for in one go is sent in one call.
+#[tokio::test]
 async fn in_one_process_the_question_of_the_next_travels_with_the_release() {
     const MANY: usize = 8;
     in_rounds("everybody is polled when it should be", async || {
@@ -432,7 +475,7 @@ async fn in_one_process_the_question_of_the_next_travels_with_the_release() {
         let guard = client.fair_lock("k").acquire().await.unwrap();
         let waiters: Vec<_> = (0..MANY)
             .map(|_| {
-                let lock = client.fair_lock("k").wait(PATIENCE);
+                let lock = client.fair_lock("k").wait(PATIENCE).local_handovers(0);
                 tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
             })
             .collect();

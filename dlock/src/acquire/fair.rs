@@ -5,6 +5,9 @@
 //! its queue. The others are not in front of the queue before those ahead of them here are done: they listen only
 //! when that takes long. When this process gives the lock back, the question of the next one here is queued right
 //! behind the release, so that both travel together.
+//!
+//! With the lock the store says who of this process are next in its queue, up to the first of somebody else. To those
+//! the lock is [handed on](crate::handover) without the store, in that order; each of them gives up its place when it has it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +19,7 @@ use super::{Attempt, Failing, Wait, changed, sleep_until};
 use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Watch};
 use crate::guard::LockGuard;
 use crate::lock::LONGEST;
-use crate::question::Question;
+use crate::question::{Goal, Question};
 use crate::release::Carry;
 use crate::waiters::Called;
 use crate::{Error, clock};
@@ -25,6 +28,8 @@ use crate::{Error, clock};
 const ASK_EVERY: Duration = Duration::from_millis(1500);
 /// For how long one who has others of this process ahead listens for nothing.
 const QUIET: Duration = Duration::from_millis(100);
+/// To how many the lock is handed on after one question at the most.
+const MANY: u32 = 256;
 /// How late somebody may be who is polled.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -58,24 +63,29 @@ impl Place {
     /// it brings is then given back.
     fn ask(mut self) -> Carry<Seen> {
         let mut question = Question::under(self.id, &self.attempt, 0);
+        question.request.tokens = self.tokens();
         let now = clock::now();
         question.request.queue = true;
         question.request.last_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
         self.asked = Some(now);
         let step = question.backend().acquire(question.request.clone());
-        let mut place = self;
+        let place = self;
         question.handle.clone().carry(async move {
             match step.await {
                 Ok(AcquireReply::Acquired {
                     first_token,
                     last_token,
                 }) => {
-                    place.asked = None;
-                    drop(place);
-                    match question.granted((first_token, last_token)) {
-                        Ok(guard) => Seen::Acquired(guard),
-                        Err(error) => Seen::Failed(error, None),
-                    }
+                    place.has_gone();
+                    Seen::granted(question, (first_token, last_token), Vec::new())
+                }
+                Ok(AcquireReply::AcquiredInLine {
+                    first_token,
+                    last_token,
+                    behind,
+                }) => {
+                    place.has_gone();
+                    Seen::granted(question, (first_token, last_token), behind)
                 }
                 Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
                 Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
@@ -85,6 +95,21 @@ impl Place {
                 }
             }
         })
+    }
+
+    /// One for itself, and one for each who could be handed the lock.
+    fn tokens(&self) -> u32 {
+        let Attempt {
+            handle, key, options, ..
+        } = &self.attempt;
+        let behind = handle.shared().waiters.behind(&(options.kind, key.clone()));
+        let behind = behind.try_into().unwrap_or(u32::MAX);
+        1 + self.attempt.handovers().min(behind).min(MANY)
+    }
+
+    /// The store has taken it out of the queue.
+    fn has_gone(mut self) {
+        self.asked = None;
     }
 
     /// The wake-ups of who waits here.
@@ -99,10 +124,20 @@ impl Place {
 
 /// What a question brought.
 enum Seen {
-    Acquired(LockGuard),
+    /// With those who are next in the queue.
+    Acquired(LockGuard, Vec<GrantId>),
     Busy(Place, Option<Duration>),
     /// With the place, unless that is in doubt.
     Failed(BackendError, Option<Place>),
+}
+
+impl Seen {
+    fn granted(question: Question, tokens: (u64, u64), behind: Vec<GrantId>) -> Seen {
+        match question.granted(tokens) {
+            Ok(guard) => Seen::Acquired(guard, behind),
+            Err(error) => Seen::Failed(error, None),
+        }
+    }
 }
 
 /// What one who waits has between its polls; shared with what is done for it when it has the turn.
@@ -150,6 +185,21 @@ impl Drop for Leaves<'_> {
 impl Wait<'_, Attempt> {
     /// Asks until the lock is had, or the wait is over.
     pub(super) async fn in_store_queue(&self) -> Result<LockGuard, Error> {
+        let mine = Mine::default();
+        let mut limit = self.attempt.options.max_waiters;
+        loop {
+            let guard = self.in_line(&mine, limit).await?;
+            // Handed over before, and taken only now, after the process was stopped perhaps.
+            if guard.is_held() {
+                return Ok(guard);
+            }
+            // It was let in before.
+            limit = None;
+        }
+    }
+
+    /// The same, until something is had that may be lost again.
+    async fn in_line(&self, mine: &Mine, limit: Option<usize>) -> Result<LockGuard, Error> {
         let attempt = self.attempt;
         let Attempt {
             handle,
@@ -162,22 +212,25 @@ impl Wait<'_, Attempt> {
         let patience = shared.settings.retry_for;
         let ticket = shared
             .waiters
-            .join(options.kind, key, options.max_waiters, None, by)?;
+            .join(options.kind, key, limit, attempt.wanted(), by)?;
         let mut turn = ticket.turn();
         let mut watch: Option<Watch> = None;
         let mut failing = Failing::default();
         let mut holder_until: Option<Instant> = None;
         // Dropped before those above.
-        let mine = Mine::default();
-        let _leaves = Leaves(&mine);
+        let _leaves = Leaves(mine);
         loop {
             let asked = clock::now();
             // What happened before the question is in the answer.
             watch.iter_mut().for_each(Watch::seen);
+            let ask = |place: Place| {
+                ticket.stands_at(place.id);
+                place.ask()
+            };
             let mut question = match mine.take() {
                 State::Asks(question) => question,
-                State::Waits(place) => place.ask(),
-                State::Nothing => Place::new(attempt).ask(),
+                State::Waits(place) => ask(place),
+                State::Nothing => ask(Place::new(attempt)),
             };
             let mut came = false;
             let seen = loop {
@@ -194,9 +247,10 @@ impl Wait<'_, Attempt> {
                 }
             };
             let (place, sleep) = match seen {
-                Seen::Acquired(guard) => {
+                Seen::Acquired(guard, behind) => {
                     // Those who come from now on wait behind it, and ask when it is given back.
-                    if let Some(turn) = turn.or_else(|| ticket.turn()) {
+                    if let Some(mut turn) = turn.or_else(|| ticket.turn()) {
+                        turn.behind = behind.iter().rev().map(|place| place.number()).collect();
                         guard.rest(turn);
                     }
                     return Ok(guard);

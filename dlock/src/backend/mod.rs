@@ -113,7 +113,7 @@ impl Kind {
 
     /// Whether a lock may go to the next who waits in this process without a word to the store.
     pub(crate) fn is_handed_on(self) -> bool {
-        matches!(self, Kind::Lock | Kind::Write)
+        matches!(self, Kind::Lock | Kind::Write | Kind::Fair)
     }
 
     /// Whether it is one side of a read-write lock.
@@ -183,6 +183,17 @@ impl GrantId {
         self.client == other.client && self.number > other.number
     }
 
+    /// Another one of the same client.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_number(self, number: u64) -> GrantId {
+        GrantId { number, ..self }
+    }
+
+    /// Whether both are of one client.
+    pub(crate) fn is_of_client_of(self, other: GrantId) -> bool {
+        self.client == other.client
+    }
+
     /// Unique in its client.
     pub(crate) fn number(self) -> u64 {
         self.number
@@ -241,7 +252,8 @@ pub struct AcquireRequest {
     pub grant: GrantId,
     /// How long the store keeps the grant unless it is renewed.
     pub lease: Duration,
-    /// How many fencing tokens to reserve; at least 1.
+    /// How many fencing tokens to reserve; at least 1. Those beyond the first are for others who wait in the same
+    /// process.
     pub tokens: u32,
     /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
     /// place is given up by a [`release`](Backend::release) of the same id.
@@ -308,6 +320,16 @@ pub enum AcquireReply {
         /// The last of them.
         last_token: u64,
     },
+    /// The same of a fair lock, where others of the same client are next in the queue.
+    AcquiredInLine {
+        /// The first of the reserved fencing tokens; greater than every token of this key before.
+        first_token: u64,
+        /// The last of them.
+        last_token: u64,
+        /// Those who come right behind in the queue, in its order, up to the first of another client: no more than there
+        /// are tokens for. They keep their places.
+        behind: Vec<GrantId>,
+    },
     /// Somebody else has it.
     Busy {
         /// What is left of the holder's lease; `None` when it has no end.
@@ -327,7 +349,7 @@ impl AcquireReply {
     /// For how long the lock is not to be had, as far as is known, if it was not granted.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         match self {
-            AcquireReply::Acquired { .. } => None,
+            AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. } => None,
             AcquireReply::Busy { remaining, .. } => *remaining,
             AcquireReply::Abstained { votes_in } => Some(*votes_in),
         }

@@ -64,6 +64,16 @@ impl Queues {
         queue.insert(at, Place { grant: *grant, until });
     }
 
+    /// Those of the same client who are in front, up to the first of another one, and no more than so many.
+    pub(super) fn own_front(&self, key: &LockKey, of: GrantId, most: usize) -> Vec<GrantId> {
+        let queue = self.0.get(key).into_iter().flatten();
+        let grants = queue.map(|place| place.grant);
+        grants
+            .take_while(|grant| grant.is_of_client_of(of))
+            .take(most)
+            .collect()
+    }
+
     /// Gives up a place; whether it was in front.
     pub(super) fn leave(&mut self, key: &LockKey, grant: GrantId) -> bool {
         let Some(queue) = self.0.get_mut(key) else {

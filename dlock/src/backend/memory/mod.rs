@@ -122,6 +122,14 @@ impl Held {
             Some(Busy { remaining, again }) => AcquireReply::Busy { remaining, again },
             None => {
                 let (first_token, last_token) = self.tokens(request.tokens);
+                if request.kind == Kind::Fair && request.tokens > 1 {
+                    let most = request.tokens as usize - 1;
+                    return Ok(AcquireReply::AcquiredInLine {
+                        first_token,
+                        last_token,
+                        behind: self.queues.own_front(&request.key, request.grant, most),
+                    });
+                }
                 AcquireReply::Acquired {
                     first_token,
                     last_token,

@@ -430,7 +430,13 @@ impl Quorum {
             for (at, place) in missing {
                 // Only what a majority has is held.
                 if counts.get(place).is_some_and(|(renewed, _)| *renewed >= majority) {
-                    let RenewRequest { kind, key, grant, lease, .. } = &requests[place];
+                    let RenewRequest {
+                        kind,
+                        key,
+                        grant,
+                        lease,
+                        ..
+                    } = &requests[place];
                     this.ask_again(at, *kind, key, *grant, *lease);
                 }
             }

@@ -18,7 +18,9 @@ pub(super) enum Vote {
 impl Vote {
     pub(super) fn of(answer: Result<AcquireReply, BackendError>) -> Vote {
         match answer {
-            Ok(AcquireReply::Acquired { first_token, .. }) => Vote::Granted { token: first_token },
+            Ok(
+                AcquireReply::Acquired { first_token, .. } | AcquireReply::AcquiredInLine { first_token, .. },
+            ) => Vote::Granted { token: first_token },
             Ok(AcquireReply::Busy { remaining, .. }) => Vote::Busy { remaining },
             Ok(AcquireReply::Abstained { votes_in }) => Vote::Abstains { votes_in },
             Err(error) => Vote::Failed(error),

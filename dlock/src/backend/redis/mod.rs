@@ -180,10 +180,10 @@ impl Backend for RedisBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        let AcquireRequest {
+            grant, lease, tokens, ..
+        } = request;
         let step = self.has(&request).map(|()| {
-            let AcquireRequest {
-                grant, lease, tokens, ..
-            } = request;
             let verb = match request.kind {
                 Kind::Lock => Verb::Acquire { grant, lease, tokens },
                 _ => Verb::As(KindStep::Acquire(request.clone())),
@@ -195,6 +195,14 @@ impl Backend for RedisBackend {
                 Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
                     first_token: first,
                     last_token: last,
+                }),
+                Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
+                    first_token: first,
+                    last_token: last,
+                    behind: behind
+                        .into_iter()
+                        .map(|number| grant.with_number(number))
+                        .collect(),
                 }),
                 Answer::Busy { remaining, again } => Ok(AcquireReply::Busy { remaining, again }),
                 Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),

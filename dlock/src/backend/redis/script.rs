@@ -146,6 +146,12 @@ pub(crate) enum Answer {
         first: u64,
         last: u64,
     },
+    /// The same, and the numbers of those of this client who are next in the queue.
+    InLine {
+        first: u64,
+        last: u64,
+        behind: Vec<u64>,
+    },
     Busy {
         remaining: Option<Duration>,
         /// Within which time one who goes on waiting asks again.
@@ -600,7 +606,11 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         "acquired" => {
             let first = num(1)?;
             let last = first + num(2)?.checked_sub(1).ok_or_else(strange)?;
-            Ok(Answer::Acquired { first, last })
+            if words.len() == 3 {
+                return Ok(Answer::Acquired { first, last });
+            }
+            let behind: Result<_, _> = (3..words.len()).map(num).collect();
+            behind.map(|behind| Answer::InLine { first, last, behind })
         }
         "busy" => Ok(Answer::Busy {
             remaining: ttl(1)?,

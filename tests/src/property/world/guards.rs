@@ -13,7 +13,11 @@ impl World<'_> {
             Op::Reenter { .. } => self.reenter(at, began),
             Op::Ensure { .. } => self.ensure(at, began).await,
             Op::TakeWithin { key, kind, .. } => self.take_within(at, key, kind, began).await,
-            Op::Downgrade { .. } => self.downgrade(at, began).await,
+            Op::Downgrade { .. } => {
+                // What is no write lock is dropped.
+                self.knows_if_it_is_waited_for(at, began).await?;
+                self.downgrade(at, began).await
+            }
             Op::Release { .. } => {
                 self.knows_if_it_is_waited_for(at, began).await?;
                 let guard = self.guards.remove(at);

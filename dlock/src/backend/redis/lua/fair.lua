@@ -2,7 +2,9 @@
 --
 -- KEYS, ARGV and the reply to the whole call: see steps.lua. The steps:
 --   fair GRANT LEASE-ms TOKENS WAITS LAST-ms   an acquire; WAITS is 1 for one that takes a place where it is busy, LAST
---                                              for how long this id has not asked, -1 where it never did
+--                                              for how long this id has not asked, -1 where it never did. Where there
+--                                              are tokens for more than one, `acquired` is followed by the numbers of
+--                                              those of the same client who are next
 --   release_fair GRANT KEEP-ms                 as release; gives up a place, too, which answers 0
 -- Of a lock that is free and others are waiting for, `busy` tells when the one in front counts as gone.
 --
@@ -144,6 +146,19 @@ local function add_fair_steps()
     on('PEXPIRE', times, RESIDUE)
   end
 
+  -- Those of the same client who are in front from this place on, up to the first of somebody else, and so many at most.
+  local function those_behind(queue, from, grant, most)
+    local numbers = {}
+    if most < 1 then return numbers end
+    local client = string.match(grant, '^.*:')
+    for _, id in ipairs(on('LRANGE', queue, from, from + most - 1)) do
+      local other, number = string.match(id, '^(.*:)(%d+)$')
+      if other ~= client then break end
+      table.insert(numbers, tonumber(number))
+    end
+    return numbers
+  end
+
   function acquire_as.fair(key, grant, lease, tokens, waits, last)
     local left = run('PTTL', key)
     -- It may have ended since its time was asked for.
@@ -151,13 +166,14 @@ local function add_fair_steps()
     local queue, times = names_of(key)
     local first, have_left, upto = front(queue, times, grant)
     if left == -2 and (not first or first == grant) then
+      local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
       local token, count = take(tokens, key, lease)
       if first then
         leave(queue, times, grant)
         left_behind(queue, times)
       end
       hold(key, grant, lease)
-      return { 'acquired', token, count }
+      return { 'acquired', token, count, unpack(behind) }
     end
     if left == -2 and have_left then tell(channel_of(key, first)) end
     if waits == '1' then wait(queue, times, grant, tonumber(last)) end

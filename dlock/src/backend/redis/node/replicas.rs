@@ -170,7 +170,7 @@ impl Answer {
     /// Whether the step has written what replicas are to have.
     fn is_granted(&self) -> bool {
         match self {
-            Answer::Acquired { .. } | Answer::All(_) | Answer::Renewed => true,
+            Answer::Acquired { .. } | Answer::InLine { .. } | Answer::All(_) | Answer::Renewed => true,
             Answer::Renewals(all) => all.iter().any(|one| matches!(one, Ok(Renewal::Renewed))),
             _ => false,
         }
