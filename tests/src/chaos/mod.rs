@@ -62,10 +62,13 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Exit code of a run that could not be gone through, which says nothing of dlock.
+const NOT_RUN: u8 = 3;
+
 fn failed(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("chaos: {error:#}");
-        ExitCode::FAILURE
+        ExitCode::from(NOT_RUN)
     })
 }
 
