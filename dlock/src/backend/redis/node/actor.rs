@@ -57,7 +57,33 @@ pub(super) struct Flight {
     pub(super) overtook: bool,
     /// It took half of those that were there; the others follow when it is answered.
     pub(super) half: bool,
+    /// The connection has it.
+    pub(super) is_on_the_wire: bool,
     pub(super) answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
+    /// An answer that came at once.
+    pub(super) at_once: Option<Result<Value, RedisError>>,
+}
+
+impl Flight {
+    /// Its answer. The connection has a call only when it was looked at for the first time.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Value, RedisError>> {
+        if let Some(answer) = self.at_once.take() {
+            return Poll::Ready(answer);
+        }
+        self.is_on_the_wire = true;
+        self.answer.as_mut().poll(cx)
+    }
+}
+
+/// Gives the connection those calls that it does not have yet: they are the last.
+pub(super) fn hand_to_the_wire(flights: &mut VecDeque<Flight>, way: Way, cx: &mut Context<'_>) {
+    let known = flights.iter().rposition(|flight| flight.is_on_the_wire);
+    let new = flights.range_mut(known.map_or(0, |last| last + 1)..);
+    for flight in new.filter(|flight| flight.way == way) {
+        if let Poll::Ready(answer) = flight.poll(cx) {
+            flight.at_once = Some(answer);
+        }
+    }
 }
 
 pub(super) enum Load {
@@ -309,7 +335,7 @@ impl Actor {
             // what has waited for them, so that the server works meanwhile.
             if self.pace.answered > 1 {
                 if self.depart(&wires) {
-                    wires.flush().await;
+                    wires.flush(&mut self.flights).await;
                 }
                 tokio::task::yield_now().await;
                 while let Ok(request) = self.requests.try_recv() {
@@ -321,7 +347,7 @@ impl Actor {
             }
             // Written now, and not only when the answers that are here already have been looked at.
             if self.depart(&wires) && self.flights.len() > 1 {
-                wires.flush().await;
+                wires.flush(&mut self.flights).await;
             }
             self.pace.answered = 0;
             self.ask_replicas(&wires);
@@ -438,7 +464,7 @@ impl Actor {
         let landed = wires.poll(cx, |way, cx| {
             for (at, flight) in flights.iter_mut().enumerate() {
                 if flight.way == way
-                    && let Poll::Ready(result) = flight.answer.as_mut().poll(cx)
+                    && let Poll::Ready(result) = flight.poll(cx)
                 {
                     return Poll::Ready((at, result));
                 }
@@ -568,6 +594,8 @@ impl Actor {
             until,
             overtook: false,
             half: false,
+            is_on_the_wire: false,
+            at_once: None,
             // An error of the server comes as a value here.
             answer: Box::pin(async move {
                 let answer = match asking {

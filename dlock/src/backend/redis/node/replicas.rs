@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
+use super::actor::{Actor, Flight, Load, Outcome as CallOutcome, hand_to_the_wire};
 use super::failure::{classify, is_broken, no_answer};
 use super::landing::After;
 use super::wire::Wire;
@@ -55,10 +55,13 @@ impl Wires {
         }
     }
 
-    /// Moves what is to be moved.
-    pub(super) async fn flush(&mut self) {
+    /// Moves what is to be moved, those calls too that were made and that nobody has looked at.
+    pub(super) async fn flush(&mut self, flights: &mut VecDeque<Flight>) {
         poll_fn(|cx| {
-            let _ = self.poll(cx, |_, _| Poll::<()>::Pending);
+            let _ = self.poll(cx, |way, cx| {
+                hand_to_the_wire(flights, way, cx);
+                Poll::<()>::Pending
+            });
             Poll::Ready(())
         })
         .await;
@@ -229,6 +232,8 @@ impl Actor {
             until,
             overtook: false,
             half: false,
+            is_on_the_wire: false,
+            at_once: None,
             answer: Box::pin(async move {
                 let answer = connection.send_packed_command(&cmd).await;
                 answer.and_then(Value::extract_error)
