@@ -16,8 +16,10 @@ use crate::backend::{AcquireRequest, BackendError, GrantId, Holder, Kind, Reason
 use crate::clock;
 use crate::record::{ClaimRequest, ClaimToken, OnOrphan};
 
-/// The script that all steps are in.
+/// The script that all steps are in. What most calls do not need is made only where it is needed: as one function.
 const TEXT: &str = concat!(
+    include_str!("lua/always.lua"),
+    "local function rare()\n",
     include_str!("lua/steps.lua"),
     include_str!("lua/records.lua"),
     include_str!("lua/quorum.lua"),
@@ -27,6 +29,8 @@ const TEXT: &str = concat!(
     include_str!("lua/fenced.lua"),
     include_str!("lua/permits.lua"),
     include_str!("lua/counters.lua"),
+    include_str!("lua/rare.lua"),
+    "end\n",
     include_str!("lua/run.lua")
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));

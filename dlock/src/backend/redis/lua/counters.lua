@@ -1,6 +1,6 @@
 -- Steps on the number of permits of a semaphore and on count-down latches.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua; KEYS[1 + i] is the semaphore or latch of step i.
+-- KEYS, ARGV and the reply to the whole call: see always.lua; KEYS[1 + i] is the semaphore or latch of step i.
 -- Answers:
 --   permits FREE HELD | unset HELD (nobody has said how many there are) | changed 1-or-0 | number N | too-few N |
 --   too-many | late | taken WHAT (other data) | failed MESSAGE (nothing was changed)

@@ -1,6 +1,6 @@
 -- Steps on fair locks: who waits has a place in a queue, and is served in its order.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua. The steps:
+-- KEYS, ARGV and the reply to the whole call: see always.lua. The steps:
 --   fair GRANT LEASE-ms TOKENS WAITS LAST-ms   an acquire; WAITS is 1 for one that takes a place where it is busy, LAST
 --                                              for how long this id has not asked, -1 where it never did. Where there
 --                                              are tokens for more than one, `acquired` is followed by the numbers of

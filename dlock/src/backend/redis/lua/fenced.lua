@@ -1,6 +1,6 @@
 -- Steps on fenced locks: plain locks with a count of their own of all acquisitions.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua. The step:
+-- KEYS, ARGV and the reply to the whole call: see always.lua. The step:
 --   fenced GRANT LEASE-ms TOKENS   an acquire, with one token however many are wanted
 -- All else is as with plain locks.
 --

@@ -1,6 +1,6 @@
 -- Steps on semaphores, beside those on locks.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua; KEYS[1 + i] is the semaphore of step i. Answers:
+-- KEYS, ARGV and the reply to the whole call: see always.lua; KEYS[1 + i] is the semaphore of step i. Answers:
 --   acquired FIRST COUNT | busy PTTL AGAIN-ms (-1 for none) | late | taken WHAT (other data) |
 --   failed MESSAGE (nothing was changed); of releases and renewals numbers as those of locks
 --

@@ -1,6 +1,6 @@
 -- Steps on a member of a quorum.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua. Answers:
+-- KEYS, ARGV and the reply to the whole call: see always.lua. Answers:
 --   vote         1 it votes | abstains ms-UNTIL-IT-VOTES; it is about the acquire that comes next, which answers
 --                `late` where it abstains
 --   raise_fence  1 done | 0 the grant is not there

@@ -1,6 +1,6 @@
 -- Steps on read-write locks: many readers, or one writer and those readers that it let in itself.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua.
+-- KEYS, ARGV and the reply to the whole call: see always.lua.
 --
 -- Data, as Redisson 4.7 has them:
 --   HASH name              mode -> read or write; the id of a reader -> its holds; the writer's id with ':write'

@@ -2,7 +2,7 @@
 -- Steps on records, beside those on locks: so that work that was asked for twice is done once. Each of them
 -- may be repeated: the same token gets the same answer.
 --
--- KEYS, ARGV and the reply to the whole call: see steps.lua; KEYS[1 + i] is the record of step i. Answers:
+-- KEYS, ARGV and the reply to the whole call: see always.lua; KEYS[1 + i] is the record of step i. Answers:
 --   claimed ATTEMPT FENCE | completed RESPONSE | running µs-LEFT ATTEMPT | mismatch | orphan ATTEMPT | late |
 --   again (this call carries enough results already: ask once more) | done HEARD | not-owner |
 --   taken WHAT (other data, or a record that cannot be read) | failed MESSAGE (nothing was changed)

@@ -1,65 +1,9 @@
--- Steps on locks and on records, several in one call. Each step is atomic by itself and harms no other:
--- whatever goes wrong with it is its own answer. run.lua takes them all in turn and has the three steps that
--- are most of the work; the rarer ones on locks stand here, those on records in records.lua, those of each
--- further kind of lock in a file of that name, those on several locks at once in several.lua. All files are one
--- script.
---
--- KEYS[1]      the fence of this server, or of this slot of a Cluster: the last fencing token that was given. In a
---              Cluster, where no step gives a token, the key of the first step again
--- KEYS[1 + i]  the lock or record of step i
--- ARGV[1]      the server time in µs after which acquires refuse themselves
--- ARGV[2]      how many acquires there are
--- ARGV[3]      how many fencing tokens they want in all
--- ARGV[4...]   for each step its name and its arguments:
---                acquire GRANT LEASE-ms TOKENS | release GRANT KEEP-ms CHANNEL |
---                renew LEASE-ms COUNT GRANT... (it has as many keys as grants) | all, see several.lua
---                any other: the number of its arguments, its arguments
---
--- Reply: { server time in µs, answer of step 1, answer of step 2, ... }. Common answers are numbers:
---   acquire  two: the first fencing token, how many there are; or one: -2 - PTTL when the lock is busy
---   renew    1 all are renewed; or { 'others', PLACE, 0 (gone) or MESSAGE (not done), ... } for those that
---            are not, places counted from 1
---   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
--- Releases and renewals of other kinds answer in numbers likewise. All others are arrays whose first element says
--- what they are:
---   acquired FIRST COUNT | busy PTTL | late | released HEARD | gone |
---   holders KIND ID COUNT PTTL, for each of them | free |
---   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
---
--- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
--- id of a grant and its count is always 1; 0 for one that was released and keeps its key for a while yet.
---
--- A command costs a fifth of a microsecond or more, as do a call of string.format and a number that becomes
--- text: the steps of run.lua do without what they can.
-
-local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local fence = KEYS[1]
-local in_cluster = fence ~= 'dlock:fence'
+-- What others need beside always.lua, and the rarer steps on locks.
 
 -- Lua prints large numbers as 1.79e+15.
 local function digits(number) return string.format('%.0f', number) end
 
-local function is_error(reply) return type(reply) == 'table' and reply.err end
-
 local function is_wrong_type(reply) return is_error(reply) and string.find(reply.err, 'WRONGTYPE', 1, true) end
-
--- Runs a command; a failure ends the step.
-local function run(...)
-  local reply = ask(...)
-  if is_error(reply) then error({ failed = reply.err }) end
-  return reply
-end
-
--- Takes a step that may be ended by an error, and gives its answer.
-local function attempt(step, ...)
-  local ok, reply = pcall(step, ...)
-  if ok then return reply end
-  if type(reply) ~= 'table' then return { 'failed', tostring(reply) } end
-  if reply.taken then return { 'taken', reply.taken } end
-  return { 'failed', tostring(reply.failed or reply.err) }
-end
 
 -- What stands in the way there, as far as this user may know.
 local function type_of(key)
@@ -92,26 +36,6 @@ local function holder_of(key)
   return holder
 end
 
--- Whether a channel may be in another slot than the key whose news it has: it is in that one if it has the braces of
--- the key alone, or none.
-local function is_apart(channel)
-  return string.find(channel, '[{}]') and not string.find(channel, '^[^{}]*{[^{}]+}[^{}]*$')
-end
-
--- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
--- In a Cluster all listen to sharded channels, on the server that has the slot, as Redisson does. The plain way is left
--- for channels that are elsewhere, and for servers before 7, which know no sharded ones.
-local function tell(channel, message)
-  message = message or '0'
-  local heard = in_cluster and ask('SPUBLISH', channel, message)
-  local failed = is_error(heard)
-  local is_old = failed and string.find(failed, 'nknown', 1, true)
-  if not heard or is_old or (failed or heard == 0) and is_apart(channel) then
-    heard = ask('PUBLISH', channel, message)
-  end
-  return is_error(heard) and -1 or heard
-end
-
 -- What stands beside a key, as Redisson calls it: in the same slot.
 local function has_tag(key) return string.find(key, '{', 1, true) end
 local function prefixed(prefix, key) return prefix .. ':' .. (has_tag(key) and key or '{' .. key .. '}') end
@@ -127,15 +51,6 @@ local function number_at(key)
   if not text then return nil end
   if not string.find(text, '^%-?%d+$') or #text > 16 then error({ taken = 'string that is no count' }) end
   return tonumber(text)
-end
-
--- The answer to a release.
-local function released(heard) return heard < 0 and -1 or 1 + heard end
-
-local function last_token()
-  local last = ask('GET', fence)
-  if is_error(last) then error({ failed = fence .. ': ' .. last.err }) end
-  return tonumber(last or 0) or error({ failed = fence .. ' does not hold a fencing token' })
 end
 
 -- As `lease` could not be set, or another lock not be had: nothing stays.
@@ -154,19 +69,10 @@ local function hold(key, grant, lease)
   end
 end
 
--- The steps that run.lua does not have itself, when one of them comes; and those that acquire a lock of
--- another kind than the plain one: they count as acquires, and refuse themselves when they are late.
+-- The steps that run.lua does not have itself; and those that acquire a lock of another kind than the plain one: they
+-- count as acquires, and refuse themselves when they are late.
 local steps
 local acquire_as = {}
--- Acquires from the present one on, the present one not counted any more.
-local acquires = tonumber(ARGV[2])
--- The next fencing token, and the last of those that were reserved for the acquires of this call.
-local token, last
--- Whether this server, as a member of a quorum, has no say in the acquire that comes next.
-local abstains = false
--- (wanted, key, lease in ms): fencing tokens for one of these, once nothing can fail any more; the first, and
--- how many. Answer with { 'acquired', first, count }.
-local take
 -- Of kinds with data of their own: what is answered to an inspection, and to a release by force; nil where the
 -- key does not hold theirs.
 local inspect_as, force_as = {}, {}
