@@ -351,6 +351,8 @@ on_every_store! {
                 assert!(outcome.unwrap_err().is_busy());
             }
         }
+        // They give up their places behind the answer.
+        settle().await;
         held.release().await.unwrap();
         // Not even who does not wait at all.
         for client in &clients {

@@ -1,6 +1,7 @@
 //! What is on the server and on the wire: the data of Redisson's lock and nothing else, whatever the locks
 //! are called and whatever else is there.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -372,18 +373,28 @@ async fn the_fence_is_no_lock() {
     assert!(fence >= token);
 }
 
-/// The script of all steps: steps.lua first, run.lua last, between them the others in any order.
+/// The script of all steps: always.lua first, run.lua last, and between them, in a function, steps.lua, the others in any
+/// order, and rare.lua.
 fn script() -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../dlock/src/backend/redis/lua");
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
-    files.sort_by_key(|path| (!path.ends_with("steps.lua"), path.ends_with("run.lua")));
-    let texts = files
+    let place = |path: &PathBuf| {
+        let name = path.file_stem().unwrap();
+        let ends = ["rare", "run"].iter().position(|end| name == *end);
+        let begins = ["always", "steps"].iter().position(|begin| name == *begin);
+        (ends.map_or(0, |at| at + 1), begins.unwrap_or(2))
+    };
+    files.sort_by_key(place);
+    let mut texts: Vec<_> = files
         .into_iter()
-        .map(|path| std::fs::read_to_string(path).unwrap());
-    texts.collect()
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    texts.insert(1, "local function rare()\n".to_owned());
+    texts.insert(texts.len() - 1, "end\n".to_owned());
+    texts.concat()
 }
 
 /// Reserved tokens reach back in time. Where the last one is gone, a flush may have come just after it was given.
