@@ -25,7 +25,7 @@ use crate::backend::{GrantId, Kind, Watch};
 use crate::courtesy::After;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
-use crate::{Error, LockKey};
+use crate::{Error, LockKey, clock};
 
 /// The place of one who has none in the store's queue.
 const NOWHERE: u64 = u64::MAX;
@@ -105,6 +105,8 @@ pub(crate) struct Seat {
     pub(crate) by: &'static Location<'static>,
     /// The number of its place in the store's queue, if it has one.
     place: AtomicU64,
+    /// When it looks again at the latest, if it is looked after; always, where that is not said.
+    polled_by: Mutex<Option<Instant>>,
     /// Whether it stands in line behind others, and whether it has left from there. Under the lock of the
     /// queues.
     in_line: AtomicBool,
@@ -141,6 +143,11 @@ impl Seat {
     fn takes_a_guard(&self) -> bool {
         let call = self.call.lock();
         !call.closed && call.guard.is_none()
+    }
+
+    /// Whether it was not polled when that was due.
+    fn is_overdue(&self) -> bool {
+        self.polled_by.lock().is_some_and(|by| clock::now() > by)
     }
 
     fn tell(&self, tell: impl FnOnce(&mut Call)) -> bool {
@@ -229,6 +236,7 @@ impl Waiters {
             wanted,
             by,
             place: AtomicU64::new(NOWHERE),
+            polled_by: Mutex::default(),
             in_line: AtomicBool::new(false),
             left: AtomicBool::new(false),
             call: Mutex::default(),
@@ -331,6 +339,11 @@ impl Ticket {
     /// Its place in the store's queue.
     pub(crate) fn stands_at(&self, place: GrantId) {
         self.seat.place.store(place.number(), Ordering::Relaxed);
+    }
+
+    /// From then on the lock is not handed to it any more, unless this is called again: it would not take it.
+    pub(crate) fn looks_by(&self, at: Instant) {
+        *self.seat.polled_by.lock() = Some(at);
     }
 
     /// The turn, if it has come already.
@@ -439,7 +452,7 @@ impl Turn {
             true => queue.next_of(&mut self.behind)?,
             false => queue.next()?,
         };
-        if seat.wanted.as_ref().is_some_and(fits) {
+        if !seat.is_overdue() && seat.wanted.as_ref().is_some_and(fits) {
             return Some(seat);
         }
         queue.put_back(seat);

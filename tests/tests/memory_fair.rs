@@ -378,3 +378,61 @@ fn a_plain_lock_of_the_same_name_jumps_the_queue_and_delays_it_by_one_question()
         assert!(released.elapsed() <= ASKS, "{:?}", released.elapsed());
     });
 }
+
+#[test]
+fn a_lock_is_not_handed_on_to_who_is_not_polled_when_it_should_be() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
+        let guard = c.fair_lock("k").acquire().await.unwrap();
+        let served = Served::default();
+        let first = waiter(&a, 1, Instant::now(), &served);
+        sleep(MS).await;
+        // Right behind it, so that it would be handed the lock.
+        let silent = silent(&a).await;
+        let others = [
+            waiter(&b, 2, Instant::now(), &served),
+            waiter(&a, 3, Instant::now(), &served),
+        ];
+        sleep(20 * SEC).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        first.await.unwrap();
+        for other in others {
+            let over = tokio::time::timeout(60 * SEC, other).await;
+            over.expect("somebody has the lock who does not look").unwrap();
+        }
+        assert!(released.elapsed() <= SEC, "{:?}", released.elapsed());
+        assert_eq!(order(&served), [1, 2, 3]);
+        silent.await.unwrap().release().await.unwrap();
+        sleep(MS).await;
+        assert!(store.is_empty() && store.queued() == 0);
+    });
+}
+
+#[test]
+fn who_was_handed_the_lock_and_looked_too_late_keeps_its_place() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (client(&store).await, client(&store).await);
+        let lock = b.fair_lock("k").renewed_lease(SEC);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let mut waiting: [Acquire; 2] = [Box::pin(lock.acquire()), Box::pin(lock.acquire())];
+        assert!(poll!(&mut waiting[0]).is_pending() && poll!(&mut waiting[1]).is_pending());
+        let [first, second] = waiting;
+        let served = Served::default();
+        let last = waiter(&a, 3, Instant::now(), &served);
+        sleep(MS).await;
+        guard.release().await.unwrap();
+        first.await.unwrap().release().await.unwrap();
+        // It was handed the lock, and loses it before it looks.
+        assert!(a.force_release("k").await.unwrap());
+        sleep(SEC).await;
+        let guard = second.await.unwrap();
+        assert!(guard.is_held() && order(&served).is_empty());
+        guard.release().await.unwrap();
+        last.await.unwrap();
+        sleep(MS).await;
+        assert!(store.is_empty() && store.queued() == 0);
+    });
+}

@@ -174,11 +174,24 @@ impl Mine {
 }
 
 /// One who waits; the place is given up before the turn passes on, which asks for the next one here.
-struct Leaves<'a>(&'a Mine);
+struct Leaves<'a>(Option<&'a Mine>);
+
+impl Leaves<'_> {
+    /// What was handed over is taken, and the place with it, unless that is over already: then it goes on waiting there.
+    fn takes(mut self, guard: LockGuard, asks: Option<Carry<Seen>>) -> LockGuard {
+        if !guard.is_held()
+            && let Some(mine) = self.0.take()
+            && let Some(question) = asks
+        {
+            *mine.0.lock() = State::Asks(question);
+        }
+        guard
+    }
+}
 
 impl Drop for Leaves<'_> {
     fn drop(&mut self) {
-        drop(self.0.take());
+        drop(self.0.map(Mine::take));
     }
 }
 
@@ -218,13 +231,14 @@ impl Wait<'_, Attempt> {
         let mut failing = Failing::default();
         let mut holder_until: Option<Instant> = None;
         // Dropped before those above.
-        let _leaves = Leaves(mine);
+        let leaves = Leaves(Some(mine));
         loop {
             let asked = clock::now();
             // What happened before the question is in the answer.
             watch.iter_mut().for_each(Watch::seen);
             let ask = |place: Place| {
                 ticket.stands_at(place.id);
+                ticket.looks_by(asked + ASK_EVERY + LATE);
                 place.ask()
             };
             let mut question = match mine.take() {
@@ -239,7 +253,7 @@ impl Wait<'_, Attempt> {
                     seen = &mut question => break seen,
                     called = ticket.called(), if turn.is_none() => match called? {
                         Called::Turn(its) => (turn, came) = (Some(its), true),
-                        Called::Guard(guard) => return Ok(guard),
+                        Called::Guard(guard) => return Ok(leaves.takes(guard, Some(question))),
                     },
                     () = self.over() => return Err(self.gave_up(failing, holder_until)),
                     () = sleep_until(failing.until(patience)) => return Err(self.gave_up(failing, holder_until)),
@@ -282,6 +296,7 @@ impl Wait<'_, Attempt> {
             };
             let id = place.id;
             let ask_at = clock::now() + sleep;
+            ticket.looks_by(ask_at + LATE);
             *mine.0.lock() = State::Waits(place);
             if came {
                 continue;
@@ -298,7 +313,7 @@ impl Wait<'_, Attempt> {
                     () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                     called = ticket.called(), if turn.is_none() => match called? {
                         Called::Turn(its) => turn = Some(its),
-                        Called::Guard(guard) => return Ok(guard),
+                        Called::Guard(guard) => return Ok(leaves.takes(guard, None)),
                     },
                     () = changed(&mut watch) => {}
                     () = clock::sleep_until(ask_at) => {}

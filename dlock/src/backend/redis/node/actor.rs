@@ -57,30 +57,26 @@ pub(super) struct Flight {
     pub(super) overtook: bool,
     /// It took half of those that were there; the others follow when it is answered.
     pub(super) half: bool,
-    /// The connection has it.
-    pub(super) is_on_the_wire: bool,
     pub(super) answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
     /// An answer that came at once.
     pub(super) at_once: Option<Result<Value, RedisError>>,
 }
 
 impl Flight {
-    /// Its answer. The connection has a call only when it was looked at for the first time.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Value, RedisError>> {
         if let Some(answer) = self.at_once.take() {
             return Poll::Ready(answer);
         }
-        self.is_on_the_wire = true;
         self.answer.as_mut().poll(cx)
     }
 }
 
-/// Gives the connection those calls that it does not have yet: they are the last.
+/// Gives the connection those calls that it does not have yet. It has a call only when that was looked at, and maybe not
+/// even then, where much is under way: so all are looked at in turn, and none goes before an earlier one.
 pub(super) fn hand_to_the_wire(flights: &mut VecDeque<Flight>, way: Way, cx: &mut Context<'_>) {
-    let known = flights.iter().rposition(|flight| flight.is_on_the_wire);
-    let new = flights.range_mut(known.map_or(0, |last| last + 1)..);
-    for flight in new.filter(|flight| flight.way == way) {
-        if let Poll::Ready(answer) = flight.poll(cx) {
+    let of_it = flights.iter_mut().filter(|flight| flight.way == way);
+    for flight in of_it.filter(|flight| flight.at_once.is_none()) {
+        if let Poll::Ready(answer) = flight.answer.as_mut().poll(cx) {
             flight.at_once = Some(answer);
         }
     }
@@ -594,7 +590,6 @@ impl Actor {
             until,
             overtook: false,
             half: false,
-            is_on_the_wire: false,
             at_once: None,
             // An error of the server comes as a value here.
             answer: Box::pin(async move {
@@ -656,5 +651,47 @@ pub(super) async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => clock::sleep_until(due).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// A call that ends when it has gone into the channel.
+    fn flight(number: u32, wire: &mpsc::Sender<u32>) -> Flight {
+        let (now, wire) = (clock::now(), wire.clone());
+        Flight {
+            load: Load::Wait,
+            way: Way::Usual,
+            round: 0,
+            slot: None,
+            by: By::Text,
+            sent_at: now,
+            due: now,
+            until: now,
+            overtook: false,
+            half: false,
+            at_once: None,
+            answer: Box::pin(async move {
+                let _ = wire.send(number).await;
+                std::future::pending().await
+            }),
+        }
+    }
+
+    #[test]
+    fn a_call_that_the_connection_had_no_room_for_goes_before_later_ones() {
+        let (wire, mut taken) = mpsc::channel(2);
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut flights: VecDeque<_> = (0..3).map(|number| flight(number, &wire)).collect();
+        hand_to_the_wire(&mut flights, Way::Usual, cx);
+        let mut order = vec![taken.try_recv().unwrap(), taken.try_recv().unwrap()];
+        flights.push_back(flight(3, &wire));
+        hand_to_the_wire(&mut flights, Way::Usual, cx);
+        order.extend(std::iter::from_fn(|| taken.try_recv().ok()));
+        assert_eq!(order, [0, 1, 2, 3]);
     }
 }

@@ -232,7 +232,6 @@ impl Actor {
             until,
             overtook: false,
             half: false,
-            is_on_the_wire: false,
             at_once: None,
             answer: Box::pin(async move {
                 let answer = connection.send_packed_command(&cmd).await;
