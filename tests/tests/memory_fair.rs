@@ -436,3 +436,25 @@ fn who_was_handed_the_lock_and_looked_too_late_keeps_its_place() {
         assert!(store.is_empty() && store.queued() == 0);
     });
 }
+
+#[test]
+fn a_release_between_a_question_and_the_look_at_its_answer_is_not_missed() {
+    paused(async {
+        let store = MemoryBackend::new();
+        let (a, b) = (client(&store).await, client(&store).await);
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        let served = Served::default();
+        let first = waiter(&b, 1, Instant::now(), &served);
+        sleep(MS).await;
+        let second = waiter(&a, 2, Instant::now(), &served);
+        // By then it listens.
+        sleep(SEC).await;
+        let released = Instant::now();
+        // The second is asked for behind the release; the first has the lock and gives it back before it is polled.
+        guard.release().await.unwrap();
+        first.await.unwrap();
+        second.await.unwrap();
+        assert!(released.elapsed() < 100 * MS, "{:?}", released.elapsed());
+        assert!(store.is_empty() && store.queued() == 0);
+    });
+}

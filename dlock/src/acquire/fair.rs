@@ -234,14 +234,15 @@ impl Wait<'_, Attempt> {
         let leaves = Leaves(Some(mine));
         loop {
             let asked = clock::now();
-            // What happened before the question is in the answer.
-            watch.iter_mut().for_each(Watch::seen);
-            let ask = |place: Place| {
+            let mut ask = |place: Place| {
+                // What happened before the question is in the answer.
+                watch.iter_mut().for_each(Watch::seen);
                 ticket.stands_at(place.id);
                 ticket.looks_by(asked + ASK_EVERY + LATE);
                 place.ask()
             };
             let mut question = match mine.take() {
+                // Put when the turn came: what has happened since is not in its answer.
                 State::Asks(question) => question,
                 State::Waits(place) => ask(place),
                 State::Nothing => ask(Place::new(attempt)),
