@@ -96,7 +96,11 @@ impl Question {
             .max(min_hold.unwrap_or_default())
             .min(max_hold.unwrap_or(Duration::MAX));
         let request = AcquireRequest {
-            tokens: handover::tokens(handovers, handed),
+            // Who stands in the store's queue says for how many others it asks.
+            tokens: match kind.waits_in_store() {
+                true => 1,
+                false => handover::tokens(handovers, handed),
+            },
             permits: attempt.options.permits.and_then(|permits| permits.total),
             amount: attempt.amount(),
             ..AcquireRequest::new(kind, attempt.key.clone(), grant, first_lease)

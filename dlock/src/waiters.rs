@@ -341,7 +341,8 @@ impl Ticket {
         self.seat.place.store(place.number(), Ordering::Relaxed);
     }
 
-    /// From then on the lock is not handed to it any more, unless this is called again: it would not take it.
+    /// From then on nothing is asked for it when the turn comes, and the lock is not handed to it, unless this is called
+    /// again: it would not take what it gets.
     pub(crate) fn looks_by(&self, at: Instant) {
         *self.seat.polled_by.lock() = Some(at);
     }
@@ -486,7 +487,7 @@ impl Drop for Turn {
         drop(queues);
         if let Some(next) = next {
             let deed = next.at_turn.lock().take();
-            if let Some(deed) = deed {
+            if let Some(deed) = deed.filter(|_| !next.is_overdue()) {
                 deed();
             }
             let mut turn = Some(Turn {

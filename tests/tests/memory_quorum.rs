@@ -153,6 +153,14 @@ async fn client(members: &[Member]) -> LockClient {
     builder.build().await.unwrap()
 }
 
+/// Somebody else takes "k" on one member: under which grant, and the member's store.
+async fn somebody_has(member: &Member, lease: Duration) -> (GrantId, Arc<MemoryBackend>) {
+    let (other, store) = (GrantId::from_parts(7, 7), Arc::new(member.memory.clone()));
+    let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, lease);
+    store.clone().acquire(ask).await.unwrap();
+    (other, store)
+}
+
 /// Nothing is held anywhere, and nobody listens.
 async fn assert_clean(members: &[Member]) {
     sleep(5 * SEC).await;
@@ -292,10 +300,7 @@ fn what_a_bare_majority_granted_is_soon_on_every_member() {
         let m = members(3).await;
         let a = client(&m).await;
         // Somebody else has one member, who gives it back when the others have decided.
-        let other = GrantId::from_parts(7, 7);
-        let of_other = Arc::new(m[2].memory.clone());
-        let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, SEC);
-        of_other.clone().acquire(ask).await.unwrap();
+        let (other, of_other) = somebody_has(&m[2], SEC).await;
         let guard = a.lock("k").acquire().await.unwrap();
         let fixed = a.lock("j").lease(SEC).acquire().await.unwrap();
         sleep(10 * MS).await;
@@ -323,10 +328,7 @@ fn nobody_asks_for_what_was_released_meanwhile() {
     paused(async {
         let m = members(3).await;
         let a = client(&m).await;
-        let other = GrantId::from_parts(7, 7);
-        let of_other = Arc::new(m[2].memory.clone());
-        let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, 3600 * SEC);
-        of_other.clone().acquire(ask).await.unwrap();
+        let (_, of_other) = somebody_has(&m[2], 3600 * SEC).await;
         a.lock("k").acquire().await.unwrap().release().await.unwrap();
         assert!(of_other.force_release(LockKey::from("k")).await.unwrap());
         assert_clean(&m).await;

@@ -158,11 +158,8 @@ impl Mine {
     }
 
     /// Asks the moment the turn comes: where that is because a release was queued, the question stands right
-    /// behind it. Nothing is asked for one who was not polled when that was due: it would not take what it gets.
-    fn ask(&self, polled_by: Instant) {
-        if clock::now() > polled_by {
-            return;
-        }
+    /// behind it.
+    fn ask(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
             State::Waits(place) if !place.attempt.handle.shared().closing.is_cancelled() => {
@@ -304,7 +301,7 @@ impl Wait<'_, Attempt> {
             }
             if turn.is_none() {
                 let mine = mine.clone();
-                ticket.at_turn(Some(Box::new(move || mine.ask(ask_at + LATE))));
+                ticket.at_turn(Some(Box::new(move || mine.ask())));
             }
             let quiet_until = clock::now() + QUIET;
             loop {

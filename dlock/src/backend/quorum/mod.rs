@@ -255,7 +255,10 @@ impl Quorum {
             tokio::time::sleep_until(begun + SPLIT).await;
             // No longer than the others have it.
             let left = request.lease.saturating_sub(begun.elapsed());
-            for at in busy.into_iter().filter(|_| !left.is_zero()) {
+            if left.is_zero() {
+                return;
+            }
+            for at in busy {
                 this.ask_again(at, request.kind, &request.key, request.grant, left);
             }
         });
