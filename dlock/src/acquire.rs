@@ -8,6 +8,7 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
@@ -205,34 +206,33 @@ impl Attempt {
 
     /// Asks the store. The step is finished even if this is dropped, and then undone.
     fn ask(question: Question) -> Carry<Result<Look<LockGuard>, BackendError>> {
-        let step = question.backend().acquire(question.request.clone());
-        question.handle.clone().carry(async move {
-            match step.await {
-                Ok(
-                    AcquireReply::Acquired {
-                        first_token,
-                        last_token,
-                    }
-                    | AcquireReply::AcquiredInLine {
-                        first_token,
-                        last_token,
-                        ..
-                    },
-                ) => question.granted((first_token, last_token)).map(Look::Got),
-                Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
-                    left: remaining,
-                    again,
-                }),
-                Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
-                    left: Some(votes_in),
-                    again: None,
-                }),
-                Err(error) => {
-                    question.failed(&error);
-                    Err(error)
+        let (backend, handle) = (question.backend(), question.handle.clone());
+        let step = backend.acquire(question.request.clone());
+        handle.carry(step.map(move |reply| match reply {
+            Ok(
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
                 }
+                | AcquireReply::AcquiredInLine {
+                    first_token,
+                    last_token,
+                    ..
+                },
+            ) => question.granted((first_token, last_token)).map(Look::Got),
+            Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
+                left: remaining,
+                again,
+            }),
+            Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
+                left: Some(votes_in),
+                again: None,
+            }),
+            Err(error) => {
+                question.failed(&error);
+                Err(error)
             }
-        })
+        }))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::backend::memory::MemoryBackend;
 use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Kind, Outcome};
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::courtesy::Courtesies;
+use crate::grants::Issuer;
 use crate::record::Records;
 use crate::release::{self, Job};
 use crate::waiters::Waiters;
@@ -56,7 +57,7 @@ pub(crate) struct Handle {
 /// What a client's parts share. Background tasks hold this and not the [`Handle`], so that they end when
 /// the last handle is gone.
 pub(crate) struct Shared {
-    uuid: Uuid,
+    pub(crate) issuer: Arc<Issuer>,
     grants: AtomicU64,
     pub(crate) backend: Arc<dyn DynBackend>,
     pub(crate) settings: Settings,
@@ -95,7 +96,7 @@ impl Drop for Handle {
 
 impl Shared {
     pub(crate) fn next_grant(&self) -> GrantId {
-        GrantId::new(self.uuid, self.grants.fetch_add(1, Ordering::Relaxed))
+        GrantId::new(self.issuer.uuid, self.grants.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -188,8 +189,11 @@ impl LockClient {
         uuid: Uuid,
         runtime: &runtime::Handle,
     ) -> LockClient {
-        let shared = Arc::new(Shared {
-            uuid,
+        let shared = Arc::new_cyclic(|client| Shared {
+            issuer: Arc::new(Issuer {
+                uuid,
+                client: client.clone(),
+            }),
             grants: AtomicU64::new(1),
             backend,
             settings,
@@ -272,7 +276,7 @@ impl LockClient {
     /// a [`Holder`] can be told to be this process, or another one that has said its id.
     #[must_use]
     pub fn id(&self) -> String {
-        self.handle.shared.uuid.to_string()
+        self.handle.shared.issuer.uuid.to_string()
     }
 
     /// How many locks this client holds now.
@@ -413,7 +417,7 @@ async fn read<T>(step: impl Future<Output = Result<T, BackendError>>) -> Result<
 impl fmt::Debug for LockClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockClient")
-            .field("uuid", &self.handle.shared.uuid)
+            .field("uuid", &self.handle.shared.issuer.uuid)
             .field("held", &self.held())
             .field("settings", &self.handle.shared.settings)
             .finish_non_exhaustive()

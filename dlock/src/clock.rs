@@ -5,6 +5,8 @@
 //! does not: the time spent asleep is added, taken from the difference between the boot-time clock and
 //! the monotonic one.
 
+use std::ops::Add;
+use std::sync::OnceLock;
 #[cfg(target_os = "linux")]
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,6 +24,64 @@ pub(crate) async fn sleep_until(deadline: Instant) {
     // A deadline nobody can reach (years away) is still a valid one for the timer wheel.
     let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
     tokio::time::sleep_until(target).await;
+}
+
+/// An instant in half the room: nanoseconds since a day before this process first asked. What was before that is
+/// taken for then, and what is more than five centuries ahead for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    pub(crate) fn of(instant: Instant) -> Moment {
+        let since = instant.into_std().saturating_duration_since(origin());
+        Moment(nanos(since))
+    }
+
+    pub(crate) fn instant(self) -> Instant {
+        Instant::from_std(origin() + Duration::from_nanos(self.0))
+    }
+
+    /// How long it is from an earlier one; nothing if that is later.
+    pub(crate) fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn earlier_by(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_sub(nanos(time)))
+    }
+
+    /// The last one up to it that is a multiple of a time.
+    pub(crate) fn floor(self, grain: Duration) -> Moment {
+        Moment(self.0 - self.0 % nanos(grain).max(1))
+    }
+
+    /// The first one from it on that is a multiple of a time.
+    pub(crate) fn ceil(self, grain: Duration) -> Moment {
+        let floor = self.floor(grain);
+        if floor == self { self } else { floor + grain }
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+
+    fn add(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_add(nanos(time)))
+    }
+}
+
+/// A time in nanoseconds, at most five centuries.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A clock that was paused began before, or was set forward since: those instants are not before this one.
+fn origin() -> std::time::Instant {
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+    *ORIGIN.get_or_init(|| {
+        let now = std::time::Instant::now();
+        now.checked_sub(Duration::from_secs(24 * 60 * 60)).unwrap_or(now)
+    })
 }
 
 /// How long the machine was suspended since this process first asked.
@@ -70,8 +130,6 @@ impl Suspended {
 /// shows.
 #[cfg(target_os = "linux")]
 fn slept_ms() -> u64 {
-    use std::sync::OnceLock;
-
     use rustix::time::ClockId;
 
     static AT_START: OnceLock<i64> = OnceLock::new();
@@ -101,6 +159,26 @@ fn suspended() -> Duration {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moments_are_instants() {
+        let now = now();
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        for instant in [now, now + hour, now - hour, now + Duration::from_nanos(1)] {
+            assert_eq!(Moment::of(instant).instant(), instant);
+        }
+        let moment = Moment::of(now);
+        assert_eq!((moment + second).since(moment), second);
+        assert_eq!(moment.since(moment + second), Duration::ZERO);
+        assert_eq!(moment.earlier_by(second) + second, moment);
+        assert_eq!((moment + second).floor(second), moment.floor(second) + second);
+        assert_eq!(moment.floor(Duration::ZERO), moment);
+        let floor = moment.floor(second);
+        assert_eq!(floor.ceil(second), floor);
+        assert_eq!((floor + Duration::from_nanos(1)).ceil(second), floor + second);
+        // Longer than anybody lives.
+        assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
+    }
 
     #[test]
     fn what_was_slept_is_looked_up_when_the_wall_clock_has_moved_and_never_shrinks() {

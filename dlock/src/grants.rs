@@ -4,21 +4,23 @@
 //! one, and the grant is given back when the last is gone.
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::client::Shared;
+use crate::clock::Moment;
 use crate::guard::HoldState;
 use crate::handover::{Chain, Wanted};
-use crate::under::{Readers, Refused, Under};
+use crate::under::{Refused, Under};
 use crate::waiters::Turn;
 use crate::{LockKey, Loss, clock};
 
@@ -35,40 +37,17 @@ pub(crate) struct Terms {
     pub(crate) lease: Duration,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
-    /// What few ask for.
-    bounds: Option<Box<Bounds>>,
-}
-
-#[derive(Debug)]
-struct Bounds {
-    max_end: Option<Instant>,
-    min_until: Option<Instant>,
-}
-
-impl Terms {
-    pub(crate) fn new(
-        lease: Duration,
-        renewed: bool,
-        max_end: Option<Instant>,
-        min_until: Option<Instant>,
-    ) -> Terms {
-        let bounds = Bounds { max_end, min_until };
-        Terms {
-            lease,
-            renewed,
-            bounds: (max_end.is_some() || min_until.is_some()).then(|| Box::new(bounds)),
-        }
-    }
-
     /// When renewal ends, at the latest.
-    fn max_end(&self) -> Option<Instant> {
-        self.bounds.as_ref()?.max_end
-    }
-
+    pub(crate) max_end: Option<Instant>,
     /// Until when the key stays taken even if the holder is done.
-    fn min_until(&self) -> Option<Instant> {
-        self.bounds.as_ref()?.min_until
-    }
+    pub(crate) min_until: Option<Instant>,
+}
+
+/// Who a grant was given to: a client. It keeps that alive no more than the grant does.
+#[derive(Debug)]
+pub(crate) struct Issuer {
+    pub(crate) uuid: Uuid,
+    pub(crate) client: Weak<Shared>,
 }
 
 /// Ways to be told, made when somebody wants to be.
@@ -115,53 +94,131 @@ impl Drop for FirstEnd {
     }
 }
 
-/// One grant of this process. A service may hold hundreds of thousands: small when nothing special is asked.
+/// One grant of this process. A service may hold hundreds of thousands: what few of them need is apart, and times and
+/// what all of a client have in common take a word each.
 pub(crate) struct Grant {
     pub(crate) kind: Kind,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    /// The watchdog's: a renewal is under way.
+    pub(crate) is_asked: Flag,
     /// How many permits it is; 1 for all other kinds.
-    pub(crate) amount: u32,
+    amount: u32,
     pub(crate) key: LockKey,
-    pub(crate) id: GrantId,
-    pub(crate) client: Weak<Shared>,
-    pub(crate) terms: Terms,
-    /// The write grant under which this one reads, and how that knows it.
-    pub(crate) under: Option<Arc<Under>>,
+    /// The first fencing token.
+    pub(crate) token: u64,
+    /// Its name in the watchdog's books.
+    pub(crate) number: u64,
+    issuer: Arc<Issuer>,
+    /// In nanoseconds.
+    lease: u64,
+    special: Option<Box<Special>>,
     state: Mutex<State>,
 }
 
+/// Looked at and changed under the lock of the watchdog's books.
+#[derive(Debug, Default)]
+pub(crate) struct Flag(AtomicBool);
+
+impl Flag {
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, value: bool) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// What few ask for.
+#[derive(Default)]
+struct Special {
+    /// When renewal ends, at the latest.
+    max_end: Option<Instant>,
+    /// Until when the key stays taken even if the holder is done.
+    min_until: Option<Instant>,
+    /// The write grant under which this one reads, and how that knows it.
+    under: Option<Arc<Under>>,
+}
+
+/// Somebody inside, and since which line.
+type Inside = (u64, &'static Location<'static>);
+
 struct State {
     /// When the store may give the key to somebody else, less the margin.
-    deadline: Instant,
+    deadline: Moment,
     suspect: bool,
     ended: Option<Loss>,
-    signals: Option<Arc<Signals>>,
-    holds: SmallVec<[(u64, &'static Location<'static>); 1]>,
-    /// Those who read under this write grant.
-    readers: Readers,
+    /// One of the holds.
+    hold: Option<Inside>,
+    /// Made when there is something to be kept there.
+    more: Option<Box<More>>,
     chain: Chain,
     /// The turn of those who wait for the key in this process, while they wait for this grant.
     turn: Option<Box<Turn>>,
 }
 
+/// What is rarely there.
+#[derive(Default)]
+struct More {
+    signals: Option<Arc<Signals>>,
+    /// The other holds.
+    holds: SmallVec<[Inside; 2]>,
+    /// Those who read under this write grant.
+    readers: SmallVec<[Inside; 2]>,
+}
+
 impl State {
-    fn new(deadline: Instant, suspect: bool, hold: (u64, &'static Location<'static>), chain: Chain) -> State {
+    fn new(deadline: Moment, suspect: bool, hold: Inside, chain: Chain) -> State {
         State {
             deadline,
             suspect,
             ended: None,
-            signals: None,
-            holds: smallvec![hold],
-            readers: Readers::default(),
+            hold: Some(hold),
+            more: None,
             chain,
             turn: None,
         }
+    }
+
+    fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
+    }
+
+    fn holds(&self) -> impl Iterator<Item = &Inside> {
+        let others = self.more.iter().flat_map(|more| &more.holds);
+        self.hold.iter().chain(others)
+    }
+
+    fn readers(&self) -> impl Iterator<Item = &Inside> {
+        self.more.iter().flat_map(|more| &more.readers)
+    }
+
+    fn remove_hold(&mut self, hold: u64) {
+        if self.hold.is_some_and(|(id, _)| id == hold) {
+            self.hold = None;
+        } else if let Some(more) = &mut self.more {
+            more.holds.retain(|(id, _)| *id != hold);
+        }
+    }
+
+    /// Whether it was there.
+    fn remove_reader(&mut self, reader: u64) -> bool {
+        let Some(more) = &mut self.more else { return false };
+        let before = more.readers.len();
+        more.readers.retain(|(id, _)| *id != reader);
+        more.readers.len() < before
+    }
+
+    fn signals(&self) -> Option<Arc<Signals>> {
+        self.more.as_ref()?.signals.clone()
     }
 }
 
 impl State {
     /// Where somebody came in who is not around the asker.
     fn sibling(&self, around: impl Fn(u64) -> bool) -> Option<&'static Location<'static>> {
-        let mut inside = self.holds.iter().chain(self.readers.iter());
+        let mut inside = self.holds().chain(self.readers());
         inside.find(|(id, _)| !around(*id)).map(|(_, line)| *line)
     }
 }
@@ -176,87 +233,136 @@ pub(crate) enum Entry {
     Lost(Loss),
 }
 
+/// What the store has granted, by a step sent at `sent`, for `lease` from then on.
+pub(crate) struct Granted {
+    pub(crate) kind: Kind,
+    pub(crate) amount: u32,
+    pub(crate) key: LockKey,
+    pub(crate) number: u64,
+    /// The first fencing token.
+    pub(crate) token: u64,
+    pub(crate) sent: Instant,
+    pub(crate) lease: Duration,
+    pub(crate) chain: Chain,
+    pub(crate) under: Option<Arc<Under>>,
+}
+
 impl Grant {
-    #[allow(clippy::too_many_arguments, reason = "one constructor, called at one place")]
-    pub(crate) fn new(
-        kind: Kind,
-        amount: u32,
-        key: LockKey,
-        id: GrantId,
-        client: &Arc<Shared>,
-        terms: Terms,
-        sent: Instant,
-        lease: Duration,
-        hold: u64,
-        by: &'static Location<'static>,
-        chain: Chain,
-    ) -> Grant {
-        let state = State::new(sent + lease - margin(lease), false, (hold, by), chain);
-        Grant {
+    pub(crate) fn new(what: Granted, issuer: &Arc<Issuer>, terms: Terms, hold: Inside) -> Grant {
+        let Granted {
             kind,
             amount,
             key,
-            id,
-            client: Arc::downgrade(client),
-            terms,
-            under: None,
-            state: Mutex::new(state),
+            number,
+            token,
+            sent,
+            lease,
+            chain,
+            under,
+        } = what;
+        let deadline = Moment::of(sent + lease - margin(lease));
+        let (max_end, min_until) = (terms.max_end, terms.min_until);
+        let is_special = max_end.is_some() || min_until.is_some() || under.is_some();
+        let special = Special {
+            max_end,
+            min_until,
+            under,
+        };
+        Grant {
+            kind,
+            renewed: terms.renewed,
+            is_asked: Flag::default(),
+            amount,
+            key,
+            token,
+            number,
+            issuer: issuer.clone(),
+            lease: clock::nanos(terms.lease),
+            special: is_special.then(|| Box::new(special)),
+            state: Mutex::new(State::new(deadline, false, hold, chain)),
         }
     }
 
-    /// The same as a read under a write grant.
-    pub(crate) fn reading_under(self, under: Option<Arc<Under>>) -> Grant {
-        Grant { under, ..self }
-    }
-
-    /// The grant as the next holder in this process has it, with its hold and its fencing token. To the
-    /// store, and in the watchdog's books, it is the same.
-    pub(crate) fn heir(&self, wanted: &Wanted, by: &'static Location<'static>) -> (Grant, u64, u64) {
+    /// The grant as the next holder in this process has it, with its hold. To the store, and in the watchdog's books,
+    /// it is the same.
+    pub(crate) fn heir(&self, wanted: &Wanted, by: &'static Location<'static>) -> (Grant, u64) {
         let hold = next_id();
         let state = self.state.lock();
-        let (chain, token) = state.chain.step(wanted.handovers);
+        let chain = state.chain.step(wanted.handovers);
         let state = State::new(state.deadline, state.suspect, (hold, by), chain);
+        let max_end = wanted.max_hold.map(|d| clock::now() + d);
         let grant = Grant {
             kind: self.kind,
+            renewed: self.renewed,
+            is_asked: Flag::default(),
             amount: self.amount,
             key: self.key.clone(),
-            id: self.id,
-            client: self.client.clone(),
-            terms: Terms::new(
-                self.terms.lease,
-                self.terms.renewed,
-                wanted.max_hold.map(|d| clock::now() + d),
-                None,
-            ),
-            under: None,
+            // The next of the reserved ones.
+            token: self.token.saturating_add(1),
+            number: self.number,
+            issuer: self.issuer.clone(),
+            lease: self.lease,
+            special: max_end.is_some().then(|| {
+                Box::new(Special {
+                    max_end,
+                    ..Special::default()
+                })
+            }),
             state: Mutex::new(state),
         };
-        (grant, hold, token)
+        (grant, hold)
+    }
+
+    /// The lease that was asked for.
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_nanos(self.lease)
+    }
+
+    /// What the store knows it by.
+    pub(crate) fn id(&self) -> GrantId {
+        GrantId::new(self.issuer.uuid, self.number)
+    }
+
+    /// The client that it was given to.
+    pub(crate) fn client(&self) -> &Weak<Shared> {
+        &self.issuer.client
+    }
+
+    fn max_end(&self) -> Option<Instant> {
+        self.special.as_ref()?.max_end
+    }
+
+    fn min_until(&self) -> Option<Instant> {
+        self.special.as_ref()?.min_until
+    }
+
+    fn under(&self) -> Option<&Arc<Under>> {
+        self.special.as_ref()?.under.as_ref()
     }
 
     /// Whether the grant can ever be handed on, if it is left in time.
     pub(crate) fn can_be_handed_on(&self) -> bool {
-        self.terms.renewed && self.state.lock().chain.is_open(clock::now())
+        self.renewed && self.state.lock().chain.is_open(clock::now())
     }
 
     /// Whether the grant, which nobody here holds any more, may be handed on: it is renewed, past its
     /// `min_hold`, free of doubt, and has a third of its lease left.
     pub(crate) fn may_be_handed_on(&self) -> bool {
-        let Terms { lease, renewed, .. } = self.terms;
-        if !renewed {
+        if !self.renewed {
             return false;
         }
-        let now = clock::now();
+        let (now, lease) = (clock::now(), self.lease());
         // Close to its end a renewal may be under way that asks for less than the lease.
-        if self.terms.min_until().is_some_and(|until| now < until)
-            || self.terms.max_end().is_some_and(|end| end < now + lease)
+        if self.min_until().is_some_and(|until| now < until)
+            || self.max_end().is_some_and(|end| end < now + lease)
         {
             return false;
         }
         let state = self.state.lock();
         // Those who read under it go on, and keep a writer out.
-        let alone = state.readers.is_empty();
-        alone && state.chain.is_open(now) && !state.suspect && state.deadline >= now + lease / 3
+        let alone = state.readers().next().is_none();
+        let lasts = state.deadline >= Moment::of(now + lease / 3);
+        alone && lasts && !state.suspect && state.chain.is_open(now)
     }
 
     /// Keeps the turn until the grant ends; passes it on if it has.
@@ -274,14 +380,9 @@ impl Grant {
         self.state.lock().turn.take()
     }
 
-    /// The grant's name in the watchdog's books.
-    pub(crate) fn number(&self) -> u64 {
-        self.id.number()
-    }
-
     /// Whether this hold is still there.
     pub(crate) fn has(&self, hold: u64) -> bool {
-        self.state.lock().holds.iter().any(|(id, _)| *id == hold)
+        self.state.lock().holds().any(|(id, _)| *id == hold)
     }
 
     /// One hold more, if everybody inside is around the asker. Readers do not mind each other.
@@ -289,7 +390,7 @@ impl Grant {
         if let HoldState::Lost(loss) = self.status() {
             return Entry::Lost(loss);
         }
-        let id = match &self.under {
+        let id = match self.under() {
             None => next_id(),
             Some(under) => match under.enter(&around, by) {
                 Entry::Entered(id) => id,
@@ -303,7 +404,7 @@ impl Grant {
             None => state.sibling(around).map(Entry::Sibling),
         };
         let Some(refused) = refused else {
-            state.holds.push((id, by));
+            state.more().holds.push((id, by));
             return Entry::Entered(id);
         };
         drop(state);
@@ -325,48 +426,48 @@ impl Grant {
         if let Some(loss) = state.ended {
             return Err(Refused::Lost(loss));
         }
-        if let Some((_, line)) = state.holds.iter().find(|(id, _)| !around(*id)) {
+        if let Some((_, line)) = state.holds().find(|(id, _)| !around(*id)) {
             return Err(Refused::Sibling(line));
         }
         let id = next_id();
-        state.readers.add(id, by);
+        state.more().readers.push((id, by));
         // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
         state.chain.close();
-        Ok((id, state.holds.iter().map(|(id, _)| *id).collect()))
+        Ok((id, state.holds().map(|(id, _)| *id).collect()))
     }
 
     /// One who read under this write grant has left.
     pub(crate) fn dismiss(&self, reader: u64) {
         let mut state = self.state.lock();
-        if state.readers.remove(reader) {
-            let signals = state.signals.clone();
+        if state.remove_reader(reader) {
+            let signals = state.signals();
             drop(state);
             tell(signals, false);
         }
     }
 
     fn left_from_under(&self, hold: u64) {
-        if let Some(under) = &self.under {
+        if let Some(under) = self.under() {
             under.write.dismiss(hold);
         }
     }
 
     /// Whom an asker has to wait for who may not enter yet: the grant itself, or the one it reads under.
     pub(crate) fn arbiter(self: &Arc<Grant>) -> &Arc<Grant> {
-        self.under.as_ref().map_or(self, |under| &under.write)
+        self.under().map_or(self, |under| &under.write)
     }
 
     /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
     pub(crate) fn leave(&self, hold: u64) -> Option<Option<Loss>> {
         self.status();
         let mut state = self.state.lock();
-        state.holds.retain(|(id, _)| *id != hold);
-        let last = state.holds.is_empty();
+        state.remove_hold(hold);
+        let last = state.holds().next().is_none();
         let before = state.ended;
         if last {
             state.ended.get_or_insert(Loss::Released);
         }
-        let signals = state.signals.clone();
+        let signals = state.signals();
         drop(state);
         // Told already of a loss, perhaps by who calls this from a waker.
         tell(signals, last && before.is_none());
@@ -385,29 +486,30 @@ impl Grant {
 
     /// The same without telling anybody, for callers that hold a lock: whoever is told may call back.
     pub(crate) fn peek(&self) -> HoldState {
-        self.peek_at(clock::now()).0
+        self.peek_at(Moment::of(clock::now())).0
     }
 
     /// The same as of `now`, and when the grant is lost unless it is renewed.
-    pub(crate) fn peek_at(&self, now: Instant) -> (HoldState, Instant) {
+    pub(crate) fn peek_at(&self, now: Moment) -> (HoldState, Moment) {
         let state = self.state.lock();
         (self.judge(&state, now), state.deadline)
     }
 
-    fn judge(&self, state: &State, now: Instant) -> HoldState {
-        if state.ended.is_none() && now >= state.deadline {
-            let loss = match self.terms.max_end() {
-                Some(end) if self.terms.renewed && state.deadline + margin(self.terms.lease) >= end => {
-                    Loss::MaxHold
-                }
-                _ => Loss::Expired,
-            };
-            return HoldState::Lost(loss);
-        }
+    fn judge(&self, state: &State, now: Moment) -> HoldState {
         match state.ended {
             Some(loss) => HoldState::Lost(loss),
+            None if now >= state.deadline => HoldState::Lost(self.run_out(state.deadline)),
             None if state.suspect => HoldState::Suspect,
             None => HoldState::Held,
+        }
+    }
+
+    /// Why the lease has run out.
+    fn run_out(&self, deadline: Moment) -> Loss {
+        let last = deadline + margin(self.lease());
+        match self.max_end() {
+            Some(end) if self.renewed && last >= Moment::of(end) => Loss::MaxHold,
+            _ => Loss::Expired,
         }
     }
 
@@ -416,9 +518,9 @@ impl Grant {
         let mut state = self.state.lock();
         if state.ended.is_none() {
             state.ended = Some(loss);
-            let (signals, turn) = (state.signals.clone(), state.turn.take());
+            let (signals, turn) = (state.signals(), state.turn.take());
             drop(state);
-            tracing::warn!(key = %self.key, grant = %self.id, %loss, "a lock was lost");
+            tracing::warn!(key = %self.key, grant = %self.id(), %loss, "a lock was lost");
             crate::telemetry::lost(loss);
             tell(signals, true);
             // Who waits here looks at the store now.
@@ -442,7 +544,7 @@ impl Grant {
 
     fn signals(&self) -> (Arc<Signals>, bool) {
         let mut state = self.state.lock();
-        let signals = state.signals.get_or_insert_default().clone();
+        let signals = state.more().signals.get_or_insert_default().clone();
         (signals, state.ended.is_some())
     }
 
@@ -456,14 +558,14 @@ impl Grant {
 
     /// What is missing to `min_hold` yet.
     pub(crate) fn min_hold_left(&self) -> Duration {
-        self.terms.min_until().map_or(Duration::ZERO, |until| {
+        self.min_until().map_or(Duration::ZERO, |until| {
             until.saturating_duration_since(clock::now())
         })
     }
 
     /// What is left to `max_hold`, where there is one.
     pub(crate) fn max_hold_left(&self) -> Option<Duration> {
-        let end = self.terms.max_end()?;
+        let end = self.max_end()?;
         Some(end.saturating_duration_since(clock::now()))
     }
 
@@ -472,7 +574,7 @@ impl Grant {
         ReleaseRequest {
             kind: self.kind,
             key: self.key.clone(),
-            grant: self.id,
+            grant: self.id(),
             keep_for: self.min_hold_left(),
             amount: self.amount,
         }
@@ -480,24 +582,19 @@ impl Grant {
 
     /// When the grant is lost unless it is renewed.
     pub(crate) fn deadline(&self) -> Instant {
-        self.state.lock().deadline
+        self.state.lock().deadline.instant()
     }
 
     /// The lease that a renewal sent now asks for: what the lease always is, as far as `max_hold` allows,
     /// or what is left of it where it is fixed. `None` when nothing is to be had.
     pub(crate) fn next_lease(&self, now: Instant) -> Option<Duration> {
-        let lease = if self.terms.renewed {
-            let left = self
-                .terms
-                .max_end()
-                .map_or(Duration::MAX, |end| end.saturating_duration_since(now));
-            let least = self
-                .terms
-                .min_until()
-                .map_or(Duration::ZERO, |t| t.saturating_duration_since(now));
-            self.terms.lease.max(least).min(left)
+        let lease = if self.renewed {
+            let left = |end: Instant| end.saturating_duration_since(now);
+            let most = self.max_end().map_or(Duration::MAX, left);
+            let least = self.min_until().map_or(Duration::ZERO, left);
+            self.lease().max(least).min(most)
         } else {
-            (self.deadline() + margin(self.terms.lease)).saturating_duration_since(now)
+            (self.deadline() + margin(self.lease())).saturating_duration_since(now)
         };
         (lease > margin(lease)).then_some(lease)
     }
@@ -512,7 +609,7 @@ impl Grant {
         RenewRequest {
             kind: self.kind,
             key: self.key.clone(),
-            grant: self.id,
+            grant: self.id(),
             lease,
             amount: self.amount,
         }
@@ -520,21 +617,31 @@ impl Grant {
 
     /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too
     /// late: what had expired before the answer came stays lost. It ends no doubt that is newer than the question.
-    pub(crate) fn renewed(&self, now: Instant, sent: Instant, lease: Duration, ends_doubt: bool) {
+    /// Answers when the grant is lost unless it is renewed.
+    pub(crate) fn renewed(
+        &self,
+        now: Moment,
+        sent: Moment,
+        lease: Duration,
+        ends_doubt: bool,
+    ) -> Result<Moment, Loss> {
         let mut state = self.state.lock();
-        if now >= state.deadline {
-            return;
+        match self.judge(&state, now) {
+            HoldState::Lost(Loss::Released) => return Ok(state.deadline),
+            HoldState::Lost(loss) => return Err(loss),
+            HoldState::Held | HoldState::Suspect => {}
         }
         state.suspect &= !ends_doubt;
-        let deadline = sent + lease - margin(lease);
+        let deadline = sent + (lease - margin(lease));
         // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
         // the wire in whole milliseconds.
-        if self.terms.renewed {
+        if self.renewed {
             // An answer may come after that of a later question.
             state.deadline = state.deadline.max(deadline);
         } else {
             state.deadline = state.deadline.min(deadline + margin(lease));
         }
+        Ok(state.deadline)
     }
 
     /// The store has not confirmed the grant when it should have. Whether that is new.
@@ -545,7 +652,7 @@ impl Grant {
 
     /// Says so, for callers that hold no lock.
     pub(crate) fn tell_suspect(&self) {
-        tracing::warn!(key = %self.key, grant = %self.id, "a lock could not be confirmed, its lease still runs");
+        tracing::warn!(key = %self.key, grant = %self.id(), "a lock could not be confirmed, its lease still runs");
     }
 }
 
@@ -553,8 +660,9 @@ impl std::fmt::Debug for Grant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Grant")
             .field("key", &self.key)
-            .field("id", &self.id)
-            .field("terms", &self.terms)
+            .field("id", &self.id())
+            .field("lease", &self.lease())
+            .field("renewed", &self.renewed)
             .finish_non_exhaustive()
     }
 }

@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::Handle;
 use crate::grants::{Entry, Grant};
-use crate::held::Member;
 use crate::release::ReleaseOutcome;
 use crate::scope::{self, HoldRef};
 use crate::waiters::Turn;
@@ -82,7 +81,7 @@ impl LockGuard {
     /// Re-entered guards share the token of the outermost one.
     #[must_use]
     pub fn fencing_token(&self) -> u64 {
-        self.hold.token
+        self.grant().token
     }
 
     /// The name of the lock.
@@ -113,7 +112,7 @@ impl LockGuard {
     /// Whether the watchdog renews the lease; not so for one fixed by [`Lock::lease`](crate::Lock::lease).
     #[must_use]
     pub fn is_renewed(&self) -> bool {
-        self.grant().terms.renewed
+        self.grant().renewed
     }
 
     /// Waits until the lock is lost and tells why; immediately when it is. The future keeps nothing alive:
@@ -148,7 +147,7 @@ impl LockGuard {
     /// A view of this hold: cloneable, and keeping nothing alive.
     #[must_use]
     pub fn held(&self) -> Held {
-        Held::new(self.grant().clone(), self.hold.token)
+        Held::new(self.grant().clone())
     }
 
     /// A second guard of the same lock, without asking the store. The lock is given back when the last of
@@ -163,7 +162,6 @@ impl LockGuard {
             Entry::Entered(id) => {
                 let hold = HoldRef {
                     id,
-                    token: self.hold.token,
                     grant: self.grant().clone(),
                 };
                 Ok(LockGuard::new(hold, self.handle.clone()))
@@ -223,19 +221,11 @@ impl LockGuard {
         &self.hold
     }
 
-    /// The same, for views of several.
-    pub(crate) fn member(&self) -> Member {
-        Member {
-            grant: self.grant().clone(),
-            token: self.hold.token,
-        }
-    }
-
     /// Ends the hold here and leaves the store as it is: nothing is renewed or given back any more.
     pub(crate) fn leave_taken(self) {
         let grant = self.grant();
         if grant.leave(self.hold.id).is_some() {
-            self.handle.shared().registry.remove(grant.number());
+            self.handle.shared().registry.remove(grant.number);
         }
     }
 
@@ -274,7 +264,7 @@ impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockGuard")
             .field("key", self.key())
-            .field("fencing_token", &self.hold.token)
+            .field("fencing_token", &self.fencing_token())
             .field("state", &self.state())
             .finish_non_exhaustive()
     }

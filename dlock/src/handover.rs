@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::backend::{Kind, Watch};
 use crate::client::Handle;
+use crate::clock::Moment;
 use crate::courtesy::After;
 use crate::grants::Grant;
 use crate::guard::LockGuard;
@@ -45,11 +46,9 @@ pub(crate) struct Wanted {
 /// How far a grant may be handed on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chain {
-    /// The next of the reserved tokens.
-    next_token: u64,
-    /// Hand-overs that are left, and until when.
+    /// Hand-overs that are left, and until when: there is a reserved token for each, one after the other.
     left: u32,
-    until: Instant,
+    until: Moment,
 }
 
 impl Chain {
@@ -58,25 +57,24 @@ impl Chain {
         let now = clock::now();
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
         Chain {
-            next_token: first.saturating_add(1),
             left: if kind.is_handed_on() {
                 handovers.min(tokens)
             } else {
                 0
             },
-            until: now + courtesy::some_round_trips(sent, now, SLICE),
+            until: Moment::of(now + courtesy::some_round_trips(sent, now, SLICE)),
         }
     }
 
     /// Whether anything can be handed on at all.
-    pub(crate) fn is_open(&self, now: Instant) -> bool {
-        self.left > 0 && now < self.until
+    pub(crate) fn is_open(self, now: Instant) -> bool {
+        self.left > 0 && Moment::of(now) < self.until
     }
 
     /// Whether it came from the store so short a time ago that who waited for it may still be counted among those
     /// who listen.
-    pub(crate) fn is_young(&self, now: Instant) -> bool {
-        now + SLICE < self.until + YOUNG
+    pub(crate) fn is_young(self, now: Instant) -> bool {
+        Moment::of(now) + SLICE < self.until + YOUNG
     }
 
     /// Nothing is handed on any more: the next token has to come from the store.
@@ -84,14 +82,12 @@ impl Chain {
         self.left = 0;
     }
 
-    /// The chain after a hand-over to one who hands on at most so many times, and the token of that.
-    pub(crate) fn step(self, most: u32) -> (Chain, u64) {
-        let chain = Chain {
-            next_token: self.next_token + 1,
+    /// The chain after a hand-over to one who hands on at most so many times.
+    pub(crate) fn step(self, most: u32) -> Chain {
+        Chain {
             left: (self.left - 1).min(most),
             ..self
-        };
-        (chain, self.next_token)
+        }
     }
 }
 
@@ -134,7 +130,7 @@ fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Tur
     if shared.closing.is_cancelled() || !grant.may_be_handed_on() {
         return false;
     }
-    let fits = |wanted: &Wanted| wanted.lease == grant.terms.lease;
+    let fits = |wanted: &Wanted| wanted.lease == grant.lease();
     let next = match turn {
         Some(turn) => turn.heir(fits),
         // Where the store has a queue, who is next in that may be somebody else.
@@ -168,11 +164,10 @@ fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Tur
 fn heir(grant: &Arc<Grant>, seat: &Seat) -> Option<(Arc<Grant>, HoldRef)> {
     let wanted = seat.wanted?;
     let by: &'static Location<'static> = seat.by;
-    let (heir, id, token) = grant.heir(&wanted, by);
+    let (heir, id) = grant.heir(&wanted, by);
     let grant = Arc::new(heir);
     let hold = HoldRef {
         id,
-        token,
         grant: grant.clone(),
     };
     Some((grant, hold))

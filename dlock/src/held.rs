@@ -27,28 +27,21 @@ pub struct Held {
 
 #[derive(Clone)]
 enum Of {
-    One(Member),
+    One(Arc<Grant>),
     All(Arc<Members>),
-}
-
-/// One lock that is held, with the token of the hold.
-#[derive(Clone)]
-pub(crate) struct Member {
-    pub(crate) grant: Arc<Grant>,
-    pub(crate) token: u64,
 }
 
 /// Several locks that are held together.
 pub(crate) struct Members {
-    first: Member,
+    first: Arc<Grant>,
     /// All of them, the first too.
-    all: Box<[Member]>,
+    all: Box<[Arc<Grant>]>,
     /// Made when somebody wants to be told.
     end: OnceLock<Arc<FirstEnd>>,
 }
 
 impl Members {
-    pub(crate) fn new(first: Member, others: impl Iterator<Item = Member>) -> Members {
+    pub(crate) fn new(first: Arc<Grant>, others: impl Iterator<Item = Arc<Grant>>) -> Members {
         Members {
             all: [first.clone()].into_iter().chain(others).collect(),
             first,
@@ -58,16 +51,14 @@ impl Members {
 
     /// Cancelled when the first of them has ended.
     fn over(&self) -> CancellationToken {
-        let grants = || self.all.iter().map(|member| &*member.grant);
+        let grants = || self.all.iter().map(|grant| &**grant);
         self.end.get_or_init(|| FirstEnd::of(grants())).token()
     }
 }
 
 impl Held {
-    pub(crate) fn new(grant: Arc<Grant>, token: u64) -> Held {
-        Held {
-            of: Of::One(Member { grant, token }),
-        }
+    pub(crate) fn new(grant: Arc<Grant>) -> Held {
+        Held { of: Of::One(grant) }
     }
 
     /// A view of several.
@@ -83,16 +74,16 @@ impl Held {
         }
     }
 
-    fn first(&self) -> &Member {
+    fn first(&self) -> &Arc<Grant> {
         match &self.of {
-            Of::One(member) => member,
+            Of::One(grant) => grant,
             Of::All(members) => &members.first,
         }
     }
 
-    fn each(&self) -> &[Member] {
+    fn each(&self) -> &[Arc<Grant>] {
         match &self.of {
-            Of::One(member) => std::slice::from_ref(member),
+            Of::One(grant) => std::slice::from_ref(grant),
             Of::All(members) => &members.all,
         }
     }
@@ -108,20 +99,20 @@ impl Held {
     #[must_use]
     pub fn fencing_token_of(&self, key: impl Into<LockKey>) -> Option<u64> {
         let key = key.into();
-        let member = self.each().iter().find(|member| member.grant.key == key);
-        member.map(|member| member.token)
+        let grant = self.each().iter().find(|grant| grant.key == key);
+        grant.map(|grant| grant.token)
     }
 
     /// The name of the lock; of several the first in the order of their names.
     #[must_use]
     pub fn key(&self) -> &LockKey {
-        &self.first().grant.key
+        &self.first().key
     }
 
     /// The names of all locks that this is a view of, in their order: more than one for a
     /// [`MultiLock`](crate::MultiLock).
     pub fn keys(&self) -> impl Iterator<Item = &LockKey> {
-        self.each().iter().map(|member| &member.grant.key)
+        self.each().iter().map(|grant| &grant.key)
     }
 
     /// See [`LockGuard::is_held`](crate::LockGuard::is_held).
@@ -135,8 +126,8 @@ impl Held {
     #[must_use]
     pub fn state(&self) -> HoldState {
         let mut worst = HoldState::Held;
-        for member in self.each() {
-            match member.grant.status() {
+        for grant in self.each() {
+            match grant.status() {
                 HoldState::Held => {}
                 HoldState::Suspect => worst = HoldState::Suspect,
                 lost @ HoldState::Lost(_) => return lost,
@@ -147,8 +138,8 @@ impl Held {
 
     /// Which lock is lost, and why; `None` while all is held.
     pub(crate) fn loss(&self) -> Option<(LockKey, Loss)> {
-        self.each().iter().find_map(|member| match member.grant.status() {
-            HoldState::Lost(loss) => Some((member.grant.key.clone(), loss)),
+        self.each().iter().find_map(|grant| match grant.status() {
+            HoldState::Lost(loss) => Some((grant.key.clone(), loss)),
             _ => None,
         })
     }
@@ -156,14 +147,14 @@ impl Held {
     /// See [`LockGuard::remaining`](crate::LockGuard::remaining). Of several locks it is the shortest.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        let all = self.each().iter().map(|member| member.grant.remaining());
+        let all = self.each().iter().map(|grant| grant.remaining());
         all.min().unwrap_or_default()
     }
 
     /// See [`LockGuard::is_renewed`](crate::LockGuard::is_renewed).
     #[must_use]
     pub fn is_renewed(&self) -> bool {
-        self.each().iter().all(|member| member.grant.terms.renewed)
+        self.each().iter().all(|grant| grant.renewed)
     }
 
     /// See [`LockGuard::lost`](crate::LockGuard::lost).
@@ -187,7 +178,7 @@ impl Held {
 
     fn over(&self) -> CancellationToken {
         match &self.of {
-            Of::One(member) => member.grant.over(),
+            Of::One(grant) => grant.over(),
             Of::All(members) => members.over(),
         }
     }
@@ -205,9 +196,9 @@ impl Held {
     /// As for [`LockGuard::ensure`](crate::LockGuard::ensure).
     pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
         match &self.of {
-            Of::One(member) => member.ensure(at_least).await,
+            Of::One(grant) => ensure(grant, at_least).await,
             Of::All(members) => {
-                let all = members.all.iter().map(|member| member.ensure(at_least));
+                let all = members.all.iter().map(|grant| ensure(grant, at_least));
                 let outcomes = join_all(all).await;
                 // Also if one was lost while another one was asked for.
                 match self.loss() {
@@ -233,38 +224,35 @@ impl Held {
     }
 }
 
-impl Member {
-    async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
-        let grant = &self.grant;
-        let key = &grant.key;
-        match grant.status() {
-            HoldState::Lost(loss) => {
-                return Err(Error::Lost {
-                    key: key.clone(),
-                    loss,
-                });
-            }
-            HoldState::Held if grant.remaining() >= at_least => return Ok(()),
-            _ => {}
-        }
-        let Some(client) = grant.client.upgrade() else {
-            return Err(Error::ClientClosed);
-        };
-        client.renew_one(grant).await?;
-        match grant.status() {
-            HoldState::Lost(loss) => Err(Error::Lost {
+async fn ensure(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {
+    let key = &grant.key;
+    match grant.status() {
+        HoldState::Lost(loss) => {
+            return Err(Error::Lost {
                 key: key.clone(),
                 loss,
-            }),
-            _ if grant.remaining() >= at_least => Ok(()),
-            _ => Err(Error::InvalidOption {
-                option: "ensure",
-                reason: format!(
-                    "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {:?}",
-                    grant.remaining()
-                ),
-            }),
+            });
         }
+        HoldState::Held if grant.remaining() >= at_least => return Ok(()),
+        _ => {}
+    }
+    let Some(client) = grant.client().upgrade() else {
+        return Err(Error::ClientClosed);
+    };
+    client.renew_one(grant).await?;
+    match grant.status() {
+        HoldState::Lost(loss) => Err(Error::Lost {
+            key: key.clone(),
+            loss,
+        }),
+        _ if grant.remaining() >= at_least => Ok(()),
+        _ => Err(Error::InvalidOption {
+            option: "ensure",
+            reason: format!(
+                "the lease of lock \"{key}\" cannot be made to last {at_least:?}, it has {:?}",
+                grant.remaining()
+            ),
+        }),
     }
 }
 
@@ -272,7 +260,7 @@ impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("Held");
         match &self.of {
-            Of::One(member) => all.field("key", self.key()).field("fencing_token", &member.token),
+            Of::One(grant) => all.field("key", self.key()).field("fencing_token", &grant.token),
             Of::All(_) => all.field("keys", &self.keys().collect::<Vec<_>>()),
         };
         all.field("state", &self.state()).finish()

@@ -9,6 +9,8 @@ use crate::Error;
 /// The longest name of a lock, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 
+const BRACES: [char; 2] = ['{', '}'];
+
 /// The name of a lock.
 ///
 /// Anything that is a string converts into one, so functions that take `impl Into<LockKey>` take
@@ -32,8 +34,15 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// Two keys are equal when their names are, raw or not: they are the same lock.
 #[derive(Clone)]
 pub struct LockKey {
-    name: Arc<str>,
-    raw: bool,
+    name: Name,
+}
+
+/// In two words: every hold has one.
+#[derive(Clone)]
+enum Name {
+    Plain(Arc<str>),
+    /// With braces on purpose.
+    Raw(Arc<Box<str>>),
 }
 
 impl LockKey {
@@ -51,21 +60,36 @@ impl LockKey {
     /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several
     /// locks into one Cluster slot. The other rules hold. Do not make such names from user input.
     pub fn raw(name: impl Into<String>) -> LockKey {
+        let name = name.into();
+        // Without a brace it is like any other.
+        if !name.contains(BRACES) {
+            return name.into();
+        }
         LockKey {
-            name: name.into().into(),
-            raw: true,
+            name: Name::Raw(Arc::new(name.into())),
         }
     }
 
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.name
+        match &self.name {
+            Name::Plain(name) => name,
+            Name::Raw(name) => name,
+        }
     }
 
+    /// The name alone, which is not copied but for a raw one.
     #[cfg(feature = "redis")]
-    pub(crate) fn shared(&self) -> Arc<str> {
-        self.name.clone()
+    pub(crate) fn into_shared(self) -> Arc<str> {
+        match self.name {
+            Name::Plain(name) => name,
+            Name::Raw(name) => (**name).into(),
+        }
+    }
+
+    fn is_raw(&self) -> bool {
+        matches!(self.name, Name::Raw(_))
     }
 
     /// Whether the name keeps the rules.
@@ -74,23 +98,24 @@ impl LockKey {
     ///
     /// [`Error::InvalidKey`], which says which rule is broken and where.
     pub fn check(&self) -> Result<(), Error> {
+        let name = self.as_str();
         // As nearly all are: neither control characters nor braces.
         let plain = |byte: u8| matches!(byte, b' '..=b'z' | b'|' | b'~');
-        let reason = if self.name.is_empty() {
+        let reason = if name.is_empty() {
             "it is empty".to_owned()
-        } else if self.name.len() > MAX_KEY_BYTES {
-            format!("it has {} bytes, {MAX_KEY_BYTES} are the most", self.name.len())
-        } else if self.name.bytes().all(plain) {
+        } else if name.len() > MAX_KEY_BYTES {
+            format!("it has {} bytes, {MAX_KEY_BYTES} are the most", name.len())
+        } else if name.bytes().all(plain) {
             return Ok(());
-        } else if let Some((at, _)) = self.name.char_indices().find(|(_, c)| c.is_control()) {
+        } else if let Some((at, _)) = name.char_indices().find(|(_, c)| c.is_control()) {
             format!("it has a control character at byte {at}")
-        } else if let Some(at) = self.name.find(['{', '}']).filter(|_| !self.raw) {
+        } else if let Some(at) = name.find(BRACES).filter(|_| !self.is_raw()) {
             format!("it has a brace at byte {at} (LockKey::raw lets braces through on purpose)")
         } else {
             return Ok(());
         };
         Err(Error::InvalidKey {
-            key: shortened(&self.name),
+            key: shortened(name),
             reason,
         })
     }
@@ -108,7 +133,7 @@ fn shortened(name: &str) -> String {
 
 impl PartialEq for LockKey {
     fn eq(&self, other: &LockKey) -> bool {
-        self.name == other.name
+        self.as_str() == other.as_str()
     }
 }
 
@@ -116,7 +141,7 @@ impl Eq for LockKey {}
 
 impl std::hash::Hash for LockKey {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
+        self.as_str().hash(state);
     }
 }
 
@@ -128,19 +153,19 @@ impl PartialOrd for LockKey {
 
 impl Ord for LockKey {
     fn cmp(&self, other: &LockKey) -> std::cmp::Ordering {
-        self.name.cmp(&other.name)
+        self.as_str().cmp(other.as_str())
     }
 }
 
 impl fmt::Display for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shortened(&self.name))
+        f.write_str(&shortened(self.as_str()))
     }
 }
 
 impl fmt::Debug for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LockKey({})", shortened(&self.name))
+        write!(f, "LockKey({})", shortened(self.as_str()))
     }
 }
 
@@ -152,10 +177,7 @@ impl AsRef<str> for LockKey {
 
 impl From<&str> for LockKey {
     fn from(name: &str) -> Self {
-        LockKey {
-            name: name.into(),
-            raw: false,
-        }
+        Arc::<str>::from(name).into()
     }
 }
 
@@ -167,10 +189,7 @@ impl From<&&str> for LockKey {
 
 impl From<String> for LockKey {
     fn from(name: String) -> Self {
-        LockKey {
-            name: name.into(),
-            raw: false,
-        }
+        Arc::<str>::from(name).into()
     }
 }
 
@@ -188,7 +207,9 @@ impl From<Cow<'_, str>> for LockKey {
 
 impl From<Arc<str>> for LockKey {
     fn from(name: Arc<str>) -> Self {
-        LockKey { name, raw: false }
+        LockKey {
+            name: Name::Plain(name),
+        }
     }
 }
 
@@ -223,6 +244,12 @@ mod tests {
     fn a_huge_name_makes_no_huge_message() {
         let error = LockKey::new("x".repeat(10_000)).unwrap_err().to_string();
         assert!(error.len() < 300, "{error}");
+    }
+
+    #[test]
+    fn a_name_takes_two_words() {
+        assert_eq!(size_of::<LockKey>(), 2 * size_of::<usize>());
+        assert_eq!(LockKey::raw("a{b}"), LockKey::from("a{b}"));
     }
 
     #[test]

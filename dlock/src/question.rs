@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::acquire::Attempt;
 use crate::backend::{AcquireRequest, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest};
 use crate::client::Handle;
-use crate::grants::{Grant, Terms, next_id};
+use crate::grants::{Grant, Granted, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
 use crate::handover::{self, Chain, Wanted};
 use crate::lock::Options;
@@ -121,7 +121,7 @@ impl Question {
 
     /// The same for a read under a write grant.
     pub(crate) fn reading_under(mut self, under: Arc<Under>) -> Question {
-        self.request.under = Some(under.write.id);
+        self.request.under = Some(under.write.id());
         self.under = Some(under);
         self
     }
@@ -169,35 +169,28 @@ impl Question {
             ..
         } = self;
         let shared = handle.shared();
-        let terms = Terms::new(
-            self.lease,
-            !self.fixed,
-            self.max_hold.map(|d| sent + d),
-            self.min_hold.map(|d| sent + d),
-        );
+        let terms = Terms {
+            lease: self.lease,
+            renewed: !self.fixed,
+            max_end: self.max_hold.map(|d| sent + d),
+            min_until: self.min_hold.map(|d| sent + d),
+        };
         let hold = self.under.as_ref().map_or_else(next_id, |under| under.hold);
-        let kind = request.kind;
-        let grant = Grant::new(
-            kind,
-            request.amount,
-            request.key,
-            request.grant,
-            shared,
-            terms,
+        let what = Granted {
+            kind: request.kind,
+            amount: request.amount,
+            key: request.key,
+            number: request.grant.number(),
+            token: tokens.0,
             sent,
-            request.lease,
-            hold,
-            self.by,
-            Chain::new(kind, self.handovers, tokens, sent),
-        );
-        let grant = Arc::new(grant.reading_under(self.under));
+            lease: request.lease,
+            chain: Chain::new(request.kind, self.handovers, tokens, sent),
+            under: self.under,
+        };
+        let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));
         shared.registry.add(&grant, sent);
         let status = grant.status();
-        let hold = HoldRef {
-            id: hold,
-            token: tokens.0,
-            grant,
-        };
+        let hold = HoldRef { id: hold, grant };
         let guard = LockGuard::new(hold, handle);
         // Dropped where it is lost already, which gives it back.
         match status {

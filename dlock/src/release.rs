@@ -100,7 +100,7 @@ impl Handle {
     /// result is its outcome.
     pub(crate) fn release(&self, grant: Arc<Grant>, told: Option<Told>) -> ReleaseOutcome {
         let shared = self.shared().clone();
-        shared.registry.remove(grant.number());
+        shared.registry.remove(grant.number);
         let until = grant.deadline();
         let request = grant.release_request();
         let last = Arc::new(Mutex::new(None));

@@ -124,7 +124,7 @@ impl LockGuard {
                     reason: format!("lock \"{}\" is held to {}, not to write", write.key, write.kind),
                 });
             }
-            let (renewed, lease) = (write.terms.renewed, write.terms.lease);
+            let (renewed, lease) = (write.renewed, write.lease());
             let options = Options {
                 kind: Kind::Read,
                 lease: (!renewed).then(|| write.remaining()),

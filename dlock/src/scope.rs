@@ -26,7 +26,6 @@ use crate::held::{Held, Members};
 #[derive(Clone)]
 pub(crate) struct HoldRef {
     pub(crate) id: u64,
-    pub(crate) token: u64,
     pub(crate) grant: Arc<Grant>,
 }
 
@@ -106,7 +105,7 @@ impl Scope {
     pub(crate) fn nearest(&self, client: &Arc<Shared>, kind: Kind, key: &LockKey) -> Option<&HoldRef> {
         self.chain.iter().rev().map(|frame| &frame.hold).find(|hold| {
             let grant = &hold.grant;
-            std::ptr::eq(grant.client.as_ptr(), &**client)
+            std::ptr::eq(grant.client().as_ptr(), &**client)
                 && grant.kind == kind
                 && grant.key == *key
                 && grant.has(hold.id)
@@ -153,7 +152,7 @@ pub(crate) fn innermost() -> Option<Held> {
         .find(|Frame { hold, .. }| hold.grant.has(hold.id))
         .map(|Frame { hold, all }| match all {
             Some(all) => Held::of_all(all.clone()),
-            None => Held::new(hold.grant.clone(), hold.token),
+            None => Held::new(hold.grant.clone()),
         })
 }
 

@@ -12,38 +12,6 @@ use smallvec::SmallVec;
 use crate::Loss;
 use crate::grants::{Entry, Grant, next_id};
 
-type Inside = SmallVec<[(u64, &'static Location<'static>); 1]>;
-
-/// Those who read under a write grant, mostly nobody.
-#[derive(Debug, Default)]
-pub(crate) struct Readers(Option<Box<Inside>>);
-
-impl Readers {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &(u64, &'static Location<'static>)> {
-        self.0.iter().flat_map(|inside| inside.iter())
-    }
-
-    pub(crate) fn add(&mut self, reader: u64, by: &'static Location<'static>) {
-        self.0.get_or_insert_default().push((reader, by));
-    }
-
-    /// Whether it was there.
-    pub(crate) fn remove(&mut self, reader: u64) -> bool {
-        let Some(inside) = &mut self.0 else { return false };
-        let before = inside.len();
-        inside.retain(|(id, _)| *id != reader);
-        let removed = inside.len() < before;
-        if inside.is_empty() {
-            self.0 = None;
-        }
-        removed
-    }
-}
-
 /// Why nobody may read under a write grant now.
 pub(crate) enum Refused {
     /// A writer who is not around the asker is inside, since this line.

@@ -4,6 +4,7 @@
 //! about now, per lane and in chunks that do not wait for each other, and parks without any timer when
 //! nothing is held.
 
+mod entries;
 mod schedule;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,22 +18,27 @@ use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use self::schedule::{ByNumber, Moment, Schedule};
+use self::entries::Entries;
+use self::schedule::Schedule;
 use crate::backend::{BackendError, Kind, Lane, Reason, Renewal};
 use crate::client::Shared;
+use crate::clock::{self, Moment};
 use crate::grants::Grant;
 use crate::guard::HoldState;
-use crate::{Error, LockKey, Loss, clock};
+use crate::{Error, LockKey, Loss};
 
 /// Grants in one renewal step.
 const CHUNK: usize = 200;
-/// Renewal steps of one lane that are under way at a time.
-const AT_ONCE: usize = 16;
+/// Renewal steps of one lane that are under way at a time: two that the server has, and the next two.
+const AT_ONCE: usize = 4;
 /// How often readers are looked after at the least, also those whose lease is fixed: Redisson's renewals (every 10 s of a
 /// lease of 30 s, by default) leave the lock no more time than that, whatever others have left.
 const READERS: Duration = Duration::from_secs(10);
 /// The most by which a renewal comes early, to go along with others.
 const EARLIEST: Duration = Duration::from_millis(500);
+
+/// The most by which who waits to hear of a loss hears it late, where many are held.
+const LATEST: Duration = Duration::from_millis(10);
 
 /// The books: every live grant and when it needs attention.
 #[derive(Debug)]
@@ -46,39 +52,37 @@ pub(crate) struct Registry {
 
 #[derive(Debug)]
 struct Books {
-    grants: ByNumber<u64, Entry>,
+    grants: Entries,
     schedule: Schedule,
     /// When the watchdog will look by itself.
     looks_at: Option<Moment>,
     closed: Option<Loss>,
     doubts: Doubts,
-    /// From when on moments are counted.
-    origin: Instant,
 }
 
 /// When lanes came in doubt last. What was asked before that may have been answered by a server that is not there any
 /// more, and heard only now: it confirms nothing.
 #[derive(Debug, Default)]
 struct Doubts {
-    last: Option<Instant>,
+    last: Option<Moment>,
     /// By the lane; `None` stands for all of them.
-    lanes: BTreeMap<Option<Lane>, Instant>,
+    lanes: BTreeMap<Option<Lane>, Moment>,
 }
 
 impl Doubts {
-    fn put(&mut self, lane: Option<Lane>, now: Instant) {
+    fn put(&mut self, lane: Option<Lane>, now: Moment) {
         self.last = Some(now);
         self.lanes.insert(lane, now);
     }
 
     /// Whether the lane of this grant has come in doubt since.
-    fn came_after(&self, grant: &Grant, asked: Instant) -> bool {
+    fn came_after(&self, grant: &Grant, asked: Moment) -> bool {
         // Nearly always none has.
         if self.last.is_none_or(|last| last <= asked) {
             return false;
         }
         let lane = grant
-            .client
+            .client()
             .upgrade()
             .map(|shared| shared.backend.lane(&grant.key));
         let came_after = |lane| self.lanes.get(&lane).is_some_and(|at| *at > asked);
@@ -86,45 +90,33 @@ impl Doubts {
     }
 }
 
-#[derive(Debug)]
-struct Entry {
-    grant: Arc<Grant>,
-    due: Moment,
-    /// A renewal is under way.
-    asked: bool,
-}
-
 impl Books {
-    fn moment(&self, at: Instant) -> Moment {
-        Moment::of(self.origin, at)
-    }
-
     /// Whether there are so many that it pays to renew them in batches that were planned.
     fn are_many(&self) -> bool {
         self.grants.len() >= CHUNK
     }
 
     fn set_due(&mut self, number: u64, due: Moment) {
-        let Some(entry) = self.grants.get_mut(&number).filter(|entry| entry.due != due) else {
+        let Some(entry) = self.grants.get(number).filter(|entry| entry.due.get() != due) else {
             return;
         };
-        let before = std::mem::replace(&mut entry.due, due);
-        self.forget(before);
+        let before = entry.due.replace(due);
         self.schedule.add(due, number);
+        self.forget(before, 1);
     }
 
-    /// One that was due then is not any more.
-    fn forget(&mut self, due: Moment) {
+    /// So many that were due then are not any more.
+    fn forget(&mut self, due: Moment, count: usize) {
         let grants = &self.grants;
-        let is_due = |number| grants.get(&number).is_some_and(|entry| entry.due == due);
-        self.schedule.forget(due, is_due);
+        let is_due = |number| grants.get(number).is_some_and(|entry| entry.due.get() == due);
+        self.schedule.forget(due, count, is_due);
     }
 
     fn remove(&mut self, number: u64) -> bool {
-        let Some(entry) = self.grants.remove(&number) else {
+        let Some(entry) = self.grants.remove(number) else {
             return false;
         };
-        self.forget(entry.due);
+        self.forget(entry.due.get(), 1);
         true
     }
 }
@@ -133,12 +125,11 @@ impl Default for Registry {
     fn default() -> Registry {
         Registry {
             books: Mutex::new(Books {
-                grants: ByNumber::default(),
+                grants: Entries::default(),
                 schedule: Schedule::default(),
                 looks_at: None,
                 closed: None,
                 doubts: Doubts::default(),
-                origin: clock::now(),
             }),
             sooner: Notify::new(),
             emptied: Notify::new(),
@@ -149,28 +140,21 @@ impl Default for Registry {
 impl Registry {
     /// Enters a grant that was just given, by a step sent at `sent`.
     pub(crate) fn add(&self, grant: &Arc<Grant>, sent: Instant) {
-        let due = next_due(grant, sent);
+        let sent = Moment::of(sent);
+        let due = next_due(grant, sent, Moment::of(grant.deadline()));
         let mut books = self.books.lock();
         let old = books.doubts.came_after(grant, sent);
         let due = match old {
-            true => clock::now(),
-            false => spread(&books, grant, due, 2),
+            true => Moment::of(clock::now()),
+            false => spread(books.are_many(), grant, due, 2),
         };
-        let due = books.moment(due);
         let doubted = old && grant.suspect();
         if let Some(loss) = books.closed {
             drop(books);
             return grant.lose(loss);
         }
-        books.grants.insert(
-            grant.number(),
-            Entry {
-                grant: grant.clone(),
-                due,
-                asked: false,
-            },
-        );
-        books.schedule.add(due, grant.number());
+        books.grants.insert(grant.clone(), due);
+        books.schedule.add(due, grant.number);
         let sooner = books.looks_at.is_none_or(|at| due < at);
         drop(books);
         if doubted {
@@ -184,10 +168,12 @@ impl Registry {
     /// Puts another grant in the place of the one it is the heir of. `false` when that is not there any more.
     pub(crate) fn replace(&self, heir: &Arc<Grant>) -> bool {
         let mut books = self.books.lock();
-        let Some(entry) = books.grants.get_mut(&heir.number()) else {
+        let Some(entry) = books.grants.get(heir.number) else {
             return false;
         };
-        entry.grant = heir.clone();
+        heir.is_asked.set(entry.grant.is_asked.get());
+        let due = entry.due.get();
+        books.grants.insert(heir.clone(), due);
         true
     }
 
@@ -222,7 +208,7 @@ impl Registry {
         let mut books = self.books.lock();
         books.closed.get_or_insert(loss);
         books.schedule.clear();
-        let grants: Vec<_> = books.grants.drain().map(|(_, entry)| entry.grant).collect();
+        let grants: Vec<_> = books.grants.drain().collect();
         drop(books);
         for grant in &grants {
             grant.lose(loss);
@@ -236,12 +222,12 @@ impl Registry {
         let mut books = self.books.lock();
         let grants: Vec<_> = books
             .grants
-            .values()
-            .map(|entry| entry.grant.clone())
+            .grants()
             .filter(|grant| grant.key == *key)
+            .cloned()
             .collect();
         for grant in &grants {
-            books.remove(grant.number());
+            books.remove(grant.number);
         }
         let emptied = books.grants.is_empty();
         // Whoever is told of a loss may call back, so nobody is told under the lock, here and below.
@@ -254,30 +240,28 @@ impl Registry {
         }
     }
 
-    /// Whose renewal is due about now; whatever else is due is dealt with here.
-    fn collect(&self, now: Instant) -> Vec<Arc<Grant>> {
+    /// Whose renewal is due about now, in which lane; whatever else is due is dealt with here.
+    fn collect(&self, now: Instant, lane_of: impl Fn(&LockKey) -> Lane) -> Vec<(Lane, u64)> {
         let mut books = self.books.lock();
+        let Books { grants, schedule, .. } = &mut *books;
         // Many are due together anyway; a few go along with the first of them.
-        let early = if books.are_many() {
-            Duration::ZERO
-        } else {
-            EARLIEST
-        };
-        let (last, origin) = (books.moment(now + early), books.origin);
+        let many = grants.len() >= CHUNK;
+        let early = if many { Duration::ZERO } else { EARLIEST };
+        let now = Moment::of(now);
         let (mut renew, mut over, mut later) = (Vec::new(), Vec::new(), Vec::new());
-        while let Some((due, numbers)) = books.schedule.take(last) {
+        while let Some((due, numbers)) = schedule.take(now + early) {
             for number in numbers {
-                let Some(entry) = books.grants.get_mut(&number).filter(|entry| entry.due == due) else {
+                let Some(entry) = grants.get(number).filter(|entry| entry.due.get() == due) else {
                     continue;
                 };
                 let grant = &entry.grant;
                 if early > Duration::ZERO {
-                    let early = if grant.terms.renewed {
+                    let early = if grant.renewed {
                         grain(grant)
                     } else {
                         Duration::ZERO
                     };
-                    if due > Moment::of(origin, now + early) {
+                    if due > now + early {
                         later.push((due, number));
                         continue;
                     }
@@ -285,22 +269,24 @@ impl Registry {
                 let (state, deadline) = grant.peek_at(now);
                 if let HoldState::Lost(loss) = state {
                     over.push((grant.clone(), loss));
-                    books.grants.remove(&number);
+                    grants.remove(number);
                     continue;
                 }
-                let wanted = grant.terms.renewed || state == HoldState::Suspect || grant.kind == Kind::Read;
-                if wanted && !std::mem::replace(&mut entry.asked, true) {
-                    renew.push(entry.grant.clone());
+                let wanted = grant.renewed || state == HoldState::Suspect || grant.kind == Kind::Read;
+                if wanted && !grant.is_asked.get() {
+                    grant.is_asked.set(true);
+                    renew.push((lane_of(&grant.key), number));
                 }
-                // The next look is at the deadline, unless an answer comes first.
-                entry.due = Moment::of(origin, deadline);
-                later.push((entry.due, number));
+                // The next look is at the deadline, unless an answer comes first. Many look together.
+                let look = if many { deadline.ceil(LATEST) } else { deadline };
+                entry.due.set(look);
+                later.push((look, number));
             }
         }
-        for (due, number) in later {
-            books.schedule.add(due, number);
+        for run in later.chunk_by(|(a, _), (b, _)| a == b) {
+            schedule.add_all(run[0].0, run.iter().map(|(_, number)| *number));
         }
-        let emptied = books.grants.is_empty();
+        let emptied = grants.is_empty();
         drop(books);
         for (grant, loss) in over {
             grant.lose(loss);
@@ -314,15 +300,15 @@ impl Registry {
     /// The grants of these numbers that are still there, with the leases that they ask for now.
     fn ask(&self, numbers: impl Iterator<Item = u64>) -> Vec<(Arc<Grant>, Duration)> {
         let now = clock::now();
-        let mut books = self.books.lock();
+        let books = self.books.lock();
         let mut asked = Vec::with_capacity(numbers.size_hint().0);
         for number in numbers {
-            let Some(entry) = books.grants.get_mut(&number) else {
+            let Some(entry) = books.grants.get(number) else {
                 continue;
             };
             match entry.grant.next_lease(now) {
                 Some(lease) => asked.push((entry.grant.clone(), lease)),
-                None => entry.asked = false,
+                None => entry.grant.is_asked.set(false),
             }
         }
         asked
@@ -334,56 +320,68 @@ impl Registry {
         sent: Instant,
         answers: impl Iterator<Item = (u64, Duration, Result<Renewal, BackendError>)>,
     ) {
-        let (mut sooner, mut lost, mut failed) = (false, Vec::new(), Vec::new());
-        let mut planned: Option<(Instant, Duration, Moment)> = None;
+        let (mut lost, mut failed, mut moved) = (Vec::new(), Vec::new(), Vec::new());
+        let mut planned: Option<(Moment, Duration, Moment)> = None;
         let mut books = self.books.lock();
-        let now = clock::now();
+        let many = books.are_many();
+        let Books { grants, doubts, .. } = &mut *books;
+        let (now, sent) = (Moment::of(clock::now()), Moment::of(sent));
         for (number, lease, answer) in answers {
             // Released meanwhile: whatever the store said is of no interest.
-            let Some(entry) = books.grants.get_mut(&number) else {
+            let Some(entry) = grants.get(number) else {
                 continue;
             };
-            entry.asked = false;
             // Who has it now; it may have been handed on since the question was asked. All that follows from
             // the answer is entered before it can be handed on again.
-            let grant = entry.grant.clone();
-            let ended = match (&answer, grant.peek_at(now).0) {
-                (_, HoldState::Lost(loss)) if loss != Loss::Released => Some(loss),
-                (Ok(Renewal::Gone), _) => Some(Loss::Gone),
-                (Err(error), _) if matches!(error.reason, Reason::KeyTaken(_)) => Some(Loss::Gone),
-                _ => None,
-            };
-            if let Some(loss) = ended {
-                books.remove(number);
-                lost.push((grant, loss));
-                continue;
-            }
-            let due = match answer {
-                Ok(_) => {
-                    let old = books.doubts.came_after(&grant, sent);
-                    grant.renewed(now, sent, lease, !old);
-                    let (due, lease) = (next_due(&grant, sent), grant.terms.lease);
+            let grant = &entry.grant;
+            grant.is_asked.set(false);
+            let old = doubts.came_after(grant, sent);
+            let outcome = match answer {
+                Ok(Renewal::Renewed) => grant.renewed(now, sent, lease, !old).map(|deadline| {
+                    let (due, lease) = (next_due(grant, sent, deadline), grant.lease());
                     match planned {
-                        _ if old => books.moment(now),
+                        _ if old => now,
                         // What was renewed together stays together.
                         Some((same, its, moment)) if (same, its) == (due, lease) => moment,
                         _ => {
-                            let moment = books.moment(spread(&books, &grant, due, 5));
+                            let moment = spread(many, grant, due, 5);
                             planned = Some((due, lease, moment));
                             moment
                         }
                     }
-                }
-                Err(error) => {
-                    let doubted = grant.suspect();
-                    let again = books.moment(next_try(&grant));
-                    failed.push((grant.clone(), error, doubted));
-                    again
-                }
+                }),
+                answer => match (grant.peek_at(now).0, answer) {
+                    (HoldState::Lost(loss), _) if loss != Loss::Released => Err(loss),
+                    (_, Ok(_)) => Err(Loss::Gone),
+                    (_, Err(error)) if matches!(error.reason, Reason::KeyTaken(_)) => Err(Loss::Gone),
+                    (_, Err(error)) => {
+                        let doubted = grant.suspect();
+                        failed.push((grant.clone(), error, doubted));
+                        Ok(next_try(grant, now))
+                    }
+                },
             };
-            books.set_due(number, due);
-            sooner |= books.looks_at.is_none_or(|at| due < at);
+            match outcome {
+                Ok(due) if due == entry.due.get() => {}
+                Ok(due) => moved.push((entry.due.replace(due), due, number)),
+                Err(loss) => lost.push((number, grant.clone(), loss)),
+            }
         }
+        for run in moved.chunk_by(|(_, a, _), (_, b, _)| a == b) {
+            let numbers = run.iter().map(|(_, _, number)| *number);
+            books.schedule.add_all(run[0].1, numbers);
+        }
+        for run in moved.chunk_by(|(a, ..), (b, ..)| a == b) {
+            books.forget(run[0].0, run.len());
+        }
+        for (number, ..) in &lost {
+            books.remove(*number);
+        }
+        let sooner = match (books.looks_at, books.schedule.first()) {
+            (Some(looks_at), Some(first)) => first < looks_at,
+            (None, first) => first.is_some(),
+            (Some(_), None) => false,
+        };
         let emptied = books.grants.is_empty();
         drop(books);
         for (grant, error, doubted) in failed {
@@ -392,7 +390,7 @@ impl Registry {
                 grant.tell_suspect();
             }
         }
-        for (grant, loss) in lost {
+        for (_, grant, loss) in lost {
             grant.lose(loss);
         }
         if sooner {
@@ -405,20 +403,19 @@ impl Registry {
 
     /// Has every grant of a lane confirmed at once, or of all lanes.
     fn doubt(&self, lane: Option<Lane>, lane_of: impl Fn(&LockKey) -> Lane) {
-        let now = clock::now();
+        let now = Moment::of(clock::now());
         let in_lane = |grant: &Grant| lane.is_none_or(|lane| lane_of(&grant.key) == lane);
         let mut books = self.books.lock();
         books.doubts.put(lane, now);
         let doubtful: Vec<_> = books
             .grants
-            .values()
-            .map(|entry| entry.grant.clone())
+            .grants()
             .filter(|grant| in_lane(grant))
+            .cloned()
             .collect();
         let mut news = Vec::new();
-        let now = books.moment(now);
         for grant in doubtful {
-            books.set_due(grant.number(), now);
+            books.set_due(grant.number, now);
             if grant.suspect() {
                 news.push(grant);
             }
@@ -433,48 +430,42 @@ impl Registry {
         let mut books = self.books.lock();
         let first = books.schedule.first();
         books.looks_at = first;
-        first.map(|Moment(micros)| books.origin + Duration::from_micros(micros))
+        first.map(Moment::instant)
     }
 }
 
-/// When a grant that was confirmed by a step sent at `sent` needs attention next.
-fn next_due(grant: &Grant, sent: Instant) -> Instant {
-    let deadline = grant.deadline();
+/// When a grant that was confirmed by a step sent at `sent`, until `deadline`, needs attention next.
+fn next_due(grant: &Grant, sent: Moment, deadline: Moment) -> Moment {
     let due = match grant.kind {
         Kind::Read => deadline.min(sent + READERS),
         _ => deadline,
     };
-    match grant.terms.renewed {
-        true => due.min(sent + grant.terms.lease / 3),
+    match grant.renewed {
+        true => due.min(sent + grant.lease() / 3),
         false => due,
     }
 }
 
 /// Where many are held, what was acquired at once is not renewed at once for ever: a renewal comes earlier,
 /// by up to one of `parts` of its period.
-fn spread(books: &Books, grant: &Grant, due: Instant, parts: u32) -> Instant {
-    if !grant.terms.renewed || !books.are_many() {
+fn spread(many: bool, grant: &Grant, due: Moment, parts: u32) -> Moment {
+    if !grant.renewed || !many {
         return due;
     }
-    let earlier = (grant.terms.lease / 3 / parts).mul_f64(fastrand::f64());
-    let due = due.checked_sub(earlier).unwrap_or(due);
+    let earlier = (grant.lease() / 3 / parts).mul_f64(fastrand::f64());
     // All that are due within a grain go along with the first.
-    let grain = grain(grant).as_micros().max(1);
-    let since = due.saturating_duration_since(books.origin).as_micros();
-    let late = u64::try_from(since % grain).unwrap_or(0);
-    due.checked_sub(Duration::from_micros(late)).unwrap_or(due)
+    due.earlier_by(earlier).floor(grain(grant))
 }
 
 /// By how much a renewal may come early, to go along with others.
 fn grain(grant: &Grant) -> Duration {
-    (grant.terms.lease / 60).min(EARLIEST)
+    (grant.lease() / 60).min(EARLIEST)
 }
 
 /// When to try again after a renewal failed: the sooner, the less is left.
-fn next_try(grant: &Grant) -> Instant {
-    let now = clock::now();
-    let deadline = grant.deadline();
-    let left = deadline.saturating_duration_since(now);
+fn next_try(grant: &Grant, now: Moment) -> Moment {
+    let (_, deadline) = grant.peek_at(now);
+    let left = deadline.since(now);
     deadline.min(now + (left / 8).max(Duration::from_millis(20)))
 }
 
@@ -514,9 +505,9 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
             }
         };
         if news {
-            for grant in registry.collect(clock::now()) {
-                let lane = lanes.entry(shared.backend.lane(&grant.key)).or_default();
-                lane.numbers.push_back(grant.number());
+            let lane_of = |key: &LockKey| shared.backend.lane(key);
+            for (lane, number) in registry.collect(clock::now(), lane_of) {
+                lanes.entry(lane).or_default().numbers.push_back(number);
             }
         }
         lanes.retain(|_, due| {
@@ -588,7 +579,7 @@ async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
                 .unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
             Err(error) => Err(error.clone()),
         };
-        (grant.number(), *lease, answer)
+        (grant.number, *lease, answer)
     });
     shared.registry.answered(sent, answers);
 }
@@ -608,7 +599,7 @@ impl Shared {
         });
         let failed = answer.as_ref().err().cloned();
         self.registry
-            .answered(sent, std::iter::once((grant.number(), lease, answer)));
+            .answered(sent, std::iter::once((grant.number, lease, answer)));
         match failed {
             Some(error) if grant.status() != HoldState::Lost(Loss::Gone) => {
                 Err(error.into_error("the renewal of lock", &grant.key))

@@ -149,6 +149,7 @@ async fn hold(
         Err(_) => Default::default(),
     };
     let mut outcome = window.close(server, around).await;
+    holding.lost = held::lost(&guards);
     holding.memory = outcome
         .memory
         .zip(before)

@@ -122,7 +122,6 @@ impl Attempt {
             Entry::Entered(id) => {
                 let hold = HoldRef {
                     id,
-                    token: hold.token,
                     grant: hold.grant.clone(),
                 };
                 Inside::Entered(LockGuard::new(hold, self.handle.clone()))

@@ -33,14 +33,14 @@ pub struct MultiGuard {
 impl MultiGuard {
     /// One guard for each key, of which `first` has the first.
     pub(super) fn new(first: LockGuard, others: impl Iterator<Item = LockGuard>) -> MultiGuard {
-        let (alone, member) = (first.held(), first.member());
+        let (alone, grant) = (first.held(), first.grant().clone());
         let mut guards = Guards::from_buf([first]);
         guards.extend(others);
         let held = match guards.get(1..) {
             None | Some([]) => alone,
             Some(others) => {
-                let others = others.iter().map(LockGuard::member);
-                Held::of_all(Arc::new(Members::new(member, others)))
+                let others = others.iter().map(|guard| guard.grant().clone());
+                Held::of_all(Arc::new(Members::new(grant, others)))
             }
         };
         MultiGuard { guards, held }

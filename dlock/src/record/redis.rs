@@ -40,7 +40,7 @@ impl RecordStore for RedisRecords {
         request: ClaimRequest,
     ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
         let key = request.key.clone();
-        let step = self.0.record_step(&key, Verb::Claim(request));
+        let step = self.0.record_step(&key, Verb::Claim(Box::new(request)));
         async move {
             let Done { answer, .. } = step.await?;
             Ok(match answer {

@@ -4,51 +4,14 @@
 //! number in a bucket whose grant is due at another moment by now is left there, and means nothing.
 
 use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
+
+use super::entries::ByNumber;
+use crate::clock::Moment;
 
 /// A bucket may have so many numbers that mean nothing, beside as many as those that do.
 const SPARE: usize = 64;
-
-/// A map by numbers of our own that count up: nobody can choose them, and they spread well.
-pub(super) type ByNumber<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
-
-#[derive(Debug, Default)]
-pub(super) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        // By the golden ratio, as Knuth has it: the map takes the upper bits, and the lower ones.
-        self.0 = (self.0 ^ number)
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(32);
-    }
-}
-
-/// An instant in half the room: microseconds, rounded up so that what is due at a deadline is due when that
-/// has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Moment(pub(super) u64);
-
-impl Moment {
-    pub(super) fn of(origin: Instant, at: Instant) -> Moment {
-        let since = at.saturating_duration_since(origin);
-        let micros = u64::from(since.subsec_nanos().div_ceil(1000));
-        Moment(since.as_secs().saturating_mul(1_000_000).saturating_add(micros))
-    }
-}
 
 #[derive(Debug, Default)]
 struct Bucket {
@@ -60,7 +23,7 @@ struct Bucket {
 /// Which numbers are due when. Who uses it knows when each of them is.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    buckets: ByNumber<Moment, Bucket>,
+    buckets: HashMap<Moment, Bucket, ByNumber>,
     order: BTreeSet<Moment>,
 }
 
@@ -70,20 +33,25 @@ impl Schedule {
     }
 
     pub(super) fn add(&mut self, due: Moment, number: u64) {
+        self.add_all(due, std::iter::once(number));
+    }
+
+    /// Some, and not none.
+    pub(super) fn add_all(&mut self, due: Moment, numbers: impl ExactSizeIterator<Item = u64>) {
         let bucket = self.buckets.entry(due).or_insert_with(|| {
             self.order.insert(due);
             Bucket::default()
         });
-        bucket.numbers.push(number);
-        bucket.valid += 1;
+        bucket.valid += numbers.len();
+        bucket.numbers.extend(numbers);
     }
 
-    /// One that was due then is not any more. `is_due` says of a number whether it is due then.
-    pub(super) fn forget(&mut self, due: Moment, is_due: impl Fn(u64) -> bool) {
+    /// So many that were due then are not any more. `is_due` says of a number whether it is due then.
+    pub(super) fn forget(&mut self, due: Moment, count: usize, is_due: impl Fn(u64) -> bool) {
         let Some(bucket) = self.buckets.get_mut(&due) else {
             return;
         };
-        bucket.valid -= 1;
+        bucket.valid -= count;
         if bucket.valid == 0 {
             self.buckets.remove(&due);
             self.order.remove(&due);
@@ -108,11 +76,20 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
     use super::*;
 
-    fn drain(schedule: &mut Schedule, until: u64) -> Vec<(u64, Vec<u64>)> {
+    fn at(nanos: u64) -> Moment {
+        let beginning = Instant::now() - Duration::from_secs(7 * 24 * 60 * 60);
+        Moment::of(beginning) + Duration::from_nanos(nanos)
+    }
+
+    fn drain(schedule: &mut Schedule, until: u64) -> Vec<(Moment, Vec<u64>)> {
         let mut taken = Vec::new();
-        while let Some((Moment(due), numbers)) = schedule.take(Moment(until)) {
+        while let Some((due, numbers)) = schedule.take(at(until)) {
             taken.push((due, numbers.collect()));
         }
         taken
@@ -122,21 +99,22 @@ mod tests {
     fn buckets_come_in_order_and_not_before_their_time() {
         let mut schedule = Schedule::default();
         for (due, number) in [(30, 1), (10, 2), (20, 3), (10, 4)] {
-            schedule.add(Moment(due), number);
+            schedule.add(at(due), number);
         }
-        assert_eq!(schedule.first(), Some(Moment(10)));
-        assert_eq!(drain(&mut schedule, 20), [(10, vec![2, 4]), (20, vec![3])]);
-        assert_eq!(schedule.first(), Some(Moment(30)));
+        schedule.add_all(at(20), [5, 6].into_iter());
+        assert_eq!(schedule.first(), Some(at(10)));
+        let taken = drain(&mut schedule, 20);
+        assert_eq!(taken, [(at(10), vec![2, 4]), (at(20), vec![3, 5, 6])]);
+        assert_eq!(schedule.first(), Some(at(30)));
     }
 
     #[test]
     fn a_bucket_goes_with_the_last_that_is_due_then() {
         let mut schedule = Schedule::default();
-        schedule.add(Moment(10), 1);
-        schedule.add(Moment(10), 2);
-        schedule.forget(Moment(10), |number| number == 2);
-        assert_eq!(schedule.first(), Some(Moment(10)));
-        schedule.forget(Moment(10), |_| false);
+        schedule.add_all(at(10), [1, 2, 3].into_iter());
+        schedule.forget(at(10), 2, |number| number == 2);
+        assert_eq!(schedule.first(), Some(at(10)));
+        schedule.forget(at(10), 1, |_| false);
         assert_eq!(schedule.first(), None);
         assert!(schedule.buckets.is_empty());
     }
@@ -144,26 +122,13 @@ mod tests {
     #[test]
     fn what_means_nothing_does_not_pile_up() {
         let mut schedule = Schedule::default();
-        schedule.add(Moment(10), 0);
+        schedule.add(at(10), 0);
         for number in 1..10_000 {
-            schedule.add(Moment(10), number);
-            schedule.forget(Moment(10), |number| number == 0);
-            assert!(schedule.buckets[&Moment(10)].numbers.len() <= SPARE + 4);
+            schedule.add(at(10), number);
+            schedule.forget(at(10), 1, |number| number == 0);
+            assert!(schedule.buckets[&at(10)].numbers.len() <= SPARE + 4);
         }
-        assert_eq!(schedule.buckets[&Moment(10)].valid, 1);
+        assert_eq!(schedule.buckets[&at(10)].valid, 1);
         assert!(drain(&mut schedule, 10)[0].1.contains(&0));
-    }
-
-    #[test]
-    fn moments_are_rounded_up() {
-        let origin = Instant::now();
-        for (nanos, micros) in [(0, 0), (1, 1), (1000, 1), (1001, 2), (1_000_000_001, 1_000_001)] {
-            let at = origin + std::time::Duration::from_nanos(nanos);
-            assert_eq!(Moment::of(origin, at), Moment(micros));
-        }
-        assert_eq!(
-            Moment::of(origin + std::time::Duration::from_secs(1), origin),
-            Moment(0)
-        );
     }
 }

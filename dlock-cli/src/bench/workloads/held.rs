@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock::{Held, LockGuard};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -39,20 +40,25 @@ pub(in crate::bench) struct Holding {
 
 /// Takes all locks of this process.
 pub(in crate::bench) async fn take(job: &Arc<Job>, stop: &CancellationToken) -> Vec<LockGuard> {
+    // In one piece, and not made longer bit by bit: what the guards take is measured.
+    let mine = job.plan.keys.div_ceil(job.plan.processes as u64);
+    let guards = Vec::with_capacity(usize::try_from(mine).unwrap_or(0));
+    let guards = Arc::new(Mutex::new(guards));
     let mut tasks = JoinSet::new();
     for task in 0..job.plan.tasks {
-        tasks.spawn(take_some(job.clone(), task, stop.clone()));
+        tasks.spawn(take_some(job.clone(), task, stop.clone(), guards.clone()));
     }
-    let mut guards = Vec::new();
-    while let Some(some) = tasks.join_next().await {
-        guards.extend(some.unwrap_or_default());
-    }
-    guards
+    while tasks.join_next().await.is_some() {}
+    std::mem::take(&mut guards.lock())
 }
 
-async fn take_some(job: Arc<Job>, task: usize, stop: CancellationToken) -> Vec<LockGuard> {
+async fn take_some(
+    job: Arc<Job>,
+    task: usize,
+    stop: CancellationToken,
+    guards: Arc<Mutex<Vec<LockGuard>>>,
+) {
     let mut recorder = job.tally.recorder(task, Series::Main);
-    let mut guards = Vec::new();
     for number in (job.first_key(task)..job.plan.keys).step_by(job.plan.all_tasks()) {
         let lock = job.lock(&job.clients[0], number);
         let begin = Instant::now();
@@ -63,12 +69,11 @@ async fn take_some(job: Arc<Job>, task: usize, stop: CancellationToken) -> Vec<L
         match acquired {
             Ok(guard) => {
                 recorder.done(begin.elapsed());
-                guards.push(guard);
+                guards.lock().push(guard);
             }
             Err(error) => recorder.failed(kind_of(&error)).await,
         }
     }
-    guards
 }
 
 /// Watches some of the holds until the time is over.
@@ -98,13 +103,17 @@ pub(in crate::bench) async fn keep(job: &Job, guards: &[LockGuard], stop: &Cance
     let scale = guards.len() as f64 / watched.len().max(1) as f64;
     Holding {
         held: guards.len() as u64,
-        lost: guards.iter().filter(|guard| !guard.is_held()).count() as u64,
         seconds: begin.elapsed().as_secs_f64(),
         lease: lease.as_secs_f64(),
         renewals: renewals as f64 * scale,
         least_left: least.as_secs_f64(),
         ..Holding::default()
     }
+}
+
+/// How many are not held any more.
+pub(in crate::bench) fn lost(guards: &[LockGuard]) -> u64 {
+    guards.iter().filter(|guard| !guard.is_held()).count() as u64
 }
 
 /// Gives them back, by as many tasks as took them.

@@ -7,16 +7,16 @@ use super::permits;
 use super::script::{self, id, left, millis, prefixed};
 use crate::backend::{AcquireRequest, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest};
 
-/// A step that a kind has for itself.
+/// A step that a kind has for itself. What it asks for is apart, so that it takes no room in the steps of others.
 #[derive(Debug, Clone)]
 pub(crate) enum KindStep {
-    Acquire(AcquireRequest),
+    Acquire(Box<AcquireRequest>),
     Release {
-        request: ReleaseRequest,
+        request: Box<ReleaseRequest>,
         /// Until when the key stays taken.
         keep_until: Option<Instant>,
     },
-    Renew(RenewRequest),
+    Renew(Box<RenewRequest>),
 }
 
 impl KindStep {

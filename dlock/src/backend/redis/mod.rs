@@ -20,12 +20,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use self::kinds::KindStep;
-pub(crate) use self::node::Done;
 use self::node::Node;
+pub(crate) use self::node::{Done, Queued};
 pub(crate) use self::open::quorum;
 use self::script::OneAcquire;
 pub(crate) use self::script::{Answer, Response, Verb};
@@ -49,18 +50,18 @@ pub(crate) struct RedisBackend {
 
 impl RedisBackend {
     fn name(&self, key: &LockKey) -> Arc<str> {
+        self.name_of(key.clone())
+    }
+
+    fn name_of(&self, key: LockKey) -> Arc<str> {
         match self.prefix.as_str() {
-            "" => key.shared(),
+            "" => key.into_shared(),
             prefix => format!("{prefix}{}", key.as_str()).into(),
         }
     }
 
     /// A step on a record.
-    pub(crate) fn record_step(
-        &self,
-        key: &RecordKey,
-        verb: Verb,
-    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+    pub(crate) fn record_step(&self, key: &RecordKey, verb: Verb) -> Queued {
         self.step_on(self.record_name(key).into(), verb)
     }
 
@@ -84,20 +85,11 @@ impl RedisBackend {
     }
 
     /// The same on a member of a quorum, see [`Call::vote_after`](script::Call::vote_after).
-    fn step_with(
-        &self,
-        key: Arc<str>,
-        verb: Verb,
-        vote_after: Option<Duration>,
-    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+    fn step_with(&self, key: Arc<str>, verb: Verb, vote_after: Option<Duration>) -> Queued {
         self.servers.step(key, verb, vote_after)
     }
 
-    fn step(
-        &self,
-        key: &LockKey,
-        verb: Verb,
-    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+    fn step(&self, key: &LockKey, verb: Verb) -> Queued {
         self.step_on(self.name(key), verb)
     }
 
@@ -162,11 +154,7 @@ impl RedisBackend {
     }
 
     /// The same with the key as the server knows it.
-    fn step_on(
-        &self,
-        key: Arc<str>,
-        verb: Verb,
-    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+    fn step_on(&self, key: Arc<str>, verb: Verb) -> Queued {
         self.step_with(key, verb, None)
     }
 }
@@ -183,32 +171,35 @@ impl Backend for RedisBackend {
         let AcquireRequest {
             grant, lease, tokens, ..
         } = request;
-        let step = self.has(&request).map(|()| {
-            let verb = match request.kind {
-                Kind::Lock => Verb::Acquire { grant, lease, tokens },
-                _ => Verb::As(KindStep::Acquire(request.clone())),
-            };
-            self.step_with(self.name(&request.key), verb, request.vote_after)
-        });
-        async move {
-            match step?.await?.answer {
-                Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
-                    first_token: first,
-                    last_token: last,
-                }),
-                Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
-                    first_token: first,
-                    last_token: last,
-                    behind: behind
-                        .into_iter()
-                        .map(|number| grant.with_number(number))
-                        .collect(),
-                }),
-                Answer::Busy { remaining, again } => Ok(AcquireReply::Busy { remaining, again }),
-                Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
-                other => Err(strange(&other)),
+        let step = match self.has(&request) {
+            Ok(()) => {
+                let (key, vote_after) = (self.name(&request.key), request.vote_after);
+                let verb = match request.kind {
+                    Kind::Lock => Verb::Acquire { grant, lease, tokens },
+                    _ => Verb::As(KindStep::Acquire(Box::new(request))),
+                };
+                self.step_with(key, verb, vote_after)
             }
-        }
+            Err(error) => Queued::turned_away(error),
+        };
+        // Here and below no async block: that would keep the step twice.
+        step.map(move |done| match done?.answer {
+            Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
+                first_token: first,
+                last_token: last,
+            }),
+            Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
+                first_token: first,
+                last_token: last,
+                behind: behind
+                    .into_iter()
+                    .map(|number| grant.with_number(number))
+                    .collect(),
+            }),
+            Answer::Busy { remaining, again } => Ok(AcquireReply::Busy { remaining, again }),
+            Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
+            other => Err(strange(&other)),
+        })
     }
 
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
@@ -249,22 +240,22 @@ impl Backend for RedisBackend {
     ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
         let ReleaseRequest { grant, keep_for, .. } = request;
         let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
+        let key = self.name(&request.key);
         let verb = match request.kind {
             Kind::Lock | Kind::Fenced => Verb::Release { grant, keep_until },
             _ => Verb::As(KindStep::Release {
-                request: request.clone(),
+                request: Box::new(request),
                 keep_until,
             }),
         };
-        let step = self.step(&request.key, verb);
-        async move {
-            let Done { answer, repeated } = step.await?;
+        self.step_on(key, verb).map(|done| {
+            let Done { answer, repeated } = done?;
             match answer {
                 Answer::Released { heard } => Ok(ReleaseReply::Released { heard }),
                 Answer::Gone => Ok(ReleaseReply::NotHeld { repeated }),
                 other => Err(strange(&other)),
             }
-        }
+        })
     }
 
     fn renew(

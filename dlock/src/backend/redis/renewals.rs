@@ -27,20 +27,22 @@ pub(super) fn renew(
     let mut some: Vec<OneRenewal> = Vec::new();
     let mut requests = requests.into_iter().peekable();
     while let Some(request) = requests.next() {
-        let lease = request.lease;
-        let key = backend.name(&request.key);
+        let RenewRequest { lease, grant, .. } = request;
         if !is_plain(&request) {
+            let key = backend.name(&request.key);
             steps.push(Step::Kind(
-                backend.step_on(key, Verb::As(KindStep::Renew(request))),
+                backend.step_on(key, Verb::As(KindStep::Renew(Box::new(request)))),
             ));
             continue;
         }
-        let grant = request.grant;
-        some.push(OneRenewal { key, grant });
+        some.push(OneRenewal {
+            key: backend.name_of(request.key),
+            grant,
+        });
         // Nearly always all have the same lease.
         let goes_on = |next: &RenewRequest| is_plain(next) && next.lease == lease;
         if some.len() == together || !requests.peek().is_some_and(goes_on) {
-            let some = std::mem::take(&mut some);
+            let some = Arc::new(std::mem::take(&mut some));
             let step = send(&backend, some.clone(), lease);
             steps.push(Step::Plain { step, some, lease });
         }
@@ -55,10 +57,11 @@ pub(super) fn renew(
                     other => Err(strange(&other)),
                 })),
                 Step::Plain { step, some, lease } => match step.await {
+                    Ok(all) if answers.is_empty() => answers = all,
                     Ok(all) => answers.extend(all),
                     // Refused as a whole, perhaps because of one of them.
                     Err(error) if error.reason == Reason::Refused && some.len() > 1 => {
-                        answers.extend(one_by_one(&backend, some, lease).await);
+                        answers.extend(one_by_one(&backend, &some, lease).await);
                     }
                     Err(error) => answers.extend(some.iter().map(|_| Err(error.clone()))),
                 },
@@ -72,7 +75,7 @@ enum Step<K, P> {
     Kind(K),
     Plain {
         step: P,
-        some: Vec<OneRenewal>,
+        some: Arc<Vec<OneRenewal>>,
         lease: Duration,
     },
 }
@@ -85,7 +88,7 @@ fn is_plain(request: &RenewRequest) -> bool {
 /// One step for all of these.
 fn send(
     backend: &RedisBackend,
-    all: Vec<OneRenewal>,
+    all: Arc<Vec<OneRenewal>>,
     lease: Duration,
 ) -> impl Future<Output = Result<Answers, BackendError>> + Send + use<> {
     let key = all.first().map_or_else(|| "".into(), |first| first.key.clone());
@@ -100,10 +103,10 @@ fn send(
 }
 
 /// A step for each, so that one that is refused harms no other.
-async fn one_by_one(backend: &RedisBackend, all: Vec<OneRenewal>, lease: Duration) -> Answers {
+async fn one_by_one(backend: &RedisBackend, all: &[OneRenewal], lease: Duration) -> Answers {
     let steps: Vec<_> = all
-        .into_iter()
-        .map(|one| send(backend, vec![one], lease))
+        .iter()
+        .map(|one| send(backend, Arc::new(vec![one.clone()]), lease))
         .collect();
     let mut answers = Vec::with_capacity(steps.len());
     for step in steps {

@@ -74,7 +74,7 @@ impl OneAcquire {
             key,
             grant: request.grant,
             tokens: request.tokens.max(1),
-            step: KindStep::Acquire(request),
+            step: KindStep::Acquire(Box::new(request)),
         }
     }
 }
@@ -103,7 +103,7 @@ pub(crate) enum Verb {
     All(Vec<OneAcquire>),
     /// Renewals of plain locks, of which each has an answer of its own: never none.
     Renew {
-        all: Vec<OneRenewal>,
+        all: Arc<Vec<OneRenewal>>,
         lease: Duration,
     },
     /// What a kind beside the plain lock does its own way.
@@ -116,7 +116,7 @@ pub(crate) enum Verb {
     Count(CounterRequest),
     Inspect,
     Force,
-    Claim(ClaimRequest),
+    Claim(Box<ClaimRequest>),
     Extend {
         token: ClaimToken,
         lease: Duration,
@@ -322,9 +322,8 @@ impl Call {
     /// How many locks it acquires, and the fencing tokens that it wants for them in all.
     fn wants(&self) -> (u32, u64) {
         match &self.verb {
-            Verb::Acquire { tokens, .. } | Verb::As(KindStep::Acquire(AcquireRequest { tokens, .. })) => {
-                (1, u64::from((*tokens).max(1)))
-            }
+            Verb::Acquire { tokens, .. } => (1, u64::from((*tokens).max(1))),
+            Verb::As(KindStep::Acquire(request)) => (1, u64::from(request.tokens.max(1))),
             Verb::All(all) => all.iter().fold((0, 0), |(count, tokens), one| {
                 (count + 1, tokens + u64::from(one.tokens))
             }),
@@ -365,7 +364,7 @@ impl Call {
             }
             Verb::Renew { all, lease } => {
                 cmd.arg("renew").arg(millis(*lease)).arg(all.len());
-                for OneRenewal { grant, .. } in all {
+                for OneRenewal { grant, .. } in all.iter() {
                     cmd.arg(id(*grant, &mut [0; 57]));
                 }
             }

@@ -1,6 +1,5 @@
 //! The servers that a store is on: one, the master that sentinels name, or a Cluster.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tokio::runtime;
 use super::cluster::Cluster;
 use super::cluster::slot::Slot;
 use super::connect::{Connected, Connector};
-use super::node::{Done, Node, Part};
+use super::node::{Node, Part, Queued};
 use super::pubsub::{PubSub, Way};
 use super::script::{Call, Verb};
 use crate::LockKey;
@@ -64,13 +63,8 @@ impl Servers {
         Servers::One { node, pubsub, hub }
     }
 
-    /// Queues a step now; the future is its answer, within the timeout.
-    pub(super) fn step(
-        &self,
-        key: Arc<str>,
-        verb: Verb,
-        vote_after: Option<Duration>,
-    ) -> impl Future<Output = Result<Done, BackendError>> + Send + use<> {
+    /// Queues a step now.
+    pub(super) fn step(&self, key: Arc<str>, verb: Verb, vote_after: Option<Duration>) -> Queued {
         let slot = self.slot(&key);
         let call = Call {
             key,
@@ -78,11 +72,10 @@ impl Servers {
             verb,
             vote_after,
         };
-        let queued = match self {
+        match self {
             Servers::One { node, .. } => node.queue(call),
             Servers::Cluster(cluster) => cluster.queue(call),
-        };
-        queued.answer()
+        }
     }
 
     fn slot(&self, key: &str) -> Option<Slot> {

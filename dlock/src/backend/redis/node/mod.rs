@@ -19,8 +19,11 @@ mod replicas;
 mod unsettled;
 mod wire;
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -103,17 +106,36 @@ impl Queuing {
     }
 }
 
-/// A step that was queued, unless it was turned away.
+/// The answer to a step that was queued, within the timeout.
 #[derive(Debug)]
-pub(super) struct Queued(Result<(oneshot::Receiver<Result<Done, BackendError>>, bool), BackendError>);
+pub(crate) enum Queued {
+    /// `queued` says that somebody is there to take it out.
+    Waits {
+        answer: oneshot::Receiver<Result<Done, BackendError>>,
+        queued: bool,
+    },
+    /// It was turned away; `None` once that was said.
+    TurnedAway(Option<BackendError>),
+}
 
 impl Queued {
-    /// Its answer, within the timeout.
-    pub(super) async fn answer(self) -> Result<Done, BackendError> {
-        let (answer, queued) = self.0?;
-        match answer.await {
-            Ok(answer) => answer,
-            Err(_) => Err(closed(queued)),
+    pub(super) fn turned_away(error: BackendError) -> Queued {
+        Queued::TurnedAway(Some(error))
+    }
+}
+
+impl Future for Queued {
+    type Output = Result<Done, BackendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Queued::Waits { answer, queued } => {
+                let answer = ready!(Pin::new(answer).poll(cx));
+                Poll::Ready(answer.unwrap_or_else(|_| Err(closed(*queued))))
+            }
+            Queued::TurnedAway(error) => error
+                .take()
+                .map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
         }
     }
 }
@@ -212,14 +234,14 @@ impl Node {
         let seat = match call.may_be_turned_away() {
             true => match self.room.enter() {
                 Ok(seat) => Some(seat),
-                Err(error) => return Queued(Err(error)),
+                Err(error) => return Queued::turned_away(error),
             },
             false => None,
         };
         let (reply, answer) = oneshot::channel();
         let step = Queuing::new(call, clock::now() + self.timeout, reply, seat);
         let queued = self.queue.send(Request::Step(step)).is_ok();
-        Queued(Ok((answer, queued)))
+        Queued::Waits { answer, queued }
     }
 
     /// Sends a command that is not a step, and does not keep the order of steps.
