@@ -99,8 +99,9 @@ impl Goal for Attempt {
         Some(got)
     }
 
-    fn is_held(got: &LockGuard) -> bool {
-        got.is_held()
+    fn is_held(_got: &LockGuard) -> bool {
+        // It came with the answer to this question.
+        true
     }
 }
 
@@ -344,31 +345,28 @@ impl<G: Goal> Wait<'_, G> {
                 }
             };
             let got = match called {
-                Called::Guard(guard) => self.goal.handed_over(guard),
+                Called::Guard(guard) => self.takes(guard),
                 Called::Turn(turn) if turn.opened => {
                     let look = self.goal.look(0, None);
                     // The question of the next one here goes along with this one.
                     drop((turn, ticket));
-                    match self.now(look).await? {
-                        Some(got) => got,
-                        None => {
-                            // Nobody loses a place that was had.
-                            limit = None;
-                            continue;
-                        }
+                    let got = self.now(look).await?;
+                    if got.is_none() {
+                        // Nobody loses a place that was had.
+                        limit = None;
                     }
+                    got
                 }
                 Called::Turn(turn) => self.at_store(&ticket, turn).await?,
             };
-            // Handed over before, and taken only now, after the process was stopped perhaps.
-            if G::is_held(&got) {
+            if let Some(got) = got.filter(G::is_held) {
                 return Ok(got);
             }
         }
     }
 
-    /// Has the turn: asks the store until it grants the lock.
-    async fn at_store(&self, ticket: &Ticket, mut turn: Turn) -> Result<G::Got, Error> {
+    /// Has the turn: asks the store until it grants the lock. `None` where that came another way, and is lost.
+    async fn at_store(&self, ticket: &Ticket, mut turn: Turn) -> Result<Option<G::Got>, Error> {
         let Attempt {
             handle, key, options, ..
         } = self.attempt;
@@ -432,7 +430,7 @@ impl<G: Goal> Wait<'_, G> {
                         place.taken = false;
                         turn.rests(guard);
                     }
-                    return Ok(got);
+                    return Ok(Some(got));
                 }
                 Ok(Look::Busy { left, again }) => {
                     failing = Failing::default();
@@ -466,10 +464,15 @@ impl<G: Goal> Wait<'_, G> {
         }
     }
 
-    /// The turn rests in what was handed over.
-    fn took(&self, guard: LockGuard, turn: Turn) -> G::Got {
+    /// What was handed over, where it is still held: it is taken only now, after the process was stopped perhaps.
+    fn takes(&self, guard: LockGuard) -> Option<G::Got> {
+        guard.is_held().then(|| self.goal.handed_over(guard))
+    }
+
+    /// The same; the turn rests in it.
+    fn took(&self, guard: LockGuard, turn: Turn) -> Option<G::Got> {
         guard.rest(turn);
-        self.goal.handed_over(guard)
+        self.takes(guard)
     }
 
     /// The wait, or the patience with the store, is over.

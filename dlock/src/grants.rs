@@ -347,11 +347,11 @@ impl Grant {
 
     /// Whether the grant, which nobody here holds any more, may be handed on: it is renewed, past its
     /// `min_hold`, free of doubt, and has a third of its lease left.
-    pub(crate) fn may_be_handed_on(&self) -> bool {
+    pub(crate) fn may_be_handed_on(&self, now: Instant) -> bool {
         if !self.renewed {
             return false;
         }
-        let (now, lease) = (clock::now(), self.lease());
+        let lease = self.lease();
         // Close to its end a renewal may be under way that asks for less than the lease.
         if self.min_until().is_some_and(|until| now < until)
             || self.max_end().is_some_and(|end| end < now + lease)
@@ -458,8 +458,8 @@ impl Grant {
     }
 
     /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
-    pub(crate) fn leave(&self, hold: u64) -> Option<Option<Loss>> {
-        self.status();
+    pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Option<Loss>> {
+        self.status_at(now);
         let mut state = self.state.lock();
         state.remove_hold(hold);
         let last = state.holds().next().is_none();
@@ -477,19 +477,20 @@ impl Grant {
 
     /// Whether the grant holds, as the clock says now. Once `Lost`, always `Lost`.
     pub(crate) fn status(&self) -> HoldState {
-        let status = self.peek();
+        self.status_at(clock::now())
+    }
+
+    /// The same as of `now`.
+    pub(crate) fn status_at(&self, now: Instant) -> HoldState {
+        let (status, _) = self.peek_at(Moment::of(now));
         if let HoldState::Lost(loss) = status {
             self.lose(loss);
         }
         status
     }
 
-    /// The same without telling anybody, for callers that hold a lock: whoever is told may call back.
-    pub(crate) fn peek(&self) -> HoldState {
-        self.peek_at(Moment::of(clock::now())).0
-    }
-
-    /// The same as of `now`, and when the grant is lost unless it is renewed.
+    /// The same without telling anybody, for callers that hold a lock: whoever is told may call back. And when the
+    /// grant is lost unless it is renewed.
     pub(crate) fn peek_at(&self, now: Moment) -> (HoldState, Moment) {
         let state = self.state.lock();
         (self.judge(&state, now), state.deadline)
@@ -600,8 +601,8 @@ impl Grant {
     }
 
     /// Whether it came from the store just now, see [`Chain::is_young`].
-    pub(crate) fn is_young(&self) -> bool {
-        self.state.lock().chain.is_young(clock::now())
+    pub(crate) fn is_young(&self, now: Instant) -> bool {
+        self.state.lock().chain.is_young(now)
     }
 
     /// The step that renews the grant with this lease.

@@ -13,7 +13,7 @@ use crate::grants::{Entry, Grant};
 use crate::release::ReleaseOutcome;
 use crate::scope::{self, HoldRef};
 use crate::waiters::Turn;
-use crate::{Error, Held, LockKey, Loss, handover};
+use crate::{Error, Held, LockKey, Loss, clock, handover};
 
 /// Whether a lock is still held, as the clock says at the moment of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,7 +224,7 @@ impl LockGuard {
     /// Ends the hold here and leaves the store as it is: nothing is renewed or given back any more.
     pub(crate) fn leave_taken(self) {
         let grant = self.grant();
-        if grant.leave(self.hold.id).is_some() {
+        if grant.leave(self.hold.id, clock::now()).is_some() {
             self.handle.shared().registry.remove(grant.number);
         }
     }
@@ -236,14 +236,15 @@ impl LockGuard {
         if !grant.has(self.hold.id) {
             return None;
         }
-        match grant.leave(self.hold.id) {
-            Some(None) => handover::pass_on(&self.handle, grant).map(Ok),
+        let now = clock::now();
+        match grant.leave(self.hold.id, now) {
+            Some(None) => handover::pass_on(&self.handle, grant, now).map(Ok),
             Some(Some(loss)) => {
                 let key = grant.key.clone();
-                drop(self.handle.release(grant, None));
+                drop(self.handle.release(grant, None, now));
                 Some(Err(Error::Lost { key, loss }))
             }
-            None => match grant.status() {
+            None => match grant.status_at(now) {
                 HoldState::Lost(loss) => Some(Err(Error::Lost {
                     key: grant.key.clone(),
                     loss,

@@ -17,13 +17,13 @@ use tokio::time::Instant;
 use crate::backend::{Kind, Watch};
 use crate::client::Handle;
 use crate::clock::Moment;
+use crate::courtesy;
 use crate::courtesy::After;
 use crate::grants::Grant;
 use crate::guard::LockGuard;
 use crate::release::ReleaseOutcome;
 use crate::scope::HoldRef;
 use crate::waiters::{Seat, Turn};
-use crate::{clock, courtesy};
 
 /// How many times a lock is handed on, unless said otherwise: more than fit into a slice.
 pub(crate) const DEFAULT_HANDOVERS: u32 = 4096;
@@ -52,9 +52,14 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Of a grant that came from the store just now, by a step sent at `sent`.
-    pub(crate) fn new(kind: Kind, handovers: u32, (first, last): (u64, u64), sent: Instant) -> Chain {
-        let now = clock::now();
+    /// Of a grant that comes from the store `now`, by a step sent at `sent`.
+    pub(crate) fn new(
+        kind: Kind,
+        handovers: u32,
+        (first, last): (u64, u64),
+        sent: Instant,
+        now: Instant,
+    ) -> Chain {
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
         Chain {
             left: if kind.is_handed_on() {
@@ -99,16 +104,16 @@ pub(crate) fn tokens(handovers: u32, before: u32) -> u32 {
 
 /// Passes on a grant that the last hold has just left: to the next who waits here, or to the store, whose
 /// answer is the result.
-pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>) -> Option<ReleaseOutcome> {
+pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> Option<ReleaseOutcome> {
     let mut turn = grant.take_turn();
-    if hand_over(handle, &grant, &mut turn) {
+    if hand_over(handle, &grant, &mut turn, now) {
         return None;
     }
     let Some(mut turn) = turn else {
-        return Some(handle.release(grant, None));
+        return Some(handle.release(grant, None, now));
     };
     if grant.kind.waits_in_store() {
-        let outcome = handle.release(grant, None);
+        let outcome = handle.release(grant, None, now);
         // Only now, so that the question of who has it next is right behind the release.
         drop(turn);
         return Some(outcome);
@@ -118,16 +123,16 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>) -> Option<Release
     // Who waits here to read is somebody else: where writers follow each other, readers come in between.
     let readers = grant.kind == Kind::Write && handle.shared().waiters.any(&(Kind::Read, grant.key.clone()));
     turn.after = Some(After::new(news, readers, heard));
-    let outcome = handle.release(grant, Some(told));
+    let outcome = handle.release(grant, Some(told), now);
     // Only now, so that the next acquire is behind the release.
     drop(turn);
     Some(outcome)
 }
 
 /// Hands the grant over, if it may be and somebody takes it.
-fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Turn>>) -> bool {
+fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Turn>>, now: Instant) -> bool {
     let shared = handle.shared();
-    if shared.closing.is_cancelled() || !grant.may_be_handed_on() {
+    if shared.closing.is_cancelled() || !grant.may_be_handed_on(now) {
         return false;
     }
     let fits = |wanted: &Wanted| wanted.lease == grant.lease();

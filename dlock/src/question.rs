@@ -52,7 +52,7 @@ pub(crate) trait Goal: Sync {
     /// The lock that was waited for, if it was got.
     fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g LockGuard>;
 
-    /// Whether what was got is still held.
+    /// Whether what was got from the store is still held, where it took several steps.
     fn is_held(got: &Self::Got) -> bool;
 }
 
@@ -176,6 +176,8 @@ impl Question {
             min_until: self.min_hold.map(|d| sent + d),
         };
         let hold = self.under.as_ref().map_or_else(next_id, |under| under.hold);
+        // When the answer came.
+        let now = clock::now();
         let what = Granted {
             kind: request.kind,
             amount: request.amount,
@@ -184,12 +186,12 @@ impl Question {
             token: tokens.0,
             sent,
             lease: request.lease,
-            chain: Chain::new(request.kind, self.handovers, tokens, sent),
+            chain: Chain::new(request.kind, self.handovers, tokens, sent, now),
             under: self.under,
         };
         let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));
         shared.registry.add(&grant, sent);
-        let status = grant.status();
+        let status = grant.status_at(now);
         let hold = HoldRef { id: hold, grant };
         let guard = LockGuard::new(hold, handle);
         // Dropped where it is lost already, which gives it back.

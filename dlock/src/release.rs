@@ -14,6 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::backend::{BackendError, Outcome, ReleaseReply, ReleaseRequest};
 use crate::client::{Handle, Shared};
@@ -98,15 +99,22 @@ impl Handle {
 
     /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
     /// result is its outcome.
-    pub(crate) fn release(&self, grant: Arc<Grant>, told: Option<Told>) -> ReleaseOutcome {
+    pub(crate) fn release(&self, grant: Arc<Grant>, told: Option<Told>, now: Instant) -> ReleaseOutcome {
         let shared = self.shared().clone();
         shared.registry.remove(grant.number);
         let until = grant.deadline();
         let request = grant.release_request();
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
-        let counted = grant.is_young();
-        let going_on = self.carry(give_back(shared, request, until, last.clone(), told, counted));
+        let counted = grant.is_young(now);
+        let going_on = self.carry(give_back(
+            shared,
+            request,
+            (now, until),
+            last.clone(),
+            told,
+            counted,
+        ));
         let key = grant.key.clone();
         Box::pin(async move {
             match tokio::time::timeout(patience, going_on).await {
@@ -121,11 +129,11 @@ impl Handle {
 
     /// Makes sure that an acquire whose outcome is unknown leaves nothing behind.
     pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) {
-        let until = clock::now() + lease;
+        let now = clock::now();
         drop(self.carry(give_back(
             self.shared().clone(),
             request,
-            until,
+            (now, now + lease),
             Arc::default(),
             None,
             false,
@@ -139,13 +147,13 @@ impl Handle {
 fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
-    until: tokio::time::Instant,
+    (now, until): (Instant, Instant),
     last: Arc<Mutex<Option<BackendError>>>,
     mut told: Option<Told>,
     counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: this is the place in line.
-    let mut asked = clock::now();
+    let mut asked = now;
     let keep_until = asked + request.keep_for;
     let mut step = shared.backend.clone().release(request.clone());
     async move {

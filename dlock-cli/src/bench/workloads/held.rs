@@ -52,12 +52,7 @@ pub(in crate::bench) async fn take(job: &Arc<Job>, stop: &CancellationToken) -> 
     std::mem::take(&mut guards.lock())
 }
 
-async fn take_some(
-    job: Arc<Job>,
-    task: usize,
-    stop: CancellationToken,
-    guards: Arc<Mutex<Vec<LockGuard>>>,
-) {
+async fn take_some(job: Arc<Job>, task: usize, stop: CancellationToken, guards: Arc<Mutex<Vec<LockGuard>>>) {
     let mut recorder = job.tally.recorder(task, Series::Main);
     for number in (job.first_key(task)..job.plan.keys).step_by(job.plan.all_tasks()) {
         let lock = job.lock(&job.clients[0], number);
