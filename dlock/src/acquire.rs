@@ -17,6 +17,7 @@ use crate::courtesy::Debt;
 use crate::guard::LockGuard;
 use crate::handover::{DEFAULT_HANDOVERS, Wanted};
 use crate::lock::{LONGEST, Options};
+use crate::name::Name;
 use crate::question::{Goal, Look, Question};
 use crate::release::Carry;
 use crate::scope::{self, Scope};
@@ -296,8 +297,11 @@ impl<G: Goal> Wait<'_, G> {
             handle, key, options, ..
         } = self.attempt;
         let shared = handle.shared();
-        let of = (options.kind, key.clone());
-        if of.0 != Kind::Read || shared.waiters.any(&of) || shared.courtesies.owes(&of) {
+        if options.kind != Kind::Read {
+            return Ok(None);
+        }
+        let of = Name::new(options.kind, key);
+        if shared.waiters.any(&of) || shared.courtesies.owes(&of) {
             return Ok(None);
         }
         self.now(self.goal.look(0, None)).await
@@ -373,10 +377,10 @@ impl<G: Goal> Wait<'_, G> {
         let shared = handle.shared();
         let waiter = shared.next_grant();
         let listen = || shared.backend.clone().watch(options.kind, key, waiter);
-        let of = (options.kind, key.clone());
+        let of = ticket.name();
         let courtesies = &shared.courtesies;
         let after = turn.after.take();
-        let owed = courtesies.owed(&of);
+        let owed = courtesies.owed(of);
         let mut debt = None;
         if after.is_some() || owed.is_some() {
             let others_first = async {
@@ -385,7 +389,7 @@ impl<G: Goal> Wait<'_, G> {
                     None => owed,
                 };
                 courtesies
-                    .pause(&of, pause?, &mut turn.watch, listen, self.until)
+                    .pause(of, pause?, &mut turn.watch, listen, self.until)
                     .await
             };
             tokio::select! {
@@ -424,7 +428,7 @@ impl<G: Goal> Wait<'_, G> {
                     turn.handed = 0;
                     // Where one may read, all may.
                     turn.opened = options.kind == Kind::Read;
-                    courtesies.had(&of, debt);
+                    courtesies.had(of, debt);
                     place.taken = had;
                     if let Some(guard) = self.goal.guard(&got) {
                         place.taken = false;
@@ -435,7 +439,7 @@ impl<G: Goal> Wait<'_, G> {
                 Ok(Look::Busy { left, again }) => {
                     failing = Failing::default();
                     place.taken = had || again.is_some() && self.attempt.takes_place();
-                    courtesies.came(&of);
+                    courtesies.came(of);
                     // A store's word for "no end" may be more than a clock can take.
                     let left = left.filter(|left| *left <= LONGEST);
                     holder_until = left.map(|left| clock::now() + left);

@@ -7,7 +7,6 @@
 //! waits longest may well be the last to hear, and would otherwise never be served. Those who never come (stopped,
 //! slow, gone without a word) are waited for ever more rarely.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::backend::{Kind, Watch};
 use crate::clock;
-use crate::waiters::Name;
+use crate::name::{ByName, Name};
 
 /// The shortest time for which a process lets others go first: enough for one that is slow to wake up. It ends
 /// when they have come, so it costs only where nobody does.
@@ -133,7 +132,7 @@ pub(crate) struct Courtesies {
 
 #[derive(Debug, Default)]
 struct Keys {
-    known: HashMap<Name, Courtesy>,
+    known: ByName<Courtesy>,
     /// How many there may be before it is looked which of them can be forgotten.
     room: usize,
 }
@@ -180,7 +179,7 @@ impl Courtesies {
     pub(crate) fn owe(&self, of: Name, sent: Instant, others: u64) {
         let now = clock::now();
         let patience = some_round_trips(sent, now, NEXT);
-        let others = if of.0 == Kind::Read { 1 } else { others };
+        let others = if of.kind == Kind::Read { 1 } else { others };
         self.with(of, now, |courtesy| {
             if !courtesy.first.is_left_out() {
                 courtesy.owed = Some(Pause {

@@ -21,6 +21,7 @@ use crate::courtesy;
 use crate::courtesy::After;
 use crate::grants::Grant;
 use crate::guard::LockGuard;
+use crate::name::Name;
 use crate::release::ReleaseOutcome;
 use crate::scope::HoldRef;
 use crate::waiters::{Seat, Turn};
@@ -121,7 +122,8 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> 
     let (told, heard) = oneshot::channel();
     let news = turn.watch.as_ref().map(Watch::count);
     // Who waits here to read is somebody else: where writers follow each other, readers come in between.
-    let readers = grant.kind == Kind::Write && handle.shared().waiters.any(&(Kind::Read, grant.key.clone()));
+    let readers =
+        grant.kind == Kind::Write && handle.shared().waiters.any(&Name::new(Kind::Read, &grant.key));
     turn.after = Some(After::new(news, readers, heard));
     let outcome = handle.release(grant, Some(told), now);
     // Only now, so that the next acquire is behind the release.

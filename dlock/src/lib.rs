@@ -133,6 +133,7 @@ mod latch;
 mod leader;
 mod lock;
 mod multi;
+mod name;
 mod problem;
 mod question;
 pub mod record;

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use crate::backend::{BackendError, Outcome, ReleaseReply, ReleaseRequest};
 use crate::client::{Handle, Shared};
 use crate::grants::Grant;
+use crate::name::Name;
 use crate::{Error, LockKey, Loss, clock};
 
 /// Between two attempts to send a step, where the store answers at once that it cannot.
@@ -170,12 +171,15 @@ fn give_back(
             match told.take() {
                 Some(told) => drop(told.send(heard)),
                 None => {
-                    let (of, heard) = ((request.kind, key.clone()), heard.unwrap_or(0));
+                    let heard = heard.unwrap_or(0);
                     // Those who wait here have heard of it too, and compete with the others from now on. Where
                     // there is a queue nobody can jump it.
-                    if heard > 0 && !request.kind.waits_in_store() && !shared.waiters.any(&of) {
-                        let others = heard - u64::from(counted && heard > 1);
-                        shared.courtesies.owe(of, asked, others);
+                    if heard > 0 && !request.kind.waits_in_store() {
+                        let of = Name::new(request.kind, key);
+                        if !shared.waiters.any(&of) {
+                            let others = heard - u64::from(counted && heard > 1);
+                            shared.courtesies.owe(of, asked, others);
+                        }
                     }
                 }
             }

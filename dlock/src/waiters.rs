@@ -10,8 +10,8 @@
 //! Here the turn says who of them listens, and who asks the moment a release of this process is in line; and while it
 //! rests in a grant, who of them are next in the store's queue.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,18 +25,16 @@ use crate::backend::{GrantId, Kind, Watch};
 use crate::courtesy::After;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
+use crate::name::{ByName, Name};
 use crate::{Error, LockKey, clock};
 
 /// The place of one who has none in the store's queue.
 const NOWHERE: u64 = u64::MAX;
 
-/// What is waited for.
-pub(crate) type Name = (Kind, LockKey);
-
 /// The queues of a client, one for each key that somebody waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    queues: Mutex<HashMap<Name, Queue>>,
+    queues: Mutex<ByName<Queue>>,
 }
 
 /// The queue of a key: it is there for as long as its turn is.
@@ -230,7 +228,7 @@ impl Waiters {
         wanted: Option<Wanted>,
         by: &'static Location<'static>,
     ) -> Result<Ticket, Error> {
-        let of = (kind, key.clone());
+        let of = Name::new(kind, key);
         let seat = Arc::new(Seat {
             limit,
             wanted,
@@ -294,7 +292,7 @@ impl Waiters {
 
     /// Who has the turn of a key, if the lock can be given to it.
     pub(crate) fn front(&self, kind: Kind, key: &LockKey) -> Option<Arc<Seat>> {
-        let front = self.queues.lock().get(&(kind, key.clone()))?.front.clone();
+        let front = self.queues.lock().get(&Name::new(kind, key))?.front.clone();
         front.filter(|seat| seat.takes_a_guard())
     }
 }
@@ -307,6 +305,11 @@ fn too_many(key: &LockKey, limit: usize) -> Error {
 }
 
 impl Ticket {
+    /// What it is a place for.
+    pub(crate) fn name(&self) -> &Name {
+        &self.of
+    }
+
     /// Waits for the turn or the lock, whichever comes first. Cancel safe.
     pub(crate) async fn called(&self) -> Result<Called, Error> {
         std::future::poll_fn(|cx| {
@@ -333,7 +336,7 @@ impl Ticket {
             return Some(Ok(Called::Turn(turn)));
         }
         call.turned_away
-            .then(|| Err(too_many(&self.of.1, self.seat.limit.unwrap_or_default())))
+            .then(|| Err(too_many(&self.of.key, self.seat.limit.unwrap_or_default())))
     }
 
     /// Its place in the store's queue.
@@ -392,7 +395,7 @@ impl Turn {
     /// itself where nobody may wait.
     pub(crate) fn waits(&self, limit: Option<usize>, holder_until: Option<Instant>) -> Result<(), Error> {
         if limit == Some(0) {
-            return Err(too_many(&self.of.1, 0));
+            return Err(too_many(&self.of.key, 0));
         }
         let mut queues = self.waiters.queues.lock();
         let Some(queue) = queues.get_mut(&self.of) else {
@@ -449,7 +452,7 @@ impl Turn {
     pub(crate) fn heir(&mut self, fits: impl FnOnce(&Wanted) -> bool) -> Option<Arc<Seat>> {
         let mut queues = self.waiters.queues.lock();
         let queue = queues.get_mut(&self.of)?;
-        let seat = match self.of.0.waits_in_store() {
+        let seat = match self.of.kind.waits_in_store() {
             true => queue.next_of(&mut self.behind)?,
             false => queue.next()?,
         };
@@ -473,13 +476,12 @@ impl Drop for Turn {
         let (watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
         let mut next = None;
-        if let Entry::Occupied(mut entry) = queues.entry(self.of.clone()) {
-            let queue = entry.get_mut();
+        if let Some(queue) = queues.get_mut(&self.of) {
             next = queue.next();
             queue.front = next.clone();
             queue.front_waits = true;
             if next.is_none() {
-                entry.remove();
+                queues.remove(&self.of);
             }
         }
         // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes

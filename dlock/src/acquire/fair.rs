@@ -19,6 +19,7 @@ use super::{Attempt, Failing, Wait, changed, sleep_until};
 use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Watch};
 use crate::guard::LockGuard;
 use crate::lock::LONGEST;
+use crate::name::Name;
 use crate::question::{Goal, Question};
 use crate::release::Carry;
 use crate::waiters::Called;
@@ -102,7 +103,7 @@ impl Place {
         let Attempt {
             handle, key, options, ..
         } = &self.attempt;
-        let behind = handle.shared().waiters.behind(&(options.kind, key.clone()));
+        let behind = handle.shared().waiters.behind(&Name::new(options.kind, key));
         let behind = behind.try_into().unwrap_or(u32::MAX);
         1 + self.attempt.handovers().min(behind).min(MANY)
     }

@@ -1,0 +1,72 @@
+//! What is waited for: a name and a kind, with their hash, since each acquire looks them up several times.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::sync::LazyLock;
+
+use crate::LockKey;
+use crate::backend::Kind;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Name {
+    hash: u64,
+    pub(crate) kind: Kind,
+    pub(crate) key: LockKey,
+}
+
+/// A map by names.
+pub(crate) type ByName<V> = HashMap<Name, V, BuildHasherDefault<Hashed>>;
+
+impl Name {
+    pub(crate) fn new(kind: Kind, key: &LockKey) -> Name {
+        // Names are made from user input: nobody shall know which of them collide.
+        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        Name {
+            hash: STATE.hash_one((kind, key)),
+            kind,
+            key: key.clone(),
+        }
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes over the hash that a name has.
+#[derive(Debug, Default)]
+pub(crate) struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = self.0.rotate_left(8) ^ hash;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_by_their_kind_and_key() {
+        let mut map: ByName<u32> = ByName::default();
+        map.insert(Name::new(Kind::Read, &"a".into()), 1);
+        map.insert(Name::new(Kind::Write, &"a".into()), 2);
+        map.insert(Name::new(Kind::Read, &"b".into()), 3);
+        assert_eq!(map.get(&Name::new(Kind::Read, &"a".into())), Some(&1));
+        assert_eq!(map.get(&Name::new(Kind::Write, &"a".into())), Some(&2));
+        assert_eq!(map.get(&Name::new(Kind::Write, &"b".into())), None);
+    }
+}
