@@ -29,8 +29,8 @@ use crate::{Error, LockKey, Loss};
 
 /// Grants in one renewal step.
 const CHUNK: usize = 200;
-/// Renewal steps of one lane that are under way at a time: two that the server has, and the next two.
-const AT_ONCE: usize = 4;
+/// Renewal steps of one lane that are under way at a time: enough for a distant server.
+const AT_ONCE: usize = 8;
 /// How often readers are looked after at the least, also those whose lease is fixed: Redisson's renewals (every 10 s of a
 /// lease of 30 s, by default) leave the lock no more time than that, whatever others have left.
 const READERS: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::landing::After;
 use super::line::{BATCH, Line};
 use super::moves::Moves;
-use super::pace::Pace;
+use super::pace::{CALLS, Pace};
 use super::replicas::{Replicas, Way, Wires};
 use super::unsettled::{Unsettled, micros};
 use super::{Part, Plain, Request, Step};
@@ -26,8 +26,6 @@ use crate::backend::redis::script::{self, By};
 use crate::clock;
 use crate::url::Address;
 
-/// Calls under way at a time on a connection; in a Cluster, of one slot.
-const CALLS: usize = 2;
 /// Calls under way at a time in a Cluster, where each carries steps of one slot only.
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
 /// Calls in a row without an answer after which the connection is given up.
@@ -324,6 +322,7 @@ impl Actor {
             let left: Timer = Box::pin(async move { place.left(&address).await });
             left
         });
+        self.pace = Pace::new();
         let mut wires = Wires::new(connected);
         let mut silent = Silence::default();
         let end = loop {
@@ -443,10 +442,13 @@ impl Actor {
         self.pace.half(under_way + self.line.len())
     }
 
-    fn calls_in_all(&self) -> usize {
-        match self.part.cluster {
-            Some(_) => CALLS_IN_ALL,
-            None => CALLS,
+    /// How many calls may be under way on a connection, in all and with steps of the same slot: in a Cluster they are
+    /// many anyway, and where replicas are asked each call waits for those before it.
+    fn calls(&self) -> (usize, usize) {
+        match (&self.part.cluster, &self.replicas) {
+            (Some(_), _) => (CALLS_IN_ALL, CALLS),
+            (None, Some(_)) => (CALLS, CALLS),
+            (None, None) => (self.pace.calls(), self.pace.calls()),
         }
     }
 
@@ -512,7 +514,8 @@ impl Actor {
             None => self.way(),
         };
         let under_way = self.flights.iter().filter(|flight| flight.way == way);
-        if under_way.count() >= self.calls_in_all() {
+        let (in_all, of_slot) = self.calls();
+        if under_way.count() >= in_all {
             return None;
         }
         match self.plain.pop_front() {
@@ -530,7 +533,7 @@ impl Actor {
                     }
                     let is_there = |flight: &&Flight| flight.way == way && flight.slot == slot;
                     let under_way = flights.iter().filter(is_there);
-                    let may = under_way.count() < CALLS && moves.is_settled(slot);
+                    let may = under_way.count() < of_slot && moves.is_settled(slot);
                     last = Some((slot, may));
                     may
                 };

@@ -1,7 +1,12 @@
-//! How many of the steps that wait go out together.
+//! How many of the steps that wait go out together, and how many calls are under way at a time.
 //!
 //! Where a crowd of callers comes and goes, all of them in one call would have the server and this process wait for
 //! each other by turns. So two calls share them: one is carried out while the answers to the other are dealt with here.
+//!
+//! A step that comes when so many calls are under way as may be waits until one of them is answered. Near a server that
+//! is a moment, in which others come that go along. A distant one has nothing to do most of the time, and who waits for a
+//! round trip to end waits as long as for the answer; so there as many calls are under way as it takes that the next one
+//! ends soon.
 
 use std::time::Duration;
 
@@ -12,11 +17,20 @@ const CROWD: usize = 16;
 /// Only a server that answers as soon as this is worth it; a distant one is given all at once.
 const NEAR: Duration = Duration::from_millis(1);
 
+/// Calls under way at a time, where the server is near.
+pub(super) const CALLS: usize = 2;
+/// The same where it is as distant as can be.
+const MOST_CALLS: usize = 32;
+/// How soon the next of the calls under way shall end, and so how often a call may be made.
+const SOON: Duration = Duration::from_micros(250);
+
 pub(super) struct Pace {
     /// Steps of the call that was answered last, until those are taken in that its answers lead to.
     pub(super) answered: usize,
     /// How long that call took.
     round_trip: Duration,
+    /// How long the fastest took: what lies between, without what a server takes that has much to do.
+    fastest: Duration,
 }
 
 impl Pace {
@@ -24,12 +38,24 @@ impl Pace {
         Pace {
             answered: 0,
             round_trip: Duration::MAX,
+            fastest: Duration::MAX,
         }
     }
 
     pub(super) fn landed(&mut self, steps: usize, round_trip: Duration) {
         self.answered = steps;
         self.round_trip = round_trip;
+        self.fastest = self.fastest.min(round_trip);
+    }
+
+    /// How many calls may be under way at a time.
+    pub(super) fn calls(&self) -> usize {
+        // Nothing is known yet.
+        if self.fastest == Duration::MAX {
+            return CALLS;
+        }
+        let in_one = self.fastest.as_micros() / SOON.as_micros();
+        usize::try_from(in_one).map_or(MOST_CALLS, |calls| calls.clamp(CALLS, MOST_CALLS))
     }
 
     /// How many steps the next call takes, where so many are waiting or under way: half of those that come and go, if
@@ -63,6 +89,21 @@ mod tests {
         assert_eq!(after(5, Duration::from_micros(200)).half(10), None);
         assert_eq!(after(32, Duration::from_millis(2)).half(32), None);
         assert_eq!(Pace::new().half(64), None);
+    }
+
+    #[test]
+    fn the_more_distant_the_server_the_more_calls_are_under_way() {
+        let calls = |micros| after(1, Duration::from_micros(micros)).calls();
+        assert_eq!(Pace::new().calls(), 2);
+        assert_eq!([0, 80, 500].map(calls), [2; 3]);
+        assert_eq!([1000, 2000, 100_000].map(calls), [4, 8, 32]);
+    }
+
+    #[test]
+    fn a_server_that_has_much_to_do_is_not_distant() {
+        let mut pace = after(1, Duration::from_micros(80));
+        pace.landed(256, Duration::from_millis(20));
+        assert_eq!(pace.calls(), 2);
     }
 
     #[test]
