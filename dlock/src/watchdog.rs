@@ -37,9 +37,6 @@ const READERS: Duration = Duration::from_secs(10);
 /// The most by which a renewal comes early, to go along with others.
 const EARLIEST: Duration = Duration::from_millis(500);
 
-/// The most by which who waits to hear of a loss hears it late, where many are held.
-const LATEST: Duration = Duration::from_millis(10);
-
 /// The books: every live grant and when it needs attention.
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -277,8 +274,12 @@ impl Registry {
                     grant.is_asked.set(true);
                     renew.push((lane_of(&grant.key), number));
                 }
-                // The next look is at the deadline, unless an answer comes first. Many look together.
-                let look = if many { deadline.ceil(LATEST) } else { deadline };
+                // The next look is at the deadline, unless an answer comes first.
+                let look = if many {
+                    deadline.ceil(late(grant))
+                } else {
+                    deadline
+                };
                 entry.due.set(look);
                 later.push((look, number));
             }
@@ -469,6 +470,12 @@ fn share_of_row(number: u64) -> f64 {
 /// By how much a renewal may come early, to go along with others.
 fn grain(grant: &Grant) -> Duration {
     (grant.lease() / 60).min(EARLIEST)
+}
+
+/// How late it may be looked whether a lease has run out, where many are looked at together: much less than the margin that
+/// there is until somebody else can have the lock.
+fn late(grant: &Grant) -> Duration {
+    grain(grant) / 50
 }
 
 /// When to try again after a renewal failed: the sooner, the less is left.
