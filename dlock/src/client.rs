@@ -388,8 +388,9 @@ impl LockClient {
         let _ = tokio::time::timeout(deadline, shared.registry.empty()).await;
         let left = shared.registry.close(Loss::Shutdown);
         for grant in &left {
-            let left = grant.deadline().saturating_duration_since(crate::clock::now());
-            self.handle.undo(grant.release_request(), left);
+            let now = crate::clock::now();
+            let left = grant.deadline().saturating_duration_since(now);
+            self.handle.undo(grant.release_request(now), left);
         }
         shared.pending.close();
         let drained = tokio::time::timeout(shared.settings.retry_for, shared.pending.wait())

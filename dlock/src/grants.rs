@@ -558,10 +558,9 @@ impl Grant {
     }
 
     /// What is missing to `min_hold` yet.
-    pub(crate) fn min_hold_left(&self) -> Duration {
-        self.min_until().map_or(Duration::ZERO, |until| {
-            until.saturating_duration_since(clock::now())
-        })
+    fn min_hold_left(&self, now: Instant) -> Duration {
+        self.min_until()
+            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 
     /// What is left to `max_hold`, where there is one.
@@ -570,13 +569,13 @@ impl Grant {
         Some(end.saturating_duration_since(clock::now()))
     }
 
-    /// The step that gives the grant back.
-    pub(crate) fn release_request(&self) -> ReleaseRequest {
+    /// The step that gives the grant back, as of `now`.
+    pub(crate) fn release_request(&self, now: Instant) -> ReleaseRequest {
         ReleaseRequest {
             kind: self.kind,
             key: self.key.clone(),
             grant: self.id(),
-            keep_for: self.min_hold_left(),
+            keep_for: self.min_hold_left(now),
             amount: self.amount,
         }
     }

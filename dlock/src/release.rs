@@ -104,7 +104,7 @@ impl Handle {
         let shared = self.shared().clone();
         shared.registry.remove(grant.number);
         let until = grant.deadline();
-        let request = grant.release_request();
+        let request = grant.release_request(now);
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);

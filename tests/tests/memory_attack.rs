@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
@@ -140,6 +140,29 @@ fn a_waker_may_drop_the_guard_whose_token_is_cancelled() {
             assert!(slot.lock().is_none());
             assert_eq!(client.held(), 0);
         });
+    });
+}
+
+#[test]
+fn a_waker_that_blocks_takes_nothing_from_min_hold() {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = TestStore::new();
+        let begun = Instant::now();
+        let lock = store.client().lock("k").min_hold(600 * MS);
+        let guard = lock.acquire().await.unwrap();
+        let mut lost = Box::pin(guard.lost());
+        let waker = on_wake(|| std::thread::sleep(300 * MS));
+        assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        // The release is repeated, and asks for what is left then.
+        store.fail_next(Step::Release, Fault::Unreachable);
+        drop(guard);
+        let _next = store.client().lock("k").acquire().await.unwrap();
+        let kept = begun.elapsed();
+        assert!(kept >= 600 * MS, "{kept:?}");
     });
 }
 
