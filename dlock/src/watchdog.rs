@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -23,19 +23,28 @@ use self::schedule::Schedule;
 use crate::backend::{BackendError, Kind, Lane, Reason, Renewal};
 use crate::client::Shared;
 use crate::clock::{self, Moment};
-use crate::grants::Grant;
+use crate::grants::{Grant, margin};
 use crate::guard::HoldState;
 use crate::{Error, LockKey, Loss};
 
 /// Grants in one renewal step.
 const CHUNK: usize = 200;
-/// Renewal steps of one lane that are under way at a time: enough for a distant server.
-const AT_ONCE: usize = 8;
+/// Renewal steps of one lane that are under way at a time: two that the server has, and the next two.
+const AT_ONCE: usize = 4;
+/// A step that is not answered by then makes room for another one: where the way is long the server has nothing to do
+/// meanwhile, and one that hangs may do so for longer than others have left.
+const SLOW: Duration = Duration::from_millis(20);
+/// Steps of one lane that are under way at the most, those that are slow among them.
+const AT_MOST: usize = 16;
 /// How often readers are looked after at the least, also those whose lease is fixed: Redisson's renewals (every 10 s of a
 /// lease of 30 s, by default) leave the lock no more time than that, whatever others have left.
 const READERS: Duration = Duration::from_secs(10);
 /// The most by which a renewal comes early, to go along with others.
 const EARLIEST: Duration = Duration::from_millis(500);
+
+/// The most by which who waits to hear of a loss hears it late, where many are held; and no more than half the margin,
+/// so that it is heard before somebody else has the lock.
+const LATEST: Duration = Duration::from_millis(10);
 
 /// The books: every live grant and when it needs attention.
 #[derive(Debug)]
@@ -274,9 +283,9 @@ impl Registry {
                     grant.is_asked.set(true);
                     renew.push((lane_of(&grant.key), number));
                 }
-                // The next look is at the deadline, unless an answer comes first.
+                // The next look is at the deadline, unless an answer comes first. Many look together.
                 let look = if many {
-                    deadline.ceil(late(grant))
+                    deadline.ceil(latest(grant))
                 } else {
                     deadline
                 };
@@ -299,8 +308,7 @@ impl Registry {
     }
 
     /// The grants of these numbers that are still there, with the leases that they ask for now.
-    fn ask(&self, numbers: impl Iterator<Item = u64>) -> Vec<(Arc<Grant>, Duration)> {
-        let now = clock::now();
+    fn ask(&self, now: Instant, numbers: impl Iterator<Item = u64>) -> Vec<(Arc<Grant>, Duration)> {
         let books = self.books.lock();
         let mut asked = Vec::with_capacity(numbers.size_hint().0);
         for number in numbers {
@@ -472,10 +480,9 @@ fn grain(grant: &Grant) -> Duration {
     (grant.lease() / 60).min(EARLIEST)
 }
 
-/// How late it may be looked whether a lease has run out, where many are looked at together: much less than the margin that
-/// there is until somebody else can have the lock.
-fn late(grant: &Grant) -> Duration {
-    grain(grant) / 50
+/// By how much a look at the deadline may come late, to go along with others.
+fn latest(grant: &Grant) -> Duration {
+    (margin(grant.lease()) / 2).min(LATEST)
 }
 
 /// When to try again after a renewal failed: the sooner, the less is left.
@@ -488,7 +495,10 @@ fn next_try(grant: &Grant, now: Moment) -> Moment {
 /// What is to be renewed in one lane.
 struct Due {
     numbers: VecDeque<u64>,
+    /// For steps that are under way, as long as they are not slow.
     room: Arc<Semaphore>,
+    /// For all of them.
+    in_all: Arc<Semaphore>,
 }
 
 impl Default for Due {
@@ -496,7 +506,21 @@ impl Default for Due {
         Due {
             numbers: VecDeque::new(),
             room: Arc::new(Semaphore::new(AT_ONCE)),
+            in_all: Arc::new(Semaphore::new(AT_MOST)),
         }
+    }
+}
+
+impl Due {
+    /// Room for one more step: as one that is not slow yet, and as one that is.
+    fn enter(&self) -> Option<[OwnedSemaphorePermit; 2]> {
+        let all = self.in_all.clone().try_acquire_owned().ok()?;
+        let room = self.room.clone().try_acquire_owned().ok()?;
+        Some([room, all])
+    }
+
+    fn is_idle(&self) -> bool {
+        self.numbers.is_empty() && self.in_all.available_permits() == AT_MOST
     }
 }
 
@@ -528,17 +552,28 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
         }
         lanes.retain(|_, due| {
             while !due.numbers.is_empty()
-                && let Ok(room) = due.room.clone().try_acquire_owned()
+                && let Some([room, all]) = due.enter()
             {
                 let some = due.numbers.len().min(CHUNK);
-                let asked = registry.ask(due.numbers.drain(..some));
-                let renewal = renew(shared.clone(), asked);
+                let now = clock::now();
+                let asked = registry.ask(now, due.numbers.drain(..some));
+                // All released meanwhile, perhaps.
+                if asked.is_empty() {
+                    continue;
+                }
+                let shared = shared.clone();
                 chunks.spawn(async move {
-                    renewal.await;
-                    drop(room);
+                    let renewal = renew(shared.clone(), now, asked);
+                    tokio::pin!(renewal);
+                    if tokio::time::timeout(SLOW, &mut renewal).await.is_err() {
+                        drop(room);
+                        shared.registry.sooner.notify_one();
+                        renewal.await;
+                    }
+                    drop(all);
                 });
             }
-            !due.numbers.is_empty() || due.room.available_permits() < AT_ONCE
+            !due.is_idle()
         });
     }
 }
@@ -565,9 +600,9 @@ async fn next_doubt(doubts: &mut Option<broadcast::Receiver<Lane>>) -> Option<La
     }
 }
 
-/// Renews a chunk of one lane, each grant for its lease.
-async fn renew(shared: Arc<Shared>, asked: Vec<(Arc<Grant>, Duration)>) {
-    let sent = clock::now();
+/// Renews a chunk of one lane, each grant for its lease. That counts from `sent`, when it was seen how much is to be had,
+/// however much later this is polled.
+async fn renew(shared: Arc<Shared>, sent: Instant, asked: Vec<(Arc<Grant>, Duration)>) {
     let requests = asked
         .iter()
         .map(|(grant, lease)| grant.renew_request(*lease))

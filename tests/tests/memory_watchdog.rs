@@ -1,0 +1,134 @@
+//! The watchdog where many are held, where the store is far away, and where what is due has to wait.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock::backend::memory::MemoryBackend;
+use dlock::{LockClient, LockGuard, Loss};
+use dlock_tests::{Watched, paused};
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, sleep_until};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+
+fn margin(lease: Duration) -> Duration {
+    (lease / 100).max(10 * MS)
+}
+
+async fn watched() -> (Watched, LockClient) {
+    let backend = Watched::new(MemoryBackend::new());
+    let builder = LockClient::builder().backend(backend.clone());
+    (backend, builder.build().await.unwrap())
+}
+
+/// Many that are fixed for long, and need nothing.
+async fn many_others(client: &LockClient) -> Vec<LockGuard> {
+    let mut others = Vec::new();
+    for i in 0..250 {
+        others.push(
+            client
+                .lock(format!("other{i}"))
+                .lease(3600 * SEC)
+                .acquire()
+                .await
+                .unwrap(),
+        );
+    }
+    others
+}
+
+#[test]
+fn rule_13_where_many_are_held_a_loss_is_told_before_half_the_margin_is_gone() {
+    paused(async {
+        let (backend, client) = watched().await;
+        let _others = many_others(&client).await;
+        backend.seen().hang_renewals.store(true, SeqCst);
+        let lease = SEC;
+        // Enough that a renewal of some is under way at the end, wherever that is in the grain of the clock.
+        let holders = (0..200).map(|i| {
+            let lock = client.lock(format!("{i}")).renewed_lease(lease);
+            tokio::spawn(async move {
+                sleep(i * MS).await;
+                let guard = lock.acquire().await.unwrap();
+                let until = Instant::now() + lease - margin(lease);
+                guard.lost().await;
+                let late = Instant::now() - until;
+                assert!(late <= margin(lease) / 2 + MS, "{late:?} late");
+            })
+        });
+        for holder in join_all(holders).await {
+            holder.unwrap();
+        }
+    });
+}
+
+/// Goes behind all tasks that are ready now.
+async fn behind_the_others() {
+    let mut went = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut went, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[test]
+fn rule_11_a_renewal_that_waits_to_be_sent_stretches_no_max_hold() {
+    paused(async {
+        let client = LockClient::memory();
+        // The renewal is due after ten seconds; it is sent before the clock goes on, or later.
+        for behind in 0..6 {
+            let lock = client.lock("k").max_hold(12 * SEC);
+            let holder = tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                let taken = Instant::now();
+                sleep_until(taken + 10 * SEC).await;
+                for _ in 0..behind {
+                    behind_the_others().await;
+                }
+                tokio::time::advance(SEC).await;
+                assert_eq!(guard.lost().await, Loss::MaxHold);
+                let held = Instant::now() - taken;
+                assert!(held <= 12 * SEC, "{behind}: {held:?}");
+                guard.release().await.unwrap_err();
+            });
+            holder.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
+    paused(async {
+        let (backend, client) = watched().await;
+        let lock = |i| client.lock(format!("k{i}")).renewed_lease(3 * SEC).acquire();
+        let guards = join_all((0..8000).map(lock)).await;
+        // Forty steps, for which there are two seconds.
+        backend.seen().slow_answers.store(200, SeqCst);
+        sleep(10 * SEC).await;
+        let lost = guards.iter().flatten().filter(|guard| !guard.is_held()).count();
+        assert_eq!((guards.len(), lost), (8000, 0));
+    });
+}
+
+#[test]
+fn rule_9_nothing_is_sent_for_what_was_given_back_before_its_turn() {
+    paused(async {
+        let (backend, client) = watched().await;
+        let lock = |i| client.lock(format!("k{i}")).renewed_lease(3 * SEC).acquire();
+        let guards = join_all((0..8000).map(lock)).await;
+        backend.seen().hang_renewals.store(true, SeqCst);
+        sleep(SEC).await;
+        drop(guards);
+        let calls = backend.seen().renew_calls.load(SeqCst);
+        sleep(10 * SEC).await;
+        let sent = backend.seen().renew_calls.load(SeqCst);
+        assert_eq!((client.held(), sent), (0, calls));
+        assert!((16..40).contains(&calls), "some waited for room: {calls}");
+    });
+}
