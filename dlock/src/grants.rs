@@ -644,10 +644,16 @@ impl Grant {
         Ok(state.deadline)
     }
 
-    /// The store has not confirmed the grant when it should have. Whether that is new.
+    /// The store has not confirmed the grant when it should have. Whether that is news to anybody.
     pub(crate) fn suspect(&self) -> bool {
         let mut state = self.state.lock();
-        state.ended.is_none() && !std::mem::replace(&mut state.suspect, true)
+        // Also where the last hold has left: it may be about to be handed on.
+        let is_new = !std::mem::replace(&mut state.suspect, true);
+        is_new && state.ended.is_none()
+    }
+
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.state.lock().suspect
     }
 
     /// Says so, for callers that hold no lock.

@@ -6,6 +6,8 @@
 
 mod entries;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -171,10 +173,12 @@ impl Registry {
         }
     }
 
-    /// Puts another grant in the place of the one it is the heir of. `false` when that is not there any more.
+    /// Puts another grant in the place of the one it is the heir of. `false` when that is not there any more, or has come
+    /// in doubt since it was seen that it may be handed on.
     pub(crate) fn replace(&self, heir: &Arc<Grant>) -> bool {
         let mut books = self.books.lock();
-        let Some(entry) = books.grants.get(heir.number) else {
+        let entry = books.grants.get(heir.number);
+        let Some(entry) = entry.filter(|entry| !entry.grant.is_suspect()) else {
             return false;
         };
         heir.is_asked.set(entry.grant.is_asked.get());
