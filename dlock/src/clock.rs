@@ -80,7 +80,9 @@ fn origin() -> std::time::Instant {
     static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
     *ORIGIN.get_or_init(|| {
         let now = std::time::Instant::now();
-        now.checked_sub(Duration::from_secs(24 * 60 * 60)).unwrap_or(now)
+        // Some systems count from their start.
+        let earlier = |hours: u64| now.checked_sub(Duration::from_secs(hours * 60 * 60));
+        earlier(24).or_else(|| earlier(1)).unwrap_or(now)
     })
 }
 

@@ -726,7 +726,7 @@ pub trait Backend: Send + Sync + 'static {
         )))
     }
 
-    /// The lane of a key.
+    /// The lane of a key. Asked under a lock, and often: it answers at once, and calls no client.
     fn lane(&self, _key: &LockKey) -> Lane {
         Lane::default()
     }
