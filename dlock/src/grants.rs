@@ -131,7 +131,6 @@ impl Flag {
 }
 
 /// What few ask for.
-#[derive(Default)]
 struct Special {
     /// When renewal ends, at the latest.
     max_end: Option<Instant>,
@@ -139,6 +138,24 @@ struct Special {
     min_until: Option<Instant>,
     /// The write grant under which this one reads, and how that knows it.
     under: Option<Arc<Under>>,
+}
+
+impl Special {
+    /// `None` where nothing of it is asked for.
+    fn of(
+        max_end: Option<Instant>,
+        min_until: Option<Instant>,
+        under: Option<Arc<Under>>,
+    ) -> Option<Box<Special>> {
+        let any = max_end.is_some() || min_until.is_some() || under.is_some();
+        any.then(|| {
+            Box::new(Special {
+                max_end,
+                min_until,
+                under,
+            })
+        })
+    }
 }
 
 /// Somebody inside, and since which line.
@@ -213,9 +230,7 @@ impl State {
     fn signals(&self) -> Option<Arc<Signals>> {
         self.more.as_ref()?.signals.clone()
     }
-}
 
-impl State {
     /// Where somebody came in who is not around the asker.
     fn sibling(&self, around: impl Fn(u64) -> bool) -> Option<&'static Location<'static>> {
         let mut inside = self.holds().chain(self.readers());
@@ -261,13 +276,6 @@ impl Grant {
             under,
         } = what;
         let deadline = Moment::of(sent + lease - margin(lease));
-        let (max_end, min_until) = (terms.max_end, terms.min_until);
-        let is_special = max_end.is_some() || min_until.is_some() || under.is_some();
-        let special = Special {
-            max_end,
-            min_until,
-            under,
-        };
         Grant {
             kind,
             renewed: terms.renewed,
@@ -278,7 +286,7 @@ impl Grant {
             number,
             issuer: issuer.clone(),
             lease: clock::nanos(terms.lease),
-            special: is_special.then(|| Box::new(special)),
+            special: Special::of(terms.max_end, terms.min_until, under),
             state: Mutex::new(State::new(deadline, false, hold, chain)),
         }
     }
@@ -302,12 +310,7 @@ impl Grant {
             number: self.number,
             issuer: self.issuer.clone(),
             lease: self.lease,
-            special: max_end.is_some().then(|| {
-                Box::new(Special {
-                    max_end,
-                    ..Special::default()
-                })
-            }),
+            special: Special::of(max_end, None, None),
             state: Mutex::new(state),
         };
         (grant, hold)

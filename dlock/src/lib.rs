@@ -134,6 +134,7 @@ mod leader;
 mod lock;
 mod multi;
 mod name;
+mod numbers;
 mod problem;
 mod question;
 pub mod record;

@@ -1,11 +1,12 @@
 //! What is waited for: a name and a kind, with their hash, since each acquire looks them up several times.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::LazyLock;
 
 use crate::LockKey;
 use crate::backend::Kind;
+use crate::numbers::ByNumber;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name {
@@ -15,7 +16,7 @@ pub(crate) struct Name {
 }
 
 /// A map by names.
-pub(crate) type ByName<V> = HashMap<Name, V, BuildHasherDefault<Hashed>>;
+pub(crate) type ByName<V> = HashMap<Name, V, ByNumber>;
 
 impl Name {
     pub(crate) fn new(kind: Kind, key: &LockKey) -> Name {
@@ -32,26 +33,6 @@ impl Name {
 impl Hash for Name {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
-    }
-}
-
-/// Takes over the hash that a name has.
-#[derive(Debug, Default)]
-pub(crate) struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = self.0.rotate_left(8) ^ hash;
     }
 }
 

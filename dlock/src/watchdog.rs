@@ -27,6 +27,7 @@ use crate::client::Shared;
 use crate::clock::{self, Moment};
 use crate::grants::{Grant, margin};
 use crate::guard::HoldState;
+use crate::numbers::scatter;
 use crate::{Error, LockKey, Loss};
 
 /// Grants in one renewal step.
@@ -474,9 +475,7 @@ fn spread(many: bool, grant: &Grant, due: Moment, share: f64) -> Moment {
 /// and to find each of them somewhere else is most of what a renewal costs.
 fn share_of_row(number: u64) -> f64 {
     const ROW: u64 = 64;
-    // By the golden ratio, the upper bits of which are spread best.
-    let spread = (number / ROW).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    spread as f64 / 2_f64.powi(32)
+    (scatter(number / ROW) >> 32) as f64 / 2_f64.powi(32)
 }
 
 /// By how much a renewal may come early, to go along with others.

@@ -51,6 +51,12 @@ pub use store::{Shared, Store, is_of_a_step, settle};
 pub use topology::{Cluster, ClusterBuilder, Independent, Replicas, ReplicasBuilder, slot_of};
 pub use watched::{Seen as StepsSeen, Watched};
 
+/// What a lease is shortened by on the side of the holder.
+#[must_use]
+pub fn margin(lease: Duration) -> Duration {
+    (lease / 100).max(Duration::from_millis(10))
+}
+
 /// Waits until `holds` does, looking again every few milliseconds.
 ///
 /// # Panics

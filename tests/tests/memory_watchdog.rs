@@ -6,16 +6,12 @@ use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
 use dlock::{LockClient, LockGuard, Loss};
-use dlock_tests::{Watched, paused};
+use dlock_tests::{Watched, margin, paused};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-
-fn margin(lease: Duration) -> Duration {
-    (lease / 100).max(10 * MS)
-}
 
 async fn watched() -> (Watched, LockClient) {
     let backend = Watched::new(MemoryBackend::new());
@@ -37,6 +33,13 @@ async fn many_others(client: &LockClient) -> Vec<LockGuard> {
         );
     }
     others
+}
+
+/// So many with short leases that their renewals are forty steps.
+async fn many_short(client: &LockClient) -> Vec<LockGuard> {
+    let lock = |i| client.lock(format!("k{i}")).renewed_lease(3 * SEC).acquire();
+    let all = join_all((0..8000).map(lock)).await;
+    all.into_iter().collect::<Result<_, _>>().unwrap()
 }
 
 #[test]
@@ -106,12 +109,11 @@ fn rule_11_a_renewal_that_waits_to_be_sent_stretches_no_max_hold() {
 fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
     paused(async {
         let (backend, client) = watched().await;
-        let lock = |i| client.lock(format!("k{i}")).renewed_lease(3 * SEC).acquire();
-        let guards = join_all((0..8000).map(lock)).await;
-        // Forty steps, for which there are two seconds.
+        let guards = many_short(&client).await;
+        // Two seconds for all of them.
         backend.seen().slow_answers.store(200, SeqCst);
         sleep(10 * SEC).await;
-        let lost = guards.iter().flatten().filter(|guard| !guard.is_held()).count();
+        let lost = guards.iter().filter(|guard| !guard.is_held()).count();
         assert_eq!((guards.len(), lost), (8000, 0));
     });
 }
@@ -120,8 +122,7 @@ fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
 fn rule_9_nothing_is_sent_for_what_was_given_back_before_its_turn() {
     paused(async {
         let (backend, client) = watched().await;
-        let lock = |i| client.lock(format!("k{i}")).renewed_lease(3 * SEC).acquire();
-        let guards = join_all((0..8000).map(lock)).await;
+        let guards = many_short(&client).await;
         backend.seen().hang_renewals.store(true, SeqCst);
         sleep(SEC).await;
         drop(guards);

@@ -14,7 +14,7 @@ use dlock::backend::{
     ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use dlock::{HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
-use dlock_tests::paused;
+use dlock_tests::{margin, paused};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -26,10 +26,6 @@ const SEC: Duration = Duration::from_secs(1);
 /// So late a loss is told at the most: where many are held they are looked at together, by a timer of whole milliseconds.
 const LATE: Duration = Duration::from_millis(12);
 const LANES: u32 = 4;
-
-fn margin(lease: Duration) -> Duration {
-    (lease / 100).max(10 * MS)
-}
 
 /// What is known of a grant from what the store was asked, and what it was heard to answer.
 #[derive(Debug, Clone, Copy)]

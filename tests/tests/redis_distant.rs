@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_tests::faults::{setting, step};
+use dlock_tests::faults::{is_free, patient, setting, step};
 use dlock_tests::{Direction, eventually};
 
 const MS: Duration = Duration::from_millis(1);
@@ -11,15 +11,9 @@ const MS: Duration = Duration::from_millis(1);
 async fn a_step_waits_for_no_round_trip_of_others() {
     let (store, proxy, _, near) = setting().await;
     proxy.delay(Direction::ToServer, 10 * MS, Duration::ZERO);
-    let far = dlock_tests::faults::patient(&proxy.url()).await;
+    let far = patient(&proxy.url()).await;
     // It knows how far that is by its first round trip.
-    far.lock("first")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    is_free(&far, "first").await;
     proxy.forget();
     proxy.block(Direction::ToClient);
     let mut waiting = Vec::new();

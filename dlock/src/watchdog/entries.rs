@@ -6,14 +6,12 @@
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::clock::Moment;
 use crate::grants::Grant;
-
-/// So many numbers that follow each other have places that do.
-const ROW: u64 = 16;
+use crate::numbers::ByNumber;
 
 /// A live grant.
 #[derive(Debug)]
@@ -78,53 +76,9 @@ impl Entries {
     }
 }
 
-/// For numbers of our own that count up: nobody can choose them.
-pub(super) type ByNumber = BuildHasherDefault<NumberHasher>;
-
-#[derive(Debug, Default)]
-pub(super) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    /// A table takes the lower bits for the place, and the upper seven to compare. Numbers that follow each other get
-    /// places that do; each such row begins anywhere.
-    fn write_u64(&mut self, number: u64) {
-        const LOWER: u64 = u64::MAX >> 7;
-        // By the golden ratio, as Knuth has it.
-        let spread = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let number = self.0 ^ number;
-        let place = (spread(number / ROW) >> 32) + number % ROW;
-        self.0 = (place & LOWER) | (spread(number) & !LOWER);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::hash::BuildHasher;
-
     use super::*;
-
-    #[test]
-    fn whichever_numbers_are_left_they_spread() {
-        for every in [1, 2, 16, 64, 1024, 4096, 1 << 20] {
-            let mut places = vec![0; 1024];
-            for number in (0..10_000_u64).map(|number| number * every) {
-                places[ByNumber::default().hash_one(number) as usize % 1024] += 1;
-            }
-            let fullest = places.iter().max();
-            // Ten each, and by chance four times as many.
-            assert!(fullest < Some(&40), "{every}: {fullest:?}");
-        }
-    }
 
     #[test]
     fn an_entry_is_two_words() {

@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use smallvec::SmallVec;
 
-use super::entries::ByNumber;
 use crate::clock::Moment;
+use crate::numbers::ByNumber;
 
 /// A bucket may have so many numbers that mean nothing, beside as many as those that do.
 const SPARE: usize = 64;

@@ -6,6 +6,7 @@ use dlock::{Kind, Loss};
 use tokio::time::Instant;
 
 use super::ops::{Counter, KEYS, Step};
+use crate::margin;
 
 /// A moment that is known as exactly as the clocks of two processes allow: not before, and not after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,11 +31,6 @@ impl Span {
     fn or_earlier(self, other: Span) -> Span {
         Span::new(self.min.min(other.min), self.max.min(other.max))
     }
-}
-
-/// What a lease is shortened by on the side of the holder.
-fn margin(lease: Duration) -> Duration {
-    (lease / 100).max(Duration::from_millis(10))
 }
 
 /// What is asked for, or was granted.

@@ -57,7 +57,6 @@ pub(super) fn renew(
                     other => Err(strange(&other)),
                 })),
                 Step::Plain { step, some, lease } => match step.await {
-                    Ok(all) if answers.is_empty() => answers = all,
                     Ok(all) => answers.extend(all),
                     // Refused as a whole, perhaps because of one of them.
                     Err(error) if error.reason == Reason::Refused && some.len() > 1 => {

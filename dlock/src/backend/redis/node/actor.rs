@@ -442,13 +442,13 @@ impl Actor {
         self.pace.half(under_way + self.line.len())
     }
 
-    /// How many calls may be under way on a connection, in all and with steps of the same slot: in a Cluster they are
-    /// many anyway, and where replicas are asked each call waits for those before it.
-    fn calls(&self) -> (usize, usize) {
+    /// How many calls may be under way on a connection: in a Cluster they are many anyway, and where replicas are asked
+    /// each call waits for those before it.
+    fn calls(&self) -> usize {
         match (&self.part.cluster, &self.replicas) {
-            (Some(_), _) => (CALLS_IN_ALL, CALLS),
-            (None, Some(_)) => (CALLS, CALLS),
-            (None, None) => (self.pace.calls(), self.pace.calls()),
+            (Some(_), _) => CALLS_IN_ALL,
+            (None, Some(_)) => CALLS,
+            (None, None) => self.pace.calls(),
         }
     }
 
@@ -514,8 +514,7 @@ impl Actor {
             None => self.way(),
         };
         let under_way = self.flights.iter().filter(|flight| flight.way == way);
-        let (in_all, of_slot) = self.calls();
-        if under_way.count() >= in_all {
+        if under_way.count() >= self.calls() {
             return None;
         }
         match self.plain.pop_front() {
@@ -533,7 +532,9 @@ impl Actor {
                     }
                     let is_there = |flight: &&Flight| flight.way == way && flight.slot == slot;
                     let under_way = flights.iter().filter(is_there);
-                    let may = under_way.count() < of_slot && moves.is_settled(slot);
+                    // Where there are no slots, that was counted already.
+                    let has_room = slot.is_none() || under_way.count() < CALLS;
+                    let may = has_room && moves.is_settled(slot);
                     last = Some((slot, may));
                     may
                 };

@@ -1,0 +1,57 @@
+//! Maps by numbers that nobody can choose: those of our own, which count up, and hashes with a secret.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// So many numbers that follow each other have places that do.
+const ROW: u64 = 16;
+
+pub(crate) type ByNumber = BuildHasherDefault<NumberHasher>;
+
+#[derive(Debug, Default)]
+pub(crate) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    /// A table takes the lower bits for the place, and the upper seven to compare. Numbers that follow each other get
+    /// places that do; each such row begins anywhere.
+    fn write_u64(&mut self, number: u64) {
+        const LOWER: u64 = u64::MAX >> 7;
+        let number = self.0 ^ number;
+        let place = (scatter(number / ROW) >> 32) + number % ROW;
+        self.0 = (place & LOWER) | (scatter(number) & !LOWER);
+    }
+}
+
+/// Scatters numbers by the golden ratio, as Knuth has it: the upper bits best.
+pub(crate) fn scatter(number: u64) -> u64 {
+    number.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    #[test]
+    fn whichever_numbers_are_left_they_scatter() {
+        for every in [1, 2, 16, 64, 1024, 4096, 1 << 20] {
+            let mut places = vec![0; 1024];
+            for number in (0..10_000_u64).map(|number| number * every) {
+                places[ByNumber::default().hash_one(number) as usize % 1024] += 1;
+            }
+            let fullest = places.iter().max();
+            // Ten each, and by chance four times as many.
+            assert!(fullest < Some(&40), "{every}: {fullest:?}");
+        }
+    }
+}
