@@ -443,6 +443,27 @@ impl Redisson {
         self.call(thread, &["unlock", kind.word(), name]).await
     }
 
+    /// `lockAsync(lease, id)`: the holder is `uuid:id`, as with the reactive API, which draws ids at random. Waits without
+    /// end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`call`](Self::call).
+    pub async fn lock_as(&self, id: i64, kind: Kind, name: &str, lease: Duration) -> Result<Answer, Error> {
+        let words = ["lockAs", kind.word(), name, &id.to_string(), &millis(lease)];
+        self.call(ANY_THREAD, &words).await
+    }
+
+    /// `unlockAsync(id)`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`call`](Self::call).
+    pub async fn unlock_as(&self, id: i64, kind: Kind, name: &str) -> Result<Answer, Error> {
+        self.call(ANY_THREAD, &["unlockAs", kind.word(), name, &id.to_string()])
+            .await
+    }
+
     /// `forceUnlock()`: whether there was a lock to remove.
     ///
     /// # Errors

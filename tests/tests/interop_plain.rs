@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use dlock::{Error, HoldState, LockClient, LockKey, Loss};
+use dlock::{Error, HoldState, Kind as As, LockClient, LockKey, Loss};
 use dlock_tests::faults::{SLACK, in_rounds, is_confirmed};
 use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
 use dlock_tests::{Server, Store, eventually, settle};
@@ -360,6 +360,32 @@ async fn a_forced_release_wakes_the_other_sides_waiters() {
     let (woken, guard) = waiter.await.unwrap().unwrap();
     assert!(woken - forced < SLACK, "{:?}", woken - forced);
     guard.release().await.unwrap();
+    store.assert_clean(&[&client]).await;
+}
+
+/// The reactive API of Redisson draws the number of a holder at random, and half of them are below zero.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_java_holder_with_a_negative_number_is_waited_for_and_seen() {
+    let store = Store::server().await;
+    let (java, client) = (Redisson::on(&store).await, store.client().await);
+    let kinds = [
+        (Kind::Plain, As::Lock),
+        (Kind::Fair, As::Fair),
+        (Kind::Fenced, As::Fenced),
+    ];
+    for ((java_kind, kind), id) in kinds.into_iter().zip([-5, i64::MIN, -1]) {
+        let lock = client.lock("orders").kind(kind).wait(90 * SECOND);
+        java.lock_as(id, java_kind, "orders", 60 * SECOND).await.unwrap();
+        let holder = client.inspect("orders").await.unwrap().unwrap();
+        assert_eq!(holder.id, format!("{}:{id}", java.uuid()));
+        assert_eq!(client.list("").await.unwrap().len(), 1);
+        let busy = lock.clone().try_acquire().await.unwrap_err();
+        assert!(busy.is_busy(), "{busy}");
+        let waiter = tokio::spawn(lock.acquire());
+        settle().await;
+        java.unlock_as(id, java_kind, "orders").await.unwrap();
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+    }
     store.assert_clean(&[&client]).await;
 }
 

@@ -220,6 +220,37 @@ async fn a_writer_that_stays_as_a_reader_lets_the_readers_of_the_other_side_in()
     store.assert_clean(&[&client]).await;
 }
 
+/// The reactive API of Redisson draws the number of a holder at random, and half of them are below zero.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_java_reader_with_a_negative_number_keeps_writers_out_when_ours_leaves() {
+    let store = Store::server().await;
+    let java = Redisson::on(&store).await;
+    let client = store.client().await;
+    for name in NAMES {
+        let lock = rwlock(&client, name);
+        let reader = lock.read().acquire().await.unwrap();
+        java.lock_as(-5, Kind::Read, name, 60 * SECOND).await.unwrap();
+        java.lock_as(i64::MIN, Kind::Read, name, 60 * SECOND)
+            .await
+            .unwrap();
+        reader.release().await.unwrap();
+        java.unlock_as(i64::MIN, Kind::Read, name).await.unwrap();
+        assert!(lock.write().try_acquire().await.unwrap_err().is_busy());
+        let holder = client.inspect(LockKey::raw(name)).await.unwrap().unwrap();
+        assert_eq!(holder.id, format!("{}:-5", java.uuid()));
+        let writer = tokio::spawn(lock.write().wait(LONG).acquire());
+        listen(&store, name, 1).await;
+        java.unlock_as(-5, Kind::Read, name).await.unwrap();
+        writer.await.unwrap().unwrap().release().await.unwrap();
+
+        java.lock_as(-5, Kind::Write, name, 60 * SECOND).await.unwrap();
+        assert!(lock.read().try_acquire().await.unwrap_err().is_busy());
+        java.unlock_as(-5, Kind::Write, name).await.unwrap();
+        lock.read().try_acquire().await.unwrap().release().await.unwrap();
+    }
+    store.assert_clean(&[&client]).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_side_renews_the_other_respects() {
     let store = Store::server().await;

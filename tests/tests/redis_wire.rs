@@ -74,6 +74,75 @@ async fn a_lock_is_a_hash_with_one_field_and_a_lease() {
     assert_eq!(server.keys().await, ["dlock:fence"]);
 }
 
+/// Redisson's reactive API draws the number of a holder at random: half of them are below zero. Such a holder keeps all
+/// others out, as any other does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_with_a_negative_number_is_waited_for_as_any_other() {
+    const JAVA: &str = "11111111-2222-4333-8444-555555555555:-5";
+    let server = server().await;
+    let client = client(&server).await;
+    let raw = |name: &str| LockKey::raw(name);
+    let hold = async |name: &str, fields: &[&str]| {
+        let words = [&["HSET", name][..], fields].concat();
+        server.command(&words).await;
+        server.command(&["PEXPIRE", name, "60000"]).await;
+    };
+    hold("plain", &[JAVA, "2"]).await;
+    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced] {
+        let busy = client.lock("plain").kind(kind).try_acquire().await.unwrap_err();
+        assert!(busy.is_busy(), "{kind}: {busy}");
+    }
+    let busy = client.multi(["free", "plain"]).try_acquire().await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    let holder = client.inspect("plain").await.unwrap().unwrap();
+    assert_eq!((holder.id.as_str(), holder.holds), (JAVA, 2));
+
+    // A reader of ours leaves, and the other one is still there.
+    let ours = client.rwlock("read").read().acquire().await.unwrap();
+    hold("read", &[JAVA, "1"]).await;
+    let timeout = format!("{{read}}:{JAVA}:rwlock_timeout:1");
+    server.command(&["SET", &timeout, "1", "PX", "60000"]).await;
+    ours.release().await.unwrap();
+    let busy = client.rwlock("read").write().try_acquire().await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    assert_eq!(client.inspect("read").await.unwrap().unwrap().id, JAVA);
+
+    // A writer keeps readers out, and those who read under it go on when it has gone.
+    hold("write", &["mode", "write", &format!("{JAVA}:write"), "1"]).await;
+    let busy = client.rwlock("write").read().try_acquire().await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    assert_eq!(client.inspect("write").await.unwrap().unwrap().id, JAVA);
+
+    let listed = client.list("").await.unwrap();
+    let mut names: Vec<_> = listed.iter().map(|(key, _)| key.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["plain", "read", "write"]);
+    for name in ["plain", "read", "write"] {
+        assert!(client.force_release(raw(name)).await.unwrap(), "{name}");
+    }
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+}
+
+/// What stands in the hash of a read-write lock and has no form that is known here may be a reader of somebody's: who
+/// leaves does not open the lock for a writer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_leaves_removes_nobody_whom_it_does_not_know() {
+    let server = server().await;
+    let client = client(&server).await;
+    let ours = client
+        .rwlock("k")
+        .read()
+        .lease(60 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
+    server.command(&["HSET", "k", "somebody", "1"]).await;
+    ours.release().await.unwrap();
+    let busy = client.rwlock("k").write().try_acquire().await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    assert!(server.ttl("k").await.is_some_and(|left| left > 50 * SECOND));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_sets_the_lease_anew_and_nothing_else() {
     in_rounds("it is renewed in time", async || {

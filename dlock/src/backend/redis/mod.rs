@@ -364,7 +364,8 @@ fn is_holder(holder: &Holder) -> bool {
     let is_permit = holder.kind == Kind::Permit;
     is_permit
         || holder.id.split_once(':').is_some_and(|(uuid, number)| {
-            Uuid::parse_str(uuid).is_ok() && !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+            let digits = number.strip_prefix('-').unwrap_or(number);
+            Uuid::parse_str(uuid).is_ok() && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
         })
 }
 

@@ -68,6 +68,9 @@ local function add_read_write_steps()
         found.longest = math.max(found.longest, left)
       elseif string.sub(id, -6) == ':write' and is_holder(string.sub(id, 1, -7)) then
         found.writer = { field = id, id = string.sub(id, 1, -7), holds = holds }
+      elseif id ~= 'mode' then
+        -- A holder of a form that is not known here: it has what the hash has.
+        found.longest = math.max(found.longest, left_of(key))
       end
     end
     -- Readers that came in under a writer of Redisson's have its id.

@@ -11,7 +11,8 @@ local function type_of(key)
   return type(found) == 'table' and found.ok or 'unknown'
 end
 
-local function is_holder(text) return string.find(text, '^%x+%-%x+%-%x+%-%x+%-%x+:%d+$') end
+-- A holder: the UUID of its client and a number, which Redisson's reactive and asynchronous calls draw below zero, too.
+local function is_holder(text) return string.find(text, '^%x+%-%x+%-%x+%-%x+%-%x+:%-?%d+$') end
 
 -- A grant of dlock, by the version of its client's UUID.
 local function is_ours(id) return string.find(id, '^%x+%-%x+%-8%x%x%x%-') end

@@ -65,7 +65,11 @@ final class Commands {
         };
     }
 
-    /** {@code lock [lease]}, {@code tryLock wait lease} (a lease of -1 is renewed), and those without arguments. */
+    /**
+     * {@code lock [lease]}, {@code tryLock wait lease} (a lease of -1 is renewed), and those without arguments;
+     * {@code lockAs id lease} and {@code unlockAs id}, whose holder is not this thread: the reactive API draws ids at
+     * random, and half of them are negative.
+     */
     private static Object lock(RLock lock, String method, Arguments args) throws InterruptedException {
         switch (method) {
             case "lock" -> {
@@ -81,6 +85,14 @@ final class Commands {
             }
             case "unlock" -> {
                 lock.unlock();
+                return true;
+            }
+            case "lockAs" -> {
+                lock.lockAsync(args.number(1), MILLISECONDS, args.number(0)).toCompletableFuture().join();
+                return true;
+            }
+            case "unlockAs" -> {
+                lock.unlockAsync(args.number(0)).toCompletableFuture().join();
                 return true;
             }
             case "isLocked" -> {
