@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
-use dlock_tower::client::{RetryLayer, Sent};
+use dlock_tower::client::{RetryLayer, SendError, Sent};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -142,7 +142,6 @@ async fn what_is_sent_again_and_what_is_not() {
             ("502", Box::new(|| Ok(status(502))), 5),
             ("503", Box::new(|| Ok(status(503))), 5),
             ("504", Box::new(|| Ok(status(504))), 5),
-            ("in progress", Box::new(|| Ok(in_progress())), 5),
             ("replayed", Box::new(move || Ok(replayed())), 1),
             ("other conflict", Box::new(move || Ok(other_conflict())), 1),
             ("conflict", Box::new(|| Ok(status(409))), 1),
@@ -169,13 +168,98 @@ async fn the_body_of_a_conflict_is_not_lost_by_looking_at_it() {
     bounded(async {
         let (client, _) = answering(|_| Ok(in_progress()));
         let response = RetryLayer::new()
-            .attempts(1)
+            .total_time(Duration::ZERO)
             .layer(client)
             .oneshot(pay())
             .await
             .unwrap();
         let json = answer(response).await.json();
         assert_eq!(json["type"], "urn:dlock:problem:idempotency-in-progress");
+    })
+    .await;
+}
+
+/// Answers "in progress" use up no attempts: only the total time bounds them ("What is sent again" of the client's docs).
+#[tokio::test(start_paused = true)]
+async fn in_progress_answers_are_bounded_by_the_total_time_alone() {
+    bounded(async {
+        let begun = Instant::now();
+        // The work takes 25 of the 30 s.
+        let (client, seen) = answering(move |_| match begun.elapsed() < SECOND * 25 {
+            true => Ok(in_progress()),
+            false => Ok(status(201)),
+        });
+        let response = RetryLayer::new().layer(client).oneshot(pay()).await.unwrap();
+        assert_eq!(response.status(), 201);
+        let sent = response.extensions().get::<Sent>().unwrap();
+        assert_eq!(sent.attempts as usize, seen.lock().unwrap().len());
+        assert!(sent.attempts > 15, "{sent:?}");
+        // It never ends: the caller gets the last answer when the time is over, and not before.
+        let (client, _) = answering(|_| Ok(in_progress()));
+        let begun = Instant::now();
+        let response = RetryLayer::new().layer(client).oneshot(pay()).await.unwrap();
+        let took = begun.elapsed();
+        assert_eq!(response.status(), 409);
+        assert!(took > SECOND * 27 && took <= SECOND * 30, "{took:?}");
+    })
+    .await;
+}
+
+/// A caller that got no response is told the key that the layer drew, and can send the same request later.
+#[tokio::test(start_paused = true)]
+async fn error_tells_the_drawn_key_and_the_number_of_tries() {
+    bounded(async {
+        let (client, seen) = answering(|_| Err("broken"));
+        let layer = RetryLayer::new().attempts(2);
+        let error: SendError = layer.layer(client).oneshot(pay()).await.unwrap_err();
+        assert_eq!(
+            error.key().unwrap().to_str().unwrap(),
+            key(&seen.lock().unwrap()[1])
+        );
+        assert_eq!(error.sent().unwrap().attempts, 2);
+        let key = error.key().unwrap().to_str().unwrap();
+        assert!(error.to_string().contains(key), "{error}");
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), "broken");
+        // A typed error is found again, whatever the client is.
+        let failing = tower::service_fn(|_: Request<Full<Bytes>>| async {
+            Err::<Res, _>(std::io::Error::from(std::io::ErrorKind::TimedOut))
+        });
+        let error = RetryLayer::new().layer(failing).oneshot(pay()).await.unwrap_err();
+        assert_eq!(
+            error.downcast_ref::<std::io::Error>().unwrap().kind(),
+            std::io::ErrorKind::TimedOut
+        );
+        let mut get = pay();
+        *get.method_mut() = Method::GET;
+        let (client, _) = answering(|_| Err("broken"));
+        assert_eq!(
+            RetryLayer::new()
+                .layer(client)
+                .oneshot(get)
+                .await
+                .unwrap_err()
+                .key(),
+            None
+        );
+    })
+    .await;
+}
+
+/// Failures in between use up attempts, and answers "in progress" give none back.
+#[tokio::test(start_paused = true)]
+async fn failures_between_in_progress_answers_use_up_the_attempts() {
+    bounded(async {
+        let (client, seen) = answering(|n| match n % 2 {
+            0 => Ok(in_progress()),
+            _ => Ok(status(503)),
+        });
+        let response = RetryLayer::new()
+            .attempts(3)
+            .layer(client)
+            .oneshot(pay())
+            .await
+            .unwrap();
+        assert_eq!((response.status().as_u16(), seen.lock().unwrap().len()), (503, 5));
     })
     .await;
 }
@@ -223,7 +307,16 @@ async fn retry_after_is_honoured_and_the_tries_are_bounded() {
         let (client, seen) = answering(|_| Err("broken"));
         let begun = Instant::now();
         let layer = RetryLayer::new().attempts(8).pauses(SECOND / 10, SECOND * 2);
-        assert_eq!(layer.layer(client).oneshot(pay()).await.unwrap_err(), "broken");
+        assert_eq!(
+            layer
+                .layer(client)
+                .oneshot(pay())
+                .await
+                .unwrap_err()
+                .into_source()
+                .to_string(),
+            "broken"
+        );
         let took = begun.elapsed();
         assert!(took > SECOND * 3 && took < SECOND * 10, "{took:?}");
         assert_eq!(seen.lock().unwrap().len(), 8);

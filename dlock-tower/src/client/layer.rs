@@ -9,7 +9,7 @@ use tower_layer::Layer;
 
 use super::RetryService;
 
-/// How often a request is sent at most, unless said otherwise: 5 times.
+/// How many attempts a request has, unless said otherwise: 5.
 pub const DEFAULT_ATTEMPTS: u32 = 5;
 
 /// Until when the last try begins, unless said otherwise: 30 s after the first.
@@ -111,7 +111,8 @@ impl<E> RetryLayer<E> {
         self
     }
 
-    /// How often a request is sent at most, the first time included; 5 by default.
+    /// How many attempts a request has, the first one included; 5 by default. Answers that an equal request is in
+    /// progress are not counted: [`total_time`](Self::total_time) bounds them.
     pub fn attempts(self, attempts: u32) -> Self {
         self.set(|settings| settings.attempts = attempts)
     }

@@ -9,7 +9,7 @@
 //! use tower::{Layer, ServiceExt};
 //! # use bytes::Bytes;
 //! # use http_body_util::Full;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), std::convert::Infallible> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::client::SendError> {
 //! # let sent = std::sync::Mutex::new(Vec::new());
 //! # let sent: &'static std::sync::Mutex<Vec<http::HeaderValue>> = Box::leak(Box::new(sent));
 //! # let http_client = tower::service_fn(move |request: http::Request<Full<Bytes>>| async move {
@@ -31,8 +31,8 @@
 //! ```
 //!
 //! A request that has a key already keeps it: **where the operation may be tried again by a later run of
-//! your program, make the key there and store it with the operation**. A key that is drawn here lives as
-//! long as the call.
+//! your program, make the key there and store it with the operation**. A key that the layer draws lives as
+//! long as the call, and nobody learns it when a timeout outside of the layer drops the call.
 //!
 //! # What is sent again
 //!
@@ -47,9 +47,12 @@
 //! The pause is what `Retry-After` says, otherwise it grows from try to try; it is drawn at random, so that
 //! clients that failed together do not come back together. After [`attempts`](RetryLayer::attempts) tries,
 //! or when the next one would begin after [`total_time`](RetryLayer::total_time), the caller gets the last
-//! outcome as it is. No try is cut short: put a timeout inside of this layer, and it counts as a failure.
+//! outcome as it is. An answer "in progress" is no failed attempt: only the total time bounds how often the layer
+//! asks for the result. No try is cut short: put a timeout inside of this layer, and it counts as a failure.
 //!
-//! [`Sent`], in the extensions of the response, tells the key and how many tries it took.
+//! [`Sent`], in the extensions of the response, tells the key and how many tries it took. Where there is no response,
+//! [`SendError`] tells both, and its source is the client's own error; a caller that sends the request again by
+//! itself does so under [`SendError::key`].
 //!
 //! # reqwest
 //!
@@ -66,10 +69,12 @@
 //! ```
 
 mod body;
+mod error;
 mod layer;
 mod retry_after;
 mod service;
 
 pub use body::ResponseBody;
+pub use error::SendError;
 pub use layer::{AnyError, DEFAULT_ATTEMPTS, DEFAULT_TOTAL_TIME, RetryError, RetryLayer, SomeErrors};
 pub use service::{ResponseFuture, RetryService, Sent};

@@ -13,9 +13,10 @@ use tokio::time::{Instant, sleep};
 use tower_service::Service;
 use uuid::Uuid;
 
-use super::ResponseBody;
 use super::layer::{RetryError, Settings};
 use super::retry_after::retry_after;
+use super::{ResponseBody, SendError};
+use crate::body::BoxError;
 use crate::idempotency::{Problem, REPLAYED};
 
 /// How much of a 409 is read to see whether it tells of a request in progress.
@@ -49,33 +50,33 @@ impl<S, E> RetryService<S, E> {
     }
 }
 
-/// What it took to get a response; in its extensions.
+/// What it took to get a response, in its extensions; or to get none, in the [`SendError`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {
     /// The value of the header with the key.
     pub key: HeaderValue,
-    /// How often the request was sent.
+    /// How often the request was sent, whatever the answers were.
     pub attempts: u32,
 }
 
 /// The course of a request and its retries. Dropped, no further try is made.
 #[must_use = "futures do nothing unless polled"]
-pub struct ResponseFuture<R: Body, E> {
-    tries: Pin<Box<dyn Future<Output = Outcome<R, E>> + Send>>,
+pub struct ResponseFuture<R: Body> {
+    tries: Pin<Box<dyn Future<Output = Outcome<R>> + Send>>,
 }
 
-type Outcome<R, E> = Result<Response<ResponseBody<R>>, E>;
+type Outcome<R> = Result<Response<ResponseBody<R>>, SendError>;
 
-impl<R: Body, E> Future for ResponseFuture<R, E> {
-    type Output = Outcome<R, E>;
+impl<R: Body> Future for ResponseFuture<R> {
+    type Output = Outcome<R>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.tries.as_mut().poll(cx)
     }
 }
 
-impl<R: Body, E> fmt::Debug for ResponseFuture<R, E> {
+impl<R: Body> fmt::Debug for ResponseFuture<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
@@ -84,17 +85,18 @@ impl<R: Body, E> fmt::Debug for ResponseFuture<R, E> {
 impl<S, E, B, R> Service<Request<B>> for RetryService<S, E>
 where
     S: Service<Request<B>, Response = Response<R>, Future: Send> + Clone + Send + 'static,
-    S::Error: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
     E: RetryError<S::Error>,
     B: Clone + Send + 'static,
     R: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
 {
     type Response = Response<ResponseBody<R>>;
-    type Error = S::Error;
-    type Future = ResponseFuture<R, S::Error>;
+    type Error = SendError;
+    type Future = ResponseFuture<R>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let ready = self.inner.poll_ready(cx);
+        ready.map_err(|error| SendError::new(error, None))
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
@@ -104,7 +106,12 @@ where
         if !self.settings.methods.contains(request.method()) {
             let answer = inner.call(request);
             return ResponseFuture {
-                tries: Box::pin(async move { Ok(answer.await?.map(ResponseBody::untouched)) }),
+                tries: Box::pin(async move {
+                    match answer.await {
+                        Ok(response) => Ok(response.map(ResponseBody::untouched)),
+                        Err(error) => Err(SendError::new(error, None)),
+                    }
+                }),
             };
         }
         let key = request
@@ -116,10 +123,11 @@ where
             settings: self.settings.clone(),
             retry_error: self.retry_error.clone(),
             begun: Instant::now(),
-            attempts: 0,
+            sent: Sent { key, attempts: 0 },
+            used: 0,
         };
         ResponseFuture {
-            tries: Box::pin(tries.run(inner, request, key)),
+            tries: Box::pin(tries.run(inner, request)),
         }
     }
 }
@@ -134,76 +142,88 @@ struct Tries<E> {
     settings: Arc<Settings>,
     retry_error: E,
     begun: Instant,
-    attempts: u32,
+    sent: Sent,
+    /// How many tries count against the bound.
+    used: u32,
+}
+
+/// What an outcome says of another try.
+enum Advice {
+    /// It would be of no use.
+    GiveUp,
+    /// The request is carried out at this moment: asking for its result is no attempt at the work.
+    AskAgain(Duration),
+    /// The request failed, and may succeed.
+    TryAgain(Duration),
 }
 
 impl<E> Tries<E> {
-    async fn run<S, B, R>(
-        mut self,
-        mut inner: S,
-        request: Request<B>,
-        key: HeaderValue,
-    ) -> Outcome<R, S::Error>
+    async fn run<S, B, R>(mut self, mut inner: S, request: Request<B>) -> Outcome<R>
     where
-        S: Service<Request<B>, Response = Response<R>>,
+        S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>>,
         E: RetryError<S::Error>,
         B: Clone,
         R: Body<Data = Bytes> + Unpin,
     {
         loop {
-            self.attempts += 1;
+            self.sent.attempts += 1;
+            self.used += 1;
             let outcome = inner.call(request.clone()).await;
             let outcome = outcome.map(|response| response.map(ResponseBody::untouched));
-            let (outcome, pause) = match outcome {
+            let (outcome, advice) = match outcome {
                 Err(error) => {
-                    let pause = self.retry_error.is_worth_it(&error).then(|| self.own_pause());
-                    (Err(error), pause)
+                    let advice = match self.retry_error.is_worth_it(&error) {
+                        true => Advice::TryAgain(self.own_pause()),
+                        false => Advice::GiveUp,
+                    };
+                    (Err(SendError::new(error, Some(self.sent.clone()))), advice)
                 }
                 Ok(mut response) => {
-                    let pause = if self.is_worth_it(&mut response).await {
-                        Some(self.pause(response.headers()))
-                    } else {
-                        None
-                    };
-                    let (key, attempts) = (key.clone(), self.attempts);
-                    response.extensions_mut().insert(Sent { key, attempts });
-                    (Ok(response), pause)
+                    let advice = self.advice(&mut response).await;
+                    response.extensions_mut().insert(self.sent.clone());
+                    (Ok(response), advice)
                 }
             };
-            match pause {
-                Some(pause) if self.has_time_for(pause) => {
-                    tracing::debug!(attempt = self.attempts, ?pause, "a request is sent again");
-                    // Gives its connection back before the pause.
-                    drop(outcome);
-                    sleep(pause).await;
+            let pause = match advice {
+                Advice::AskAgain(pause) => {
+                    self.used -= 1;
+                    pause
                 }
+                Advice::TryAgain(pause) if self.used < self.settings.attempts => pause,
                 _ => return outcome,
+            };
+            if self.begun.elapsed().saturating_add(pause) > self.settings.total_time {
+                return outcome;
             }
-            poll_fn(|cx| inner.poll_ready(cx)).await?;
+            tracing::debug!(attempt = self.sent.attempts, ?pause, "a request is sent again");
+            // Gives its connection back before the pause.
+            drop(outcome);
+            sleep(pause).await;
+            let ready = poll_fn(|cx| inner.poll_ready(cx)).await;
+            ready.map_err(|error| SendError::new(error, Some(self.sent.clone())))?;
         }
     }
 
-    fn has_time_for(&self, pause: Duration) -> bool {
-        let Settings {
-            attempts, total_time, ..
-        } = &*self.settings;
-        self.attempts < *attempts && self.begun.elapsed().saturating_add(pause) <= *total_time
-    }
-
     /// Whether the same request may be answered differently later.
-    async fn is_worth_it<R>(&self, response: &mut Response<ResponseBody<R>>) -> bool
+    async fn advice<R>(&self, response: &mut Response<ResponseBody<R>>) -> Advice
     where
         R: Body<Data = Bytes> + Unpin,
     {
         if response.headers().contains_key(REPLAYED) {
-            return false;
+            return Advice::GiveUp;
         }
         if response.status() == StatusCode::CONFLICT && is_problem(response.headers()) {
             let text = response.body_mut().read(PROBLEM_LIMIT).await.unwrap_or_default();
             let problem = serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default();
-            return problem["type"] == Problem::InProgress.kind();
+            return match problem["type"] == Problem::InProgress.kind() {
+                true => Advice::AskAgain(self.pause(response.headers())),
+                false => Advice::GiveUp,
+            };
         }
-        self.settings.statuses.contains(&response.status())
+        match self.settings.statuses.contains(&response.status()) {
+            true => Advice::TryAgain(self.pause(response.headers())),
+            false => Advice::GiveUp,
+        }
     }
 
     /// The pause that the server asks for, or one of our own; drawn at random, and never shorter than what
@@ -219,7 +239,7 @@ impl<E> Tries<E> {
         let Settings {
             pause, longest_pause, ..
         } = &*self.settings;
-        let grown = pause.saturating_mul(1 << (self.attempts - 1).min(20));
+        let grown = pause.saturating_mul(1 << self.sent.attempts.saturating_sub(1).min(20));
         grown.min(*longest_pause).mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 }
