@@ -75,6 +75,25 @@ impl Buffered {
     }
 }
 
+impl Buffered {
+    /// Refuses a body that has fewer bytes than its `Content-Length`: it was cut off on its way.
+    pub(crate) fn check_length(&self, headers: &HeaderMap) -> Result<(), Rejection> {
+        let announced = headers.get(http::header::CONTENT_LENGTH);
+        let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
+        match announced {
+            Some(announced) if self.data.len() < announced => Err(incomplete()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn incomplete() -> Rejection {
+    Rejection::new(
+        http::StatusCode::BAD_REQUEST,
+        "the body could not be read to its end",
+    )
+}
+
 fn unreadable(error: BoxError, limit: usize) -> Rejection {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
     while let Some(error) = cause {
@@ -85,10 +104,7 @@ fn unreadable(error: BoxError, limit: usize) -> Rejection {
         cause = error.source();
     }
     tracing::debug!(%error, "the body of a request could not be read");
-    Rejection::new(
-        http::StatusCode::BAD_REQUEST,
-        "the body could not be read to its end",
-    )
+    incomplete()
 }
 
 impl Body for Buffered {

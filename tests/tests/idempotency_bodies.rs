@@ -276,6 +276,84 @@ async fn who_knows_the_length_finds_the_result_stored_with_the_last_byte() {
     .await;
 }
 
+/// A response that ends before its `Content-Length` is no result: its caller sees it break off, and a retry is told that
+/// there is none, instead of a part that passes for the whole.
+#[tokio::test(start_paused = true)]
+async fn response_shorter_than_its_content_length_is_not_replayed() {
+    bounded(async {
+        for pause in [Duration::ZERO, SECOND] {
+            for gone in [false, true] {
+                let (layer, run) = (layer(), Counting::default());
+                let service = around(
+                    &layer,
+                    run.answering(move |_| async move {
+                        let mut response = Response::new(slowly(vec![data(5), data(2)], pause));
+                        response
+                            .headers_mut()
+                            .insert("content-length", HeaderValue::from_static("10"));
+                        response
+                    }),
+                );
+                let body = service.clone().oneshot(post("k")).await.unwrap().into_body();
+                if gone {
+                    drop(body);
+                } else {
+                    let error = body.collect().await.unwrap_err().to_string();
+                    assert!(error.contains("7 of 10 bytes"), "{error}");
+                }
+                layer.handle().shutdown(SECOND * 10).await;
+                let again = send(&service, post("k")).await;
+                assert_eq!(
+                    again.problem(),
+                    problem(409, "result-unavailable"),
+                    "{pause:?} {gone}"
+                );
+                assert_eq!((run.count(), layer.handle().claims()), (1, 0));
+            }
+        }
+    })
+    .await;
+}
+
+/// An answer to `HEAD` announces a body that does not come.
+#[tokio::test]
+async fn response_that_has_no_body_may_announce_one() {
+    let (layer, run) = (layer().methods([http::Method::HEAD]), Counting::default());
+    let service = around(
+        &layer,
+        run.answering(|_| async {
+            let mut response = Response::new(Full::<Bytes>::default());
+            response
+                .headers_mut()
+                .insert("content-length", HeaderValue::from_static("10"));
+            response
+        }),
+    );
+    for replayed in [false, true] {
+        let answer = send(&service, request("HEAD", "/pay", "k", "")).await;
+        assert_eq!((answer.status(), answer.is_replay()), (200, replayed));
+    }
+}
+
+/// A request that ends before its `Content-Length` was cut off on its way: it claims nothing.
+#[tokio::test]
+async fn request_shorter_than_its_content_length_claims_nothing() {
+    let (store, run) = (Faulty::new(), Counting::default());
+    let service = around(&store.layer(), run.service());
+    let mut cut = request("POST", "/pay", "k", "amount=10");
+    cut.headers_mut()
+        .insert("content-length", HeaderValue::from_static("12"));
+    let answer = send(&service, cut).await;
+    assert_eq!(answer.status(), 400);
+    assert!(answer.not_started());
+    assert_eq!((run.count(), store.faults.seen()), (0, (0, 0, 0, 0)));
+    let mut whole = request("POST", "/pay", "k", "amount=10000");
+    whole
+        .headers_mut()
+        .insert("content-length", HeaderValue::from_static("12"));
+    assert_eq!(send(&service, whole).await.text(), "run 1");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stream_whose_client_goes_away_is_read_on_and_kept() {
     bounded(async {

@@ -228,6 +228,38 @@ async fn another_request_under_the_same_key_is_refused_without_naming_what_diffe
     assert_eq!(run.count(), 1);
 }
 
+/// Headers that say on which state of the resource, or to which part of it, the request applies make it another request.
+#[tokio::test]
+async fn preconditions_belong_to_the_fingerprint() {
+    for name in [
+        "if-match",
+        "if-none-match",
+        "if-modified-since",
+        "if-unmodified-since",
+        "if-range",
+        "range",
+        "content-range",
+        "content-encoding",
+    ] {
+        let run = Counting::default();
+        let service = around(&layer(), run.service());
+        let with = |values: &[&'static str]| {
+            let mut request = post("k");
+            for value in values {
+                request.headers_mut().append(name, value.parse().unwrap());
+            }
+            request
+        };
+        assert_eq!(send(&service, with(&["\"1\""])).await.text(), "run 1");
+        assert!(send(&service, with(&["\"1\""])).await.is_replay());
+        for other in [&["\"2\""][..], &[], &["\"1\"", "\"2\""]] {
+            let answer = send(&service, with(other)).await;
+            assert_eq!(answer.problem(), problem(422, "mismatch"), "{name} {other:?}");
+        }
+        assert_eq!(run.count(), 1);
+    }
+}
+
 #[tokio::test]
 async fn a_caller_who_is_not_known_is_refused() {
     #[derive(Clone)]

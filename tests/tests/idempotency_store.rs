@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dlock_tower::Idempotency;
+use dlock_tower::idempotency::Outcome;
 use http::Response;
 use http_body_util::Full;
 use idempotency_support::*;
@@ -196,6 +197,49 @@ async fn a_release_that_did_not_reach_the_store_is_repeated() {
         store.faults.set_down(false);
         layer.handle().shutdown(SECOND * 20).await;
         assert_eq!(send(&service, post("k")).await.text(), "run 2");
+    })
+    .await;
+}
+
+/// A release whose answer was lost is repeated, and finds the claim of the next request: nothing was lost, and nothing ran
+/// twice at a time. An owner that outlived its lease before it released did lose its claim.
+#[tokio::test(start_paused = true)]
+async fn repeated_release_that_finds_the_next_claim_is_no_loss() {
+    bounded(async {
+        for outlived in [false, true] {
+            let store = Faulty::new();
+            let layer = store.layer().lease(SECOND * 3);
+            let run = Counting::default();
+            let faults = store.faults.clone();
+            let service = around(
+                &layer,
+                run.answering(move |n| {
+                    if n == 1 {
+                        faults.release_answers_lost.store(1, Ordering::SeqCst);
+                    }
+                    faults.extend_down.store(n == 1 && outlived, Ordering::SeqCst);
+                    async move {
+                        if n == 1 && outlived {
+                            sleep(SECOND * 4).await;
+                        } else if n == 2 {
+                            sleep(SECOND * 30).await;
+                        }
+                        let mut response = Response::new(Full::from(format!("run {n}")));
+                        response.extensions_mut().insert(Outcome::Retry);
+                        response
+                    }
+                }),
+            );
+            let second = async {
+                // The first has just released, or is about to.
+                sleep(SECOND / 100 + if outlived { SECOND * 3 } else { Duration::ZERO }).await;
+                send(&service, post("k")).await
+            };
+            let (first, second) = tokio::join!(send(&service, post("k")), second);
+            assert_eq!((first.text(), second.text()), ("run 1", "run 2"));
+            layer.handle().shutdown(SECOND * 60).await;
+            assert_eq!(layer.stats().lost, u64::from(outlived));
+        }
     })
     .await;
 }

@@ -63,6 +63,7 @@ where
     } = question;
     let (parts, body) = request.into_parts();
     let body = Buffered::read(body, core.settings.body_limit).await?;
+    body.check_length(&parts.headers)?;
     let mut claim = ClaimRequest::new(
         record,
         ClaimToken::new(),

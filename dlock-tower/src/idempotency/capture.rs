@@ -10,6 +10,7 @@ use super::claim::{Claim, Settlement};
 use super::policy::{Ending, Outcome, Verdict};
 use super::replay;
 use super::stored::{Kept, Stored};
+use crate::body::BoxError;
 use crate::{NotStarted, grpc};
 
 /// A response, as far as it was seen.
@@ -67,6 +68,17 @@ impl Capture {
             self.trailers.get_or_insert_default().extend(trailers.clone());
         }
         true
+    }
+
+    /// The body ends with its head, whose length is that of another response (to `HEAD`, of a 304).
+    pub(super) fn expect_no_body(&mut self) {
+        self.announced = None;
+    }
+
+    /// The error of a body that ends now, if the head announced more.
+    pub(super) fn cut_short(&self) -> Option<BoxError> {
+        let announced = self.announced.filter(|announced| self.len < *announced)?;
+        Some(format!("the response ended after {} of {announced} bytes", self.len).into())
     }
 
     /// Whether all has come that the head announced.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use dlock::backend::{BackendError, Reason};
 use dlock::record::{ClaimToken, OwnerReply, RecordKey};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -48,6 +49,8 @@ pub(super) struct Claim {
     pub(super) since: Instant,
     pub(super) word: Word,
     pub(super) transaction: Transaction,
+    /// Until then nobody can take the claim over.
+    held_until: Mutex<Instant>,
     phase: AtomicU8,
     lost: AtomicBool,
     settled: AtomicBool,
@@ -84,6 +87,7 @@ impl Claim {
             core.shared.counters.taken_over();
         }
         let id = core.shared.claims.fetch_add(1, Ordering::Relaxed);
+        let held_until = Mutex::new(grant.since + core.settings.lease);
         let claim = Arc::new(Claim {
             core,
             runtime: Handle::current(),
@@ -96,6 +100,7 @@ impl Claim {
             since: grant.since,
             word: Word::default(),
             transaction: Transaction::default(),
+            held_until,
             phase: AtomicU8::new(Phase::Waiting as u8),
             lost: AtomicBool::new(false),
             settled: AtomicBool::new(false),
@@ -122,6 +127,16 @@ impl Claim {
 
     pub(super) fn is_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed)
+    }
+
+    /// The store has extended the claim.
+    pub(super) fn hold_until(&self, until: Instant) {
+        *self.held_until.lock() = until;
+    }
+
+    /// Whether another owner may have taken the claim over by now.
+    fn may_have_run_out(&self) -> bool {
+        *self.held_until.lock() <= Instant::now()
     }
 
     /// The store says that the claim is not ours, or not any more.
@@ -231,8 +246,9 @@ impl Owned {
         if self.is_lost() {
             return;
         }
+        let ran_out = self.may_have_run_out();
         match self.send(&settlement).await {
-            Ok(OwnerReply::NotOwner) => self.lose(),
+            Ok(OwnerReply::NotOwner) => self.refused(&settlement, ran_out),
             Ok(_) => {}
             Err(error) => {
                 self.core.shared.counters.settle_failures();
@@ -242,13 +258,25 @@ impl Owned {
                     "the outcome of a request did not reach the store, it is sent again until it does"
                 );
                 let claim = self.0.clone();
-                claim.spawn(self.repeat(settlement));
+                claim.spawn(self.repeat(settlement, ran_out));
             }
         }
     }
 
+    /// The claim is another owner's. A release that may have arrived before, and whose answer was lost, finds the claim
+    /// of the next request: that is a loss only where the lease had `ran_out` before the release was sent first.
+    fn refused(&self, settlement: &Settlement, ran_out: bool) {
+        match settlement {
+            Settlement::Release if !ran_out => tracing::debug!(
+                record = self.record.as_str(),
+                "a repeated release found the claim of the next request"
+            ),
+            _ => self.lose(),
+        }
+    }
+
     /// Keeps the claim and asks again, until the store has it or this process ends.
-    async fn repeat(self, settlement: Settlement) {
+    async fn repeat(self, settlement: Settlement, ran_out: bool) {
         const LONGEST: Duration = Duration::from_secs(5);
         let shared = &self.core.shared;
         shared.renewals.start(&self.0);
@@ -261,7 +289,7 @@ impl Owned {
             let answer = self.send(&settlement).await;
             drop(turn);
             match answer {
-                Ok(OwnerReply::NotOwner) => return self.lose(),
+                Ok(OwnerReply::NotOwner) => return self.refused(&settlement, ran_out),
                 Ok(_) => {
                     tracing::info!(
                         record = self.record.as_str(),

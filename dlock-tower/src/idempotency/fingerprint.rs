@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use dlock::record::{Fingerprint, RecordKey};
-use http::header::CONTENT_TYPE;
+use http::header::{self, HeaderName};
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
@@ -78,15 +78,33 @@ fn with_route(name: Parted, parts: &Parts) -> Parted {
     name.with("path").with(original_uri(parts).path())
 }
 
-/// The digest of method, path, query, content type and the body's bytes.
+/// Headers that change what a request asks for: on which state of the resource and to which part of it, and how its
+/// body is to be read. They may be absent, and count then as well.
+const MEANINGFUL: [HeaderName; 8] = [
+    header::CONTENT_ENCODING,
+    header::CONTENT_RANGE,
+    header::IF_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_NONE_MATCH,
+    header::IF_RANGE,
+    header::IF_UNMODIFIED_SINCE,
+    header::RANGE,
+];
+
+/// The digest of method, path, query, content type, the other [`MEANINGFUL`] headers and the body's bytes.
 pub(super) fn fingerprint(parts: &Parts, body: &Bytes) -> Fingerprint {
     let uri = original_uri(parts);
     let mut all = Parted::new("dlock idempotency fingerprint 1")
         .with(parts.method.as_str())
         .with(uri.path())
         .with_optional(uri.query());
-    for content_type in parts.headers.get_all(CONTENT_TYPE) {
+    for content_type in parts.headers.get_all(header::CONTENT_TYPE) {
         all = all.with_optional(Some(content_type));
+    }
+    for name in MEANINGFUL {
+        for value in parts.headers.get_all(&name) {
+            all = all.with_optional(Some(&name)).with(value);
+        }
     }
     all.with_optional(None::<&str>).with(body).digest()
 }

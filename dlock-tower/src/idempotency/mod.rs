@@ -55,7 +55,8 @@
 //!    users, or on two routes, have nothing to do with each other. The route is what axum has matched,
 //!    otherwise the path; [`route`](IdempotencyLayer::route) says something else.
 //! 4. **The body is read**, up to [`body_limit`](IdempotencyLayer::body_limit), and a fingerprint made of
-//!    method, path, query, content type and the body's bytes. Nothing bounds the time that a client takes
+//!    method, path, query, content type and encoding, preconditions and ranges (`If-Match`, `Range` and their kin)
+//!    and the body's bytes. A body shorter than its `Content-Length` is refused. Nothing bounds the time that a client takes
 //!    for its body: put a timeout around.
 //! 5. **The key is claimed**: one step on the store, which also tells what was done before. A result is sent
 //!    again; another fingerprint is refused; an equal request that is in progress is told so, or waited for

@@ -149,6 +149,7 @@ async fn renew(claim: Arc<Claim>) {
             }
             Ok(Ok(_)) => {
                 ends = sent + lease;
+                claim.hold_until(ends);
                 (sent + lease / 3).saturating_duration_since(Instant::now())
             }
             failure => {

@@ -92,10 +92,16 @@ where
         claim.settle(Stored::Unavailable).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
+    if body.is_end_stream() {
+        capture.expect_no_body();
+    }
     // Most bodies are there at once; they are stored before the first byte goes out.
     let mut body = Box::pin(body);
     let body = loop {
-        let next = poll!(body.frame()).map(|next| next.map(|frame| frame.map_err(Into::<BoxError>::into)));
+        let next = poll!(body.frame()).map(|next| match next {
+            Some(frame) => Some(frame.map_err(Into::<BoxError>::into)),
+            None => capture.cut_short().map(Err),
+        });
         match next {
             Poll::Ready(Some(Ok(frame))) if capture.take(&frame) => {}
             Poll::Ready(Some(Ok(frame))) => {

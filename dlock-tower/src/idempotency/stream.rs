@@ -135,11 +135,15 @@ where
                     let frame = ready!(body.as_mut().poll_frame(cx)).transpose();
                     let step = match frame {
                         Ok(Some(frame)) if !capture.take(&frame) => Step::TooMuch(frame),
-                        Ok(Some(frame)) if body.is_end_stream() || capture.has_all_announced() => {
+                        Ok(Some(frame)) if capture.has_all_announced() => Step::End(Some(frame)),
+                        Ok(Some(frame)) if body.is_end_stream() && capture.cut_short().is_none() => {
                             Step::End(Some(frame))
                         }
                         Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
-                        Ok(None) => Step::End(None),
+                        Ok(None) => match capture.cut_short() {
+                            Some(error) => Step::Broken(error),
+                            None => Step::End(None),
+                        },
                         Err(error) => Step::Broken(error.into()),
                     };
                     self.settle(step);
@@ -296,7 +300,7 @@ where
         match body.frame().await {
             Some(Ok(frame)) if capture.take(&frame) => {}
             Some(_) => break false,
-            None => break true,
+            None => break capture.cut_short().is_none(),
         }
     };
     drop(body);

@@ -232,6 +232,8 @@ pub(crate) struct Faults {
     pub(crate) claim_answers_lost: AtomicUsize,
     /// So many of the next completions are done, and their answers lost.
     pub(crate) complete_answers_lost: AtomicUsize,
+    /// So many of the next releases are done, and their answers lost.
+    pub(crate) release_answers_lost: AtomicUsize,
     /// Claims are done, and answered only when this is off again.
     pub(crate) claim_answers_held: AtomicBool,
     /// Completions are neither done nor answered while this is on.
@@ -368,10 +370,12 @@ impl RecordStore for Faulty {
         self.faults.releases.fetch_add(1, Ordering::SeqCst);
         let step = (!self.faults.down.load(Ordering::SeqCst)).then(|| self.inner.release(&key, &token));
         async move {
-            match step {
-                Some(step) => step.await,
-                None => unreachable(),
+            let Some(step) = step else { return unreachable() };
+            let reply = step.await;
+            if take(&self.faults.release_answers_lost) {
+                return Err(BackendError::unknown("the connection broke"));
             }
+            reply
         }
     }
 
