@@ -25,8 +25,16 @@ pub(crate) async fn show(client: &LockClient, key: &str) -> Result<ExitCode, Err
 
 /// All that are held.
 pub(crate) async fn list(client: &LockClient, prefix: &str) -> Result<ExitCode, Error> {
-    for (key, holder) in client.list(prefix).await? {
-        println!("{}", line(key.as_str(), &holder));
+    let locks = client.list(prefix).await?;
+    for (key, holder) in &locks {
+        println!("{}", line(key.as_str(), holder));
+    }
+    if locks.is_empty() {
+        // Not on standard output, which has a line for each lock.
+        match prefix {
+            "" => eprintln!("no lock is held"),
+            prefix => eprintln!("no lock is held whose name begins with {prefix:?}"),
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -49,12 +57,12 @@ fn line(key: &str, holder: &Holder) -> String {
             humantime::format_duration(Duration::from_millis(left.as_millis() as u64))
         )
     });
-    let holds = if holder.holds == 1 {
-        String::new()
-    } else {
-        format!("  {} holds", holder.holds)
+    let holds = match holder.holds {
+        0 | 1 => String::new(),
+        holds => format!("  {holds} holds"),
     };
     let held = match holder.kind {
+        _ if holder.holds == 0 => "released, kept for its min_hold",
         Kind::Read => "held to read",
         Kind::Write => "held to write",
         _ => "held",

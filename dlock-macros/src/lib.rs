@@ -54,7 +54,7 @@ use proc_macro::TokenStream;
 /// | `keys = […]` | – | [several locks](#several-keys) instead: all of them or none |
 /// | `kind = read` | `lock` | [what to lock as](#kinds): `lock`, `fair`, `read`, `write` or `fenced` |
 /// | `prefer_writers = true` | `false` | with `kind = write`: [readers stand back](#kinds) for calls that wait |
-/// | `lock = expr` | the client of `dlock::set_default` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
+/// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
 /// | `renewed_lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
 /// | `lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
@@ -114,9 +114,9 @@ use proc_macro::TokenStream;
 ///
 /// # Several keys
 ///
-/// `keys = [from, to]` takes several locks at once (`dlock::MultiLock`), all of them or none: the call
-/// never waits for one while it has another, so calls with keys in common cannot dead-lock, in whatever order they
-/// name them. Each element is what `key =` takes; any other expression is iterated over, and gives `LockKey`s or what
+/// `keys = [from, to]` takes several locks at once (`dlock::MultiLock`), all of them or none. Calls with keys in common
+/// cannot dead-lock, in whatever order they name them: a call asks for all keys in one step, and only where each of
+/// them stays busy does it take them one by one, in an order that is the same for all calls. Each element is what `key =` takes; any other expression is iterated over, and gives `LockKey`s or what
 /// converts into one. A key that is named twice counts once.
 ///
 /// ```

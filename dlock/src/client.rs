@@ -3,7 +3,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -140,7 +139,7 @@ impl LockClient {
     /// # Errors
     ///
     /// [`Error::InvalidUrl`] or [`Error::InvalidOption`] when the URL is wrong, [`Error::Unsupported`] for
-    /// the topologies that are known but not there yet, [`Error::Unreachable`] or [`Error::Refused`] when
+    /// `rediss://` without the feature `tls`, [`Error::Unreachable`] or [`Error::Refused`] when
     /// the servers do not answer within the timeout or do not let us in.
     ///
     /// # Panics
@@ -264,6 +263,11 @@ impl LockClient {
     /// The count-down latch of this name. Nothing is sent until it is used.
     pub fn latch(&self, key: impl Into<LockKey>) -> Latch {
         Latch::new(self.handle.clone(), key.into())
+    }
+
+    /// Whether the client hands out no locks any more: it was shut down, or its runtime ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.handle.shared.closing.is_cancelled()
     }
 
     /// The lease that locks of this client are renewed with.
@@ -433,25 +437,4 @@ pub struct ShutdownReport {
     pub lost: usize,
     /// Releases that the store had not confirmed at the end; the leases end those locks.
     pub unconfirmed: usize,
-}
-
-static DEFAULT: OnceLock<LockClient> = OnceLock::new();
-
-/// Sets the client that `#[distributed_lock]` uses where no `lock = ...` is given. Once per process, at
-/// start-up.
-///
-/// # Errors
-///
-/// [`Error::DefaultClientSet`] when it was set before.
-pub fn set_default(client: LockClient) -> Result<(), Error> {
-    DEFAULT.set(client).map_err(|_| Error::DefaultClientSet)
-}
-
-/// The client that was set by [`set_default`].
-///
-/// # Errors
-///
-/// [`Error::NoDefaultClient`], which says what to call.
-pub fn default_client() -> Result<LockClient, Error> {
-    DEFAULT.get().cloned().ok_or(Error::NoDefaultClient)
 }

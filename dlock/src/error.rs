@@ -224,14 +224,16 @@ pub enum Error {
         reason: String,
     },
 
-    /// No process-wide client has been set.
+    /// No default client has been set.
     #[error(
-        "no default lock client: call dlock::set_default(client) once at start-up, or say which client with `lock = ...`"
+        "no default lock client: call dlock::set_default(client) once at start-up, in a test dlock::set_runtime_default(client), or name the client with `lock = ...`"
     )]
     NoDefaultClient,
 
-    /// A process-wide client was set before.
-    #[error("the default lock client is already set: dlock::set_default is called once per process")]
+    /// The process-wide default client was set before, and still works.
+    #[error(
+        "the default lock client is already set: call dlock::set_default once per process, and dlock::set_runtime_default in tests"
+    )]
     DefaultClientSet,
 }
 

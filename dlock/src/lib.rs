@@ -1,7 +1,7 @@
 //! Run it once at a time, across every process.
 //!
-//! dlock gives a Rust service locks that hold across all its processes, on one Redis or Valkey server or,
-//! with nothing installed, in memory. A lock is renewed while it is held, released on return, error, panic
+//! dlock gives a Rust service locks that hold across all its processes: on Redis or Valkey (one server, Sentinel, Cluster,
+//! or a quorum of independent servers) or, with nothing installed, in memory. A lock is renewed while it is held, released on return, error, panic
 //! and cancellation, and taken over soon after a crash. Its holder is told when its time is up before the
 //! lock passes on because of that, and every acquisition carries a fencing token.
 //!
@@ -123,6 +123,7 @@ mod client;
 mod clock;
 mod counted;
 mod courtesy;
+mod default;
 mod error;
 mod grants;
 mod guard;
@@ -155,7 +156,8 @@ pub mod __macro;
 
 pub use backend::Kind;
 pub use builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, LockClientBuilder};
-pub use client::{LockClient, ShutdownReport, default_client, set_default};
+pub use client::{LockClient, ShutdownReport};
+pub use default::{RuntimeDefault, default_client, set_default, set_runtime_default, with_default};
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;
 pub use error::{Error, Loss};

@@ -129,8 +129,8 @@ impl Lock {
     }
 
     /// How many times this process hands the lock on among its own callers before it goes back to the store;
-    /// 4096 by default, and in any case only for a time slice of about 5 ms from when it came from there.
-    /// After that processes that wait elsewhere go first. 0 sends every release to the store.
+    /// 4096 by default, and in any case only for a time slice from when it came from there: four round trips of the
+    /// store, at least 5 ms and at most 100 ms. After that processes that wait elsewhere go first. 0 sends every release to the store.
     ///
     /// A lock is handed on without a round trip to the next in line, in arrival order, each time with a
     /// fencing token of its own; only while it is renewed, confirmed, past its `min_hold` and has a third of

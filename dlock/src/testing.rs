@@ -27,8 +27,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Everything runs by tokio's clock. Under `#[tokio::test(start_paused = true)]` leases, waits and renewals
-//! of an hour pass in no time: move the clock by `tokio::time::sleep`, not by `advance`, which jumps over
+//! Everything runs by tokio's clock. Under `#[tokio::test(start_paused = true)]`, which needs tokio's feature `test-util`
+//! (`cargo add --dev tokio --features test-util`), leases, waits and renewals of an hour pass in no time: move the clock by `tokio::time::sleep`, not by `advance`, which jumps over
 //! the renewals in between.
 
 use std::collections::VecDeque;
@@ -46,6 +46,7 @@ use crate::backend::{
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::client::Shared;
+use crate::lock::LONGEST;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
 
 /// A store in memory with a hand on its shoulder. Clones are the same store.
@@ -126,14 +127,14 @@ impl TestStore {
 
     /// Somebody else takes the lock, from whoever has it, and keeps it until the value is dropped.
     pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
-        // As long as any lease may be.
-        self.busy_for(key, Duration::from_secs(365 * 24 * 60 * 60))
+        self.busy_for(key, LONGEST)
     }
 
-    /// Somebody else takes the lock, from whoever has it, with a fixed lease; dropping the value ends it
-    /// before.
+    /// Another client takes the lock from its holder, with a fixed lease of a year at most; dropping the value ends
+    /// the lease before.
     pub fn busy_for(&self, key: impl Into<LockKey>, lease: Duration) -> Busy {
         let key = key.into();
+        let lease = lease.min(LONGEST);
         self.lose(key.clone());
         let grant = GrantId::new(Uuid::new_v4(), 1);
         let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, lease);

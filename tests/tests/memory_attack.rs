@@ -540,3 +540,16 @@ fn news_without_end_do_not_outlast_the_wait() {
             });
     });
 }
+
+/// A lease beyond all bounds is a year, as for any other holder.
+#[tokio::test(start_paused = true)]
+async fn test_store_is_busy_for_as_long_as_it_is_told() {
+    let store = TestStore::new();
+    let client = store.client();
+    let busy = store.busy_for("k", Duration::MAX);
+    assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+    drop(busy);
+    drop(client.lock("k").try_acquire().await.unwrap());
+}

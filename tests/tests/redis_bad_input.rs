@@ -538,7 +538,7 @@ async fn what_a_user_may_not_do_is_told() {
     for (user, key, says) in cases {
         let client = ordinary(&server.url_as(user, "hunter2")).await;
         let error = fails(user, client.lock(key).wait(10 * SECOND).acquire()).await;
-        assert_refused(&error, &[key, says]);
+        assert_refused(&error, &[key, says, "dlock:fence", "docs/permissions.md"]);
         assert!(
             !server.keys().await.iter().any(|left| left == key),
             "{user} left something behind"

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dlock::LockClient;
 use dlock_tests::faults::{SOON, patient, within};
-use dlock_tests::{Ended, Flavor, Running, Server, eventually};
+use dlock_tests::{Ended, Flavor, Running, Server, child, eventually};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 
@@ -25,6 +25,16 @@ async fn server() -> (Server, String) {
 
 async fn run(url: &str, args: &[&str]) -> Ended {
     Running::start(url, args).all_ended().await
+}
+
+/// What `dlock` prints to standard output and standard error, one after the other.
+fn look(url: &str, args: &[&str]) -> String {
+    let mut command = child::command(dlock_tests::bins::dlock());
+    command.args(["--url", url]).args(args);
+    let output = dlock_tests::bins::output(command, 10 * SOON);
+    [output.stdout, output.stderr]
+        .map(|text| String::from_utf8(text).unwrap())
+        .concat()
 }
 
 fn code(ended: &Ended) -> i32 {
@@ -310,12 +320,26 @@ async fn a_min_hold_keeps_the_lock_after_a_short_command_whatever_became_of_it()
             "{key}: {left:?}"
         );
     }
+    let kept = look(&url, &["show", "well"]);
+    assert!(
+        kept.contains("released, kept for its min_hold") && !kept.contains("0 holds"),
+        "{kept}"
+    );
     assert_eq!(
         code(&run(&url, &["--min-hold", "1s", "short", "--", "true"]).await),
         0
     );
     let after = run(&url, &["--wait", "1h", "short", "--", "true"]);
     assert_eq!(code(&within(Duration::from_secs(1), "the wait", after).await), 0);
+}
+
+/// A list says that it is empty, where people see it and scripts do not.
+#[tokio::test]
+async fn list_of_nothing_says_so() {
+    let (_server, url) = server().await;
+    assert_eq!(look(&url, &["list"]), "no lock is held\n");
+    let said = look(&url, &["list", "shop:"]);
+    assert_eq!(said, "no lock is held whose name begins with \"shop:\"\n");
 }
 
 #[tokio::test]

@@ -55,8 +55,8 @@ pub enum Kind {
     /// up, by the end of the wait or by dropping the future, leaves the queue and moves nobody back. Who waits
     /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
     /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
-    /// who came later. An outcome that is unknown costs the place. In one process the lock is not handed on without
-    /// the store. [`Kind::Lock`] under the same name is the same lock for those who take no place: it overtakes the
+    /// who came later. An outcome that is unknown costs the place. In one process the lock is handed on without the
+    /// store to waiters that the store named as the next ones of its queue. [`Kind::Lock`] under the same name is the same lock for those who take no place: it overtakes the
     /// queue where it finds the lock free, and who waits in the queue finds out by asking that it was given back.
     ///
     /// Redisson's fair lock of the same name stands in the same queue. A Java process that dies while it waits

@@ -549,5 +549,5 @@ fn taken(by: &str) -> BackendError {
 }
 
 fn unsupported(kind: Kind) -> BackendError {
-    BackendError::not_done(Reason::Unsupported, format!("kind {kind} does not exist yet"))
+    BackendError::not_done(Reason::Unsupported, format!("a {kind} is not acquired"))
 }

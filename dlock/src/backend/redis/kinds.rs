@@ -101,7 +101,7 @@ pub(super) fn field(kind: Kind, grant: GrantId) -> String {
     }
 }
 
-/// What is answered for kinds that are not there yet.
+/// Refuses kinds that are not acquired.
 pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
     match kind {
         Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
@@ -109,7 +109,7 @@ pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
         }
         other => Err(BackendError::not_done(
             Reason::Unsupported,
-            format!("kind {other} does not exist yet"),
+            format!("a {other} is not acquired"),
         )),
     }
 }

@@ -4,6 +4,7 @@
 mod access;
 mod cluster;
 mod connect;
+mod hint;
 mod kinds;
 mod node;
 mod open;

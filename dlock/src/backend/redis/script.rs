@@ -9,6 +9,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::cluster::slot::Slot;
+use super::hint::hint;
 use super::kinds::KindStep;
 use super::permits;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
@@ -696,14 +697,7 @@ fn refused(message: &str) -> BackendError {
     if message.contains(NOT_LOCAL) || message.contains(DOWN) {
         return BackendError::not_done(Reason::Unreachable, message);
     }
-    let hint = if message.contains("READONLY") || message.contains("read only replica") {
-        " (this server is a read-only replica: give the master's address)"
-    } else if message.contains("OOM") {
-        " (its memory is used up)"
-    } else {
-        ""
-    };
-    BackendError::not_done(Reason::Refused, format!("{message}{hint}"))
+    BackendError::not_done(Reason::Refused, format!("{message}{}", hint(message)))
 }
 
 fn number(value: &Value) -> Option<u64> {

@@ -2,6 +2,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::super::hint::hint;
 use crate::backend::{BackendError, Reason};
 
 pub(super) fn broke() -> BackendError {
@@ -23,12 +24,9 @@ pub(in super::super) fn classify(error: &RedisError) -> BackendError {
     let refused = |error: &RedisError, hint: &str| {
         BackendError::not_done(Reason::Refused, format!("{error}{hint}")).caused_by(error.clone())
     };
+    let explained = |error: &RedisError| refused(error, hint(&error.to_string()));
     match error.kind() {
-        ErrorKind::Server(S::ReadOnly) => refused(
-            error,
-            " (this server is a read-only replica: give the master's address)",
-        ),
-        ErrorKind::Server(S::NoPerm) | ErrorKind::AuthenticationFailed => refused(error, ""),
+        ErrorKind::Server(S::ReadOnly | S::NoPerm) | ErrorKind::AuthenticationFailed => explained(error),
         ErrorKind::Server(S::Moved) => refused(
             error,
             " (this is a server of a cluster: give redis+cluster:// and some of its servers)",
@@ -37,7 +35,7 @@ pub(in super::super) fn classify(error: &RedisError) -> BackendError {
             S::BusyLoading | S::NoScript | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,
         ) => BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone()),
         _ => match error.code() {
-            Some("WRONGPASS" | "NOAUTH" | "OOM" | "MISCONF" | "NOREPLICAS") => refused(error, ""),
+            Some("WRONGPASS" | "NOAUTH" | "OOM" | "MISCONF" | "NOREPLICAS") => explained(error),
             Some("BUSY") => {
                 BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone())
             }

@@ -1,0 +1,22 @@
+//! What a refusal of the server calls for.
+
+/// Tells what to do about a refusal, in words that follow the server's own; empty where those say it all.
+pub(super) fn hint(message: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+    if says(&["READONLY", "ReadOnly", "read only replica"]) {
+        " (this server is a read-only replica: give the master's address)"
+    } else if says(&["OOM"]) {
+        " (its memory is used up)"
+    } else if says(&[
+        "NOPERM",
+        "NoPerm",
+        "o permissions to",
+        "can't run this command",
+        "can't access",
+    ]) {
+        " (a lock needs its own key, the key of the fencing tokens (dlock:fence), their channels and some commands: \
+         docs/permissions.md has the ACL SETUSER lines for each kind)"
+    } else {
+        ""
+    }
+}
