@@ -83,10 +83,13 @@
 //!    the lease ends the lock. With [`until_body`](LockLayer::until_body) the lock is released when the
 //!    body has been sent.
 //! 6. **The handler fails or panics, or the client goes away**: what is left of the handler is dropped
-//!    first, and then the lock is released.
+//!    first, and then the lock is released. Work that goes on without the client keeps the lock: a handler
+//!    under an [idempotency key](idempotency), whichever of the two layers stands outside, and what a
+//!    handler spawns with [`RequestLocks`](lock::RequestLocks).
 //! 7. **The lock is lost while the handler runs**, because the store was cut off for the length of the
 //!    lease, or because a fixed lease or `max_hold` is over: the handler is dropped and the answer is 503,
-//!    *without* [`NotStarted`]. With [`OnLost::RunOn`] it runs to its end, and sees the loss.
+//!    *without* [`NotStarted`]. With [`OnLost::RunOn`] it runs to its end, and sees the loss. Both hold for a
+//!    handler whose client is gone, too.
 //!
 //! # What clients are told
 //!

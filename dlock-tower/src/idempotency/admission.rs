@@ -16,6 +16,7 @@ use super::stored::{Kept, Stored};
 use super::{MAX_KEY_BYTES, Problem};
 use crate::Rejection;
 use crate::body::{BoxError, Buffered, FromBuffered};
+use crate::lock::RequestLocks;
 
 /// A request that is to be looked up.
 pub(super) struct Question<B> {
@@ -93,6 +94,11 @@ where
         attempt,
         fence,
         since: asking.sent,
+        locks: parts
+            .extensions
+            .get::<RequestLocks>()
+            .cloned()
+            .unwrap_or_default(),
     };
     let claim = Claim::take(core, grant);
     Ok(Admitted::Claimed(

@@ -17,6 +17,7 @@ use super::policy::{Ending, Verdict, Word};
 use super::settings::Core;
 use super::stored::Stored;
 use super::transaction::Transaction;
+use crate::lock::RequestLocks;
 
 /// How long a response waits for the store to take it, before it goes out all the same and the store is
 /// asked again behind its back.
@@ -51,6 +52,8 @@ pub(super) struct Claim {
     pub(super) transaction: Transaction,
     /// Until then nobody can take the claim over.
     held_until: Mutex<Instant>,
+    /// Of the lock layers further out.
+    pub(super) locks: RequestLocks,
     phase: AtomicU8,
     lost: AtomicBool,
     settled: AtomicBool,
@@ -77,6 +80,7 @@ pub(super) struct Grant {
     pub(super) attempt: u32,
     pub(super) fence: u64,
     pub(super) since: Instant,
+    pub(super) locks: RequestLocks,
 }
 
 impl Claim {
@@ -101,6 +105,7 @@ impl Claim {
             word: Word::default(),
             transaction: Transaction::default(),
             held_until,
+            locks: grant.locks,
             phase: AtomicU8::new(Phase::Waiting as u8),
             lost: AtomicBool::new(false),
             settled: AtomicBool::new(false),

@@ -62,7 +62,7 @@
 //!    again; another fingerprint is refused; an equal request that is in progress is told so, or waited for
 //!    ([`wait`](IdempotencyLayer::wait)).
 //! 6. **The handler runs**, with an [`Idempotency`] in the extensions of its request. Its claim is renewed
-//!    for as long as it takes. **When the client goes away it runs on**, in a task, with its lock frames and
+//!    for as long as it takes. **When the client goes away it runs on**, in a task, with its locks, lock frames and
 //!    its tracing span: that is the very case that the key is there for. What is started by the handler and
 //!    reads the connection ends as ever.
 //! 7. **What came of it is stored**, in one step, before the first byte of the answer goes out; or the key is

@@ -32,8 +32,9 @@ pub enum Ending<'a> {
     ServiceError,
     /// The handler panicked.
     Panic,
-    /// The handler was dropped unfinished, because the client went away; only with
-    /// [`cancel_on_disconnect`](super::IdempotencyLayer::cancel_on_disconnect).
+    /// The handler was dropped unfinished, because the client went away (only with
+    /// [`cancel_on_disconnect`](super::IdempotencyLayer::cancel_on_disconnect)), or because the lock of a
+    /// layer further out was lost.
     Cancelled,
 }
 

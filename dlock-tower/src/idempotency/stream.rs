@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use super::claim::{Owned, Settlement};
 use super::stored::Stored;
 use super::task::{BoxFuture, Place};
 use crate::body::BoxError;
+use crate::lock::LockLost;
 
 /// A body on its way to the first caller.
 ///
@@ -271,13 +272,15 @@ where
                 place,
             } => {
                 let kept = (*claim).clone();
-                // A body that panicked is never polled again.
-                if self.polling || kept.core.settings.cancel_on_disconnect {
+                let locks = kept.locks.keep_rest();
+                // A body that panicked is never polled again, and one whose lock is lost must not go on.
+                if self.polling || kept.core.settings.cancel_on_disconnect || locks.is_lost() {
                     drop(body);
                     kept.spawn(claim.settle(Stored::Unavailable));
                 } else {
                     kept.core.shared.counters.detached();
-                    place.go_on(&kept, read_on(body, *capture, claim));
+                    let lost = locks.lost();
+                    place.go_on(&kept, locks, read_on(body, *capture, claim, lost));
                 }
             }
             State::Settling {
@@ -285,19 +288,29 @@ where
                 place,
                 claim,
                 ..
-            } if !self.polling => place.go_on(&claim, settling),
+            } if !self.polling => place.go_on(&claim, claim.locks.keep_rest(), settling),
             _ => {}
         }
     }
 }
 
-/// Reads a body to its end for nobody but the store.
-async fn read_on<R>(mut body: Pin<Box<R>>, mut capture: Capture, claim: Owned)
-where
+/// Reads a body to its end for nobody but the store, unless the lock is lost under which it is made.
+async fn read_on<R>(
+    mut body: Pin<Box<R>>,
+    mut capture: Capture,
+    claim: Owned,
+    lost: impl Future<Output = LockLost>,
+) where
     R: Body<Data = Bytes>,
 {
+    let mut lost = pin!(lost);
     let whole = loop {
-        match body.frame().await {
+        let next = tokio::select! {
+            biased;
+            _ = &mut lost => break false,
+            next = body.frame() => next,
+        };
+        match next {
             Some(Ok(frame)) if capture.take(&frame) => {}
             Some(_) => break false,
             None => break capture.cut_short().is_none(),

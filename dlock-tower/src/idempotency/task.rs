@@ -11,6 +11,7 @@ use tracing::{Instrument, Span};
 
 use super::claim::{Claim, Owned, Phase, Settlement};
 use super::policy::Ending;
+use crate::lock::{KeptLocks, LockLost};
 
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -30,11 +31,16 @@ impl Place {
         }
     }
 
-    /// Has the work done in a task that nobody awaits.
-    pub(super) fn go_on<F>(&self, claim: &Arc<Claim>, work: F)
+    /// Has the work done in a task that nobody awaits, under the locks that it was begun under.
+    pub(super) fn go_on<F>(&self, claim: &Arc<Claim>, locks: KeptLocks, work: F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        let work = async move {
+            let locks = locks;
+            work.await;
+            locks.release().await;
+        };
         claim.spawn(self.scope.wrap(work).instrument(self.span.clone()));
     }
 }
@@ -46,6 +52,8 @@ pub(super) struct Work<T: 'static> {
     future: Option<BoxFuture<T>>,
     claim: Arc<Claim>,
     place: Place,
+    /// Also where a layer in between goes on when the lock layer is gone.
+    locks: KeptLocks,
     polling: bool,
     detached: bool,
 }
@@ -54,10 +62,38 @@ impl<T> Work<T> {
     pub(super) fn new(claim: Arc<Claim>, future: impl Future<Output = T> + Send + 'static) -> Work<T> {
         Work {
             future: Some(Box::pin(future)),
+            locks: claim.locks.keep_rest(),
             claim,
             place: Place::here(),
             polling: false,
             detached: false,
+        }
+    }
+
+    /// Drops the work and has its claim settled. First the handler goes, then the claim.
+    fn end(&mut self, settlement: Settlement) {
+        let owned = Owned::unsettled(&self.claim);
+        self.future = None;
+        if let Some(owned) = owned {
+            self.claim.spawn(owned.settle_after_failure(settlement));
+        }
+    }
+
+    /// Does the rest without the client. A handler whose lock is lost is dropped, as with the client; what
+    /// has been answered is stored all the same.
+    async fn go_on(mut self, lost: impl Future<Output = LockLost>) {
+        let lost = tokio::select! {
+            biased;
+            lost = lost => lost,
+            _ = &mut self => return,
+        };
+        match self.claim.phase() {
+            Phase::Working => {
+                let record = self.claim.record.as_str();
+                tracing::warn!(record, error = %lost, "a handler that ran on without its client was stopped");
+                self.end(self.claim.verdict_on_failure(&Ending::Cancelled));
+            }
+            _ => drop(self.await),
         }
     }
 }
@@ -76,54 +112,47 @@ impl<T> Future for Work<T> {
         this.polling = false;
         let output = ready!(polled);
         this.future = None;
+        // The lock layer waits for its release.
+        this.locks = KeptLocks::default();
         Poll::Ready(output)
     }
 }
 
 impl<T> Drop for Work<T> {
     fn drop(&mut self) {
-        let Some(future) = self.future.take() else {
+        if self.future.is_none() {
             return;
-        };
+        }
         let claim = self.claim.clone();
         if self.polling {
-            if let Some(owned) = Owned::unsettled(&claim) {
-                let settlement = claim.verdict_on_failure(&Ending::Panic);
-                claim.spawn(owned.settle_after_failure(settlement));
-            }
-            drop(future);
-            return;
+            return self.end(claim.verdict_on_failure(&Ending::Panic));
         }
         if self.detached {
             // The runtime ends.
             return;
         }
-        let cancel = claim.core.settings.cancel_on_disconnect;
-        let settlement = match claim.phase() {
-            Phase::Waiting => Settlement::Release,
-            Phase::Working if cancel => claim.verdict_on_failure(&Ending::Cancelled),
+        let stops = claim.core.settings.cancel_on_disconnect || self.locks.is_lost();
+        match claim.phase() {
+            Phase::Waiting => self.end(Settlement::Release),
+            Phase::Working if stops => self.end(claim.verdict_on_failure(&Ending::Cancelled)),
             _ => {
                 claim.core.shared.counters.detached();
                 tracing::debug!(
                     record = claim.record.as_str(),
                     "the client of a request went away, its handler runs on"
                 );
+                let locks = std::mem::take(&mut self.locks);
+                let lost = locks.lost();
                 let rest: Work<T> = Work {
-                    future: Some(future),
+                    future: self.future.take(),
                     claim: claim.clone(),
                     place: self.place.clone(),
+                    locks: KeptLocks::default(),
                     polling: false,
                     detached: true,
                 };
-                self.place.go_on(&claim, async move { drop(rest.await) });
-                return;
+                self.place.go_on(&claim, locks, rest.go_on(lost));
             }
-        };
-        let owned = Owned::unsettled(&claim);
-        // First the handler goes, then the claim.
-        drop(future);
-        if let Some(owned) = owned {
-            claim.spawn(owned.settle_after_failure(settlement));
         }
     }
 }

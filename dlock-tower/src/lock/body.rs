@@ -1,41 +1,21 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use dlock::scope::{self, Scope};
-use dlock::{LockKey, Loss, MultiGuard};
+use dlock::{LockKey, Loss};
 use futures_util::FutureExt;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use pin_project_lite::pin_project;
 
-use super::future::{BoxFuture, give_back};
+use super::LockLost;
+use super::future::BoxFuture;
+use super::kept::{Hold, give_back};
 use crate::body::BoxError;
-
-/// The lock that a response's body was sent under was lost, so the body is not complete; see
-/// [`LockLayer::until_body`](crate::LockLayer::until_body).
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockLost {
-    /// The lock.
-    pub key: LockKey,
-    /// What ended it.
-    pub loss: Loss,
-}
-
-impl fmt::Display for LockLost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "lock \"{}\" was lost while the response was sent under it: {}",
-            self.key, self.loss
-        )
-    }
-}
-
-impl std::error::Error for LockLost {}
 
 pin_project! {
     /// The body of a response behind a [`LockLayer`](crate::LockLayer): the handler's, or that of an
@@ -65,16 +45,17 @@ impl<B> ResponseBody<B> {
         }
     }
 
-    pub(super) fn held(body: B, guard: MultiGuard, lost: Option<BoxFuture<(LockKey, Loss)>>) -> Self {
+    pub(super) fn held(body: B, hold: Arc<Hold>, lost: Option<BoxFuture<(LockKey, Loss)>>) -> Self {
         // The frame, to be entered at every poll of the body.
-        let scope = guard
+        let scope = hold
+            .guard()
             .scope(async { scope::current() })
             .now_or_never()
             .unwrap_or_default();
         let held = HeldBody {
             body: Some(body),
             scope,
-            lock: Lock::Held { guard, lost },
+            lock: Lock::Held { hold, lost },
         };
         ResponseBody {
             inner: Inner::Held { held },
@@ -146,7 +127,7 @@ pin_project! {
 
 enum Lock {
     Held {
-        guard: MultiGuard,
+        hold: Arc<Hold>,
         lost: Option<BoxFuture<(LockKey, Loss)>>,
     },
     Releasing {
@@ -208,9 +189,9 @@ where
                 // The lock is back before the end is told.
                 None => {
                     drop_in(this.scope, this.body.as_mut());
-                    if let Lock::Held { guard, .. } = std::mem::replace(this.lock, Lock::Gone) {
+                    if let Lock::Held { hold, .. } = std::mem::replace(this.lock, Lock::Gone) {
                         *this.lock = Lock::Releasing {
-                            release: Box::pin(give_back(Some(guard))),
+                            release: Box::pin(give_back(Some(hold))),
                         };
                     }
                 }

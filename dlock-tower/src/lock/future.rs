@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use dlock::scope::InScope;
-use dlock::{LockKey, Loss, MultiGuard};
+use dlock::{LockKey, Loss};
 use http::{HeaderValue, Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -13,6 +13,7 @@ use tower::util::Oneshot;
 use tower_service::Service;
 
 use super::ResponseBody;
+use super::kept::{Hold, give_back};
 use super::layer::{OnLost, Settings};
 use super::service::Admitted;
 use crate::Rejection;
@@ -24,7 +25,8 @@ type Admission<B> = BoxFuture<Result<Admitted<B>, Rejection>>;
 pin_project! {
     /// The course of one request: take the lock, run the handler inside, give the lock back.
     ///
-    /// Dropped at any point, as when the client goes away, it leaves nothing behind: no waiter, no lock.
+    /// Dropped at any point, as when the client goes away, it leaves nothing behind: no waiter, and no lock
+    /// but for work that [keeps](super::RequestLocks) it.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, B>
     where
@@ -58,7 +60,7 @@ pin_project! {
             #[pin]
             call: InScope<Oneshot<S, Request<B>>>,
             lost: Option<BoxFuture<(LockKey, Loss)>>,
-            guard: Option<MultiGuard>,
+            hold: Option<Arc<Hold>>,
             answers: Answers,
         },
         /// The handler has answered, the lock is on its way back.
@@ -129,13 +131,13 @@ where
                 } => {
                     let admitted = ready!(admission.as_mut().poll(cx));
                     match (admitted, inner.take()) {
-                        (Ok(Admitted { request, guard }), Some(inner)) => {
+                        (Ok(Admitted { request, hold }), Some(inner)) => {
                             let call = Oneshot::new(inner, request);
                             let answers = Answers {
                                 settings: answers.settings.clone(),
                                 grpc: answers.grpc.take(),
                             };
-                            enter(call, guard, answers)
+                            enter(call, hold, answers)
                         }
                         (Err(rejection), _) => {
                             let response = answers.respond(rejection);
@@ -153,30 +155,30 @@ where
                 StateProj::Locked {
                     call,
                     lost,
-                    guard,
+                    hold,
                     answers,
                 } => {
                     if let Some(Poll::Ready((key, loss))) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
-                        let guard = guard.take();
+                        let hold = hold.take();
                         let response = answers.respond(Rejection::lost(&key, loss));
                         // First the handler goes, then the lock.
                         state.set(State::Done);
-                        drop(guard);
+                        drop(hold);
                         return Poll::Ready(Ok(response));
                     }
                     let outcome = ready!(call.poll(cx));
-                    match (outcome, guard.take()) {
-                        (Ok(response), Some(guard))
+                    match (outcome, hold.take()) {
+                        (Ok(response), Some(hold))
                             if answers.settings.until_body && !response.body().is_end_stream() =>
                         {
                             let lost = lost.take();
                             state.set(State::Done);
-                            return Poll::Ready(Ok(
-                                response.map(|body| ResponseBody::held(body, guard, lost))
-                            ));
+                            return Poll::Ready(
+                                Ok(response.map(|body| ResponseBody::held(body, hold, lost))),
+                            );
                         }
-                        (outcome, guard) => State::Releasing {
-                            release: Box::pin(give_back(guard)),
+                        (outcome, hold) => State::Releasing {
+                            release: Box::pin(give_back(hold)),
                             outcome: Some(outcome),
                         },
                     }
@@ -200,37 +202,22 @@ where
 }
 
 /// Lets the handler in, with its lock if it has one.
-fn enter<S, B>(call: Oneshot<S, Request<B>>, guard: Option<MultiGuard>, answers: Answers) -> State<S, B>
+fn enter<S, B>(call: Oneshot<S, Request<B>>, hold: Option<Arc<Hold>>, answers: Answers) -> State<S, B>
 where
     S: Service<Request<B>>,
 {
-    match guard {
+    match hold {
         None => State::Bare { call },
-        Some(guard) => {
+        Some(hold) => {
+            let guard = hold.guard();
             let lost =
                 (answers.settings.on_lost == OnLost::Stop).then(|| Box::pin(guard.lost()) as BoxFuture<_>);
             State::Locked {
                 call: guard.scope(call),
                 lost,
-                guard: Some(guard),
+                hold: Some(hold),
                 answers,
             }
-        }
-    }
-}
-
-/// Gives the lock back and waits for it, so that whoever got the answer finds the lock free. The answer
-/// stands, whatever becomes of the release.
-pub(super) async fn give_back(guard: Option<MultiGuard>) {
-    let Some(guard) = guard else { return };
-    let key = guard.held().key().clone();
-    match guard.release().await {
-        Ok(()) => {}
-        Err(error) if error.is_lost() => {
-            tracing::debug!(%key, %error, "the lock of a request was lost before its release");
-        }
-        Err(error) => {
-            tracing::warn!(%key, %error, "the lock of a request was not released, its lease ends it")
         }
     }
 }

@@ -3,12 +3,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use dlock::{LockClient, MultiGuard};
+use dlock::LockClient;
 use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
 use super::ResponseFuture;
+use super::kept::{Hold, RequestLocks};
 use super::layer::Settings;
 use crate::body::BoxError;
 use crate::key::{ExtractKey, Found};
@@ -56,7 +57,7 @@ impl<S, K> LockService<S, K> {
 pub(super) struct Admitted<B> {
     pub(super) request: Request<B>,
     /// Its locks, mostly one, unless it needs none or goes without.
-    pub(super) guard: Option<MultiGuard>,
+    pub(super) hold: Option<Arc<Hold>>,
 }
 
 async fn admit<B, K: ExtractKey<B>>(
@@ -70,7 +71,7 @@ async fn admit<B, K: ExtractKey<B>>(
         Found::Key(key) => vec![key],
         Found::Keys(keys) => keys,
         Found::Missing(rejection) => return Err(rejection),
-        Found::PassThrough => return Ok(Admitted { request, guard: None }),
+        Found::PassThrough => return Ok(Admitted { request, hold: None }),
     };
     let lock = settings.lock(&client, request.method(), keys);
     let acquired = if settings.waits() {
@@ -80,10 +81,14 @@ async fn admit<B, K: ExtractKey<B>>(
     };
     match acquired {
         Ok(guard) => {
-            request.extensions_mut().insert(guard.held());
+            let extensions = request.extensions_mut();
+            extensions.insert(guard.held());
+            let hold = Hold::new(guard, settings.on_lost);
+            let outer = extensions.remove::<RequestLocks>().unwrap_or_default();
+            extensions.insert(outer.with(&hold));
             Ok(Admitted {
                 request,
-                guard: Some(guard),
+                hold: Some(hold),
             })
         }
         // A client that is shut down is no trouble of the store's: the service is about to end.
@@ -93,7 +98,7 @@ async fn admit<B, K: ExtractKey<B>>(
                 && !matches!(error, dlock::Error::ClientClosed) =>
         {
             tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
-            Ok(Admitted { request, guard: None })
+            Ok(Admitted { request, hold: None })
         }
         Err(error) => Err(settings.refusal(error)),
     }

@@ -1,0 +1,241 @@
+//! Locks that outlive the future of their request.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+
+use dlock::scope::{self, InScope, Scope};
+use dlock::{Held, MultiGuard};
+use futures_util::FutureExt;
+use futures_util::future::select_all;
+
+use super::LockLost;
+use super::layer::OnLost;
+
+/// The locks that one layer took for one request. The layer owns them together with all [`KeptLocks`].
+pub(super) struct Hold {
+    guard: MultiGuard,
+    on_lost: OnLost,
+}
+
+impl Hold {
+    pub(super) fn new(guard: MultiGuard, on_lost: OnLost) -> Arc<Hold> {
+        Arc::new(Hold { guard, on_lost })
+    }
+
+    pub(super) fn guard(&self) -> &MultiGuard {
+        &self.guard
+    }
+
+    fn stops_at_loss(&self) -> bool {
+        self.on_lost == OnLost::Stop
+    }
+}
+
+/// Gives the lock back and waits for it, so that the client with the answer finds the lock free. The answer
+/// stands, whatever becomes of the release. Work that keeps the lock gives it back later.
+pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
+    let Some(hold) = hold.and_then(Arc::into_inner) else {
+        return;
+    };
+    let guard = hold.guard;
+    let key = guard.held().key().clone();
+    match guard.release().await {
+        Ok(()) => {}
+        Err(error) if error.is_lost() => {
+            tracing::debug!(%key, %error, "the lock of a request was lost before its release");
+        }
+        Err(error) => {
+            tracing::warn!(%key, %error, "the lock of a request was not released, its lease ends it")
+        }
+    }
+}
+
+/// The locks that a request runs under, for work that outlives the request. A [`LockLayer`](crate::LockLayer)
+/// puts it into the request's extensions, next to [`Held`].
+///
+/// The layer gives its lock back when the handler has answered, and when the client goes away. A handler or
+/// an inner layer that spawns work has to [keep](Self::keep) the lock for it. The
+/// [`IdempotencyLayer`](crate::IdempotencyLayer) does so for a handler that runs on without its client.
+///
+/// This handle itself keeps nothing: a copy that is forgotten in some extensions prolongs no lock. Behind
+/// several lock layers it stands for the locks of all of them.
+///
+/// ```
+/// use bytes::Bytes;
+/// use dlock_tower::lock::RequestLocks;
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+///
+/// async fn export(request: Request<Full<Bytes>>) -> Response<Full<Bytes>> {
+///     let kept = request.extensions().get::<RequestLocks>().and_then(RequestLocks::keep);
+///     if let Some(kept) = kept {
+///         tokio::spawn(kept.run(async { /* goes on under the lock, after the answer */ }));
+///     }
+///     Response::new(Full::from("begun"))
+/// }
+/// # let _ = export;
+/// ```
+#[derive(Clone, Default)]
+pub struct RequestLocks {
+    /// Outermost first.
+    holds: Vec<Weak<Hold>>,
+}
+
+impl RequestLocks {
+    /// These locks and one more inside them.
+    pub(super) fn with(mut self, hold: &Arc<Hold>) -> RequestLocks {
+        self.holds.push(Arc::downgrade(hold));
+        self
+    }
+
+    /// Keeps the locks until the returned value is dropped; `None` when a layer has given one back already.
+    #[must_use]
+    pub fn keep(&self) -> Option<KeptLocks> {
+        let holds: Option<Vec<_>> = self.holds.iter().map(Weak::upgrade).collect();
+        holds.map(|holds| KeptLocks { holds })
+    }
+
+    /// Keeps those of the locks that no layer has given back yet.
+    pub(crate) fn keep_rest(&self) -> KeptLocks {
+        KeptLocks {
+            holds: self.holds.iter().filter_map(Weak::upgrade).collect(),
+        }
+    }
+}
+
+impl fmt::Debug for RequestLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.keep_rest().holds.fmt(f)
+    }
+}
+
+/// Locks of a request that stay held until this is dropped; made by [`RequestLocks::keep`].
+///
+/// The layer's answer does not wait for it: the lock passes on when the answer has gone out *and* this is
+/// gone. `max_hold` and a fixed lease count on. [`LockClient::shutdown`](dlock::LockClient::shutdown) counts
+/// the locks as held.
+#[derive(Default)]
+#[must_use = "the locks are given back when this is dropped"]
+pub struct KeptLocks {
+    /// Outermost first.
+    holds: Vec<Arc<Hold>>,
+}
+
+impl KeptLocks {
+    /// Views of the locks, those of the outermost layer first.
+    pub fn held(&self) -> impl Iterator<Item = Held> {
+        self.holds.iter().map(|hold| hold.guard.held())
+    }
+
+    /// Whether one is lost whose layer stops its handler then.
+    pub(crate) fn is_lost(&self) -> bool {
+        let mut stopping = self.holds.iter().filter(|hold| hold.stops_at_loss());
+        stopping.any(|hold| !hold.guard.is_held())
+    }
+
+    /// Waits until a lock is lost whose layer has [`OnLost::Stop`]; for ever if none has. The future keeps
+    /// nothing alive.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub fn lost(&self) -> impl Future<Output = LockLost> + Send + use<> {
+        let stopping = self.holds.iter().filter(|hold| hold.stops_at_loss());
+        let lost: Vec<_> = stopping.map(|hold| Box::pin(hold.guard.lost())).collect();
+        async move {
+            if lost.is_empty() {
+                return pending().await;
+            }
+            let ((key, loss), ..) = select_all(lost).await;
+            LockLost { key, loss }
+        }
+    }
+
+    /// Runs a future in the frames of the locks, so that an acquire of one of them inside re-enters, and
+    /// gives the locks back at its end. A future whose lock is lost is dropped, unless the lock's layer has
+    /// [`OnLost::RunOn`].
+    ///
+    /// Made to be spawned. The future is boxed.
+    ///
+    /// # Errors
+    ///
+    /// [`LockLost`] when a lock was lost before the future was done.
+    ///
+    /// # Cancel safety
+    ///
+    /// When it is dropped, the future inside is dropped first and then the locks are given back.
+    pub fn run<F>(self, future: F) -> impl Future<Output = Result<F::Output, LockLost>> + use<F>
+    where
+        F: Future,
+    {
+        let mut running = Running {
+            work: Box::pin(self.frames().wrap(future)),
+            kept: self,
+        };
+        async move {
+            let output = tokio::select! {
+                biased;
+                lost = running.kept.lost() => Err(lost),
+                output = &mut running.work => Ok(output),
+            };
+            // A stalled runtime may be late with the news.
+            let output = match running.kept.lost().now_or_never() {
+                Some(lost) => Err(lost),
+                None => output,
+            };
+            let Running { work, kept } = running;
+            drop(work);
+            kept.release().await;
+            output
+        }
+    }
+
+    /// Gives the locks back and waits until the store knows, unless others keep them too. A failure is
+    /// logged; the lease is the last resort.
+    ///
+    /// # Cancel safety
+    ///
+    /// When it is dropped, the release goes on in the background.
+    pub async fn release(mut self) {
+        while let Some(hold) = self.holds.pop() {
+            give_back(Some(hold)).await;
+        }
+    }
+
+    /// The frames of the locks, and of nothing else.
+    fn frames(&self) -> Scope {
+        self.holds.iter().fold(Scope::default(), |outer, hold| {
+            let inside = async { hold.guard.scope(async { scope::current() }).await };
+            outer.wrap(inside).now_or_never().unwrap_or_default()
+        })
+    }
+}
+
+impl Drop for KeptLocks {
+    // The innermost first.
+    fn drop(&mut self) {
+        while let Some(hold) = self.holds.pop() {
+            drop(hold);
+        }
+    }
+}
+
+impl fmt::Debug for KeptLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.holds.fmt(f)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.guard.fmt(f)
+    }
+}
+
+/// The work comes first: what it does when it is dropped, it does under the locks.
+struct Running<F> {
+    work: Pin<Box<InScope<F>>>,
+    kept: KeptLocks,
+}
