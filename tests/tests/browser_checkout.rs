@@ -12,9 +12,11 @@ use std::time::Duration;
 use std::{env, fs, thread};
 
 use dlock_tests::bins::Checkout;
-use dlock_tests::{child, eventually};
+use dlock_tests::{Flavor, Server, child, eventually};
 use fantoccini::{Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
+use nix::sys::signal::Signal;
+use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -329,6 +331,76 @@ async fn in_demo_mode_it_shows_what_goes_wrong_otherwise() {
     page.close().await;
 }
 
+/// Two copies without locks sell more than there is, and the page of either shows it: it counts the orders of both.
+#[tokio::test]
+async fn two_copies_without_locks_show_what_they_oversold() {
+    let server = Server::start(Flavor::Redis).await;
+    let [one, two] = ["1", "2"]
+        .map(|_| Checkout::start(&["--without-locks", "--store", &server.url(), "--think", "20ms"]));
+    let page = Browser::open(one.url()).await;
+    page.shows("#safe", "no locks").await;
+    page.shows("#warning", "--without-locks").await;
+    assert_eq!(page.count("#safe.bad").await, 1, "no green badge without locks");
+    one.put("sneaker", 20).await;
+    page.shows_numbers("sneaker", [20, 0, 0]).await;
+    let crowd = json!({ "buyers": 40 });
+    tokio::join!(
+        one.post("/items/sneaker/crowd", crowd.clone()),
+        two.post("/items/sneaker/crowd", crowd),
+    );
+    page.shows("section[data-sku=sneaker] dd.orders", "80").await;
+    page.shows(
+        "section[data-sku=sneaker] .verdict",
+        "Oversold by 60: 80 orders for 20 pieces",
+    )
+    .await;
+    // The stock is set anew by the copy that the page does not belong to.
+    two.put("sneaker", 20).await;
+    page.shows_numbers("sneaker", [20, 0, 0]).await;
+    page.close().await;
+}
+
+/// A replay names its order however long ago the order was, and whichever copy made it.
+#[tokio::test]
+async fn replay_names_an_order_that_left_the_list_of_sales() {
+    let shop = Checkout::start(&[]);
+    shop.put("sneaker", 100).await;
+    let order = json!({ "quantity": 1 });
+    let first = shop
+        .post_once("cart-1", "/items/sneaker/buy", order.clone())
+        .await
+        .unwrap();
+    for _ in 0..15 {
+        shop.buy("sneaker").await.unwrap();
+    }
+    let page = Browser::open(shop.url()).await;
+    let again = shop
+        .post_once("cart-1", "/items/sneaker/buy", order)
+        .await
+        .unwrap();
+    assert_eq!(again.body, first.body, "the replay has its body");
+    let number = first.body["order"].as_str().unwrap();
+    page.shows("#replays tbody td:nth-child(3)", &number[..8]).await;
+    page.close().await;
+}
+
+/// What the page cannot know it does not show: how long a lock is held while nobody answers.
+#[tokio::test]
+async fn held_for_stands_still_while_the_service_is_gone() {
+    let shop = Checkout::start(&[]);
+    let page = Browser::open(shop.url()).await;
+    let held = shop.ask(Method::GET, "/lock?hold_ms=60000", None);
+    let gone = async {
+        page.shows("#keys tbody td:nth-child(2)", "token ").await;
+        shop.signal(Signal::SIGKILL);
+        page.shows("#live", "reconnecting").await;
+        page.shows("#keys tbody td:nth-child(3)", "unknown").await;
+    };
+    let (answer, ()) = tokio::join!(held, gone);
+    assert!(answer.is_err(), "the service was killed");
+    page.close().await;
+}
+
 #[tokio::test]
 async fn a_page_whose_service_was_gone_comes_back_with_what_is_so_now() {
     let shop = Checkout::start(&[]);
@@ -357,16 +429,18 @@ async fn it_fits_on_a_phone_and_into_the_dark() {
     let name = "a-very-long-name-of-an-article-that-nobody-has-thought-of-and-that-does-not-fit-on-a-phone";
     shop.put(name, 20).await;
     assert_eq!(shop.buy(name).await.unwrap().status, 201);
-    let phone = json!({ "width": 360, "height": 2400, "pixelRatio": 2.0, "mobile": true });
+    let phone = json!({ "width": 320, "height": 2400, "pixelRatio": 2.0, "mobile": true });
     let dark = ["--blink-settings=preferredColorScheme=0"];
     let page = Browser::with(shop.url(), &dark, phone).await;
     page.shows_numbers(name, [19, 1, 1]).await;
     let size = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]";
     assert_eq!(
         page.ask(size, vec![]).await,
-        json!([360, 360]),
+        json!([320, 320]),
         "it is as wide as the phone"
     );
+    let cut = "return [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length";
+    assert_eq!(page.ask(cut, vec![]).await, json!(0), "every column is seen");
     let ground = "return getComputedStyle(document.body).backgroundColor";
     assert_eq!(
         page.ask(ground, vec![]).await,

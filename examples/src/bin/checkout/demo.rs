@@ -35,7 +35,7 @@ async fn buy_without_lock(
     State(shop): Shared,
     Json(Buy { quantity }): Json<Buy>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
-    let sale = shop.buy_without_lock(&sku()?, quantity, None).await?;
+    let sale = shop.buy_without_lock(&sku()?, quantity).await?;
     Ok(sold(&sale))
 }
 
@@ -44,7 +44,7 @@ async fn buy_without_key(
     State(shop): Shared,
     Json(Buy { quantity }): Json<Buy>,
 ) -> Result<(StatusCode, axum::Json<Value>), Error> {
-    let sale = shop.buy(&sku()?, quantity, None).await?;
+    let sale = shop.buy(&sku()?, quantity).await?;
     Ok(sold(&sale))
 }
 

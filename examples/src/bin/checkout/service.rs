@@ -96,24 +96,19 @@ impl Shop {
         }
     }
 
-    /// Sells some of an article. The idempotency key is for the board only: what it does, it does before.
-    pub(crate) async fn buy(&self, sku: &Name, quantity: i64, key: Option<&str>) -> Result<Sale, Error> {
+    /// Sells some of an article.
+    pub(crate) async fn buy(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
         if !self.locked {
-            return self.buy_without_lock(sku, quantity, key).await;
+            return self.buy_without_lock(sku, quantity).await;
         }
         let quantity = within(quantity, 1, "quantity")?;
-        self.buy_locked(sku, quantity, key, self.turn("item", sku)).await
+        self.buy_locked(sku, quantity, self.turn("item", sku)).await
     }
 
     /// The same without the lock and the check of its token: what must not be done, to be shown.
-    pub(crate) async fn buy_without_lock(
-        &self,
-        sku: &Name,
-        quantity: i64,
-        key: Option<&str>,
-    ) -> Result<Sale, Error> {
+    pub(crate) async fn buy_without_lock(&self, sku: &Name, quantity: i64) -> Result<Sale, Error> {
         let quantity = within(quantity, 1, "quantity")?;
-        self.buy_now(sku, quantity, key, self.turn_without_lock("item", sku))
+        self.buy_now(sku, quantity, self.turn_without_lock("item", sku))
             .await
     }
 
@@ -145,14 +140,8 @@ impl Shop {
         max_waiters = QUEUE,
         on_lost = ignore
     )]
-    async fn buy_locked(
-        &self,
-        sku: &Name,
-        quantity: u64,
-        key: Option<&str>,
-        turn: Turn,
-    ) -> Result<Sale, Error> {
-        self.buy_now(sku, quantity, key, turn).await
+    async fn buy_locked(&self, sku: &Name, quantity: u64, turn: Turn) -> Result<Sale, Error> {
+        self.buy_now(sku, quantity, turn).await
     }
 
     #[distributed_lock(
@@ -167,7 +156,7 @@ impl Shop {
     }
 
     /// Read, think, write. Right only while nobody else does the same.
-    async fn buy_now(&self, sku: &Name, quantity: u64, key: Option<&str>, turn: Turn) -> Result<Sale, Error> {
+    async fn buy_now(&self, sku: &Name, quantity: u64, turn: Turn) -> Result<Sale, Error> {
         let record = item_key(sku);
         let token = fencing_token();
         let waited = turn.enter(token);
@@ -203,9 +192,9 @@ impl Shop {
             quantity,
             order: &order,
             token,
-            key,
         };
-        self.board.sold(&sold, &item);
+        let promised = self.promised(sku, quantity).await.unwrap_or(item.sold);
+        self.board.sold(&sold, &item, promised);
         Ok(Sale { order, token })
     }
 
@@ -224,6 +213,10 @@ impl Shop {
             token: token_written,
         };
         self.store.write(&key, &item, token).await?;
+        // A note for the page only.
+        if let Err(error) = self.store.write(&promised_key(sku), &0, None).await {
+            tracing::debug!(%error, "the page counts on from before");
+        }
         tracing::info!(%sku, stock, token, "stock set");
         self.board.stock_set(&sku.0, &item);
         Ok(item)
@@ -252,6 +245,16 @@ impl Shop {
         Ok(charged)
     }
 
+    /// Notes that buyers were told that so many pieces more are theirs, and tells how many all copies together have
+    /// promised: the store's own count of what was sold goes wrong without locks, and this one does not. It is for the
+    /// page only; `None` while the store does not answer.
+    async fn promised(&self, sku: &Name, more: u64) -> Option<u64> {
+        let counted = self.store.add(&promised_key(sku), more).await;
+        counted
+            .inspect_err(|error| tracing::debug!(%error, "the page does not know how much was promised"))
+            .ok()
+    }
+
     /// Brings the board up to date while somebody looks at it, where other copies sell as well. Never ends.
     pub(crate) async fn keep_up(&self, always: &[&str]) {
         let mut ticks = tokio::time::interval(LOOK);
@@ -265,7 +268,11 @@ impl Shop {
             for sku in skus {
                 let Ok(sku) = Name::parse(sku) else { continue };
                 match self.store.read(&item_key(&sku)).await {
-                    Ok(Some(item)) => self.board.looked(&sku.0, &item),
+                    Ok(Some(item)) => {
+                        if let Some(promised) = self.promised(&sku, 0).await {
+                            self.board.looked(&sku.0, &item, promised);
+                        }
+                    }
                     Ok(None) => {}
                     Err(error) => {
                         tracing::debug!(%error, "the page shows the stock as it was");
@@ -293,6 +300,10 @@ fn fencing_token() -> Option<u64> {
 
 fn item_key(sku: &Name) -> String {
     format!("checkout:item:{sku}")
+}
+
+fn promised_key(sku: &Name) -> String {
+    format!("checkout:promised:{sku}")
 }
 
 fn within(number: i64, least: i64, what: &str) -> Result<u64, Error> {

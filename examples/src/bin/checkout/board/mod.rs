@@ -74,28 +74,25 @@ impl Board {
         });
     }
 
-    /// The article was looked at.
-    pub(crate) fn looked(&self, sku: &str, item: &Item) {
+    /// The article was looked at: all copies together have promised so many pieces of it.
+    pub(crate) fn looked(&self, sku: &str, item: &Item, promised: u64) {
         self.state().change_item(sku, |row| {
             if item.token < row.token {
                 return; // news came in since
             }
-            let anew = row.stock + row.sold != item.stock + item.sold;
-            // With locks every piece that was promised stands in the store as sold.
-            let anew = anew || (item.token > row.token && item.sold < row.promised);
             row.put(item);
-            if anew {
-                row.promised = 0; // another copy has set the stock
-            }
+            row.promised = promised;
         });
     }
 
-    /// A buyer is told that the pieces are theirs; `item` is what the store was told.
-    pub(crate) fn sold(&self, sale: &Sold<'_>, item: &Item) {
+    /// A buyer is told that the pieces are theirs; `item` is what the store was told. All copies together have
+    /// `promised` so many pieces of it.
+    pub(crate) fn sold(&self, sale: &Sold<'_>, item: &Item, promised: u64) {
         let mut state = self.state();
         state.change_item(sale.sku, |row| {
             row.put(item);
-            row.promised += sale.quantity;
+            // Answers to two sales may come in the other order.
+            row.promised = row.promised.max(promised);
         });
         let row = SaleRow {
             at: now_ms(),
@@ -105,21 +102,18 @@ impl Board {
             token: sale.token,
             copy: self.copy.clone(),
             replays: 0,
-            key: sale.key.map(str::to_owned),
         };
         state.send("sale", &row);
         remember(&mut state.sales, row);
     }
 
-    /// A stored answer was given once more.
-    pub(crate) fn replayed(&self, path: &str, key: &str) {
+    /// A stored answer was given once more; `order` is the one in it.
+    pub(crate) fn replayed(&self, path: &str, order: Option<String>) {
         let mut state = self.state();
-        let sale = (state.sales.iter_mut())
-            .find(|sale| path.starts_with("/items/") && sale.key.as_deref() == Some(key));
-        let order = sale.map(|sale| {
+        let sale = (state.sales.iter_mut()).find(|sale| Some(&sale.order) == order.as_ref());
+        if let Some(sale) = sale {
             sale.replays += 1;
-            sale.order.clone()
-        });
+        }
         state.replayed += 1;
         let row = ReplayRow {
             at: now_ms(),
@@ -200,7 +194,6 @@ pub(crate) struct Sold<'a> {
     pub(crate) quantity: u64,
     pub(crate) order: &'a str,
     pub(crate) token: Option<u64>,
-    pub(crate) key: Option<&'a str>,
 }
 
 /// One who waits for a key, then is let in, and then is done: when this is dropped.

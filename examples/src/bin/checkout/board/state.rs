@@ -30,8 +30,8 @@ pub(super) struct ItemRow {
     pub(super) sku: String,
     pub(super) stock: u64,
     pub(super) sold: u64,
-    /// How many pieces buyers were told that they have them, by this copy, since the stock was set. More
-    /// than there were means that some of them will be disappointed.
+    /// How many pieces all copies together have told buyers that they have, since the stock was set. More than there
+    /// were means that some buyers will be disappointed.
     pub(super) promised: u64,
     #[serde(skip)]
     pub(super) token: u64,
@@ -66,9 +66,6 @@ pub(super) struct SaleRow {
     pub(super) token: Option<u64>,
     pub(super) copy: String,
     pub(super) replays: u64,
-    /// Never shown: whoever knows it can ask for the answer.
-    #[serde(skip)]
-    pub(super) key: Option<String>,
 }
 
 #[derive(Serialize, Clone)]

@@ -43,6 +43,17 @@ impl MemoryStore {
         records.insert(key.to_owned(), record);
         Ok(())
     }
+
+    pub(super) fn add(&self, key: &str, more: u64) -> Result<u64, StoreError> {
+        let mut records = self.records();
+        let number = records.entry(key.to_owned()).or_insert_with(|| "0".to_owned());
+        let now = number
+            .parse::<u64>()
+            .map_err(|_| StoreError::Foreign(key.to_owned()))?
+            .saturating_add(more);
+        *number = now.to_string();
+        Ok(now)
+    }
 }
 
 fn admit(key: &str, record: &str, ours: u64) -> Result<(), StoreError> {

@@ -123,6 +123,14 @@ impl Store {
         }
     }
 
+    /// Adds to a number and answers what it is now: one atomic step, whoever else does the same.
+    pub(crate) async fn add(&self, key: &str, more: u64) -> Result<u64, StoreError> {
+        match self {
+            Store::Memory(store) => store.add(key, more),
+            Store::Redis(store) => store.add(key, more).await,
+        }
+    }
+
     /// Whether other processes see what is written here.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self, Store::Redis(_))

@@ -152,6 +152,17 @@ impl RedisStore {
         self.guarded(&self.write, key, token, record).await
     }
 
+    pub(super) async fn add(&self, key: &str, more: u64) -> Result<u64, StoreError> {
+        let step = self.step(async |mut connection| {
+            redis::cmd("INCRBY")
+                .arg(key)
+                .arg(more)
+                .query_async(&mut connection)
+                .await
+        });
+        step.await.map_err(|failure| failure.of_write(key))
+    }
+
     async fn guarded(&self, script: &Script, key: &str, token: u64, record: &str) -> Result<(), StoreError> {
         let step = self.step(async |mut connection| {
             let mut call = script.key(key);
