@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::client::Handle;
 use crate::courtesy::Debt;
+use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::{DEFAULT_HANDOVERS, Wanted};
 use crate::lock::{LONGEST, Options};
@@ -139,10 +140,11 @@ impl Attempt {
         if self.options.kind.waits_in_store() {
             return wait.in_store_queue().await;
         }
-        if let Some(guard) = wait.unless_somebody_waits().await? {
+        let mut heard = Evidence::default();
+        if let Some(guard) = wait.unless_somebody_waits(&mut heard).await? {
             return Ok(guard);
         }
-        wait.in_turn().await
+        wait.in_turn(&mut heard).await
     }
 
     /// When the wait is over.
@@ -238,35 +240,6 @@ impl Attempt {
     }
 }
 
-/// The store's failures in a row: since when, and the last of them.
-#[derive(Default)]
-struct Failing(Option<(Instant, BackendError)>);
-
-impl Failing {
-    /// When the patience with the store is over.
-    fn until(&self, patience: Duration) -> Option<Instant> {
-        self.0.as_ref().map(|(since, _)| *since + patience)
-    }
-
-    /// The question that was asked then has failed too: how long to wait before the next one, or the failure
-    /// where asking again makes no sense.
-    fn again(
-        &mut self,
-        asked: Instant,
-        error: BackendError,
-        patience: Duration,
-    ) -> Result<Duration, BackendError> {
-        // Counted from the question that was the first to fail.
-        let since = self.0.as_ref().map_or(asked, |(since, _)| *since);
-        let failing_for = clock::now().saturating_duration_since(since);
-        if !error.is_passing() || failing_for >= patience {
-            return Err(error);
-        }
-        self.0 = Some((since, error));
-        Ok(jittered(Duration::from_millis(50) + failing_for / 4))
-    }
-}
-
 /// A call that may wait.
 pub(crate) struct Wait<'a, G> {
     /// The key that is waited for.
@@ -278,7 +251,7 @@ pub(crate) struct Wait<'a, G> {
 }
 
 impl<G: Goal> Wait<'_, G> {
-    fn not_acquired(&self, remaining: Option<Duration>) -> Error {
+    pub(crate) fn not_acquired(&self, remaining: Option<Duration>) -> Error {
         self.attempt.not_acquired(self.started, remaining)
     }
 
@@ -292,7 +265,7 @@ impl<G: Goal> Wait<'_, G> {
 
     /// Readers do not keep each other out, so they need no turn to come in: nobody who waits here for the same is
     /// passed by, and there is nobody to be let in first. `None` for all others, and for those who have to wait.
-    async fn unless_somebody_waits(&self) -> Result<Option<G::Got>, Error> {
+    async fn unless_somebody_waits(&self, heard: &mut Evidence) -> Result<Option<G::Got>, Error> {
         let Attempt {
             handle, key, options, ..
         } = self.attempt;
@@ -304,28 +277,57 @@ impl<G: Goal> Wait<'_, G> {
         if shared.waiters.any(&of) || shared.courtesies.owes(&of) {
             return Ok(None);
         }
-        self.now(self.goal.look(0, None)).await
+        self.now(self.goal.look(0, None), heard).await
     }
 
     /// What the store grants at once. Who is refused, or not answered, waits for the turn.
     async fn now(
         &self,
         look: impl Future<Output = Result<Look<G::Got>, BackendError>>,
+        heard: &mut Evidence,
     ) -> Result<Option<G::Got>, Error> {
-        tokio::select! {
+        let asked = clock::now();
+        heard.asks(asked);
+        let look = tokio::select! {
             biased;
-            look = look => match look {
-                Ok(Look::Got(got)) => Ok(Some(got)),
-                Err(error) if !error.is_passing() => Err(self.attempt.failed(error)),
-                _ => Ok(None),
-            },
-            () = self.over() => Err(self.not_acquired(None)),
-            () = self.attempt.handle.shared().closing.cancelled() => Err(Error::ClientClosed),
+            look = look => look,
+            () = self.over() => return Err(self.gave_up(heard, true)),
+            () = self.attempt.handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
+        };
+        match look {
+            Ok(Look::Got(got)) => return Ok(Some(got)),
+            Ok(Look::Busy { left, .. }) => self.is_busy(left, heard),
+            Err(error) => drop(self.failed(asked, error, heard)?),
         }
+        Ok(None)
+    }
+
+    /// The store replied that another client holds the lock, with so much left of its lease.
+    pub(crate) fn is_busy(&self, left: Option<Duration>, heard: &mut Evidence) {
+        let now = clock::now();
+        // A store's word for "no end" may be more than a clock can take.
+        let left = left.filter(|left| *left <= LONGEST);
+        heard.is_busy(left.map(|left| now + left), now);
+    }
+
+    /// The request that was sent then has failed; the pause before the next one.
+    fn failed(&self, asked: Instant, error: BackendError, heard: &mut Evidence) -> Result<Duration, Error> {
+        heard
+            .failed(asked, error, self.patience())
+            .map_err(|error| self.attempt.failed(error))
+    }
+
+    fn patience(&self) -> Duration {
+        self.attempt.handle.shared().settings.retry_for
+    }
+
+    /// The end of the patience with a store that fails.
+    async fn patience_ends(&self, heard: &Evidence) {
+        sleep_until(heard.patience_ends(self.patience())).await;
     }
 
     /// Waits for the turn in this process, then at the store, or until somebody here hands the lock over.
-    pub(crate) async fn in_turn(&self) -> Result<G::Got, Error> {
+    pub(crate) async fn in_turn(&self, heard: &mut Evidence) -> Result<G::Got, Error> {
         let Attempt {
             handle,
             key,
@@ -343,9 +345,8 @@ impl<G: Goal> Wait<'_, G> {
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 called = ticket.called() => called?,
                 () = self.over() => {
-                    let now = clock::now();
-                    let until = ticket.holder_until().filter(|until| *until > now);
-                    return Err(self.not_acquired(until.map(|until| until - now)));
+                    heard.learn(ticket.evidence(), self.started);
+                    return Err(self.gave_up(heard, false));
                 }
             };
             let got = match called {
@@ -354,14 +355,14 @@ impl<G: Goal> Wait<'_, G> {
                     let look = self.goal.look(0, None);
                     // The question of the next one here goes along with this one.
                     drop((turn, ticket));
-                    let got = self.now(look).await?;
+                    let got = self.now(look, heard).await?;
                     if got.is_none() {
                         // Nobody loses a place that was had.
                         limit = None;
                     }
                     got
                 }
-                Called::Turn(turn) => self.at_store(&ticket, turn).await?,
+                Called::Turn(turn) => self.at_store(&ticket, turn, heard).await?,
             };
             if let Some(got) = got.filter(G::is_held) {
                 return Ok(got);
@@ -370,7 +371,12 @@ impl<G: Goal> Wait<'_, G> {
     }
 
     /// Has the turn: asks the store until it grants the lock. `None` where that came another way, and is lost.
-    async fn at_store(&self, ticket: &Ticket, mut turn: Turn) -> Result<Option<G::Got>, Error> {
+    async fn at_store(
+        &self,
+        ticket: &Ticket,
+        mut turn: Turn,
+        heard: &mut Evidence,
+    ) -> Result<Option<G::Got>, Error> {
         let Attempt {
             handle, key, options, ..
         } = self.attempt;
@@ -379,13 +385,17 @@ impl<G: Goal> Wait<'_, G> {
         let listen = || shared.backend.clone().watch(options.kind, key, waiter);
         let of = ticket.name();
         let courtesies = &shared.courtesies;
+        if ticket.has_waited() {
+            heard.learn(ticket.evidence(), self.started);
+        }
         let after = turn.after.take();
         let owed = courtesies.owed(of);
         let mut debt = None;
+        let mut is_over = false;
         if after.is_some() || owed.is_some() {
             let others_first = async {
                 let pause = match after {
-                    Some(after) => after.pause().await,
+                    Some(after) => after.pause().await.inspect(|_| heard.replied()).flatten(),
                     None => owed,
                 };
                 courtesies
@@ -396,21 +406,32 @@ impl<G: Goal> Wait<'_, G> {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
-                () = self.over() => return Err(self.not_acquired(None)),
                 owes = others_first => debt = owes,
+                () = self.over() => is_over = true,
             }
+        }
+        if is_over {
+            return Err(self.gave_up(heard, false));
         }
         let mut place = Place {
             attempt: self.attempt,
             waiter,
             taken: false,
         };
-        let mut failing = Failing::default();
-        let patience = shared.settings.retry_for;
-        let mut holder_until: Option<Instant> = None;
         let mut longest = Duration::ZERO;
         loop {
             let asked = clock::now();
+            // Waiters behind a head whose patience is over do not each begin anew.
+            if heard
+                .patience_ends(self.patience())
+                .is_some_and(|end| end <= asked)
+            {
+                return Err(self.gave_up(heard, false));
+            }
+            heard.asks(asked);
+            if !heard.is_empty() {
+                turn.knows(heard);
+            }
             // What happened before the question is in the answer.
             turn.watch.iter_mut().for_each(Watch::seen);
             // Whoever goes away before the answer does not know whether it has one.
@@ -419,8 +440,8 @@ impl<G: Goal> Wait<'_, G> {
                 biased;
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
                 look = self.goal.look(turn.handed, Some(waiter)) => look,
-                () = self.over() => return Err(self.gave_up(failing, holder_until)),
-                () = sleep_until(failing.until(patience)) => return Err(self.gave_up(failing, holder_until)),
+                () = self.over() => return Err(self.gave_up(heard, true)),
+                () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             };
             let sleep = match look {
@@ -437,14 +458,12 @@ impl<G: Goal> Wait<'_, G> {
                     return Ok(Some(got));
                 }
                 Ok(Look::Busy { left, again }) => {
-                    failing = Failing::default();
                     place.taken = had || again.is_some() && self.attempt.takes_place();
                     courtesies.came(of);
-                    // A store's word for "no end" may be more than a clock can take.
-                    let left = left.filter(|left| *left <= LONGEST);
-                    holder_until = left.map(|left| clock::now() + left);
-                    turn.waits(options.max_waiters, holder_until)?;
+                    self.is_busy(left, heard);
+                    turn.waits(options.max_waiters, heard)?;
                     turn.watch.get_or_insert_with(listen);
+                    let left = left.filter(|left| *left <= LONGEST);
                     longest = longest.max(left.unwrap_or_default());
                     left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
                         .min(LONGEST_SLEEP)
@@ -452,9 +471,9 @@ impl<G: Goal> Wait<'_, G> {
                 }
                 Err(error) => {
                     place.taken &= had || error.outcome == Outcome::Unknown;
-                    failing
-                        .again(asked, error, patience)
-                        .map_err(|error| self.attempt.failed(error))?
+                    let pause = self.failed(asked, error, heard)?;
+                    turn.knows(heard);
+                    pause
                 }
             };
             tokio::select! {
@@ -463,7 +482,7 @@ impl<G: Goal> Wait<'_, G> {
                 guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
                 () = came_free(&mut turn.watch, &mut debt) => {}
                 () = tokio::time::sleep(sleep) => {}
-                () = self.over() => return Err(self.gave_up(failing, holder_until)),
+                () = self.over() => return Err(self.gave_up(heard, false)),
             }
         }
     }
@@ -479,15 +498,9 @@ impl<G: Goal> Wait<'_, G> {
         self.takes(guard)
     }
 
-    /// The wait, or the patience with the store, is over.
-    fn gave_up(&self, failing: Failing, holder_until: Option<Instant>) -> Error {
-        match failing.0 {
-            Some((_, error)) => self.attempt.failed(error),
-            None => {
-                let now = clock::now();
-                self.not_acquired(holder_until.map(|until| until.saturating_duration_since(now)))
-            }
-        }
+    /// The wait, or the patience with the store, is over; `sent` says whether a request is on its way.
+    pub(crate) fn gave_up(&self, heard: &mut Evidence, sent: bool) -> Error {
+        std::mem::take(heard).verdict(self.attempt, self.started, sent)
     }
 }
 
@@ -559,6 +572,6 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-fn jittered(pause: Duration) -> Duration {
+pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64())
 }

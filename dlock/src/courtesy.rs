@@ -77,20 +77,32 @@ impl After {
         }
     }
 
-    /// Whether there are others, once the store has answered.
-    pub(crate) async fn pause(self) -> Option<Pause> {
+    /// When the release was sent.
+    pub(crate) fn sent(&self) -> Instant {
+        self.sent
+    }
+
+    /// Whether there are others, once the store has answered; the outer `None` where it does not.
+    pub(crate) async fn pause(self) -> Option<Option<Pause>> {
         let heard = tokio::time::timeout(ANSWER, self.heard).await.ok()?.ok()?;
-        let own = u64::from(self.news.is_some() && !self.others_here);
+        Some(Pause::of(self.sent, self.news, self.others_here, heard))
+    }
+}
+
+impl Pause {
+    /// What follows from a release that was sent then, and heard of by so many.
+    fn of(sent: Instant, news: Option<u64>, others_here: bool, heard: Option<u64>) -> Option<Pause> {
+        let own = u64::from(news.is_some() && !others_here);
         if heard.is_some_and(|heard| heard <= own) {
             return None;
         }
         let now = clock::now();
-        let patience = some_round_trips(self.sent, now, NEXT);
+        let patience = some_round_trips(sent, now, NEXT);
         Some(Pause {
-            until: now + some_round_trips(self.sent, now, SHORT),
+            until: now + some_round_trips(sent, now, SHORT),
             // The first is our own release, the second that of another.
-            news: self.news.map(|news| news + 2),
-            others: match self.others_here {
+            news: news.map(|news| news + 2),
+            others: match others_here {
                 true => 1,
                 false => heard.map_or(1, |heard| heard - own),
             },

@@ -15,8 +15,12 @@ pub(crate) type Cause = Arc<dyn std::error::Error + Send + Sync + 'static>;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else holds the lock, or too many permits of the semaphore, and that did not come free in the
-    /// time that was allowed.
+    /// The lock (or the requested permits) did not become available within the wait time: the store said that others
+    /// hold it.
+    ///
+    /// It said so during this call, or to a call of this process that this one waited behind. A store that did not reply
+    /// in time is [`Unreachable`](Error::Unreachable) or [`OutcomeUnknown`](Error::OutcomeUnknown) instead: then the lock
+    /// may be free.
     #[error(
         "{}{}{}{}",
         held(*kind, key), after(*waited), lease_left(*remaining), said(votes.as_deref())

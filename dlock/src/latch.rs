@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -146,7 +147,8 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year.
+    /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year. A store that
+    /// did not answer in that time is [`Error::Unreachable`]: the latch may be open.
     ///
     /// Cancel safe: nothing is left of a wait that is dropped.
     pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
@@ -162,18 +164,28 @@ impl Latch {
             }
         };
         let shared = self.handle.shared();
+        let closed = AtomicBool::new(false);
         tokio::select! {
             biased;
             () = shared.closing.cancelled() => Err(Error::ClientClosed),
-            opened = self.opened() => opened.map(|()| true),
-            () = over => Ok(false),
+            opened = self.opened(&closed) => opened.map(|()| true),
+            () = over => match closed.load(Ordering::Relaxed) {
+                true => Ok(false),
+                false => Err(Error::Unreachable {
+                    what: format!("the count of latch \"{}\"", self.key),
+                    message: "the store did not answer within the time of waiting".to_owned(),
+                    source: None,
+                }),
+            },
         }
     }
 
-    async fn opened(&self) -> Result<(), Error> {
+    /// Waits for the latch to open. `closed` is set when the store says that it is not.
+    async fn opened(&self, closed: &AtomicBool) -> Result<(), Error> {
         let shared = self.handle.shared();
         let mut watch = None;
         while self.count().await? > 0 {
+            closed.store(true, Ordering::Relaxed);
             // The first news is "you are subscribed, look now", so nothing is missed in between. What comes
             // during a look is looked for after it.
             let watch = watch.get_or_insert_with(|| {

@@ -125,6 +125,7 @@ mod counted;
 mod courtesy;
 mod default;
 mod error;
+mod evidence;
 mod grants;
 mod guard;
 mod handover;

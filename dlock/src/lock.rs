@@ -100,7 +100,7 @@ impl Lock {
     }
 
     /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait for the lock; without end by
-    /// default.
+    /// default. The store's reply must come within that time, too.
     pub fn wait(mut self, wait: Duration) -> Lock {
         self.options.wait = Some(wait);
         self
@@ -183,13 +183,13 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// - [`Error::NotAcquired`] when somebody else has it until the wait is over.
+    /// - [`Error::NotAcquired`] when the store says that others hold it, until the wait is over.
     /// - [`Error::Lost`] when the enclosing frame has lost it.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
     ///   [`Error::ClientClosed`] as they say.
     /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at
-    ///   fault. Failures that may pass are tried again until the wait is over, at most for
-    ///   [`retry_for`](crate::LockClientBuilder::retry_for).
+    ///   fault, or did not reply before the wait was over. Failures that may pass are tried again until the wait is
+    ///   over, at most for [`retry_for`](crate::LockClientBuilder::retry_for).
     /// - [`Error::NotReplicated`] when too few replicas had it in time, where
     ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
     ///

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use crate::backend::{GrantId, Kind, Watch};
 use crate::courtesy::After;
+use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::name::{ByName, Name};
@@ -47,8 +48,8 @@ struct Queue {
     behind: VecDeque<Arc<Seat>>,
     /// How many of those behind have left.
     left: usize,
-    /// Until when the lock is taken, as far as was heard.
-    holder_until: Option<Instant>,
+    /// What the one in front was told by the store.
+    evidence: Evidence,
 }
 
 impl Queue {
@@ -187,6 +188,8 @@ pub(crate) struct Ticket {
     waiters: Arc<Waiters>,
     of: Name,
     seat: Arc<Seat>,
+    /// Others were there before it.
+    has_waited: bool,
 }
 
 /// What one who waits has got.
@@ -241,7 +244,7 @@ impl Waiters {
             at_turn: Mutex::default(),
             waker: AtomicWaker::new(),
         });
-        match self.queues.lock().entry(of.clone()) {
+        let has_waited = match self.queues.lock().entry(of.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Queue {
                     front: Some(seat.clone()),
@@ -256,6 +259,7 @@ impl Waiters {
                     opened: false,
                     behind: Vec::new(),
                 });
+                false
             }
             Entry::Occupied(mut occupied) => {
                 let queue = occupied.get_mut();
@@ -265,12 +269,14 @@ impl Waiters {
                 }
                 seat.stands(true);
                 queue.behind.push_back(seat.clone());
+                true
             }
-        }
+        };
         Ok(Ticket {
             waiters: self.clone(),
             of,
             seat,
+            has_waited,
         })
     }
 
@@ -362,9 +368,17 @@ impl Ticket {
         drop(before);
     }
 
-    /// Until when the lock is taken, as far as was heard.
-    pub(crate) fn holder_until(&self) -> Option<Instant> {
-        self.waiters.queues.lock().get(&self.of)?.holder_until
+    /// Whether others were there before it.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// What the head of the queue was told by the store.
+    pub(crate) fn evidence(&self) -> Evidence {
+        let queues = self.waiters.queues.lock();
+        queues
+            .get(&self.of)
+            .map_or_else(Evidence::default, |queue| queue.evidence.clone())
     }
 }
 
@@ -393,7 +407,7 @@ impl Drop for Ticket {
 impl Turn {
     /// The one in front has to wait and counts from now on: whoever is behind and too many goes. It goes
     /// itself where nobody may wait.
-    pub(crate) fn waits(&self, limit: Option<usize>, holder_until: Option<Instant>) -> Result<(), Error> {
+    pub(crate) fn waits(&self, limit: Option<usize>, heard: &Evidence) -> Result<(), Error> {
         if limit == Some(0) {
             return Err(too_many(&self.of.key, 0));
         }
@@ -401,7 +415,7 @@ impl Turn {
         let Some(queue) = queues.get_mut(&self.of) else {
             return Ok(());
         };
-        queue.holder_until = holder_until;
+        queue.evidence = heard.clone();
         let mut turned_away = Vec::new();
         if !std::mem::replace(&mut queue.front_waits, true) {
             let mut ahead = 0;
@@ -429,6 +443,13 @@ impl Turn {
         Ok(())
     }
 
+    /// Tells those behind what the one in front was told by the store.
+    pub(crate) fn knows(&self, heard: &Evidence) {
+        if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
+            queue.evidence = heard.clone();
+        }
+    }
+
     /// The one who had the turn has the lock: where others wait and it can be handed on to them, the turn
     /// goes to rest in the grant.
     pub(crate) fn rests(self, guard: &LockGuard) {
@@ -445,6 +466,7 @@ impl Turn {
         if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
             queue.front = None;
             queue.front_waits = true;
+            queue.evidence.is_held_here();
         }
     }
 
@@ -482,6 +504,9 @@ impl Drop for Turn {
             queue.front_waits = true;
             if next.is_none() {
                 queues.remove(&self.of);
+            } else {
+                let released = after.as_ref().map(After::sent);
+                queue.evidence.turn_ends(clock::now(), released);
             }
         }
         // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock::backend::counter::{CounterReply, CounterRequest};
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane,
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, Reason,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use dlock::{Kind, LockKey};
@@ -33,6 +33,10 @@ pub struct Seen {
     pub renewals: AtomicUsize,
     /// Calls that carried them.
     pub renew_calls: AtomicUsize,
+    /// Acquires and steps on counters are not answered and not done.
+    pub hang_acquires: AtomicBool,
+    /// Acquires and steps on counters fail at once, and are not done.
+    pub fail_acquires: AtomicBool,
     /// Renewals are not answered and not done.
     pub hang_renewals: AtomicBool,
     /// Renewals in this lane hang.
@@ -52,6 +56,8 @@ impl Watched {
             releases: AtomicUsize::new(0),
             renewals: AtomicUsize::new(0),
             renew_calls: AtomicUsize::new(0),
+            hang_acquires: AtomicBool::new(false),
+            fail_acquires: AtomicBool::new(false),
             hang_renewals: AtomicBool::new(false),
             hang_lane: AtomicUsize::new(usize::MAX),
             slow_answers: AtomicUsize::new(0),
@@ -75,6 +81,23 @@ impl Watched {
 
     fn inner(&self) -> Arc<MemoryBackend> {
         Arc::new(self.memory.clone())
+    }
+
+    /// The step is done when it is called, unless the store hangs or fails.
+    fn asked<T, F: Future<Output = Result<T, BackendError>>, S: FnOnce() -> F>(
+        &self,
+        step: S,
+    ) -> impl Future<Output = Result<T, BackendError>> + use<T, F, S> {
+        let hangs = self.seen.hang_acquires.load(Ordering::SeqCst);
+        let fails = self.seen.fail_acquires.load(Ordering::SeqCst);
+        let step = (!hangs && !fails).then(|| self.on_its_way(step()));
+        async move {
+            match step {
+                Some(step) => step.await,
+                None if hangs => std::future::pending().await,
+                None => Err(BackendError::not_done(Reason::Unreachable, "it is not there")),
+            }
+        }
     }
 
     /// The step was done when it was called; its answer takes a while.
@@ -104,7 +127,8 @@ impl Backend for Watched {
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
         self.seen.acquires.fetch_add(1, Ordering::SeqCst);
-        self.on_its_way(Backend::acquire(self.inner(), request))
+        let inner = self.inner();
+        self.asked(move || Backend::acquire(inner, request))
     }
 
     fn release(
@@ -159,7 +183,8 @@ impl Backend for Watched {
         self: Arc<Self>,
         request: CounterRequest,
     ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
-        Backend::count(self.inner(), request)
+        let inner = self.inner();
+        self.asked(move || Backend::count(inner, request))
     }
 
     fn lane(&self, key: &LockKey) -> Lane {
@@ -176,7 +201,8 @@ impl Backend for Watched {
         requests: Vec<AcquireRequest>,
     ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
         self.seen.acquires.fetch_add(1, Ordering::SeqCst);
-        self.on_its_way(Backend::acquire_all(self.inner(), requests))
+        let inner = self.inner();
+        self.asked(move || Backend::acquire_all(inner, requests))
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

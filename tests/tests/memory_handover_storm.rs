@@ -180,8 +180,12 @@ impl World {
             ))
             | None => None,
             Some(Err(Error::ClientClosed)) if self.weather == Weather::Wild => None,
-            // It was looked at so late that the lease had run out.
-            Some(Err(Error::Unreachable { .. })) if self.weather != Weather::Fair => None,
+            // It was polled so late that the lease had run out, or the wait ended before the store replied.
+            Some(Err(Error::Unreachable { .. } | Error::OutcomeUnknown { .. }))
+                if self.weather != Weather::Fair =>
+            {
+                None
+            }
             Some(Err(error)) => panic!("{error}"),
         }
     }

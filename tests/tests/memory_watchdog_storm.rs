@@ -359,7 +359,8 @@ async fn storm(seed: u64, many: usize) {
                     Ok(guard) => {
                         hold(&moody, guard, &mut rng, max_hold, &counts).await;
                     }
-                    Err(error) => assert!(error.is_busy(), "{error}"),
+                    // Some waits end before the store replies.
+                    Err(error) => assert!(error.is_busy() || error.is_unavailable(), "{error}"),
                 }
                 sleep(rng.u32(0..200) * MS).await;
             }

@@ -324,3 +324,45 @@ async fn a_shutdown_while_the_server_is_away_ends_in_time_and_says_what_is_left(
     drop(guard);
     store.assert_clean(&[&b]).await;
 }
+
+/// "Busy" is said only by the store: one that is stopped, or was killed, is at fault, also for the callers that wait
+/// behind the one that asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_or_killed_server_is_never_reported_as_busy() {
+    for kills in [false, true] {
+        let store = Store::server().await;
+        let server = store.as_server();
+        // No step fails by itself in the time that is waited.
+        let builder = || hasty_builder(&server.url()).timeout(PATIENCE);
+        let client = dlock_tests::faults::built(builder).await;
+        drop(client.lock("k").acquire().await.unwrap());
+        settle_releases(&client).await;
+        match kills {
+            true => server.kill(),
+            false => server.stop(),
+        }
+        for wait in [50, 300, 900] {
+            let mut calls = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let lock = client.lock("k").wait(wait * MS);
+                calls.spawn(async move { lock.acquire().await.map(drop) });
+                let read = client.rwlock("r").read().wait(wait * MS);
+                calls.spawn(async move { read.acquire().await.map(drop) });
+                let fair = client.fair_lock("f").wait(wait * MS);
+                calls.spawn(async move { fair.acquire().await.map(drop) });
+                let permit = client.semaphore("s").permits(1).wait(wait * MS);
+                calls.spawn(async move { permit.acquire().await.map(drop) });
+                let multi = client.multi(["a", "b"]).wait(wait * MS);
+                calls.spawn(async move { multi.acquire().await.map(drop) });
+            }
+            for outcome in calls.join_all().await {
+                let error = outcome.unwrap_err();
+                assert!(error.is_unavailable(), "killed {kills}, {wait} ms: {error}");
+                assert_eq!(error.problem().status, 503);
+            }
+        }
+        if !kills {
+            server.cont();
+        }
+    }
+}

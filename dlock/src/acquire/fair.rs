@@ -15,8 +15,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Attempt, Failing, Wait, changed, sleep_until};
+use super::{Attempt, Wait, changed, sleep_until};
 use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Watch};
+use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::lock::LONGEST;
 use crate::name::Name;
@@ -197,9 +198,10 @@ impl Wait<'_, Attempt> {
     /// Asks until the lock is had, or the wait is over.
     pub(super) async fn in_store_queue(&self) -> Result<LockGuard, Error> {
         let mine = Mine::default();
+        let mut heard = Evidence::default();
         let mut limit = self.attempt.options.max_waiters;
         loop {
-            let guard = self.in_line(&mine, limit).await?;
+            let guard = self.in_line(&mine, limit, &mut heard).await?;
             // Handed over before, and taken only now, after the process was stopped perhaps.
             if guard.is_held() {
                 return Ok(guard);
@@ -210,7 +212,12 @@ impl Wait<'_, Attempt> {
     }
 
     /// The same, until something is had that may be lost again.
-    async fn in_line(&self, mine: &Mine, limit: Option<usize>) -> Result<LockGuard, Error> {
+    async fn in_line(
+        &self,
+        mine: &Mine,
+        limit: Option<usize>,
+        heard: &mut Evidence,
+    ) -> Result<LockGuard, Error> {
         let attempt = self.attempt;
         let Attempt {
             handle,
@@ -220,14 +227,11 @@ impl Wait<'_, Attempt> {
             ..
         } = attempt;
         let shared = handle.shared();
-        let patience = shared.settings.retry_for;
         let ticket = shared
             .waiters
             .join(options.kind, key, limit, attempt.wanted(), by)?;
         let mut turn = ticket.turn();
         let mut watch: Option<Watch> = None;
-        let mut failing = Failing::default();
-        let mut holder_until: Option<Instant> = None;
         // Dropped before those above.
         let leaves = Leaves(Some(mine));
         loop {
@@ -245,6 +249,7 @@ impl Wait<'_, Attempt> {
                 State::Waits(place) => ask(place),
                 State::Nothing => ask(Place::new(attempt)),
             };
+            heard.asks(asked);
             let mut came = false;
             let seen = loop {
                 tokio::select! {
@@ -254,8 +259,8 @@ impl Wait<'_, Attempt> {
                         Called::Turn(its) => (turn, came) = (Some(its), true),
                         Called::Guard(guard) => return Ok(leaves.takes(guard, Some(question))),
                     },
-                    () = self.over() => return Err(self.gave_up(failing, holder_until)),
-                    () = sleep_until(failing.until(patience)) => return Err(self.gave_up(failing, holder_until)),
+                    () = self.over() => return Err(self.gave_up(heard, true)),
+                    () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
                     () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 }
             };
@@ -269,12 +274,10 @@ impl Wait<'_, Attempt> {
                     return Ok(guard);
                 }
                 Seen::Busy(place, left) => {
-                    failing = Failing::default();
-                    // A store's word for "no end" may be more than a clock can take.
+                    self.is_busy(left, heard);
                     let left = left.filter(|left| *left <= LONGEST);
-                    holder_until = left.map(|left| clock::now() + left);
                     if let Some(turn) = &turn {
-                        turn.waits(options.max_waiters, holder_until)?;
+                        turn.waits(options.max_waiters, heard)?;
                         watch.get_or_insert_with(|| place.listen());
                     }
                     // A lease that is about to end is over a moment after its whole milliseconds.
@@ -282,9 +285,7 @@ impl Wait<'_, Attempt> {
                     (place, end.min(ASK_EVERY))
                 }
                 Seen::Failed(error, kept) => {
-                    let pause = failing
-                        .again(asked, error, patience)
-                        .map_err(|error| attempt.failed(error))?;
+                    let pause = self.failed(asked, error, heard)?;
                     let place = kept.unwrap_or_else(|| {
                         // Under another id, which wakes another listener.
                         watch = None;
@@ -320,7 +321,7 @@ impl Wait<'_, Attempt> {
                         watch = Some(shared.backend.clone().watch(options.kind, key, id));
                         continue;
                     }
-                    () = self.over() => return Err(self.gave_up(failing, holder_until)),
+                    () = self.over() => return Err(self.gave_up(heard, false)),
                 }
                 break;
             }

@@ -4,8 +4,9 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Attempt, Failing, Wait, jittered, sleep_until};
+use super::{Attempt, Wait, jittered, sleep_until};
 use crate::backend::Kind;
+use crate::evidence::Evidence;
 use crate::grants::{Entry, Grant};
 use crate::guard::{HoldState, LockGuard};
 use crate::question::{Goal, Look, Question};
@@ -70,14 +71,14 @@ impl Attempt {
             started: clock::now(),
             until: None,
         };
-        let mut failing = Failing::default();
+        let mut heard = Evidence::default();
         let outcome = loop {
             let under = match Under::new(write, |_| true, self.by) {
                 Ok(under) => under,
                 Err(Refused::Lost(loss)) => break Err(self.lost(loss)),
                 Err(Refused::Sibling(_)) => break Err(self.lost(Loss::Released)),
             };
-            match wait.read_under(under, &mut failing).await {
+            match wait.read_under(under, &mut heard).await {
                 Ok(None) => {}
                 Ok(Some(guard)) => break Ok(guard),
                 Err(error) => break Err(error),
@@ -145,7 +146,7 @@ impl<G: Goal> Wait<'_, G> {
             ..
         } = self.attempt;
         let mut warn_at = Some(clock::now() + Duration::from_secs(1));
-        let mut failing = Failing::default();
+        let mut heard = Evidence::default();
         loop {
             let (hold, reads_under) = match self.attempt.way(scope)? {
                 Way::Ask => return Ok(None),
@@ -159,7 +160,7 @@ impl<G: Goal> Wait<'_, G> {
             gate.as_mut().enable();
             let line = match self.attempt.enter_now(scope, hold, reads_under) {
                 Inside::Entered(guard) => return Ok(Some(guard)),
-                Inside::ReadsUnder(under) => match self.read_under(under, &mut failing).await? {
+                Inside::ReadsUnder(under) => match self.read_under(under, &mut heard).await? {
                     Some(guard) => return Ok(Some(guard)),
                     None => continue,
                 },
@@ -189,7 +190,7 @@ impl<G: Goal> Wait<'_, G> {
 
     /// Asks the store for a read under the own write lock, which is there at once. `None` where the frames
     /// have to be looked at again, after a pause if need be.
-    async fn read_under(&self, under: Arc<Under>, failing: &mut Failing) -> Result<Option<LockGuard>, Error> {
+    async fn read_under(&self, under: Arc<Under>, heard: &mut Evidence) -> Result<Option<LockGuard>, Error> {
         let attempt = self.attempt;
         let shared = attempt.handle.shared();
         if shared.closing.is_cancelled() {
@@ -197,6 +198,7 @@ impl<G: Goal> Wait<'_, G> {
         }
         let write = under.write.clone();
         let asked = clock::now();
+        heard.asks(asked);
         let look = Attempt::ask(Question::new(attempt, 0, None).reading_under(under));
         let look = if attempt.once {
             look.await
@@ -204,16 +206,15 @@ impl<G: Goal> Wait<'_, G> {
             tokio::select! {
                 biased;
                 look = look => look,
-                () = self.over() => return Err(self.gave_up(std::mem::take(failing), None)),
-                () = sleep_until(failing.until(shared.settings.retry_for)) => {
-                    return Err(self.gave_up(std::mem::take(failing), None));
-                }
+                () = self.over() => return Err(self.gave_up(heard, true)),
+                () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             }
         };
         let pause = match look {
             Ok(Look::Got(guard)) => return Ok(Some(guard)),
             Ok(Look::Busy { left, .. }) => {
+                self.is_busy(left, heard);
                 // The store does not know the write lock: its holder is told, unless it gave that back.
                 if !matches!(write.status(), HoldState::Lost(_)) {
                     let _ = shared.renew_one(&write).await;
@@ -226,15 +227,13 @@ impl<G: Goal> Wait<'_, G> {
                 }
             }
             Err(error) if attempt.once => return Err(attempt.failed(error)),
-            Err(error) => failing
-                .again(asked, error, shared.settings.retry_for)
-                .map_err(|error| attempt.failed(error))?,
+            Err(error) => self.failed(asked, error, heard)?,
         };
         tokio::select! {
             biased;
             () = shared.closing.cancelled() => Err(Error::ClientClosed),
             () = tokio::time::sleep(pause) => Ok(None),
-            () = self.over() => Err(self.gave_up(std::mem::take(failing), None)),
+            () = self.over() => Err(self.gave_up(heard, false)),
         }
     }
 }

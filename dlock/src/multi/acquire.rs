@@ -12,6 +12,7 @@ use super::in_order::InVain;
 use super::look::{At, Guards, Round, Step, groups, look};
 use crate::acquire::{self, Wait};
 use crate::backend::{BackendError, GrantId, Kind};
+use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::question::{Goal, Look};
@@ -70,6 +71,7 @@ impl Attempt {
         let until = self.first.until(started);
         let mut at = 0;
         let mut in_vain = InVain::new();
+        let mut heard = Evidence::default();
         loop {
             let (outer, rest) = self.by_frames(scope);
             for outer in &outer {
@@ -105,17 +107,21 @@ impl Attempt {
                 };
                 let round = match self.first.once {
                     true => all.ask(0, None).await.map_err(|error| one.failed(error))?,
-                    false => wait.in_turn().await?,
+                    false => wait.in_turn(&mut heard).await?,
                 };
                 match round {
                     Round::All(all) => guards = all,
                     Round::Busy((busy, remaining)) if self.first.once => {
                         return Err(self.one(busy).not_acquired(started, remaining));
                     }
-                    Round::Busy((busy, _)) => {
+                    Round::Busy((busy, remaining)) => {
                         at = busy;
+                        wait.is_busy(remaining, &mut heard);
                         let Some(patience) = in_vain.again() else { continue };
-                        match self.in_order(&rest, started, until, patience).await? {
+                        match self
+                            .in_order(&rest, (started, until), patience, &mut heard)
+                            .await?
+                        {
                             Some(all) => guards = all,
                             None => continue,
                         }

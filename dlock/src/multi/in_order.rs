@@ -14,6 +14,7 @@ use super::acquire::{Attempt, KEEPS_PLACE};
 use super::look::{At, Round, Step, Taken, take};
 use crate::acquire::Wait;
 use crate::backend::{BackendError, GrantId};
+use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::question::{Goal, Look};
@@ -57,9 +58,9 @@ impl Attempt {
     pub(super) async fn in_order(
         &self,
         rest: &[usize],
-        started: Instant,
-        until: Option<Instant>,
+        (started, until): (Instant, Option<Instant>),
         patience: Duration,
+        heard: &mut Evidence,
     ) -> Result<Option<Vec<At<LockGuard>>>, Error> {
         let mut taken = Taken::default();
         for at in rest {
@@ -77,7 +78,7 @@ impl Attempt {
             };
             let next = tokio::select! {
                 biased;
-                next = wait.in_turn() => next,
+                next = wait.in_turn(heard) => next,
                 () = taken.keep() => return Ok(None),
             };
             match next {
@@ -85,11 +86,16 @@ impl Attempt {
                 Ok(Round::Failed((_, error))) => return Err(one.failed(error)),
                 Ok(Round::Busy(_)) => return Ok(None),
                 Err(error) => {
-                    let is_over = until.is_some_and(|until| until <= clock::now());
-                    return if error.is_busy() && !is_over {
-                        Ok(None)
-                    } else {
-                        Err(error)
+                    let now = clock::now();
+                    let ended = |end: Option<Instant>| end.is_some_and(|end| end <= now);
+                    // The patience with this one key is over, but not the wait: all may be asked for again.
+                    let is_late = matches!(
+                        error,
+                        Error::NotAcquired { .. } | Error::Unreachable { .. } | Error::OutcomeUnknown { .. }
+                    );
+                    return match is_late && ended(limit) && !ended(until) {
+                        true => Ok(None),
+                        false => Err(error),
                     };
                 }
             }

@@ -196,11 +196,11 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// - [`Error::NotAcquired`] when there was none until the wait was over.
+    /// - [`Error::NotAcquired`] when the store says that there is none, until the wait is over.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
     ///   [`Error::ClientClosed`] as they say.
-    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault.
-    ///   Failures that may pass are tried again until the wait is over, at most for
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault,
+    ///   or did not reply before the wait was over. Failures that may pass are tried again until the wait is over, at most for
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
     ///
     /// Cancel safe: dropped at any point it leaves no permit, no place in a queue and no subscription, and a
