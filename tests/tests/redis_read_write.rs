@@ -16,6 +16,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
 /// The writers whom readers stand back for.
 const WRITERS: &str = "{k}:dlock:writers";
+/// The index of the readers.
+const INDEX: &str = "{k}:dlock:readers";
 /// A reader of Redisson's.
 const JAVA: &str = "11111111-2222-4333-8444-555555555555:1";
 
@@ -44,10 +46,10 @@ async fn lasts(server: &Server, key: &str, time: Duration) -> bool {
     left.is_some_and(|left| left <= time && left > time - SLACK)
 }
 
-/// Without the fence.
+/// Without the fence and the index of readers.
 async fn keys(server: &Server) -> Vec<String> {
     let mut keys = server.keys().await;
-    keys.retain(|key| key != "dlock:fence");
+    keys.retain(|key| key != "dlock:fence" && !key.ends_with(":dlock:readers"));
     keys
 }
 
@@ -473,5 +475,233 @@ async fn other_data_in_place_of_the_writers_is_named_and_stays_and_fails_no_rele
     preferring.acquire().await.unwrap().release().await.unwrap();
     assert_eq!(server.query::<String>(&["GET", WRITERS]).await, "text");
     server.command(&["DEL", WRITERS]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// A reader of Redisson's enters, with so long a lease.
+async fn java_reads(server: &Server, lease: Duration) {
+    let ms = lease.as_millis().to_string();
+    let beside = format!("{{k}}:{JAVA}:rwlock_timeout:1");
+    server.command(&["HSET", "k", "mode", "read", JAVA, "1"]).await;
+    server.command(&["SET", &beside, "1", "PX", &ms]).await;
+    if server.ttl("k").await.is_none_or(|left| left < lease) {
+        server.command(&["PEXPIRE", "k", &ms]).await;
+    }
+}
+
+/// Counts the commands that a step makes the server run.
+async fn commands_of<T>(server: &Server, step: impl Future<Output = T>) -> (u64, T) {
+    server.command(&["CONFIG", "RESETSTAT"]).await;
+    let done = step.await;
+    let stats: String = server.query(&["INFO", "commandstats"]).await;
+    let calls = stats.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        // What the connections do beside the steps.
+        let beside = ["info", "ping", "subscribe", "unsubscribe", "config", "client"];
+        let counts = !beside.iter().any(|beside| name.starts_with(beside));
+        counts.then(|| rest.split(',').next()?.parse::<u64>().ok())?
+    });
+    (calls.sum(), done)
+}
+
+/// Protects "A reader enters, renews and leaves at the same cost, however many readers are inside".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reader_costs_the_same_among_few_and_among_many() {
+    in_rounds("no renewal comes between", async || {
+        let (store, a, b) = two().await;
+        let server = store.as_server();
+        let lock = |client: &LockClient| client.rwlock("k").read().lease(600 * SECOND);
+        let mut costs = Vec::new();
+        for many in [4, 500] {
+            let readers = futures_util::future::join_all((0..many).map(|_| lock(&a).acquire())).await;
+            let mut steps = Vec::new();
+            for renewed in [false, true] {
+                let lock = match renewed {
+                    false => lock(&b),
+                    // The longest of all: the others have to be looked for when it leaves.
+                    true => b.rwlock("k").read().renewed_lease(900 * SECOND),
+                };
+                let (entering, reader) = commands_of(server, lock.acquire()).await;
+                let reader = reader.unwrap();
+                let (renewing, renewed) = commands_of(server, is_confirmed(&reader)).await;
+                let () = renewed;
+                let (leaving, left) = commands_of(server, reader.release()).await;
+                left.unwrap();
+                steps.extend([entering, renewing, leaving]);
+            }
+            assert!(lasts(server, "k", 600 * SECOND).await);
+            let (last, ()) = commands_of(server, async {
+                drop(readers);
+                is_empty_soon(server).await;
+            })
+            .await;
+            steps.push(last / many);
+            costs.push(steps);
+            store.assert_clean(&[&a, &b]).await;
+        }
+        let same = costs[0].iter().zip(&costs[1]).all(|(few, many)| *many <= few + 2);
+        if same { Ok(()) } else { Err(costs) }
+    })
+    .await;
+}
+
+/// Protects "A reader enters, renews and leaves at the same cost" for readers under their own writer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reader_under_a_writer_costs_the_same_among_few_and_among_many() {
+    in_rounds("no renewal comes between", async || {
+        let (store, a, b) = two().await;
+        let server = store.as_server();
+        let writer = a.rwlock("k").write().lease(600 * SECOND).acquire().await.unwrap();
+        let read = || a.rwlock("k").read().lease(300 * SECOND);
+        let mut costs = Vec::new();
+        for many in [4, 500] {
+            let readers =
+                futures_util::future::join_all((0..many).map(|_| writer.scope(read().acquire()))).await;
+            assert!(readers.iter().all(Result::is_ok));
+            let (entering, reader) = commands_of(server, writer.scope(read().acquire())).await;
+            let reader = reader.unwrap();
+            let (asking, refused) = commands_of(server, b.rwlock("k").read().try_acquire()).await;
+            assert!(refused.unwrap_err().is_busy());
+            let (leaving, left) = commands_of(server, reader.release()).await;
+            left.unwrap();
+            costs.push([entering, asking, leaving]);
+            drop(readers);
+            eventually("the readers have left", || async {
+                inside(server, "k").await.1.len() == 1
+            })
+            .await;
+            assert!(lasts(server, "k", 600 * SECOND).await);
+        }
+        assert_eq!(keys(server).await, ["k"]);
+        writer.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+        let same = costs[0].iter().zip(&costs[1]).all(|(few, many)| *many <= few + 2);
+        if same { Ok(()) } else { Err(costs) }
+    })
+    .await;
+}
+
+/// Protects "Many readers or one writer": an index that Redisson or an eviction left behind ends no reader's lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn index_of_readers_counts_for_nothing_when_it_is_not_that_of_the_hash() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    let read = |client: &LockClient, seconds: u32| client.rwlock("k").read().lease(seconds * SECOND);
+
+    // Redisson's unlock by force deletes the hash, and a reader of Redisson's makes a new one.
+    for java_is_longest in [true, false] {
+        let gone = read(&a, 600).acquire().await.unwrap();
+        server.command(&["DEL", "k"]).await;
+        java_reads(server, 90 * SECOND).await;
+        let seconds = if java_is_longest { 50 } else { 200 };
+        let reader = read(&b, seconds).acquire().await.unwrap();
+        assert!(lasts(server, "k", seconds.max(90) * SECOND).await);
+        reader.release().await.unwrap();
+        assert!(
+            lasts(server, "k", 90 * SECOND).await,
+            "{:?}",
+            server.ttl("k").await
+        );
+        assert_eq!(inside(server, "k").await.1, [JAVA]);
+        drop(gone);
+        settle().await;
+        assert_eq!(inside(server, "k").await.1, [JAVA]);
+        server
+            .command(&["DEL", "k", &format!("{{k}}:{JAVA}:rwlock_timeout:1")])
+            .await;
+        assert!(server.ttl(INDEX).await.is_none());
+    }
+
+    // The index was evicted, or has lost one entry, or holds one of before: as many as there are readers.
+    for damage in ["DEL", "ZREM", "ZADD"] {
+        let long = read(&a, 400).acquire().await.unwrap();
+        let unknown = inside(server, "k").await.1[0].clone();
+        let longer = read(&b, 900).acquire().await.unwrap();
+        if damage == "ZREM" {
+            server.command(&["ZREM", INDEX, &unknown]).await;
+        } else {
+            server.command(&["DEL", INDEX]).await;
+        }
+        if damage == "ZADD" {
+            for number in 1..=2 {
+                let before = format!("00000000-0000-8000-8000-000000000000:{number}");
+                server.command(&["ZADD", INDEX, "9000000000000", &before]).await;
+            }
+        }
+        let short = read(&b, 100).acquire().await.unwrap();
+        assert!(lasts(server, "k", 900 * SECOND).await, "{damage}");
+        longer.release().await.unwrap();
+        assert!(lasts(server, "k", 400 * SECOND).await, "{damage}");
+        short.release().await.unwrap();
+        assert!(lasts(server, "k", 400 * SECOND).await, "{damage}");
+        // A reader that asks for its state is entered again.
+        is_confirmed(&long).await;
+        long.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    // The hash was evicted alone.
+    let reader = read(&a, 400).acquire().await.unwrap();
+    server.command(&["DEL", "k"]).await;
+    let writer = b.rwlock("k").write().try_acquire().await.unwrap();
+    writer.release().await.unwrap();
+    let next = read(&b, 100).acquire().await.unwrap();
+    assert!(reader.release().await.unwrap_err().is_lost());
+    assert!(lasts(server, "k", 100 * SECOND).await);
+    assert!(server.ttl(INDEX).await.is_some_and(|left| left <= 100 * SECOND));
+    next.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Protects "A reader leaves at the same cost": what dead processes left behind goes in bounded parts, and holds nobody up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    let reader = a.rwlock("k").read().lease(100 * SECOND).acquire().await.unwrap();
+    for number in 0..1000 {
+        let dead = format!("00000000-0000-8000-8000-000000000000:{number}");
+        server.command(&["HSET", "k", &dead, "1"]).await;
+        server.command(&["ZADD", INDEX, "1000", &dead]).await;
+    }
+    let other = b.rwlock("k").read().lease(300 * SECOND).acquire().await.unwrap();
+    let (cost, left) = commands_of(server, other.release()).await;
+    left.unwrap();
+    assert!(cost < 300, "{cost}");
+    let inside: usize = server.query(&["HLEN", "k"]).await;
+    assert!(inside > 500 && inside < 900, "{inside}");
+    assert!(lasts(server, "k", 100 * SECOND).await || lasts(server, "k", 300 * SECOND).await);
+    reader.release().await.unwrap();
+    let writer = b.rwlock("k").write().wait(PATIENCE).acquire();
+    within(SOON, "nobody alive is inside", writer)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_data_in_place_of_the_index_is_named_and_stays_and_fails_no_renewal_and_no_release() {
+    let (store, a, b) = two().await;
+    let server = store.as_server();
+    let held = a.rwlock("k").read().acquire().await.unwrap();
+    server.command(&["SET", INDEX, "text"]).await;
+    let error = b.rwlock("k").read().acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Refused { .. }), "{error}");
+    assert!(error.to_string().contains(INDEX), "{error}");
+    is_confirmed(&held).await;
+    assert_eq!(inside(server, "k").await.1.len(), 1);
+    held.release().await.unwrap();
+    // With the lock, which nobody holds any more, its index goes as well.
+    b.rwlock("k")
+        .write()
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     store.assert_clean(&[&a, &b]).await;
 }

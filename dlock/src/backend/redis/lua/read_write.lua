@@ -11,15 +11,27 @@
 -- yet. Ours besides:
 --   STRING {name}:ID:write:rwlock_timeout:1   the same for our writer, from when a reader came in under it until
 --                          the last of these has left: meanwhile the hash may live longer than its lease.
+--   ZSET {name}:dlock:readers   the index: each reader of ours -> until when its lease lasts, in ms of the epoch; and
+--                          our writer -> inf, once a reader came in under it. Finds the longest lease without a look at
+--                          every reader. Its TTL is that of the hash or longer.
 --   ZSET {name}:dlock:writers   writers whom readers of ours stand back for, while they wait: waiter -> until when it
 --                          counts unless it asks again, in ms of the epoch. Goes with the last of them.
 --
 -- Channel: redisson_rwlock:{name}, with 0 where one of those who wait may come in, or sooner than it was told, with 1
 -- where all may.
 
+-- The index may lag behind the hash: a key was evicted, or Redisson deleted the hash, which leaves the index. So the index
+-- counts only where it has every holder of the hash, and that takes no look at all of them:
+--   - An id enters once and never comes back. A hash that was made anew holds no id of the old index, and a hash that was
+--     not holds every id of the index. So one id of the index tells of all, and each change is preceded by that test.
+--   - Then the numbers of fields and of entries are equal unless the hash has holders that the index does not know:
+--     Redisson's, or ours whose entries were lost until their next renewal. Only then all fields are looked at.
+
 local function add_read_write_steps()
   -- For how long a writer counts that is not heard of, and within which time it asks again, in ms.
   local KEPT, HEARD_WITHIN = 5000, 2000
+  -- How many readers whose leases have run out one step removes, and by how much a TTL may be off, in ms.
+  local MOST, INEXACT = 256, 250
   local now_ms = math.floor(now / 1000)
 
   local function channel_of(key) return prefixed('redisson_rwlock', key) end
@@ -46,6 +58,40 @@ local function add_read_write_steps()
 
   local function left_of(key) return math.max(run('PTTL', key), -1) end
 
+  -- Runs a command on a key beside the lock. An error names that key.
+  local function on(command, beside, ...)
+    local reply = ask(command, beside, ...)
+    if is_error(reply) then error({ failed = beside .. ': ' .. reply.err }) end
+    return reply
+  end
+
+  local function index_of(key) return suffixed(key, 'dlock:readers') end
+
+  -- Drops the index of an earlier hash. Answers with the last entries of the index, two at most, each with its score.
+  local function last_entries(key)
+    local index = index_of(key)
+    local last = on('ZRANGE', index, -2, -1, 'WITHSCORES')
+    if #last == 0 or run('HEXISTS', key, last[#last - 1]) == 1 then return last end
+    on('DEL', index)
+    return {}
+  end
+
+  -- Puts a holder into the index, or moves it; the hash lasts for so long.
+  local function enlist(key, id, score, ttl)
+    local index = index_of(key)
+    -- An index that its user may not take entries out of must not come to be. There is none yet, so this changes nothing.
+    if #last_entries(key) == 0 then on('ZREM', index, id) end
+    on('ZADD', index, score, id)
+    on('PEXPIRE', index, ttl)
+  end
+
+  local function enlist_reader(key, id, lease, ttl)
+    enlist(key, id, digits(now_ms + lease), math.max(lease, ttl))
+  end
+
+  -- Takes a holder out of the index. Other data in its place fails no release.
+  local function strike_out(key, id) ask('ZREM', index_of(key), id) end
+
   -- What a reader has left, of the longest of its holds; below 1 for one whose leases have run out.
   local function reader_left(key, id, holds)
     local left = -2
@@ -59,12 +105,13 @@ local function add_read_write_steps()
   -- what it has left: nil where that is what the hash has left, below 1 where its lease has run out.
   local function look_into(key)
     local fields = run('HGETALL', key)
-    local found = { readers = {}, longest = -2 }
+    local found = { readers = {}, count = 0, longest = -2 }
     for at = 1, #fields, 2 do
       local id, holds = fields[at], fields[at + 1]
       if is_holder(id) then
         local left = reader_left(key, id, holds)
         table.insert(found.readers, { id = id, holds = holds, left = left })
+        found.count = found.count + 1
         found.longest = math.max(found.longest, left)
       elseif string.sub(id, -6) == ':write' and is_holder(string.sub(id, 1, -7)) then
         found.writer = { field = id, id = string.sub(id, 1, -7), holds = holds }
@@ -81,9 +128,37 @@ local function add_read_write_steps()
     return found
   end
 
+  -- The same as far as the index knows it, without `readers`; and whether the index knows all holders.
+  local function look_up(key)
+    local index = index_of(key)
+    local expired = on('ZRANGE', index, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, MOST)
+    if #expired > 0 then
+      run('HDEL', key, unpack(expired))
+      on('ZREM', index, unpack(expired))
+    end
+    local last = last_entries(key)
+    local entries = #last > 0 and on('ZCARD', index) or 0
+    local found = { count = entries, longest = -2 }
+    if last[#last] == 'inf' then
+      local field = last[#last - 1]
+      found.count = entries - 1
+      found.writer = { field = field, id = string.sub(field, 1, -7) }
+      if found.count > 0 then found.writer.left = run('PTTL', timeout_of(key, field)) end
+    end
+    local longest = last[found.writer and #last - 2 or #last]
+    if longest then found.longest = tonumber(longest) - now_ms end
+    return found, run('HLEN', key) == entries + 1
+  end
+
+  local function look(key)
+    local found, is_all = look_up(key)
+    return is_all and found or look_into(key)
+  end
+
   -- Nobody is inside any more. Says how many heard of it.
   local function open(key, message)
     run('DEL', key)
+    ask('DEL', index_of(key))
     return tell(channel_of(key), message)
   end
 
@@ -91,7 +166,10 @@ local function add_read_write_steps()
   local function leave_to_readers(key, found)
     if found.longest < 1 then return open(key, '1') end
     run('HSET', key, 'mode', 'read')
-    if found.writer then run('HDEL', key, found.writer.field) end
+    if found.writer then
+      run('HDEL', key, found.writer.field)
+      strike_out(key, found.writer.field)
+    end
     run('PEXPIRE', key, found.longest)
     return tell(channel_of(key), '1')
   end
@@ -100,14 +178,25 @@ local function add_read_write_steps()
   -- inside, and comes free after the last. Says how many heard of that, or that it takes much less time than those
   -- who wait believe: a lease that ends tells nobody.
   local function settle(key)
+    -- Only its mode is left.
+    if run('HLEN', key) == 1 then return open(key, '0') end
     local before = run('PTTL', key)
-    local found = look_into(key)
+    local found, is_all = look_up(key)
+    if not is_all then
+      -- Others are inside, too, none for longer than the longest of ours: nothing changes.
+      local is_longest = found.longest > 0 and before <= found.longest + INEXACT
+      if is_longest and run('HGET', key, 'mode') == 'read' then return 0 end
+      found = look_into(key)
+    end
     local writer = found.writer
-    if writer and not writer.left and #found.readers == 0 then
+    if writer and not writer.left and found.count == 0 then
       local timeout = timeout_of(key, writer.field)
       writer.left = run('PTTL', timeout)
       -- From now on its lease is the hash's again.
-      if writer.left > 0 then run('DEL', timeout) end
+      if writer.left > 0 then
+        run('DEL', timeout)
+        strike_out(key, writer.field)
+      end
     end
     if writer and writer.left and writer.left < 1 then return leave_to_readers(key, found) end
     local left = math.max(found.longest, writer and writer.left or -2)
@@ -117,8 +206,11 @@ local function add_read_write_steps()
       return open(key, '0')
     end
     -- What dead processes of ours have left behind. Redisson's readers may take theirs up again.
-    for _, reader in ipairs(found.readers) do
-      if reader.left < 1 and is_ours(reader.id) then ask('HDEL', key, reader.id) end
+    for _, reader in ipairs(found.readers or {}) do
+      if reader.left < 1 and is_ours(reader.id) then
+        ask('HDEL', key, reader.id)
+        strike_out(key, reader.id)
+      end
     end
     return left > 0 and 2 * left < before and tell(channel_of(key)) or 0
   end
@@ -131,13 +223,7 @@ local function add_read_write_steps()
 
   local function writers_of(key) return suffixed(key, 'dlock:writers') end
 
-  -- Runs a command on them; where something else is there, it is named.
-  local function on_writers(command, key, ...)
-    local writers = writers_of(key)
-    local reply = ask(command, writers, ...)
-    if is_error(reply) then error({ failed = writers .. ': ' .. reply.err }) end
-    return reply
-  end
+  local function on_writers(command, key, ...) return on(command, writers_of(key), ...) end
 
   -- In how many ms the last of the writers who wait would be gone, nil where readers have nobody to stand back for.
   local function writers_wait(key)
@@ -148,7 +234,8 @@ local function add_read_write_steps()
 
   -- A writer waits, and has readers stand back from now on.
   local function stand_in_front(key, waiter)
-    on_writers('ZREMRANGEBYSCORE', key, '-inf', now_ms)
+    local gone = on_writers('ZRANGE', key, '-inf', now_ms, 'BYSCORE', 'LIMIT', 0, MOST)
+    if #gone > 0 then on_writers('ZREM', key, unpack(gone)) end
     on_writers('ZADD', key, digits(now_ms + KEPT), waiter)
     on_writers('PEXPIRE', key, KEPT)
   end
@@ -169,11 +256,16 @@ local function add_read_write_steps()
       else
         run('HSET', key, 'mode', timeout and 'read' or 'write', field, '1')
       end
-      run('PEXPIRE', key, math.max(before, lease))
+      local ttl = math.max(before, lease)
+      run('PEXPIRE', key, ttl)
+      if timeout then enlist_reader(key, field, lease, ttl) end
       return first, count
     end)
     if ok then return { 'acquired', first, count } end
-    if timeout then ask('DEL', timeout) end
+    if timeout then
+      ask('DEL', timeout)
+      ask('ZREM', index_of(key), field)
+    end
     if mode then
       ask('HDEL', key, field)
       if before > 0 then ask('PEXPIRE', key, before) end
@@ -191,7 +283,9 @@ local function add_read_write_steps()
     if run('PTTL', timeout) > 0 then return true end
     -- One that has let others in before has run out since.
     if run('HLEN', key) > 2 then return false end
-    run('SET', timeout, '1', 'PX', math.max(left_of(key), 1))
+    local left = math.max(left_of(key), 1)
+    run('SET', timeout, '1', 'PX', left)
+    enlist(key, field, '+inf', left)
     return true
   end
 
@@ -201,7 +295,7 @@ local function add_read_write_steps()
     if under ~= '' then
       if not lets_in(key, mode, under) then return { 'busy', math.max(run('PTTL', key), 0) } end
     elseif mode == 'write' then
-      local found = run('HLEN', key) > 2 and look_into(key)
+      local found = run('HLEN', key) > 2 and look(key)
       local left = found and found.writer and found.writer.left
       if not left or left > 0 then return { 'busy', left or left_of(key) } end
       leave_to_readers(key, found)
@@ -232,11 +326,14 @@ local function add_read_write_steps()
     local left = keep ~= '0' and is_in(key, grant) and run('PTTL', timeout) or 0
     if left > 0 then
       -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
-      run('SET', timeout, '0', 'PX', math.min(left, keep))
+      left = math.min(left, keep)
+      run('SET', timeout, '0', 'PX', left)
+      pcall(enlist_reader, key, grant, left, left_of(key))
       local heard = settled(key)
       -- Those who wait learn the time.
       return heard == 1 and released(tell(channel_of(key))) or heard
     end
+    strike_out(key, grant)
     local gone = ask('HDEL', key, grant)
     if is_error(gone) and not is_wrong_type(gone) then error({ failed = gone.err }) end
     ask('DEL', timeout)
@@ -262,9 +359,10 @@ local function add_read_write_steps()
       run('DEL', key, timeout)
       return released(tell(channel_of(key), '1'))
     end
+    strike_out(key, field)
     run('HDEL', key, field)
     ask('DEL', timeout)
-    local ok, heard = pcall(leave_to_readers, key, look_into(key))
+    local ok, heard = pcall(function() return leave_to_readers(key, look(key)) end)
     return released(ok and heard or -1)
   end
 
@@ -275,6 +373,7 @@ local function add_read_write_steps()
     local left = run('PTTL', timeout)
     if left < 1 then
       -- Ours no more: the lock may go to others before the next release would say so.
+      strike_out(key, grant)
       ask('HDEL', key, grant)
       settled(key)
       return 0
@@ -282,11 +381,14 @@ local function add_read_write_steps()
     if run('GET', timeout) ~= '1' then return 0 end
     lease = tonumber(lease)
     run('PEXPIRE', timeout, lease)
+    local ttl = left_of(key)
+    -- Other data in place of the index fails no renewal.
+    pcall(enlist_reader, key, grant, lease, ttl)
     -- A writer that it came in under may have run out meanwhile. A lease that is a little shorter than what is left
     -- was counted by another clock.
-    if mode_of(key) == 'write' or left - lease > 250 then
-      settle(key)
-    elseif left_of(key) < lease then
+    if mode_of(key) == 'write' or left - lease > INEXACT then
+      pcall(settle, key)
+    elseif ttl < lease then
       -- Whoever renews with Redisson leaves the lock what that has itself.
       run('PEXPIRE', key, lease)
     end
@@ -295,6 +397,7 @@ local function add_read_write_steps()
 
   -- grant, lease in ms
   function steps.renew_write(key, grant, lease)
+    lease = tonumber(lease)
     local field = grant .. ':write'
     -- 0 is the field of one that was released and keeps the lock for a while yet.
     if not is_in(key, field) or run('HGET', key, field) ~= '1' then return 0 end
@@ -304,7 +407,8 @@ local function add_read_write_steps()
     end
     -- It has run out, if this is nothing any more, and the readers that came in under it go on.
     local known = run('PEXPIRE', timeout_of(key, field), lease)
-    settle(key)
+    if known == 1 then pcall(enlist, key, field, '+inf', math.max(left_of(key), lease)) end
+    pcall(settle, key)
     return known
   end
 
