@@ -76,8 +76,8 @@ async fn two_copies_sell_every_piece_once() {
     }
     assert_eq!(
         server.keys().await,
-        [RECORD, "dlock:fence"],
-        "nothing but the stock and the one fence counter"
+        [RECORD, "checkout:promised:sneaker", "dlock:fence"],
+        "nothing but the stock, what was promised of it, and the one fence counter"
     );
 }
 
