@@ -7,7 +7,7 @@
 //! so each argument is named there as a whole.
 
 use proc_macro2::{Span, TokenStream};
-use quote::{ToTokens, format_ident, quote_spanned};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::{Attribute, FnArg, Ident, Pat, ReceiverKind, Signature, Stmt, Type, parse_quote_spanned};
 
 use crate::names::Names;
@@ -51,8 +51,9 @@ impl Arguments {
                             arguments.take(&attrs, &name);
                             continue;
                         }
+                        let mutability = bindings.change_it.then(|| quote!(mut));
                         arguments.unpack.extend(quote_spanned! {Span::mixed_site()=>
-                            #(#attrs)* let #name = #name;
+                            #(#attrs)* let #mutability #name = #name;
                             #(#attrs)* let #pat = #name;
                         });
                     }
@@ -111,6 +112,8 @@ struct Bindings {
     names: Vec<Ident>,
     /// Whether they do not take all of the argument.
     leave_a_part: bool,
+    /// Whether one of them is a `ref mut`.
+    change_it: bool,
 }
 
 impl Bindings {
@@ -128,6 +131,7 @@ impl Bindings {
             Pat::Ident(binding) => {
                 self.names.push(binding.ident.clone());
                 self.leave_a_part = true;
+                self.change_it |= binding.mutability.is_some();
             }
             Pat::Paren(paren) => self.collect(&paren.pat),
             Pat::Type(typed) => self.collect(&typed.pat),

@@ -1,6 +1,6 @@
 //! The function with the lock around its body.
 
-use proc_macro2::{Group, Ident, Span, TokenStream};
+use proc_macro2::{Group, Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Error, Result, ReturnType, Type};
@@ -131,8 +131,8 @@ impl Locked<'_> {
             quote!(scope)
         };
         let take = self.arguments.take_all();
-        let body = &self.body;
         let site = Span::mixed_site();
+        let body = unlinted(&self.body);
         let told_at = self.told_at.0.resolved_at(site);
         let returns = quote_spanned! {told_at=>
             if let ::core::option::Option::Some(__dlock_output) = #krate::__macro::never::<#output>() {
@@ -294,6 +294,19 @@ impl Locked<'_> {
         let call = quote_spanned!(last=> from_lock_error(__dlock_error));
         quote!(#path #call)
     }
+}
+
+/// The body, with braces that are not the user's any more where it is a single expression: behind the statements
+/// of this macro the compiler would call them unused.
+fn unlinted(body: &Group) -> Group {
+    let mut body = body.clone();
+    let mut tokens = body.stream().into_iter().peekable();
+    let is_one = tokens.peek().is_some()
+        && !tokens.any(|token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ';'));
+    if is_one {
+        body.set_span(body.span().resolved_at(Span::mixed_site()));
+    }
+    body
 }
 
 fn respan(code: TokenStream, at: Span) -> TokenStream {

@@ -156,12 +156,17 @@ impl Chain {
     }
 }
 
-/// An identifier, raw or not.
+/// An identifier. `type` is `r#type`, as in every format literal.
 fn ident(text: &str, span: Span) -> Option<Ident> {
     if text == "self" {
         return Some(Ident::new("self", span));
     }
-    let mut ident: Ident = syn::parse_str(text).ok()?;
+    let raw = || match text {
+        // These cannot be raw.
+        "_" | "Self" | "super" | "crate" => None,
+        keyword => syn::parse_str(&format!("r#{keyword}")).ok(),
+    };
+    let mut ident: Ident = syn::parse_str(text).ok().or_else(raw)?;
     ident.set_span(span);
     Some(ident)
 }
@@ -245,7 +250,7 @@ fn check_capture(text: &LitStr, name: &str) -> Result<()> {
         );
         return Err(Error::new_spanned(text, message));
     }
-    if name != "self" && !name.contains('.') && syn::parse_str::<Ident>(name).is_err() {
+    if !name.contains('.') && ident(name, text.span()).is_none() {
         return Err(not_a_capture(text, name));
     }
     Ok(())
@@ -297,6 +302,21 @@ mod tests {
         assert!(text.contains("__dlock_field0=order.id"), "{text}");
         assert!(text.contains("__dlock_field1=pair.0.1"), "{text}");
         assert!(text.contains("__dlock_field2=self.name"), "{text}");
+    }
+
+    #[test]
+    fn keywords_are_raw_identifiers() {
+        assert!(expanded("{type}:{match:>3}").contains("\"{type}:{match:>3}\""));
+        let text = expanded("{order.type}:{self.fn.0}:{async.r#ref}");
+        for part in ["=order.r#type", "=self.r#fn.0", "=r#async.r#ref"] {
+            assert!(text.contains(part), "{text}");
+        }
+        for name in ["Self", "super", "crate", "_", "order.crate"] {
+            assert!(
+                error(&format!("{{{name}}}")).contains("is not an argument"),
+                "{name}"
+            );
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
+use syn::ext::IdentExt;
 
 /// The identifiers of some code, and its literals, which may name variables too (`"{order_id}"`).
 #[derive(Default)]
@@ -38,8 +39,9 @@ impl Names {
 
     /// Whether the code may use this variable. In doubt, yes.
     pub(crate) fn contains(&self, name: &Ident) -> bool {
-        let name = name.to_string();
-        self.has(&name) || self.literals.iter().any(|text| text.contains(&name))
+        // A literal names a raw identifier without its `r#`.
+        let bare = name.unraw().to_string();
+        self.has(&name.to_string()) || self.literals.iter().any(|text| text.contains(&bare))
     }
 }
 
