@@ -51,7 +51,11 @@ async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterR
             false => Outcome::NotDone,
         };
         let now = clock::now();
-        if !error.is_passing() || now.saturating_duration_since(begun) >= shared.settings.retry_for {
+        let is_repeated = match request.step {
+            CounterStep::Give { .. } | CounterStep::CountDown => error.is_outlasted(),
+            _ => error.is_passing(),
+        };
+        if !is_repeated || now.saturating_duration_since(begun) >= shared.settings.retry_for {
             return Err(error);
         }
         tracing::debug!(key = %request.key, %error, "a step on a counter failed and is repeated");

@@ -208,7 +208,7 @@ fn give_back(
                 // An earlier copy may have done it, whatever is known of this one.
                 error.outcome = Outcome::Unknown;
             }
-            if !error.is_passing() || clock::now() >= until {
+            if !error.is_outlasted() || clock::now() >= until {
                 tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
                 crate::telemetry::release_failed();
                 return Err(error.into_error("the release of lock", key));

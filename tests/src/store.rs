@@ -1,8 +1,10 @@
 //! One store, several processes' worth of clients: what the suites that run on every backend are given.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use dlock::backend::AnyBackend;
 use dlock::backend::memory::MemoryBackend;
 use dlock::backend::quorum::Quorum;
 use dlock::{LockClient, LockClientBuilder};
@@ -186,7 +188,19 @@ impl Store {
         &self,
         options: impl FnOnce(LockClientBuilder) -> LockClientBuilder,
     ) -> LockClient {
-        let builder = match self {
+        options(self.builder()).build().await.expect("the store is there")
+    }
+
+    /// The store as clients ask it, for steps that none of them takes by itself.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub async fn backend(&self) -> Arc<AnyBackend> {
+        Arc::new(self.builder().build_backend().await.expect("the store is there"))
+    }
+
+    fn builder(&self) -> LockClientBuilder {
+        match self {
             Store::Memory(backend) => LockClient::builder().backend(backend.clone()),
             Store::Quorum(members) => {
                 let members = members.iter().enumerate();
@@ -204,8 +218,7 @@ impl Store {
                 .prefix(&shared.prefix)
                 .timeout(PATIENCE)
                 .retry_for(PATIENCE),
-        };
-        options(builder).build().await.expect("the store is there")
+        }
     }
 
     /// The server.

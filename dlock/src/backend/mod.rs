@@ -397,6 +397,20 @@ pub struct ReleaseRequest {
     pub amount: u32,
 }
 
+impl ReleaseRequest {
+    /// Ends a grant at once, of permits one.
+    #[must_use]
+    pub fn new(kind: Kind, key: LockKey, grant: GrantId) -> ReleaseRequest {
+        ReleaseRequest {
+            kind,
+            key,
+            grant,
+            keep_for: Duration::ZERO,
+            amount: 1,
+        }
+    }
+}
+
 /// The answer to a [`ReleaseRequest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -431,13 +445,27 @@ pub struct RenewRequest {
     pub amount: u32,
 }
 
+impl RenewRequest {
+    /// Extends a grant, of permits one.
+    #[must_use]
+    pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> RenewRequest {
+        RenewRequest {
+            kind,
+            key,
+            grant,
+            lease,
+            amount: 1,
+        }
+    }
+}
+
 /// The answer to a [`RenewRequest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
     /// The lease runs anew.
     Renewed,
-    /// The store knows no such grant; it is not made again.
+    /// The store knows no such grant, or it was released and keeps the key for a while; nothing is changed.
     Gone,
 }
 
@@ -487,6 +515,9 @@ pub enum Reason {
     Unreachable,
     /// The store answered that it will not.
     Refused,
+    /// The same for a reason that passes: its memory is used up, it cannot save, it lacks replicas, or it is none that
+    /// may be written to. An acquire ends with this; what is given back is given back again until the store takes it.
+    RefusedForNow,
     /// The key holds other data, named here.
     KeyTaken(String),
     /// The store or this version of the library cannot do it.
@@ -555,6 +586,16 @@ impl BackendError {
         matches!(self.reason, Reason::Unreachable)
     }
 
+    /// Whether the store answered that it will not, for now or for good.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.reason, Reason::Refused | Reason::RefusedForNow)
+    }
+
+    /// Whether a step that gives something back is repeated: nobody else can do it, so it outlasts whatever passes.
+    pub(crate) fn is_outlasted(&self) -> bool {
+        self.is_passing() || self.reason == Reason::RefusedForNow
+    }
+
     /// What a user is told when `what` failed on `key`.
     pub(crate) fn into_error(self, what: &str, key: &LockKey) -> Error {
         let BackendError {
@@ -587,7 +628,7 @@ impl BackendError {
                 within,
             },
             (Reason::Closed, _) => Error::ClientClosed,
-            (Reason::Refused, _) => Error::Refused {
+            (Reason::Refused | Reason::RefusedForNow, _) => Error::Refused {
                 what,
                 message,
                 source,

@@ -83,6 +83,8 @@ impl Busy {
 struct Entry {
     grant: GrantId,
     until: Instant,
+    /// It was released, and its `min_hold` keeps the key for a while yet.
+    kept: bool,
 }
 
 impl Held {
@@ -110,7 +112,7 @@ impl Held {
                     Some(Busy::until(until, now))
                 }
                 None => {
-                    self.put(&request.key, &request.grant, now + request.lease);
+                    self.put(&request.key, Entry::held(request.grant, now + request.lease));
                     None
                 }
             },
@@ -215,11 +217,16 @@ impl Held {
         if request.kind.is_permits() {
             return self.counters.release(now, request);
         }
-        if !self.has(&request.key, &request.grant) {
+        let Some(entry) = self.entry(&request.key, request.grant) else {
             return Left::NotHeld;
-        }
+        };
         if request.keep_for > Duration::ZERO {
-            self.put(&request.key, &request.grant, now + request.keep_for);
+            let kept = Entry {
+                until: entry.until.min(now + request.keep_for),
+                kept: true,
+                ..*entry
+            };
+            self.put(&request.key, kept);
         } else {
             self.take(&request.key);
         }
@@ -233,11 +240,12 @@ impl Held {
         if request.kind.is_permits() {
             return self.counters.renew(now, request);
         }
-        let known = self.has(&request.key, &request.grant);
-        if known {
-            self.put(&request.key, &request.grant, now + request.lease);
+        let held = self.entry(&request.key, request.grant);
+        let is_held = held.is_some_and(|entry| !entry.kept);
+        if is_held {
+            self.put(&request.key, Entry::held(request.grant, now + request.lease));
         }
-        known
+        is_held
     }
 
     /// All who hold the key.
@@ -249,10 +257,10 @@ impl Held {
         }
     }
 
-    fn put(&mut self, key: &LockKey, grant: &GrantId, until: Instant) {
+    fn put(&mut self, key: &LockKey, entry: Entry) {
         self.take(key);
-        self.ends.insert((until, key.clone()));
-        self.entries.insert(key.clone(), Entry { grant: *grant, until });
+        self.ends.insert((entry.until, key.clone()));
+        self.entries.insert(key.clone(), entry);
     }
 
     fn take(&mut self, key: &LockKey) -> Option<Entry> {
@@ -261,8 +269,9 @@ impl Held {
         Some(entry)
     }
 
-    fn has(&self, key: &LockKey, grant: &GrantId) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.grant == *grant)
+    /// The entry of a grant, also of one that was released and keeps its key.
+    fn entry(&self, key: &LockKey, grant: GrantId) -> Option<&Entry> {
+        self.entries.get(key).filter(|entry| entry.grant == grant)
     }
 
     /// How long a member of a quorum abstains yet, which it does for `after` from when it was first asked.
@@ -510,7 +519,7 @@ impl Backend for MemoryBackend {
             let known = match kind {
                 Kind::Read | Kind::Write => held.read_write.knows(kind, &key, &grant),
                 Kind::Permit | Kind::Unowned => held.counters.knows(kind, &key, grant),
-                _ => held.has(&key, &grant),
+                _ => held.entry(&key, grant).is_some(),
             };
             if known {
                 held.last_token = held.last_token.max(at_least);
@@ -534,11 +543,19 @@ fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
 }
 
 impl Entry {
+    fn held(grant: GrantId, until: Instant) -> Entry {
+        Entry {
+            grant,
+            until,
+            kept: false,
+        }
+    }
+
     fn holder(&self, now: Instant) -> Holder {
         Holder::new(
             Kind::Lock,
             self.grant.to_string(),
-            1,
+            u64::from(!self.kept),
             Some(self.until.saturating_duration_since(now)),
         )
     }

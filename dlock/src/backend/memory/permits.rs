@@ -40,6 +40,18 @@ struct Holds {
 struct Hold {
     amount: u32,
     until: Instant,
+    /// They were released, and their `min_hold` keeps them taken for a while yet.
+    kept: bool,
+}
+
+impl Hold {
+    fn held(amount: u32, until: Instant) -> Hold {
+        Hold {
+            amount,
+            until,
+            kept: false,
+        }
+    }
 }
 
 impl Holds {
@@ -48,6 +60,12 @@ impl Holds {
         self.permits += u64::from(hold.amount);
         self.ends.insert((hold.until, grant));
         self.grants.insert(grant, hold);
+    }
+
+    /// Takes those that somebody has out, not those that were released and stay taken.
+    fn take_held(&mut self, grant: GrantId) -> Option<Hold> {
+        self.grants.get(&grant).filter(|hold| !hold.kept)?;
+        self.take(grant)
     }
 
     fn take(&mut self, grant: GrantId) -> Option<Hold> {
@@ -146,8 +164,9 @@ impl Semaphore {
             let left = hold.until.saturating_duration_since(now);
             let ids = grant.permits(hold.amount);
             let ids: Vec<_> = ids.chunks(16).map(hex).collect();
+            let holds = u64::from(!hold.kept);
             ids.into_iter()
-                .map(move |id| Holder::new(Kind::Permit, id, 1, Some(left)))
+                .map(move |id| Holder::new(Kind::Permit, id, holds, Some(left)))
         });
         holders.collect()
     }
@@ -198,7 +217,7 @@ impl Semaphore {
         let until = now + request.lease;
         let amount = request.amount.max(1);
         self.holds(request.kind)
-            .put(request.grant, Hold { amount, until });
+            .put(request.grant, Hold::held(amount, until));
         self.change(-i64::from(amount));
         Step {
             brought: Ok(()),
@@ -249,10 +268,9 @@ impl Semaphore {
     /// Whether the grant was there, and is extended.
     pub(super) fn renew(&mut self, now: Instant, request: &RenewRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
-        let hold = holds.take(request.grant);
+        let hold = holds.take_held(request.grant);
         if let Some(Hold { amount, .. }) = hold {
-            let until = now + request.lease;
-            holds.put(request.grant, Hold { amount, until });
+            holds.put(request.grant, Hold::held(amount, now + request.lease));
         }
         Step::quiet(hold.is_some())
     }
@@ -260,7 +278,7 @@ impl Semaphore {
     /// Whether the grant was there.
     pub(super) fn release(&mut self, now: Instant, request: &ReleaseRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
-        let Some(Hold { amount, until }) = holds.take(request.grant) else {
+        let Some(Hold { amount, until, .. }) = holds.take_held(request.grant) else {
             let before = self.queue.len();
             self.queue.retain(|other| other.waiter != request.grant);
             return Step {
@@ -270,7 +288,8 @@ impl Semaphore {
         };
         if !request.keep_for.is_zero() {
             let until = until.min(now + request.keep_for);
-            holds.put(request.grant, Hold { amount, until });
+            let kept = true;
+            holds.put(request.grant, Hold { amount, until, kept });
             // Who waits learns the time.
             return Step {
                 brought: true,

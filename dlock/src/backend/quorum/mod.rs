@@ -304,7 +304,7 @@ impl Quorum {
         });
         let mut asked: FuturesUnordered<_> = granted.collect();
         while let Some((at, answer)) = asked.next().await {
-            if matches!(&answer, Err(error) if error.is_passing()) {
+            if matches!(&answer, Err(error) if error.is_outlasted()) {
                 self.release_later(at, release.clone(), lease);
             }
         }
@@ -319,7 +319,7 @@ impl Quorum {
         let mut step = backend.clone().release(request.clone());
         self.runtime.spawn(async move {
             let mut pause = Duration::from_millis(50);
-            while matches!(step.await, Err(error) if error.is_passing()) && clock::now() < until {
+            while matches!(step.await, Err(error) if error.is_outlasted()) && clock::now() < until {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
                 step = backend.clone().release(request.clone());
@@ -356,7 +356,7 @@ impl Quorum {
                     }
                 }
                 for (at, error) in failed {
-                    if error.is_passing() {
+                    if error.is_outlasted() {
                         this.release_later(at, request.clone(), lease);
                     }
                 }
@@ -368,7 +368,9 @@ impl Quorum {
                 .iter()
                 .map(|(at, error)| format!("{}: {error}", self.members[*at].name));
             let said: Vec<_> = said.collect();
-            let first = failed.swap_remove(0).1;
+            // It is repeated as long as one of them may pass.
+            let first = failed.iter().position(|(_, error)| error.is_outlasted());
+            let first = failed.swap_remove(first.unwrap_or(0)).1;
             return Err(BackendError {
                 outcome: Outcome::Unknown,
                 message: format!("too few members of the quorum answered: {}", said.join("; ")),

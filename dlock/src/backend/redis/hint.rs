@@ -5,7 +5,8 @@ pub(super) fn hint(message: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
     if says(&["READONLY", "ReadOnly", "read only replica"]) {
         " (this server is a read-only replica: give the master's address)"
-    } else if says(&["OOM"]) {
+    // A name may contain the three letters.
+    } else if message.split_whitespace().any(|word| word == "OOM") {
         " (its memory is used up)"
     } else if says(&[
         "NOPERM",

@@ -143,7 +143,7 @@ impl RedisBackend {
                     // Other people's hashes, and locks that ended meanwhile.
                     Ok(_) => {}
                     // Nor what this user may not see.
-                    Err(error) if matches!(error.reason, Reason::KeyTaken(_) | Reason::Refused) => {}
+                    Err(error) if matches!(error.reason, Reason::KeyTaken(_)) || error.is_refused() => {}
                     Err(error) => return Err(error),
                 }
             }

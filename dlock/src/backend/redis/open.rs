@@ -186,7 +186,7 @@ fn not_connected(error: BackendError) -> Error {
         ..
     } = error;
     match reason {
-        Reason::Refused => Error::Refused {
+        Reason::Refused | Reason::RefusedForNow => Error::Refused {
             what,
             message,
             source,

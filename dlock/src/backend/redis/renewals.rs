@@ -9,7 +9,7 @@ use super::kinds::KindStep;
 use super::node::Done;
 use super::script::{Answer, OneRenewal, Verb};
 use super::{RedisBackend, strange};
-use crate::backend::{BackendError, Kind, Reason, RenewRequest, Renewal};
+use crate::backend::{BackendError, Kind, RenewRequest, Renewal};
 
 type Answers = Vec<Result<Renewal, BackendError>>;
 
@@ -59,7 +59,7 @@ pub(super) fn renew(
                 Step::Plain { step, some, lease } => match step.await {
                     Ok(all) => answers.extend(all),
                     // Refused as a whole, perhaps because of one of them.
-                    Err(error) if error.reason == Reason::Refused && some.len() > 1 => {
+                    Err(error) if error.is_refused() && some.len() > 1 => {
                         answers.extend(one_by_one(&backend, &some, lease).await);
                     }
                     Err(error) => answers.extend(some.iter().map(|_| Err(error.clone()))),

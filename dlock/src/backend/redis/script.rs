@@ -9,8 +9,8 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::cluster::slot::Slot;
-use super::hint::hint;
 use super::kinds::KindStep;
+use super::node::refused;
 use super::permits;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::backend::{AcquireRequest, BackendError, GrantId, Holder, Kind, Reason, Renewal};
@@ -689,15 +689,6 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
         "failed" => Err(refused(&string(1)?)),
         name => permits::read(name, |at| signed(words.get(at)?)).ok_or_else(strange),
     }
-}
-
-/// A command inside the script failed before anything was changed.
-fn refused(message: &str) -> BackendError {
-    // What the step did not come to is with another server of the Cluster, as long as its slot moves there.
-    if message.contains(NOT_LOCAL) || message.contains(DOWN) {
-        return BackendError::not_done(Reason::Unreachable, message);
-    }
-    BackendError::not_done(Reason::Refused, format!("{message}{}", hint(message)))
 }
 
 fn number(value: &Value) -> Option<u64> {

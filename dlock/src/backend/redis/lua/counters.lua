@@ -17,6 +17,8 @@ local function add_counter_steps(semaphores)
   local most = 2147483647
   -- (key, arguments): the answer, and what remains to be done for it, if anything.
   local counts = {}
+  -- What goes through on a server that is full.
+  local gives_back = { give = true, count_down = true, delete = true, delete_latch = true }
 
   -- what, request or '' for a look, ms for which it may come again, refuse after this server time in µs,
   -- arguments
@@ -30,6 +32,8 @@ local function add_counter_steps(semaphores)
       for word in string.gmatch(before, '%S+') do words[#words + 1] = word end
       return words
     end
+    -- A write that changes nothing, see shorten.
+    if gives_back[what] then run('DEL', mine) end
     local reply, carry_out = counts[what](key, ...)
     -- First, since what comes again must not be carried out again.
     run('SET', mine, table.concat(reply, ' '), 'PX', remember)

@@ -34,6 +34,9 @@ local function add_permit_steps()
     return tell(semaphore.channel, semaphore.free)
   end
 
+  -- A write that changes nothing: what is given back or renewed goes through on a full server from here on, see shorten.
+  local function begin_to_write(semaphore) ask('ZREM', semaphore.held_key, '') end
+
   -- The number of free permits, nil where nobody has said how many there are. Those that were not given back
   -- in time come back here.
   local function look(semaphore)
@@ -71,6 +74,24 @@ local function add_permit_steps()
     for at = 1, #ids, 16 do
       local set = ask('ZADD', semaphore.held_key, mode, score, string.sub(ids, at, at + 15))
       if is_error(set) then return set end
+    end
+  end
+
+  -- The id of a permit that was released and stays taken for a while: nobody's, so that neither a renewal that was on
+  -- its way nor another release finds it. The bit is above all amounts.
+  local function kept_id(id)
+    return string.sub(id, 1, 12) .. string.char((string.byte(id, 13) + 128) % 256) .. string.sub(id, 14)
+  end
+
+  -- Keeps the permits of these ids taken for so many ms at the most.
+  local function keep_taken(semaphore, ids, keep)
+    for at = 1, #ids, 16 do
+      local id = string.sub(ids, at, at + 15)
+      local upto = run('ZSCORE', semaphore.held_key, id)
+      if upto then
+        run('ZADD', semaphore.held_key, digits(math.min(tonumber(upto), now_ms + keep)), kept_id(id))
+        run('ZREM', semaphore.held_key, id)
+      end
     end
   end
 
@@ -196,6 +217,7 @@ local function add_permit_steps()
   -- ids, id of the grant, ms to keep them taken yet
   function steps.release_permit(key, ids, grant, keep)
     local semaphore = semaphore_of(key)
+    begin_to_write(semaphore)
     local ok, failure = pcall(look, semaphore)
     -- Other data in its place is a loss like any other.
     if type(failure) == 'table' and failure.taken then return 0 end
@@ -206,8 +228,7 @@ local function add_permit_steps()
       return 0
     end
     if keep ~= '0' then
-      local set = hold(semaphore, ids, 'LT', digits(now_ms + keep))
-      if set then error({ failed = set.err }) end
+      keep_taken(semaphore, ids, keep)
       -- Who waits learns the time. To Redisson the message is how many may look.
       local heard = tell(semaphore.channel, '1')
       return there * 16 == #ids and released(heard) or 0
@@ -228,7 +249,9 @@ local function add_permit_steps()
 
   -- ids, lease in ms
   function steps.renew_permit(key, ids, lease)
-    local semaphore = found(key)
+    local semaphore = semaphore_of(key)
+    begin_to_write(semaphore)
+    look(semaphore)
     if held_of(semaphore, ids) * 16 < #ids then return 0 end
     local set = hold(semaphore, ids, 'XX', digits(now_ms + lease))
     if set then error({ failed = set.err }) end
@@ -264,6 +287,7 @@ local function add_permit_steps()
     local semaphore = semaphore_of(key)
     semaphore.free = amount and number_at(key)
     if not semaphore.free then return 0 end
+    shorten(mine, '60000')
     change(semaphore, amount)
     local gone = ask('DEL', mine)
     if is_error(gone) then

@@ -325,8 +325,8 @@ local function add_read_write_steps()
     local timeout = timeout_of(key, grant)
     local left = keep ~= '0' and is_in(key, grant) and run('PTTL', timeout) or 0
     if left > 0 then
-      -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
-      left = math.min(left, keep)
+      left = shorten(timeout, keep)
+      -- A renewal that was on its way prolongs nothing.
       run('SET', timeout, '0', 'PX', left)
       pcall(enlist_reader, key, grant, left, left_of(key))
       local heard = settled(key)
@@ -350,9 +350,8 @@ local function add_read_write_steps()
       return 0
     end
     if keep ~= '0' then
-      local lease_of = run('PTTL', timeout) > 0 and timeout or key
-      if run('PTTL', lease_of) > tonumber(keep) then run('PEXPIRE', lease_of, keep) end
-      ask('HSET', key, field, '0')
+      shorten(run('PTTL', timeout) > 0 and timeout or key, keep)
+      run('HSET', key, field, '0')
       return released(tell(channel_of(key), '1'))
     end
     if run('HLEN', key) == 2 then

@@ -17,6 +17,9 @@
 local function add_record_steps()
   local results = 0
   local enough = 4 * 1024 * 1024
+  -- A response of so many bytes is stored on a server that is full, too: work that was done must not be done again. What is
+  -- larger is refused there, and whoever has it stores something small in its place.
+  local small = 64 * 1024
 
   -- What a key holds, nil if nothing. Ends the step where that is no record of this format.
   local function record_at(key)
@@ -45,10 +48,16 @@ local function add_record_steps()
     return table.concat({ 'dlock1', state, lease_text(lease), attempt, fence, token, print }, ' ')
   end
 
+  -- Keeps the record for so many ms at least. It is a write in any case, so that the next goes through on a server that is
+  -- full, see shorten.
+  local function keep(key, retention)
+    run('PEXPIRE', key, math.max(run('PTTL', key), retention, 1))
+  end
+
   -- Lets the claim last until then, and the record for so many ms at least.
   local function prolong(key, lease, retention)
+    keep(key, retention)
     run('SETRANGE', key, 9, lease_text(lease))
-    if run('PTTL', key) < tonumber(retention) then run('PEXPIRE', key, retention) end
   end
 
   -- token, fingerprint, lease in µs, retention in ms, refuse after this server time in µs,
@@ -100,6 +109,7 @@ local function add_record_steps()
     if not record or record.token ~= token or record.state == 'o' then return { 'not-owner' } end
     if record.state == 'd' then return { 'done', 0 } end
     local head = head_of('d', record.lease, digits(record.attempt), record.fence, token, record.print)
+    if #response <= small then keep(key, 0) end
     run('SET', key, head .. response, 'PX', retention)
     return { 'done', tell(key) }
   end
@@ -114,6 +124,7 @@ local function add_record_steps()
       run('DEL', key)
     else
       -- What the owners before did is unknown, and stays so.
+      keep(key, 0)
       run('SETRANGE', key, 7, 'o')
     end
     return { 'done', tell(key) }

@@ -70,6 +70,17 @@ local function hold(key, grant, lease)
   end
 end
 
+-- Lets a key go after so many ms at the latest; how many it has left. A copy of a release that comes late prolongs
+-- nothing so. It is a write in any case: a server that is full refuses what needs memory only until a call has written,
+-- and what is given back must go through there.
+local function shorten(key, keep)
+  local left = run('PTTL', key)
+  keep = tonumber(keep)
+  left = (left < 0 or left > keep) and keep or math.max(left, 1)
+  run('PEXPIRE', key, left)
+  return left
+end
+
 -- The steps that run.lua does not have itself; and those that acquire a lock of another kind than the plain one: they
 -- count as acquires, and refuse themselves when they are late.
 local steps
@@ -94,9 +105,9 @@ local function add_lock_steps()
     -- Other data in its place is a loss like any other.
     if holds == 0 or is_wrong_type(holds) then return 0 end
     if is_error(holds) then error({ failed = holds.err }) end
-    -- A copy that comes late prolongs nothing, and neither does a renewal that was on its way.
-    if run('PTTL', key) > tonumber(keep) then run('PEXPIRE', key, keep) end
-    ask('HSET', key, grant, '0')
+    shorten(key, keep)
+    -- A renewal that was on its way prolongs nothing either.
+    run('HSET', key, grant, '0')
     return released(tell(channel))
   end
 

@@ -100,7 +100,7 @@ impl Actor {
         }
         if let Verb::Forget { token } = &step.call.verb
             && reply.is_closed()
-            && error.is_passing()
+            && error.is_outlasted()
             && self.unsettled.get(token.as_str()).is_some()
         {
             self.release_again(step.call.clone(), self.connector.access.patience());
@@ -201,7 +201,7 @@ impl Actor {
                     error.message = format!("{}: {}", self.whereabouts(), error.message);
                 }
                 // Refused as a whole, perhaps because of one of them.
-                if error.reason == Reason::Refused && steps.len() > 1 {
+                if error.is_refused() && steps.len() > 1 {
                     let mut steps = self.not_carried_out(steps);
                     steps.iter_mut().for_each(|step| step.alone = true);
                     self.line.put_back(steps);

@@ -32,7 +32,7 @@ use tokio::time::Instant;
 
 use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
-pub(super) use self::failure::classify;
+pub(super) use self::failure::{classify, refused};
 use self::moves::Move;
 use self::replicas::Way;
 use super::cluster::Cluster;
