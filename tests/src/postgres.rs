@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -83,6 +84,13 @@ impl Postgres {
 
     fn create() -> anyhow::Result<Postgres> {
         let programs = programs(env::var_os(VARIABLE), &env::var_os("PATH").unwrap_or_default())?;
+        let server = Postgres::empty(programs, format!("{:032x}", fastrand::u128(..)))?;
+        server.initialize()?;
+        Ok(server)
+    }
+
+    /// A server that has no data yet.
+    fn empty(programs: PathBuf, password: String) -> anyhow::Result<Postgres> {
         let memory = Path::new("/dev/shm");
         let mut builder = tempfile::Builder::new();
         builder.prefix("dlock-pg-");
@@ -93,25 +101,59 @@ impl Postgres {
         let server = Postgres {
             programs,
             port: Port::reserve(),
-            password: format!("{:032x}", fastrand::u128(..)),
+            password,
             child: Mutex::new(None),
             dir,
         };
-        server.initialize()?;
+        let data = server.data_dir();
+        fs::set_permissions(server.dir.path(), fs::Permissions::from_mode(0o755))?;
+        fs::create_dir(&data)?;
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o700))?;
+        give_away(&data)?;
         Ok(server)
     }
 
+    /// Restarts a running server together with a standby of it, and waits until both answer. The standby has the same
+    /// password.
+    ///
+    /// # Panics
+    /// When one does not.
+    pub async fn standby_of(primary: &Postgres) -> Postgres {
+        primary.shutdown();
+        let server = Postgres::empty(primary.programs.clone(), primary.password.clone())
+            .and_then(|server| server.copy_from(primary).map(|()| server))
+            .unwrap_or_else(|error| panic!("no standby to test against: {error:#}"));
+        primary.restart().await;
+        server.restart().await;
+        server
+    }
+
+    /// Makes a primary of a standby, and waits until it is one.
+    ///
+    /// # Panics
+    /// When it does not become one.
+    pub async fn promote(&self) {
+        let promoted = self.client().await.query_one("SELECT pg_promote()", &[]).await;
+        assert!(
+            promoted.expect("it can be asked").get::<_, bool>(0),
+            "it is promoted"
+        );
+    }
+
+    /// Ends a primary and starts it again as a standby, that only reads and follows nobody.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub async fn demote(&self) {
+        self.shutdown();
+        fs::write(self.data_dir().join("standby.signal"), "").expect("the data can be written to");
+        self.restart().await;
+    }
+
     fn initialize(&self) -> anyhow::Result<()> {
-        let (root, data, secret) = (self.dir.path(), self.data_dir(), self.dir.path().join("password"));
-        fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
-        fs::create_dir(&data)?;
+        let (data, secret) = (self.data_dir(), self.dir.path().join("password"));
         fs::write(&secret, &self.password)?;
-        if is_root() {
-            let given = Command::new("chown").arg(OWNER).args([&data, &secret]).status()?;
-            if !given.success() {
-                bail!("chown to {OWNER} failed");
-            }
-        }
+        give_away(&secret)?;
         let mut initdb = self.command("initdb");
         initdb.arg("--pgdata").arg(&data).arg("--pwfile").arg(&secret);
         // Scram takes long without optimization, and is not what these tests are about.
@@ -128,6 +170,32 @@ impl Postgres {
         );
         let config = data.join("postgresql.auto.conf");
         fs::write(&config, settings)?;
+        Ok(())
+    }
+
+    /// Takes over the data of a server that does not run, as a standby that will follow it.
+    fn copy_from(&self, primary: &Postgres) -> anyhow::Result<()> {
+        let (from, to) = (primary.data_dir(), self.data_dir());
+        let copied = Command::new("cp")
+            .arg("-a")
+            .arg(from.join("."))
+            .arg(&to)
+            .status()?;
+        if !copied.success() {
+            bail!("the data of the primary could not be copied");
+        }
+        fs::write(to.join("standby.signal"), "")?;
+        let mut config = File::options()
+            .append(true)
+            .open(to.join("postgresql.auto.conf"))?;
+        // The last one counts.
+        writeln!(
+            config,
+            "port = {}\nprimary_conninfo = 'host=127.0.0.1 port={} user=dlock password={}'",
+            self.port(),
+            primary.port(),
+            self.password
+        )?;
         Ok(())
     }
 
@@ -163,7 +231,14 @@ impl Postgres {
         self.config_at(self.addr())
     }
 
-    /// The same through another address, a [`PgProxy`]'s.
+    /// How to reach this server or another one with the same password, in this order.
+    pub fn config_with(&self, other: SocketAddr) -> Config {
+        let mut config = self.config();
+        config.host(other.ip().to_string()).port(other.port());
+        config
+    }
+
+    /// How to reach it through another address, a [`PgProxy`]'s.
     pub fn config_at(&self, addr: SocketAddr) -> Config {
         let mut config = Config::new();
         config.host(addr.ip().to_string()).port(addr.port());
@@ -378,6 +453,14 @@ pub async fn connect(config: &Config) -> Result<Client, tokio_postgres::Error> {
         let _ = connection.await;
     });
     Ok(client)
+}
+
+/// Makes the user to whom the server belongs the owner of a path.
+fn give_away(path: &Path) -> anyhow::Result<()> {
+    if is_root() && !Command::new("chown").arg(OWNER).arg(path).status()?.success() {
+        bail!("chown to {OWNER} failed");
+    }
+    Ok(())
 }
 
 fn is_root() -> bool {

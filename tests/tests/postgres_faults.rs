@@ -385,23 +385,179 @@ async fn a_statement_that_the_server_gives_up_was_not_done_and_keeps_its_connect
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_only_reads_refuses() {
-    let (server, table) = (Postgres::start().await, fresh_table());
-    let records = patient(server.config(), &table).await;
+async fn set_read_only(server: &Postgres, read_only: bool) {
     let client = server.client().await;
+    // A server that has been switched off for writing is switched on again.
+    let sql = format!("ALTER SYSTEM SET default_transaction_read_only = {read_only}");
     client
-        .batch_execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        .batch_execute("SET default_transaction_read_only = off")
         .await
         .unwrap();
+    client.batch_execute(&sql).await.unwrap();
     client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+}
+
+/// A server that takes no writes is no place for records: a step says so when its time is over, and that it was not done;
+/// and the records go on as soon as there is a primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
+    let (server, table) = (Postgres::start().await, fresh_table());
+    let records = hasty(server.config(), &table).await;
+    set_read_only(&server, true).await;
     let claim = ask(&fresh_key());
-    eventually("it refuses", || async {
-        records.claim(ask(&fresh_key())).await.is_err()
+    eventually("it is noticed", || async {
+        let asked = within(TIMEOUT, "claim", records.claim(ask(&fresh_key()))).await;
+        asked.is_err_and(|error| error.message.contains("records need the primary"))
     })
     .await;
-    let said = is_not_done(records.claim(claim.clone()).await, Reason::Refused);
-    assert!(said.contains("25006") && said.contains("primary"), "{said}");
+    let said = is_not_done(records.claim(claim.clone()).await, Reason::Unreachable);
+    assert!(said.contains("records need the primary"), "{said}");
+    assert!(said.contains(&server.addr().to_string()), "{said}");
+    let error = PostgresRecords::connect(server.config(), NoTls)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    set_read_only(&server, false).await;
+    eventually("it is used again", || async {
+        matches!(
+            records.claim(claim.clone()).await,
+            Ok(ClaimReply::Claimed { attempt: 1, .. })
+        )
+    })
+    .await;
+}
+
+/// Records leave a demoted primary for the promoted standby, with all that was replicated, and waiters hear its news.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_follow_a_promoted_standby() {
+    let (first, table) = (Postgres::start().await, fresh_table());
+    let second = Postgres::standby_of(&first).await;
+    let records = patient(first.config_with(second.addr()), &table).await;
+    let (open, done) = (ask(&fresh_key()), ask(&fresh_key()));
+    let (_, fence) = claimed(&records, open.clone(), 1).await;
+    let (token, _) = claimed(&records, done.clone(), 1).await;
+    records
+        .complete(&done.key, &token, b"x".to_vec(), DAY)
+        .await
+        .unwrap();
+    let standby = second.client().await;
+    let replicated = format!("SELECT count(*) FROM {table} WHERE state = 'completed' OR key = $1");
+    eventually("it is replicated", || async {
+        let row = standby.query_one(&replicated, &[&open.key.as_str()]).await;
+        row.is_ok_and(|row| row.get::<_, i64>(0) == 2)
+    })
+    .await;
+    let mut watch = records.watch(&open.key);
+    watch.changed().await;
+    second.promote().await;
+    first.demote().await;
+    assert_eq!(claimed(&records, open.clone(), 1).await.1, fence);
+    assert_eq!(
+        records.claim(ask(&done.key)).await.unwrap(),
+        ClaimReply::Completed {
+            response: b"x".to_vec()
+        }
+    );
+    assert!(claimed(&records, ask(&fresh_key()), 1).await.1 > fence);
+    let beside = patient(second.config(), &table).await;
+    beside
+        .complete(&open.key, &open.token, b"y".to_vec(), DAY)
+        .await
+        .unwrap();
+    let news = async {
+        while !matches!(
+            records.claim(ask(&open.key)).await,
+            Ok(ClaimReply::Completed { .. })
+        ) {
+            watch.changed().await;
+        }
+    };
+    within(SOON, "the news", news).await;
+}
+
+/// The same without a connection that breaks: the server stays, and takes no writes any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_leave_a_server_that_became_read_only() {
+    let (first, table) = (Postgres::start().await, fresh_table());
+    let second = Postgres::standby_of(&first).await;
+    let records = patient(first.config_with(second.addr()), &table).await;
+    let noise = fresh_key();
+    let mut watch = records.watch(&noise);
+    watch.changed().await;
+    let standby = second.client().await;
+    eventually("the table is replicated", || async {
+        standby.query(&format!("SELECT FROM {table}"), &[]).await.is_ok()
+    })
+    .await;
+    second.promote().await;
+    set_read_only(&first, true).await;
+    let beside = patient(second.config(), &table).await;
+    eventually("the second is used", || async {
+        let request = ask(&fresh_key());
+        claimed(&records, request.clone(), 1).await;
+        matches!(
+            beside.claim(ask(&request.key)).await.unwrap(),
+            ClaimReply::InProgress { .. }
+        )
+    })
+    .await;
+    // Waiters hear of what happens there, though nobody closed the connection to the other one.
+    let (token, _) = claimed(&beside, ask(&noise), 1).await;
+    beside.complete(&noise, &token, b"x".to_vec(), DAY).await.unwrap();
+    within(PATIENCE, "the news", watch.changed()).await;
+}
+
+/// A host that accepts connections and answers nothing hides none of the hosts behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_host_does_not_hide_the_next() {
+    let (frozen, table) = (Postgres::start().await, fresh_table());
+    let server = Postgres::standby_of(&frozen).await;
+    server.promote().await;
+    frozen.stop();
+    let config = frozen.config_with(server.addr());
+    let builder = || PostgresRecords::builder(config.clone(), NoTls).table(&table);
+    let store = answered(|| builder().timeout(4 * SEC).connect()).await.unwrap();
+    answered(|| store.create_table()).await.unwrap();
+    let records = Records::new(store);
+    let claim = ask(&fresh_key());
+    let reply = answered(|| records.claim(claim.clone())).await.unwrap();
+    assert!(
+        matches!(reply, ClaimReply::Claimed { attempt: 1, .. }),
+        "{reply:?}"
+    );
+}
+
+/// Expired records are removed however long that takes for one of them: the statements are cut to their time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sweep_finishes_where_rows_take_long_to_remove() {
+    let server = Postgres::shared().await;
+    for (rows, each) in [(600, 5 * MS), (3, SEC)] {
+        let (table, client) = (fresh_table(), server.client().await);
+        let builder = PostgresRecords::builder(server.config(), NoTls).table(&table);
+        let store = builder
+            .timeout(2 * SEC)
+            .sweep_every(None)
+            .connect()
+            .await
+            .unwrap();
+        answered(|| store.create_table()).await.unwrap();
+        let sql = format!(
+            "CREATE FUNCTION slow_{table}() RETURNS trigger LANGUAGE plpgsql AS
+               $$ BEGIN PERFORM pg_sleep({}); RETURN OLD; END $$;
+             CREATE TRIGGER slow BEFORE DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION slow_{table}();
+             INSERT INTO {table} SELECT 'k' || i, 1, 'completed', 't', '', 1, i, clock_timestamp(), clock_timestamp(), 'x'
+               FROM generate_series(1, {rows}) i",
+            each.as_secs_f64()
+        );
+        client.batch_execute(&sql).await.unwrap();
+        let count = format!("SELECT count(*) FROM {table}");
+        // A busy machine may need more than one sweep, as any store does that sweeps now and then.
+        eventually("the rows are removed", || async {
+            let _ = store.remove_expired().await;
+            client.query_one(&count, &[]).await.unwrap().get::<_, i64>(0) == 0
+        })
+        .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

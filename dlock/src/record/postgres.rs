@@ -19,7 +19,7 @@
 //!
 //! # What it takes
 //!
-//! PostgreSQL 12 or newer; its primary; the rights to select, insert, update and delete on the table and to use the
+//! PostgreSQL 12 or newer, among whose hosts is the primary; the rights to select, insert, update and delete on the table and to use the
 //! sequence `<table>_fence`. The connections are the store's own: some for the steps, one more from the first time
 //! on that somebody waits. They prepare statements and listen, so a pooler in between has to give whole sessions.
 //! What is promised is as durable as what the server commits: with `synchronous_commit = off`, or asynchronous
@@ -39,15 +39,19 @@
 //!   it or completes it once more, and find it when the lease they were told of has ended.
 //! - Fences come from a sequence. They grow over release, expiry and a clock that is set back, and over the loss of
 //!   the table too, unless the clock was set back as well.
-//! - What is forgotten is removed in the background, a thousand rows at a time. Every process does that, and none
-//!   stands in another's way.
+//! - Expired records are removed in the background, at most a thousand rows at a time, and fewer where responses are
+//!   large: one statement takes about a twentieth of the timeout. Every process does that, and none waits for another.
+//! - Steps need the primary. A connection to a server that takes no writes any more is replaced by one to the host of
+//!   the configuration that does (`postgres://a,b/shop`); each host has its share of the timeout.
 
 mod builder;
 mod connect;
 mod failure;
+mod hosts;
 mod lane;
 mod news;
 mod step;
+mod sweep;
 mod table;
 mod transaction;
 
@@ -57,6 +61,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, Socket};
 use tokio_util::sync::DropGuard;
@@ -65,13 +70,11 @@ pub use self::builder::PostgresRecordsBuilder;
 use self::lane::{Lane, Setup};
 use self::news::News;
 use self::step::{Answer, Step};
+use self::sweep::SweepBatch;
 pub use self::transaction::{CompleteError, PostgresClaim};
 use super::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordStore};
 use crate::Error;
 use crate::backend::{BackendError, Watch};
-
-/// Rows that are removed at a time.
-const SWEPT: u32 = 1000;
 
 /// Records in a table. Cheap to clone; the connections close when the last clone, and every
 /// [`Records`](crate::record::Records) made of one, is gone.
@@ -82,6 +85,7 @@ struct Inner {
     setup: Arc<Setup>,
     lanes: Vec<Lane>,
     news: News,
+    batch: SweepBatch,
     /// Ends what runs in the background.
     _ended: DropGuard,
 }
@@ -144,19 +148,30 @@ impl PostgresRecords {
     ///
     /// # Errors
     ///
-    /// A failure of the store; some may have been removed. Cancel safe likewise.
+    /// A failure of the store; some may have been removed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; some may have been removed.
     pub async fn remove_expired(&self) -> Result<u64, BackendError> {
+        let Inner { lanes, batch, .. } = &*self.0;
         let mut removed = 0;
         loop {
-            let lane = &self.0.lanes[fastrand::usize(..self.0.lanes.len())];
-            match lane.step(Step::Sweep(SWEPT)).await? {
-                Answer::Swept(some) => {
+            let (rows, begun) = (batch.rows(), Instant::now());
+            match lanes[fastrand::usize(..lanes.len())]
+                .step(Step::Sweep(rows))
+                .await
+            {
+                Ok(Answer::Swept(some)) => {
                     removed += some;
-                    if some < u64::from(SWEPT) {
+                    if some < u64::from(rows) {
                         return Ok(removed);
                     }
+                    batch.took(rows, begun.elapsed());
                 }
-                other => return Err(strange(&other)),
+                Ok(other) => return Err(strange(&other)),
+                Err(error) if rows > 1 && failure::took_too_long(&error) => batch.took_too_long(rows),
+                Err(error) => return Err(error),
             }
         }
     }

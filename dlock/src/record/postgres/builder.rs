@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::connect::Connector;
 use super::lane::{Lane, Setup};
 use super::news::News;
+use super::sweep::SweepBatch;
 use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
 use crate::Error;
@@ -106,7 +107,7 @@ where
         }
         let runtime = runtime::Handle::try_current().map_err(|_| Error::ClientClosed)?;
         let setup = Arc::new(Setup {
-            connector: Connector::new(self.config, self.tls, self.timeout),
+            connector: Connector::new(&self.config, self.tls, self.timeout),
             table,
             tell: self.listen,
             trouble: Mutex::default(),
@@ -118,6 +119,7 @@ where
         let ended = CancellationToken::new();
         let news = News::start(setup.clone(), ended.child_token(), &runtime);
         let inner = Arc::new(Inner {
+            batch: SweepBatch::new(setup.connector.timeout),
             setup,
             lanes,
             news,

@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_postgres::config::Host;
+use tokio::time::Instant;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, Error, Notification, Socket};
 
 use super::failure;
+use super::hosts::{Candidate, candidates};
 use crate::backend::{BackendError, Reason};
 
-/// Makes connections to one server, or to the one of several that the configuration prefers.
+/// Makes connections to the primary, which is one of the hosts of the configuration, and not always the same.
 pub(super) struct Connector {
     opener: Box<dyn Open>,
+    hosts: Vec<Candidate>,
     /// Where, for messages; without credentials.
     pub(super) address: String,
     /// For one step, and for connecting.
@@ -51,13 +53,12 @@ impl Drop for Driver {
 
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Session, Error>> + Send + 'a>>;
 
-/// A configuration with its TLS, without type parameters.
+/// The way to encrypt, without type parameters.
 trait Open: Send + Sync {
-    fn open(&self) -> Opening<'_>;
+    fn open<'a>(&'a self, config: &'a Config) -> Opening<'a>;
 }
 
 struct Opener<T> {
-    config: Config,
     tls: T,
 }
 
@@ -66,9 +67,9 @@ where
     T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
 {
-    fn open(&self) -> Opening<'_> {
+    fn open<'a>(&'a self, config: &'a Config) -> Opening<'a> {
         Box::pin(async move {
-            let (client, mut connection) = self.config.connect(self.tls.clone()).await?;
+            let (client, mut connection) = config.connect(self.tls.clone()).await?;
             let (told, news) = mpsc::unbounded_channel();
             let driver = tokio::spawn(async move {
                 while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
@@ -89,35 +90,57 @@ where
 }
 
 impl Connector {
-    pub(super) fn new<T>(mut config: Config, tls: T, timeout: Duration) -> Connector
+    pub(super) fn new<T>(config: &Config, tls: T, timeout: Duration) -> Connector
     where
         T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
         <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
     {
-        if config.get_application_name().is_none() {
-            config.application_name("dlock");
-        }
+        let hosts = candidates(config, timeout);
+        let addresses: Vec<&str> = hosts.iter().map(|host| &*host.address).collect();
         Connector {
-            address: address(&config),
-            opener: Box::new(Opener { config, tls }),
+            address: addresses.join(", "),
+            hosts,
+            opener: Box::new(Opener { tls }),
             timeout,
         }
     }
 
-    /// Connects within the timeout.
+    /// Connects to the first host that takes writes, within the timeout, of which each host has its share.
     pub(super) async fn connect(&self) -> Result<Session, BackendError> {
-        match tokio::time::timeout(self.timeout, self.try_connect()).await {
-            Ok(Ok(session)) => Ok(session),
-            Ok(Err(error)) => Err(failure::of_connecting(error, &self.address)),
-            Err(_) => Err(BackendError::not_done(
-                Reason::Unreachable,
-                format!("{} did not answer within {:?}", self.address, self.timeout),
-            )),
+        let deadline = Instant::now() + self.timeout;
+        let mut failed: Option<BackendError> = None;
+        for (i, host) in self.hosts.iter().enumerate() {
+            let rest = u32::try_from(self.hosts.len() - i).unwrap_or(u32::MAX);
+            let share = deadline.saturating_duration_since(Instant::now()) / rest;
+            let error = match tokio::time::timeout(share, self.try_connect(&host.config)).await {
+                Ok(Ok(session)) => return Ok(session),
+                Ok(Err(error)) => failure::of_connecting(error, &host.address),
+                Err(_) => BackendError::not_done(
+                    Reason::Unreachable,
+                    format!("{} did not answer within {share:?}", host.address),
+                ),
+            };
+            failed = Some(match failed {
+                None => error,
+                // A host that refuses does not make up for one that may come back.
+                Some(before) => {
+                    let passing = [&before, &error]
+                        .iter()
+                        .any(|each| each.reason != Reason::Refused);
+                    let reason = if passing {
+                        Reason::Unreachable
+                    } else {
+                        Reason::Refused
+                    };
+                    BackendError::not_done(reason, format!("{}; {}", before.message, error.message))
+                }
+            });
         }
+        Err(failed.unwrap_or_else(|| BackendError::not_done(Reason::Unreachable, "no host is given")))
     }
 
-    async fn try_connect(&self) -> Result<Session, Error> {
-        let session = self.opener.open().await?;
+    async fn try_connect(&self, config: &Config) -> Result<Session, Error> {
+        let session = self.opener.open(config).await?;
         // The statements judge a row as it is, not as it was when they began; and the server gives a statement up
         // a little before we do, so that its outcome is known.
         let limit = (self.timeout.as_millis() * 4 / 5).max(1);
@@ -134,26 +157,5 @@ impl fmt::Debug for Connector {
         f.debug_struct("Connector")
             .field("address", &self.address)
             .finish_non_exhaustive()
-    }
-}
-
-fn address(config: &Config) -> String {
-    let ports = config.get_ports();
-    let hosts: Vec<String> = config
-        .get_hosts()
-        .iter()
-        .enumerate()
-        .map(|(i, host)| {
-            let port = ports.get(i).or(ports.first()).copied().unwrap_or(5432);
-            match host {
-                Host::Tcp(name) => format!("{name}:{port}"),
-                #[cfg(unix)]
-                Host::Unix(path) => format!("{}:{port}", path.display()),
-            }
-        })
-        .collect();
-    match hosts.is_empty() {
-        true => "PostgreSQL".to_owned(),
-        false => hosts.join(", "),
     }
 }

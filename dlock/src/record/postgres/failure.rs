@@ -1,5 +1,7 @@
 //! What a failure of the client library or of the server means for a step.
 
+use std::io;
+
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
@@ -21,9 +23,12 @@ pub(super) fn of_step(error: Error) -> Failure {
         return Failure::Broken(BackendError::unknown(message).caused_by(error));
     };
     let (outcome, reason) = (outcome(told), reason(told));
+    let moved = *told.code() == SqlState::READ_ONLY_SQL_TRANSACTION;
     let mut failed = BackendError::not_done(reason, text(told)).caused_by(error);
     failed.outcome = outcome;
     match outcome {
+        // Another server is the primary by now, or will be.
+        Outcome::NotDone if moved => Failure::Broken(failed),
         Outcome::NotDone => Failure::Answered(failed),
         Outcome::Unknown => Failure::Broken(failed),
     }
@@ -33,10 +38,30 @@ pub(super) fn of_step(error: Error) -> Failure {
 pub(super) fn of_connecting(error: Error, address: &str) -> BackendError {
     let (reason, message) = match error.as_db_error() {
         Some(told) => (reason(told), text(told)),
+        None if is_read_only(&error) => (
+            Reason::Unreachable,
+            "the server only reads: records need the primary".to_owned(),
+        ),
         None if error.to_string().contains("password") => (Reason::Refused, describe(&error)),
         None => (Reason::Unreachable, describe(&error)),
     };
     BackendError::not_done(reason, format!("{address}: {message}")).caused_by(error)
+}
+
+/// Whether the step had no end within its time: the server gave the statement up, or has not answered.
+pub(super) fn took_too_long(error: &BackendError) -> bool {
+    let source = error.source.as_deref();
+    let told = source.and_then(|source| source.downcast_ref::<Error>());
+    let given_up = told.and_then(Error::code) == Some(&SqlState::QUERY_CANCELED);
+    given_up || error.outcome == Outcome::Unknown
+}
+
+/// How `tokio-postgres` tells of a server that takes no writes.
+fn is_read_only(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| {
+        source.kind() == io::ErrorKind::PermissionDenied && source.raw_os_error().is_none()
+    })
 }
 
 /// A statement that ends with an error is rolled back. One during which the server gave up its connection may
@@ -64,6 +89,7 @@ fn reason(told: &DbError) -> Reason {
         SqlState::TOO_MANY_CONNECTIONS,
         SqlState::LOCK_NOT_AVAILABLE,
         SqlState::OBJECT_IN_USE,
+        SqlState::READ_ONLY_SQL_TRANSACTION,
     ]
     .contains(code);
     if passing {

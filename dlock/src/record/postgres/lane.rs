@@ -68,6 +68,13 @@ impl Ticket {
         self.settle(Self::SENT) == Self::SENT
     }
 
+    /// It was sent and not carried out: it may be sent once more.
+    fn take_back(&self) {
+        let _ = self
+            .0
+            .compare_exchange(Self::SENT, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
     /// Whether it never will be.
     fn give_up(&self) -> bool {
         self.settle(Self::GIVEN_UP) == Self::GIVEN_UP
@@ -330,7 +337,11 @@ impl Worker {
 
     fn again(&mut self, mut job: Job, error: BackendError) {
         if job.is_due() {
-            job.repeated = true;
+            match error.outcome {
+                Outcome::Unknown => job.repeated = true,
+                Outcome::NotDone if !job.repeated => job.ticket.take_back(),
+                Outcome::NotDone => {}
+            }
             self.next.push_back(job);
         } else {
             job.answer(Err(error));

@@ -123,8 +123,9 @@ impl Listener {
                     heard = Instant::now();
                 }
                 () = tokio::time::sleep_until(heard + PING) => {
-                    match timeout(limit, session.client.check_connection()).await {
-                        Ok(Ok(())) => heard = Instant::now(),
+                    match timeout(limit, is_primary(&session)).await {
+                        Ok(Ok(true)) => heard = Instant::now(),
+                        Ok(Ok(false)) => return "the server only reads, another one has the news".to_owned(),
                         Ok(Err(error)) => return error.to_string(),
                         Err(_) => return format!("no answer within {limit:?}"),
                     }
@@ -143,4 +144,14 @@ impl Listener {
             Err(_) => Err(format!("no answer within {:?}", connector.timeout)),
         }
     }
+}
+
+/// Whether the server still takes writes, and so the owners' notifications.
+async fn is_primary(session: &Session) -> Result<bool, tokio_postgres::Error> {
+    let row = session
+        .client
+        .query_typed("SELECT current_setting('transaction_read_only')::bool", &[])
+        .await?;
+    row.first()
+        .map_or(Ok(true), |row| Ok(!row.try_get::<_, bool>(0)?))
 }
