@@ -22,16 +22,22 @@ pub(crate) fn content_type(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// A trailers-only response.
 pub(crate) fn response(rejection: &Rejection, content_type: HeaderValue) -> Response<Full<Bytes>> {
-    let message = utf8_percent_encode(rejection.detail(), ENCODED).to_string();
     let mut response = Response::new(Full::default());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, content_type);
-    headers.insert("grpc-status", HeaderValue::from(code(rejection)));
+    *response.headers_mut() = status(rejection);
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+/// What ends a call: `grpc-status` and `grpc-message`.
+pub(crate) fn status(rejection: &Rejection) -> HeaderMap {
+    let mut status = HeaderMap::new();
+    status.insert("grpc-status", HeaderValue::from(code(rejection)));
+    let message = utf8_percent_encode(rejection.detail(), ENCODED).to_string();
     // Nothing but printable ASCII is left of it.
     if let Ok(message) = HeaderValue::try_from(message) {
-        headers.insert("grpc-message", message);
+        status.insert("grpc-message", message);
     }
-    response
+    status
 }
 
 fn code(rejection: &Rejection) -> u16 {

@@ -125,7 +125,10 @@ async fn the_wait_ends_with_the_client_and_leaves_nothing() {
 #[tokio::test]
 async fn a_thousand_equal_requests_at_once_run_once() {
     let run = Counting::default();
-    let service = around(&layer().wait(SECOND * 20), run.taking(Duration::from_millis(50)));
+    let service = around(
+        &layer().wait(SECOND * 20).max_waiters(1000),
+        run.taking(Duration::from_millis(50)),
+    );
     let replays = Arc::new(AtomicUsize::new(0));
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..1000 {

@@ -248,3 +248,31 @@ async fn a_lost_lock_ends_a_waiting_body_with_an_error_unless_it_may_run_on() {
     })
     .await;
 }
+
+/// A gRPC call under a lock that is lost ends with a status, as gRPC clients need it, and one that they do not retry by
+/// themselves.
+#[tokio::test(start_paused = true)]
+async fn lost_lock_ends_a_grpc_stream_with_its_status() {
+    bounded(async {
+        let layer = LockLayer::new(LockClient::memory(), fixed("k")).until_body(SECOND);
+        let handler = service_fn(|_: Request<()>| async {
+            let (body, _) = Script::new([Step::Data("a"), Step::Never]);
+            let mut response = Response::new(body);
+            let kind = "application/grpc+proto".parse().unwrap();
+            response.headers_mut().insert("content-type", kind);
+            Ok::<_, Infallible>(response)
+        });
+        let response = layer.layer(handler).oneshot(Request::new(())).await.unwrap();
+        let body = response.into_body().collect().await.unwrap();
+        let trailers = body.trailers().unwrap();
+        assert_eq!(trailers["grpc-status"], "2");
+        assert!(
+            trailers["grpc-message"]
+                .to_str()
+                .unwrap()
+                .contains("stopped half way")
+        );
+        assert_eq!(body.to_bytes(), "a");
+    })
+    .await;
+}

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::claim::{Claim, Grant, Owned, undo};
 use super::fingerprint::fingerprint;
+use super::places::Taken;
 use super::settings::Core;
 use super::stored::{Kept, Stored};
 use super::{MAX_KEY_BYTES, Problem};
@@ -86,6 +87,11 @@ where
         }
         Err(rejection) => return Err(rejection.into()),
     };
+    if core.shared.detached.taken() >= core.settings.max_detached {
+        core.shared.counters.overloaded();
+        asking.take_back();
+        return Err(Problem::Overloaded.into());
+    }
     debug_assert!(key.len() <= MAX_KEY_BYTES, "longer keys were refused");
     let grant = Grant {
         key,
@@ -137,7 +143,7 @@ impl Asking {
     async fn decide(&mut self) -> Result<Decision, Rejection> {
         let wait = self.core.settings.wait;
         let deadline = Instant::now() + wait.unwrap_or_default();
-        let mut watch: Option<Watch> = None;
+        let mut watch: Option<(Watch, Taken)> = None;
         loop {
             let remaining = match self.ask().await {
                 Ok(ClaimReply::InProgress { remaining, .. }) => remaining,
@@ -145,12 +151,15 @@ impl Asking {
                 Err(error) => return self.failed(&error),
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                self.core.shared.counters.in_progress();
-                return Ok(Decision::Refuse(Problem::InProgress));
+            let Core { shared, settings } = &self.core;
+            if watch.is_none() && !left.is_zero() {
+                let place = shared.waiting.try_take(settings.max_waiters);
+                watch = place.map(|place| (shared.records.watch(&self.claim.key), place));
             }
-            let records = &self.core.shared.records;
-            let watch = watch.get_or_insert_with(|| records.watch(&self.claim.key));
+            let Some((watch, _)) = watch.as_mut().filter(|_| !left.is_zero()) else {
+                shared.counters.in_progress();
+                return Ok(Decision::Refuse(Problem::InProgress));
+            };
             // Its news may be lost, and an owner that crashed gives none.
             let look = remaining
                 .min(self.core.settings.lease / 3)
@@ -160,6 +169,11 @@ impl Asking {
                 () = sleep(look.min(left)) => {}
             }
         }
+    }
+
+    /// The claim was granted, and is not wanted.
+    fn take_back(mut self) {
+        self.in_doubt = true;
     }
 
     fn decided(&self, reply: ClaimReply) -> Result<Decision, Rejection> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use dlock::backend::{BackendError, Reason};
+use dlock::backend::{BackendError, Outcome, Reason};
 use dlock::record::{ClaimToken, OwnerReply, RecordKey};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -186,12 +186,7 @@ impl Claim {
         let records = &self.core.shared.records;
         let step = async {
             match settlement {
-                Settlement::Keep(stored) => {
-                    let retention = self.core.settings.retention;
-                    records
-                        .complete(&self.record, &self.token, stored.encode(), retention)
-                        .await
-                }
+                Settlement::Keep(stored) => self.store(stored).await,
                 Settlement::Release => records.release(&self.record, &self.token).await,
             }
         };
@@ -199,6 +194,43 @@ impl Claim {
             .await
             .unwrap_or_else(|_| Err(BackendError::unknown("the store does not answer")))
     }
+}
+
+impl Claim {
+    /// Stores the result; or, where the store refuses a response, as one that is full does, only that there was one:
+    /// work that was done must not be done again.
+    async fn store(&self, stored: &Stored) -> Result<OwnerReply, BackendError> {
+        let Core { shared, settings } = &self.core;
+        let complete = |stored: &Stored| {
+            let response = stored.encode();
+            shared
+                .records
+                .complete(&self.record, &self.token, response, settings.retention)
+        };
+        let error = match complete(stored).await {
+            Err(error) if matches!(stored, Stored::Response(_)) && is_refused(&error) => error,
+            reply => return reply,
+        };
+        let reply = complete(&Stored::Unavailable).await;
+        match reply {
+            Ok(OwnerReply::Done) => {
+                shared.counters.tombstones();
+                tracing::warn!(
+                    record = self.record.as_str(),
+                    %error,
+                    "the store did not take a response, it keeps only that there was one"
+                );
+                reply
+            }
+            Ok(reply) => Ok(reply),
+            Err(_) => Err(error),
+        }
+    }
+}
+
+/// Whether the store has answered that it will not.
+fn is_refused(error: &BackendError) -> bool {
+    error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused | Reason::RefusedForNow)
 }
 
 impl fmt::Debug for Claim {

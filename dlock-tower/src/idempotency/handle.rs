@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::IdempotencyStats;
 use super::settings::Shared;
 
@@ -21,11 +23,17 @@ impl IdempotencyHandle {
 
     /// Waits until all of that is done, at most this long, and answers how many pieces of work are left;
     /// those go on for as long as the runtime does. Call it after the server has ended and before the lock
-    /// client is shut down.
+    /// client is shut down. Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of
+    /// the time.
+    ///
+    /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn shutdown(&self, deadline: Duration) -> usize {
         let tasks = &self.shared.tasks;
+        let closes = Instant::now().checked_add(deadline / 2);
+        self.shared.closing.send_replace(closes);
+        let _open = Reopen(&self.shared);
         tasks.close();
         let _ = tokio::time::timeout(deadline, tasks.wait()).await;
         tasks.reopen();
@@ -48,6 +56,15 @@ impl IdempotencyHandle {
     #[must_use]
     pub fn stats(&self) -> IdempotencyStats {
         self.shared.counters.snapshot()
+    }
+}
+
+/// Lets bodies be read on again.
+struct Reopen<'a>(&'a Shared);
+
+impl Drop for Reopen<'_> {
+    fn drop(&mut self) {
+        self.0.closing.send_replace(None);
     }
 }
 

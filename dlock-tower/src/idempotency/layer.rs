@@ -29,6 +29,16 @@ pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// How large the body of a request and that of a response may be, unless said otherwise: 1 MiB.
 pub const DEFAULT_LIMIT: usize = 1024 * 1024;
 
+/// How many requests may wait for an equal one, unless said otherwise: 256.
+pub const DEFAULT_MAX_WAITERS: usize = 256;
+
+/// How many handlers and bodies may run on without their clients before no more requests are taken, unless said
+/// otherwise: 256.
+pub const DEFAULT_MAX_DETACHED: usize = 256;
+
+/// How long the body of a response is read on when its client went away, unless said otherwise: 10 s.
+pub const DEFAULT_READ_ON: Duration = Duration::from_secs(10);
+
 /// How long the store is asked again when it cannot be reached, unless said otherwise: 1 s.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
 
@@ -144,6 +154,27 @@ impl<C> IdempotencyLayer<C> {
     /// result. By default it is answered by 409 at once. The wait also ends when the client goes away.
     pub fn wait(self, wait: Duration) -> Self {
         self.set(|settings| settings.wait = Some(wait))
+    }
+
+    /// How many requests may [wait](Self::wait) at a time; 256 by default. The others are answered by 409 at once,
+    /// as without a wait. Each that waits keeps its body in memory.
+    pub fn max_waiters(self, max_waiters: usize) -> Self {
+        self.set(|settings| settings.max_waiters = max_waiters)
+    }
+
+    /// How many handlers, and bodies of responses, may run on whose clients went away; 256 by default. Limits further
+    /// out do not see them. At this number no request is let run: it is answered by 503 with `Retry-After` and
+    /// releases its key, while retries of what is done are still answered from the store. A handler that is running
+    /// is never stopped for this, so there can be more of them, by as many as run with their clients at that moment.
+    pub fn max_detached(self, max_detached: usize) -> Self {
+        self.set(|settings| settings.max_detached = max_detached)
+    }
+
+    /// How long the body of a response is read on when its client went away, to be kept; 10 s by default, and less
+    /// while the layer is [shut down](IdempotencyHandle::shutdown). Of a body that takes longer, as an endless one
+    /// does, is kept only that there was one, and it is dropped.
+    pub fn read_on(self, read_on: Duration) -> Self {
+        self.set(|settings| settings.read_on = read_on)
     }
 
     /// How long the store is asked again for a claim when it cannot be reached; 1 s by default.

@@ -64,10 +64,12 @@
 //! 6. **The handler runs**, with an [`Idempotency`] in the extensions of its request. Its claim is renewed
 //!    for as long as it takes. **When the client goes away it runs on**, in a task, with its locks, lock frames and
 //!    its tracing span: that is the very case that the key is there for. What is started by the handler and
-//!    reads the connection ends as ever.
+//!    reads the connection ends as ever. Limits further out count no such handler, so the layer has one of its own
+//!    ([`max_detached`](IdempotencyLayer::max_detached)).
 //! 7. **What came of it is stored**, in one step, before the first byte of the answer goes out; or the key is
 //!    released. A body that is not there at once goes out as it comes, and is stored with its end; if the
-//!    client does not wait for that, a task does.
+//!    client does not wait for that, a task does, for a while ([`read_on`](IdempotencyLayer::read_on)): a body
+//!    without an end ends soon after its client.
 //!
 //! # What is a result
 //!
@@ -107,9 +109,10 @@
 //! | `idempotency-mismatch` | 422 | `INVALID_ARGUMENT` | the key was used for another request | use a new key for a new operation; send a retry exactly as the first time |
 //! | `idempotency-in-progress` | 409 | `ABORTED` | an equal request is at work | **try again** after `Retry-After`, with the same key |
 //! | `idempotency-outcome-unknown` | 409 | `FAILED_PRECONDITION` | an equal request was begun and its end is not known ([`on_orphan`](IdempotencyLayer::on_orphan)) | look up what became of the operation; not send it under another key before that |
-//! | `idempotency-result-unavailable` | 409 | `FAILED_PRECONDITION` | it was carried out; the response was too large to be kept, a stream, or broke off | look up the result elsewhere |
+//! | `idempotency-result-unavailable` | 409 | `FAILED_PRECONDITION` | it was carried out; the response was too large to be kept, a stream, or broke off, or the store had no room for it | look up the result elsewhere |
 //! | `idempotency-failed` | 500 | `UNKNOWN` | it was begun and failed without a response; it may have had effects | look up what became of it |
 //! | `idempotency-unavailable` | 503 | `UNAVAILABLE` | the store does not answer; nothing was done for this request | **try again** after `Retry-After`, with the same key and growing pauses |
+//! | `idempotency-overloaded` | 503 | `UNAVAILABLE` | too many handlers run on whose clients went away ([`max_detached`](IdempotencyLayer::max_detached)); nothing was done for this request | **try again** after `Retry-After`, with the same key and growing pauses |
 //! | `idempotency-unreadable` | 503 | `UNAVAILABLE` | the record was written by a newer version of the service, or is damaged; nothing was done for this request | **try again** later with the same key; report it if that does not help |
 //! | `internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
@@ -173,6 +176,7 @@ mod future;
 mod handle;
 mod key;
 mod layer;
+mod places;
 mod policy;
 mod problem;
 mod renewal;
@@ -192,7 +196,10 @@ pub use extract::Idempotency;
 pub use future::ResponseFuture;
 pub use handle::IdempotencyHandle;
 pub use key::MAX_KEY_BYTES;
-pub use layer::{DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_RETENTION, DEFAULT_RETRY_FOR, IdempotencyLayer};
+pub use layer::{
+    DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,
+    DEFAULT_RETENTION, DEFAULT_RETRY_FOR, IdempotencyLayer,
+};
 pub use policy::{AtMostOnce, Class, Ending, Outcome, Policy, RetryAmbiguous, Verdict};
 pub use problem::Problem;
 pub use replay::{KEPT_HEADERS, REPLAYED};

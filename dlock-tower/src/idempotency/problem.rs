@@ -31,6 +31,8 @@ pub enum Problem {
     Failed,
     /// The store that remembers requests does not answer.
     Unavailable,
+    /// Too many handlers run on whose clients went away.
+    Overloaded,
     /// What is stored under this key cannot be read by this version of the service.
     Unreadable,
 }
@@ -49,6 +51,7 @@ impl Problem {
             Problem::ResultUnavailable => "urn:dlock:problem:idempotency-result-unavailable",
             Problem::Failed => "urn:dlock:problem:idempotency-failed",
             Problem::Unavailable => "urn:dlock:problem:idempotency-unavailable",
+            Problem::Overloaded => "urn:dlock:problem:idempotency-overloaded",
             Problem::Unreadable => "urn:dlock:problem:idempotency-unreadable",
         }
     }
@@ -64,7 +67,9 @@ impl Problem {
                 StatusCode::CONFLICT
             }
             Problem::Failed => StatusCode::INTERNAL_SERVER_ERROR,
-            Problem::Unavailable | Problem::Unreadable => StatusCode::SERVICE_UNAVAILABLE,
+            Problem::Unavailable | Problem::Overloaded | Problem::Unreadable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 
@@ -76,7 +81,7 @@ impl Problem {
 
     fn retry_after(self) -> Option<Duration> {
         match self {
-            Problem::InProgress | Problem::Unavailable => Some(Duration::from_secs(1)),
+            Problem::InProgress | Problem::Unavailable | Problem::Overloaded => Some(Duration::from_secs(1)),
             // As long as an update of the service may take to get round.
             Problem::Unreadable => Some(Duration::from_secs(10)),
             _ => None,
@@ -94,6 +99,7 @@ impl Problem {
             Problem::ResultUnavailable => "The result of the request is not available any more",
             Problem::Failed => "The request failed",
             Problem::Unavailable => "Idempotency keys cannot be checked at present",
+            Problem::Overloaded => "The service is busy with requests whose clients went away",
             Problem::Unreadable => "The record of the idempotency key cannot be read",
         }
     }
@@ -119,7 +125,9 @@ impl Problem {
                 "the request was begun and failed without a response; it may have had effects, and is not \
                  carried out again under this key"
             }
-            Problem::Unavailable => "nothing was done for this request; try again with the same key",
+            Problem::Unavailable | Problem::Overloaded => {
+                "nothing was done for this request; try again with the same key"
+            }
             Problem::Unreadable => "nothing was done for this request; try again later with the same key",
         }
     }
@@ -146,7 +154,7 @@ impl Problem {
             Problem::InProgress => ABORTED,
             Problem::OutcomeUnknown | Problem::ResultUnavailable => FAILED_PRECONDITION,
             Problem::Failed => UNKNOWN,
-            Problem::Unavailable | Problem::Unreadable => UNAVAILABLE,
+            Problem::Unavailable | Problem::Overloaded | Problem::Unreadable => UNAVAILABLE,
         }
     }
 

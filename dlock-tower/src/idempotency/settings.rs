@@ -12,15 +12,20 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Response};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
 use super::body::ResponseBody;
+use super::places::Places;
 use super::policy::{AtMostOnce, Policy};
 use super::renewal::Renewals;
 use super::replay::is_of_one_exchange;
 use super::stats::Counters;
-use super::{DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_RETENTION, DEFAULT_RETRY_FOR};
+use super::{
+    DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,
+    DEFAULT_RETENTION, DEFAULT_RETRY_FOR,
+};
 use crate::body::BoxError;
 use crate::{NotStarted, Rejection};
 
@@ -44,6 +49,9 @@ pub(super) struct Settings {
     pub(super) body_limit: usize,
     pub(super) response_limit: usize,
     pub(super) wait: Option<Duration>,
+    pub(super) max_waiters: usize,
+    pub(super) max_detached: usize,
+    pub(super) read_on: Duration,
     pub(super) retry_for: Duration,
     pub(super) on_orphan: OnOrphan,
     pub(super) policy: Arc<dyn Policy>,
@@ -67,6 +75,9 @@ impl Default for Settings {
             body_limit: DEFAULT_LIMIT,
             response_limit: DEFAULT_LIMIT,
             wait: None,
+            max_waiters: DEFAULT_MAX_WAITERS,
+            max_detached: DEFAULT_MAX_DETACHED,
+            read_on: DEFAULT_READ_ON,
             retry_for: DEFAULT_RETRY_FOR,
             on_orphan: OnOrphan::TakeOver,
             policy: Arc::new(AtMostOnce),
@@ -95,7 +106,16 @@ impl Settings {
                 self.retention, self.lease
             ));
         }
-        for (option, time) in [("wait", self.wait), ("retry_for", Some(self.retry_for))] {
+        if self.max_detached == 0 && !self.cancel_on_disconnect {
+            return Err(
+                "invalid option max_detached: no request could run, use cancel_on_disconnect".to_owned(),
+            );
+        }
+        for (option, time) in [
+            ("wait", self.wait),
+            ("retry_for", Some(self.retry_for)),
+            ("read_on", Some(self.read_on)),
+        ] {
             if time.is_some_and(|time| time > YEAR) {
                 return Err(format!("invalid option {option}: it is longer than a year"));
             }
@@ -151,6 +171,9 @@ impl fmt::Debug for Settings {
             .field("body_limit", &self.body_limit)
             .field("response_limit", &self.response_limit)
             .field("wait", &self.wait)
+            .field("max_waiters", &self.max_waiters)
+            .field("max_detached", &self.max_detached)
+            .field("read_on", &self.read_on)
             .field("on_orphan", &self.on_orphan)
             .field("kept_headers", &self.kept_headers)
             .field("cancel_on_disconnect", &self.cancel_on_disconnect)
@@ -171,6 +194,12 @@ pub(super) struct Shared {
     pub(super) repeats: Semaphore,
     pub(super) undos: Arc<Semaphore>,
     pub(super) claims: AtomicU64,
+    /// Work whose client went away.
+    pub(super) detached: Places,
+    /// Requests that wait for an equal one.
+    pub(super) waiting: Places,
+    /// By when bodies are no longer read on, while the layer is shut down.
+    pub(super) closing: watch::Sender<Option<Instant>>,
 }
 
 impl Shared {
@@ -183,6 +212,24 @@ impl Shared {
             repeats: Semaphore::new(CONCURRENT_REPEATS),
             undos: Arc::new(Semaphore::new(CONCURRENT_UNDOS)),
             claims: AtomicU64::new(0),
+            detached: Places::default(),
+            waiting: Places::default(),
+            closing: watch::Sender::new(None),
+        }
+    }
+}
+
+impl Shared {
+    /// Ends after `limit`, or earlier where the layer is shut down.
+    pub(super) async fn read_on(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut closing = self.closing.subscribe();
+        loop {
+            let closes = *closing.borrow_and_update();
+            tokio::select! {
+                () = sleep_until(closes.map_or(until, |closes| closes.min(until))) => return,
+                Ok(()) = closing.changed() => {}
+            }
         }
     }
 }

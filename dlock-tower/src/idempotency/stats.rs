@@ -44,6 +44,8 @@ counters! {
     replayed: "dlock_idempotency_requests_total", "outcome" = "replayed";
     /// Requests that were answered by 409 because an equal one was in progress.
     in_progress: "dlock_idempotency_requests_total", "outcome" = "in_progress";
+    /// Requests that were answered by 503 because too many handlers run on without their clients.
+    overloaded: "dlock_idempotency_requests_total", "outcome" = "overloaded";
     /// Requests that used the key of another one.
     mismatched: "dlock_idempotency_requests_total", "outcome" = "mismatch";
     /// Requests that the store could not be asked about, refused or let run open.

@@ -294,7 +294,8 @@ where
     }
 }
 
-/// Reads a body to its end for nobody but the store, unless the lock is lost under which it is made.
+/// Reads a body to its end for nobody but the store, unless that takes too long or the lock is lost under which it is
+/// made.
 async fn read_on<R>(
     mut body: Pin<Box<R>>,
     mut capture: Capture,
@@ -303,11 +304,14 @@ async fn read_on<R>(
 ) where
     R: Body<Data = Bytes>,
 {
+    let core = claim.core.clone();
+    let mut over = pin!(core.shared.read_on(core.settings.read_on));
     let mut lost = pin!(lost);
     let whole = loop {
         let next = tokio::select! {
             biased;
             _ = &mut lost => break false,
+            () = &mut over => break false,
             next = body.frame() => next,
         };
         match next {

@@ -36,8 +36,9 @@ impl Place {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        let counted = claim.core.shared.detached.take();
         let work = async move {
-            let locks = locks;
+            let (locks, _counted) = (locks, counted);
             work.await;
             locks.release().await;
         };

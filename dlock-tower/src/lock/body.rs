@@ -16,6 +16,7 @@ use super::LockLost;
 use super::future::BoxFuture;
 use super::kept::{Hold, give_back};
 use crate::body::BoxError;
+use crate::{Rejection, grpc};
 
 pin_project! {
     /// The body of a response behind a [`LockLayer`](crate::LockLayer): the handler's, or that of an
@@ -45,7 +46,12 @@ impl<B> ResponseBody<B> {
         }
     }
 
-    pub(super) fn held(body: B, hold: Arc<Hold>, lost: Option<BoxFuture<(LockKey, Loss)>>) -> Self {
+    pub(super) fn held(
+        body: B,
+        hold: Arc<Hold>,
+        lost: Option<BoxFuture<(LockKey, Loss)>>,
+        grpc: bool,
+    ) -> Self {
         // The frame, to be entered at every poll of the body.
         let scope = hold
             .guard()
@@ -56,6 +62,7 @@ impl<B> ResponseBody<B> {
             body: Some(body),
             scope,
             lock: Lock::Held { hold, lost },
+            grpc,
         };
         ResponseBody {
             inner: Inner::Held { held },
@@ -114,6 +121,7 @@ pin_project! {
         body: Option<B>,
         scope: Scope,
         lock: Lock,
+        grpc: bool,
     }
 
     impl<B> PinnedDrop for HeldBody<B> {
@@ -159,10 +167,15 @@ where
             match this.lock {
                 Lock::Held { lost, .. } => {
                     if let Some(Poll::Ready((key, loss))) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                        let rejection = Rejection::lost(&key, loss);
                         let error = LockLost { key, loss };
                         tracing::warn!(%error, "a response is cut short");
                         drop_in(this.scope, this.body);
                         *this.lock = Lock::Gone;
+                        if *this.grpc {
+                            // A gRPC client learns how a call ended from nothing else.
+                            return Poll::Ready(Some(Ok(Frame::trailers(grpc::status(&rejection)))));
+                        }
                         return Poll::Ready(Some(Err(error.into())));
                     }
                 }

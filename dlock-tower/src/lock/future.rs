@@ -16,7 +16,7 @@ use super::ResponseBody;
 use super::kept::{Hold, give_back};
 use super::layer::{OnLost, Settings};
 use super::service::Admitted;
-use crate::Rejection;
+use crate::{Rejection, grpc};
 
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -173,9 +173,10 @@ where
                         {
                             let lost = lost.take();
                             state.set(State::Done);
-                            return Poll::Ready(
-                                Ok(response.map(|body| ResponseBody::held(body, hold, lost))),
-                            );
+                            let grpc = grpc::content_type(response.headers()).is_some();
+                            return Poll::Ready(Ok(
+                                response.map(|body| ResponseBody::held(body, hold, lost, grpc))
+                            ));
                         }
                         (outcome, hold) => State::Releasing {
                             release: Box::pin(give_back(hold)),

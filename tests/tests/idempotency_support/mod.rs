@@ -238,6 +238,8 @@ pub(crate) struct Faults {
     pub(crate) claim_answers_held: AtomicBool,
     /// Completions are neither done nor answered while this is on.
     pub(crate) complete_held: AtomicBool,
+    /// Results of more bytes are refused; 0 for no bound.
+    pub(crate) room: AtomicUsize,
     pub(crate) claims: AtomicUsize,
     pub(crate) extends: AtomicUsize,
     pub(crate) completes: AtomicUsize,
@@ -354,6 +356,10 @@ impl RecordStore for Faulty {
         faults.completing.fetch_sub(1, Ordering::SeqCst);
         if faults.down.load(Ordering::SeqCst) {
             return unreachable();
+        }
+        let room = faults.room.load(Ordering::SeqCst);
+        if room > 0 && response.len() > room {
+            return Err(BackendError::not_done(Reason::RefusedForNow, "OOM"));
         }
         let reply = self.inner.complete(&key, &token, response, retention).await;
         if take(&faults.complete_answers_lost) {
