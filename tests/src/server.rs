@@ -771,6 +771,28 @@ impl Server {
         u64::try_from(millis).ok().map(Duration::from_millis)
     }
 
+    /// Counts the commands that the server runs from now on, see [`Server::commands`].
+    pub async fn forget_commands(&self) {
+        self.command(&["CONFIG", "RESETSTAT"]).await;
+    }
+
+    /// How often the server ran each command since they were forgotten, those inside of scripts included. What connections
+    /// do beside the steps of locks is left out.
+    ///
+    /// # Panics
+    /// When the server's answer makes no sense.
+    pub async fn commands(&self) -> BTreeMap<String, u64> {
+        const BESIDE: [&str; 6] = ["info", "ping", "subscribe", "unsubscribe", "config", "client"];
+        let stats: String = self.query(&["INFO", "commandstats"]).await;
+        let all = stats.lines().filter_map(|line| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            let calls = rest.split(',').next()?.parse().expect("a number of calls");
+            let counts = !BESIDE.iter().any(|beside| name.starts_with(beside));
+            counts.then(|| (name.to_owned(), calls))
+        });
+        all.collect()
+    }
+
     /// The server's clock, in microseconds since 1970.
     pub async fn time_us(&self) -> u64 {
         let (seconds, micros): (u64, u64) = self.query(&["TIME"]).await;

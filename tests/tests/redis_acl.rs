@@ -269,7 +269,21 @@ async fn everything_fair(store: &Store) -> Result<(), String> {
         client(store).await.map_err(text)?,
         client(store).await.map_err(text)?,
     );
+    // A waiter that is gone is in front.
+    let other = "11111111-2222-4333-8444-555555555555:1";
+    server.command(&["RPUSH", QUEUE, other]).await;
+    server.command(&["ZADD", TIMES, "1000", other]).await;
     let guard = a.fair_lock("shop:k").acquire().await.map_err(text)?;
+    let gives_up = b.fair_lock("shop:k").wait(300 * MS).acquire().await;
+    if !gives_up.is_err_and(|error| error.is_busy()) {
+        return Err("it did not wait".to_owned());
+    }
+    let given_up = eventually("it has left the queue", || async {
+        !server.query::<bool>(&["EXISTS", QUEUE]).await
+    });
+    if tokio::time::timeout(3000 * MS, given_up).await.is_err() {
+        return Err("it stands in the queue still".to_owned());
+    }
     let waiter = tokio::spawn(b.fair_lock("shop:k").wait(PATIENCE).acquire());
     let first = async || -> Option<String> { server.query(&["LINDEX", QUEUE, "0"]).await };
     eventually("it stands in the queue, or has failed", || async {
@@ -283,7 +297,6 @@ async fn everything_fair(store: &Store) -> Result<(), String> {
             .map_or_else(text, |_| "it did not wait".to_owned()));
     };
     // One of Redisson's behind it, and its own place taken away.
-    let other = "11111111-2222-4333-8444-555555555555:1";
     server.command(&["RPUSH", QUEUE, other]).await;
     server.command(&["ZADD", TIMES, "9000000000000", other]).await;
     server.command(&["LREM", QUEUE, "0", &its]).await;

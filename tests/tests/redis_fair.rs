@@ -388,6 +388,213 @@ async fn a_lost_message_costs_a_second_and_a_half_and_no_lease() {
     store.assert_clean(&[&a, &b]).await;
 }
 
+/// Waiters of another process of ours come, so many: until when they keep their places, in ms from now.
+async fn crowd_waits(server: &Server, client: u32, many: usize, until: i64) {
+    let until = (now(server).await + until).to_string();
+    let ids: Vec<_> = (0..many).map(|number| stranger(client, number)).collect();
+    for ids in ids.chunks(500) {
+        let ids = ids.iter().map(String::as_str);
+        let push: Vec<_> = ["RPUSH", QUEUE].into_iter().chain(ids.clone()).collect();
+        server.command(&push).await;
+        let times = ids.flat_map(|id| [&until, id]);
+        let add: Vec<_> = ["ZADD", TIMES].into_iter().chain(times).collect();
+        server.command(&add).await;
+    }
+}
+
+fn stranger(client: u32, number: usize) -> String {
+    format!("{client:08x}-0000-8000-8000-000000000000:{number}")
+}
+
+/// Protects "No step on a fair lock looks at the whole queue": the same commands in a long queue, and none that walks
+/// along it, also behind a waiter of Redisson's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn question_of_a_waiter_costs_the_same_in_a_long_queue() {
+    for java in [false, true] {
+        in_rounds("only questions are counted", async || {
+            let mut costs = Vec::new();
+            for many in [10, 3000] {
+                let (store, a, b) = setting().await;
+                let server = store.as_server();
+                let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+                if java {
+                    java_waits(server, 1, PATIENT).await;
+                }
+                let patience = if java { PATIENT } else { 0 };
+                crowd_waits(server, 1, many, patience + PLACE).await;
+                let order = Order::default();
+                server.forget_commands().await;
+                let (id, task) = waits(server, &b, 1, &order).await;
+                // Those of the test among them.
+                let coming = server.commands().await;
+                assert!(
+                    !coming.contains_key("lpos") && !coming.contains_key("zscan"),
+                    "{coming:?}"
+                );
+                settle().await;
+                server.forget_commands().await;
+                tokio::time::sleep(2 * NEXT_QUESTION).await;
+                let commands = server.commands().await;
+                for walking in ["lpos", "lrem", "lrange", "linsert"] {
+                    assert!(!commands.contains_key(walking), "{commands:?}");
+                }
+                let left = left(server, &id).await.unwrap();
+                assert!(left > patience && left <= patience + 2 * PLACE, "{left}");
+                let asked = commands.get("evalsha").copied().unwrap_or(0);
+                if asked == 0 {
+                    return Err(costs);
+                }
+                costs.push(commands.values().sum::<u64>() / asked);
+                task.abort();
+                eventually("it has left", || async {
+                    queue(server).await.len() == many + usize::from(java)
+                })
+                .await;
+                guard.release().await.unwrap();
+            }
+            if costs[1] <= costs[0] + 2 {
+                Ok(())
+            } else {
+                Err(costs)
+            }
+        })
+        .await;
+    }
+}
+
+/// Protects "The work of one step is bounded": a killed process with many waiters leaves the queue in parts, at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_a_killed_process_leave_the_queue_in_parts() {
+    const MANY: usize = 5000;
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    crowd_waits(server, 1, MANY, -1).await;
+    server.forget_commands().await;
+    let acquire = a.fair_lock("k").wait(PATIENCE).acquire();
+    let guard = within(SOON, "it does not wait for the dead", acquire)
+        .await
+        .unwrap();
+    let commands = server.commands().await;
+    assert!(!commands.contains_key("lrem"), "{commands:?}");
+    let (asked, parts) = (commands["evalsha"], commands["ltrim"]);
+    assert!(asked >= 15 && parts >= 15 && parts <= asked + 1, "{commands:?}");
+    // Each question looks at two entries and at one part.
+    assert!(commands["zscore"] <= 5 * asked, "{commands:?}");
+    guard.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Protects "A waiter that gives up moves nobody back" where it stands amid a long queue, out of which nothing can be
+/// taken at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_that_gives_up_amid_a_long_queue_is_passed_by() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let order = Order::default();
+    let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+    crowd_waits(server, 1, 400, 600_000).await;
+    let (id, task) = waits(server, &b, 1, &order).await;
+    crowd_waits(server, 2, 400, 600_000).await;
+    let (next, other) = waits(server, &b, 2, &order).await;
+    server.forget_commands().await;
+    task.abort();
+    let score = async || -> Option<f64> { server.query(&["ZSCORE", TIMES, &id]).await };
+    eventually("it is marked", || async {
+        score().await.is_some_and(|score| score.fract() == 0.5)
+    })
+    .await;
+    let commands = server.commands().await;
+    assert!(!commands.contains_key("lrem"), "{commands:?}");
+    assert_eq!(queue(server).await.len(), 802);
+    // The crowds have gone, and it is in front.
+    for client in [1, 2] {
+        let ids: Vec<_> = (0..400).map(|number| stranger(client, number)).collect();
+        let remove: Vec<_> = ["ZADD", TIMES]
+            .into_iter()
+            .chain(ids.iter().flat_map(|id| ["1", id]))
+            .collect();
+        server.command(&remove).await;
+    }
+    guard.release().await.unwrap();
+    within(SOON, "the next one is served", other).await.unwrap();
+    assert_eq!(*order.lock(), [2], "{next}");
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Protects "nothing is kept for a name": what those leave behind who gave up amid a long queue has an end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queue_in_which_all_have_given_up_has_an_end() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+    // As those whom no step could take out so far.
+    crowd_waits(server, 1, 1200, 1).await;
+    let task = tokio::spawn(b.fair_lock("k").acquire());
+    let last = async || {
+        queue(server)
+            .await
+            .pop()
+            .filter(|id| !id.starts_with("00000001-"))
+    };
+    eventually("it waits", async || last().await.is_some()).await;
+    let id = last().await.unwrap();
+    crowd_waits(server, 2, 1, 1).await;
+    task.abort();
+    eventually("it has left", || async { left(server, &id).await.is_none() }).await;
+    eventually("the rest goes soon", || async {
+        server.ttl(QUEUE).await.is_none_or(|left| left <= 10 * SECOND)
+    })
+    .await;
+    guard.release().await.unwrap();
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Protects "Those who wait are served in the order in which they came" where many were taken for gone: they are back in
+/// front of all who came later, in their order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_that_were_taken_for_gone_are_back_in_their_order() {
+    const MANY: usize = 700;
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+    let waiters: Vec<_> = (0..MANY)
+        .map(|_| tokio::spawn(b.fair_lock("k").wait(PATIENCE).acquire()))
+        .collect();
+    eventually("all wait", || async { queue(server).await.len() == MANY }).await;
+    let numbers = async || -> Vec<u64> {
+        let ids = queue(server).await.into_iter();
+        let ours = ids.filter(|id| !id.starts_with("00000001-"));
+        ours.map(|id| id.rsplit(':').next().unwrap().parse().unwrap())
+            .collect()
+    };
+    assert!(numbers().await.is_sorted());
+    crowd_waits(server, 1, 300, 600_000).await;
+    // The step of another client takes all of them for gone.
+    server.command(&["LTRIM", QUEUE, &MANY.to_string(), "-1"]).await;
+    server
+        .command(&[
+            "ZREMRANGEBYSCORE",
+            TIMES,
+            "-inf",
+            &(now(server).await + 2 * PLACE).to_string(),
+        ])
+        .await;
+    eventually("all are back", || async {
+        queue(server).await.len() == MANY + 300
+    })
+    .await;
+    let back = queue(server).await;
+    assert!(back[..MANY].iter().all(|id| !id.starts_with("00000001-")));
+    let sorted = numbers().await;
+    assert!(sorted.is_sorted(), "{sorted:?}");
+    for waiter in &waiters {
+        waiter.abort();
+    }
+    guard.release().await.unwrap();
+    server.command(&["DEL", QUEUE, TIMES]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_data_in_place_of_a_queue_is_named_and_stays_and_fails_no_release() {
     let (store, a, b) = setting().await;

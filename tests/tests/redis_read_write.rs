@@ -491,17 +491,9 @@ async fn java_reads(server: &Server, lease: Duration) {
 
 /// Counts the commands that a step makes the server run.
 async fn commands_of<T>(server: &Server, step: impl Future<Output = T>) -> (u64, T) {
-    server.command(&["CONFIG", "RESETSTAT"]).await;
+    server.forget_commands().await;
     let done = step.await;
-    let stats: String = server.query(&["INFO", "commandstats"]).await;
-    let calls = stats.lines().filter_map(|line| {
-        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        // What the connections do beside the steps.
-        let beside = ["info", "ping", "subscribe", "unsubscribe", "config", "client"];
-        let counts = !beside.iter().any(|beside| name.starts_with(beside));
-        counts.then(|| rest.split(',').next()?.parse::<u64>().ok())?
-    });
-    (calls.sum(), done)
+    (server.commands().await.values().sum(), done)
 }
 
 /// Protects "A reader enters, renews and leaves at the same cost, however many readers are inside".

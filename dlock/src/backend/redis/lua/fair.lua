@@ -14,15 +14,23 @@
 --                                       after that it counts as gone
 -- Channel: redisson_lock__channel:{name}:ID of the one in front, with 0 when the lock comes free.
 --
--- One of ours keeps its place for PLACE unless it asks again. One of Redisson's has all its patience (300 s by default,
--- or the time that it waits) from the time of the one before it on; when it gets the lock or gives up, it takes its
--- patience off the times of all others, or of those behind. So ours have on top of PLACE the patience of all of
--- Redisson's before them, and those of Redisson right behind one of ours are moved along with it.
+-- A waiter of ours keeps its place for PLACE unless it asks again. A waiter of Redisson's has all its patience (300 s by
+-- default, or the time that it waits) from the time of the one before it on; when it gets the lock or gives up, it takes
+-- its patience off the times of all others, or of those behind. So ours have on top of PLACE the patience of all of
+-- Redisson's before them, and Redisson's behind ours are moved along with them. All times of a group, those between two
+-- of Redisson's, are nearly equal; so the order of the times shows the groups, and nobody has to be looked for in the list.
+--
+-- No step looks at the whole queue, and each removes a bounded number of entries; the next one goes on. A list has nothing
+-- to take an entry out of its middle, so a waiter of ours that gives up there is marked: its time gets half a millisecond.
+-- Ours pass it by; to Redisson it is a waiter that is not heard of any more. A mark of its own beside the list would not
+-- go when Redisson removes the waiter.
 
 local function add_fair_steps()
   local PLACE = 5000
   -- When the keys of a queue go in which nobody of ours has been heard of for so long, in ms.
   local RESIDUE = 3600000
+  -- How many entries one step looks at or removes at either end of the queue; and on the way to a place in its middle.
+  local MOST, FEW = 256, 32
   local now_ms = math.floor(now / 1000)
 
   local function names_of(key)
@@ -41,107 +49,176 @@ local function add_fair_steps()
     return reply
   end
 
-  local function leave(queue, times, id)
-    on('LREM', queue, 0, id)
-    on('ZREM', times, id)
+  -- Until when a waiter keeps its place, nil if it has none.
+  local function time_of(times, id) return tonumber(on('ZSCORE', times, id) or nil) end
+
+  local function has_left(id, upto) return upto and upto % 1 ~= 0 and is_ours(id) end
+  local function is_gone(id, upto) return not upto or upto <= now_ms or has_left(id, upto) end
+
+  -- The id at this end of the queue and its time.
+  local function entry_at(queue, times, index)
+    local id = on('LINDEX', queue, index)
+    return id, id and time_of(times, id)
   end
 
-  -- Who is in front, after those have left who count as gone: its id, whether anybody left, and until when it keeps
-  -- its place. Who asks is there.
+  -- Removes entries at one end of the queue, as long as the test holds.
+  local function clear(queue, times, at_head, test)
+    local ids = on('LRANGE', queue, at_head and 0 or -MOST, at_head and MOST - 1 or -1)
+    if #ids == 0 then return end
+    local uptos, gone = on('ZMSCORE', times, unpack(ids)), {}
+    for i = 1, #ids do
+      local at = at_head and i or #ids + 1 - i
+      if not test(ids[at], tonumber(uptos[at] or nil)) then break end
+      gone[i] = ids[at]
+    end
+    if #gone == 0 then return end
+    on('LTRIM', queue, at_head and #gone or 0, at_head and -1 or -1 - #gone)
+    on('ZREM', times, unpack(gone))
+  end
+
+  -- Who is in front, after those have left who count as gone: its id, whether anybody left, and for how long it keeps
+  -- its place yet: 0 where one that counts as gone is in front still. Who asks is there.
   local function front(queue, times, asker)
-    local have_left = false
-    while true do
-      local id = on('LINDEX', queue, 0)
-      if not id then return nil, have_left end
-      local upto = id ~= asker and on('ZSCORE', times, id)
-      if id == asker or upto and tonumber(upto) > now_ms then return id, have_left, tonumber(upto or 0) end
-      leave(queue, times, id)
-      have_left = true
+    local id, upto = entry_at(queue, times, 0)
+    local have_left = id and id ~= asker and is_gone(id, upto)
+    if have_left then
+      clear(queue, times, true, function(other, its) return other ~= asker and is_gone(other, its) end)
+      id, upto = entry_at(queue, times, 0)
+    end
+    if not id then return nil, have_left end
+    return id, have_left, is_gone(id, upto) and 0 or upto - now_ms
+  end
+
+  -- Takes a waiter out of the queue, or marks it in the middle of a long one.
+  local function leave(queue, times, id, upto)
+    for _, from in ipairs({ 1, -1 }) do
+      if on('LPOS', queue, id, 'RANK', from, 'MAXLEN', MOST) then
+        on('LREM', queue, from, id)
+        return on('ZREM', times, id)
+      end
+    end
+    if on('LLEN', queue) <= MOST then
+      on('ZREM', times, id)
+    elseif upto then
+      on('ZADD', times, digits(math.floor(upto)) .. '.5', id)
     end
   end
 
-  -- Somebody of ours has left the queue. Those of Redisson who stay do not set anew when its keys go.
-  local function left_behind(queue, times)
-    local last = on('LINDEX', queue, -1)
+  -- Somebody of ours has left the queue, or asks again. One of Redisson's that comes takes its time from that of the last
+  -- entry, which must not be the old one of a waiter that has left; and those of Redisson who stay do not set anew when
+  -- their keys go.
+  local function tidy_end(queue, times)
+    local last, upto = entry_at(queue, times, -1)
+    if last and has_left(last, upto) then
+      clear(queue, times, false, has_left)
+      last = on('LINDEX', queue, -1)
+    end
     if last and not is_ours(last) then
       on('PERSIST', queue)
       on('PERSIST', times)
     end
+    return last
   end
 
-  -- Whether one of Redisson's may be waiting: it has more patience than ours have.
-  local function are_mixed(times) return on('ZCOUNT', times, digits(now_ms + PLACE + 1), '+inf') > 0 end
-
-  -- All who wait and their times; where one of them is.
-  local function all_of(queue, times, id)
-    local ids, upto, at = on('LRANGE', queue, 0, -1), {}, nil
-    for i, other in ipairs(ids) do
-      upto[other] = tonumber(on('ZSCORE', times, other) or nil)
-      if other == id then at = i end
+  -- Changes the time of one of ours. Redisson's right behind its group keep their distance to the last of it.
+  local function keeping_distance(times, upto, change)
+    local beyond = on('ZRANGE', times, '(' .. digits(upto + PLACE), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    if not beyond[1] or is_ours(beyond[1]) then return change() end
+    local function last_before()
+      return tonumber(on('ZRANGE', times, '(' .. beyond[2], '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2])
     end
-    return ids, upto, at
-  end
-
-  -- Moves those of Redisson who are right behind.
-  local function move_along(times, ids, upto, at, by)
-    for i = at + 1, #ids do
-      local id = ids[i]
-      if is_ours(id) then return end
-      if upto[id] then on('ZADD', times, digits(upto[id] + by), id) end
-    end
-  end
-
-  -- Until when a place is kept that was asked for so long ago, or never.
-  local function time_of(queue, times, grant, last)
-    if not are_mixed(times) then return now_ms + PLACE end
-    local ids, upto, at = all_of(queue, times, grant)
-    local before, theirs, patience = now_ms, false, 0
-    for i = 1, (at or #ids + 1) - 1 do
-      local id = ids[i]
-      if not is_ours(id) then
-        theirs = true
-        patience = patience + math.max(0, (upto[id] or before) - before)
+    local before = last_before()
+    change()
+    local after = last_before()
+    if not before or not after or before == after then return end
+    local moved, offset = {}, 0
+    repeat
+      local some = on('ZRANGE', times, beyond[2], '+inf', 'BYSCORE', 'LIMIT', offset, MOST, 'WITHSCORES')
+      local is_over = #some < 2 * MOST
+      for i = 1, #some, 2 do
+        is_over = is_over or is_ours(some[i])
+        if is_ours(some[i]) then break end
+        table.insert(moved, { digits(some[i + 1] + after - before), some[i] })
       end
-      before = upto[id] or before
+      offset = offset + MOST
+    until is_over
+    for _, one in ipairs(moved) do on('ZADD', times, one[1], one[2]) end
+  end
+
+  -- Until when a place is kept that was kept until `upto` and asked for so long ago; of a newcomer both are not known.
+  local function new_time(queue, times, grant, upto, last)
+    local new = now_ms + PLACE
+    -- The first of Redisson's, or one of ours that was behind one.
+    local first = on('ZRANGE', times, '(' .. digits(new + 1), '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    if not first[1] then return new end
+    if not upto or last < 0 then
+      -- All are before it.
+      local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
+      local its = math.floor(longest[2])
+      return is_ours(longest[1]) and math.max(new, its) or its + PLACE
     end
-    if not theirs then
-      patience = 0
-    elseif at and upto[grant] and last >= 0 then
-      -- The patience of the first of them does not show any more. What all have was known when this one came, and
-      -- whoever left since took it off.
-      patience = math.max(0, upto[grant] - PLACE - (now_ms - last))
+    local has_theirs = first[1] ~= grant and (is_ours(first[1]) or tonumber(first[2]) < upto)
+    if first[1] == grant then
+      -- One that is in front may have little of its time left.
+      local head, its = entry_at(queue, times, 0)
+      has_theirs = head and not is_ours(head) and not is_gone(head, its)
     end
-    local new = now_ms + PLACE + patience
-    if at and upto[grant] then move_along(times, ids, upto, at, new - upto[grant]) end
-    return new
+    -- The patience of the first of them does not show any more. What all have was known when this one came, and whoever
+    -- left since took it off.
+    return has_theirs and math.max(new, math.floor(upto) + last) or new
   end
 
   -- The place of one who was not heard of for too long: before all who came after it. Those before it have left it as
-  -- it has, unless they are back: of its own client, those who came before it are known.
+  -- it has, unless they are back: of its own client, those who came before it are known, and stand in the order of their
+  -- numbers.
   local function take_back(queue, grant)
-    local client, number = string.match(grant, '^(.*):(%d+)$')
-    local ids, earlier = on('LRANGE', queue, 0, -1), nil
-    for _, id in ipairs(ids) do
-      local other, its = string.match(id, '^(.*):(%d+)$')
-      if other == client and tonumber(its) < tonumber(number) then earlier = id end
+    local client, number = string.match(grant, '^(.*:)(%d+)$')
+    number = tonumber(number)
+    local from, to, earlier = 0, on('LLEN', queue), nil
+    while from < to do
+      local is_far = to - from > MOST
+      local at = is_far and math.floor((from + to) / 2) or from
+      local ids, found = on('LRANGE', queue, at, math.min(at + (is_far and FEW or MOST), to) - 1), nil
+      for i, id in ipairs(ids) do
+        local its = string.sub(id, 1, #client) == client and tonumber(string.sub(id, #client + 1))
+        if its and its < number then earlier, found = id, i end
+      end
+      if found then
+        from = at + found
+      else
+        to = at
+      end
     end
+    local head = not earlier and on('LINDEX', queue, 0)
     if earlier then
       on('LINSERT', queue, 'AFTER', earlier, grant)
-    elseif ids[1] then
-      on('LINSERT', queue, 'BEFORE', ids[1], grant)
+    elseif head then
+      on('LINSERT', queue, 'BEFORE', head, grant)
     else
       on('RPUSH', queue, grant)
     end
   end
 
+  -- Whether a waiter stands in the list. Each entry of the list has a time, and each time an entry, unless a key was
+  -- evicted or deleted; only then the list is searched.
+  local function stands_in(queue, times, grant, upto)
+    local length = on('LLEN', queue)
+    if length == on('ZCARD', times) then return upto end
+    if length > 0 then return on('LPOS', queue, grant) end
+    on('DEL', times)
+  end
+
   local function wait(queue, times, grant, last)
-    local new = time_of(queue, times, grant, last)
+    local upto = time_of(times, grant)
+    local new = new_time(queue, times, grant, upto, last)
     if last < 0 then
       on('RPUSH', queue, grant)
-    elseif not on('LPOS', queue, grant) then
+    elseif not stands_in(queue, times, grant, upto) then
       take_back(queue, grant)
     end
-    on('ZADD', times, digits(new), grant)
+    local function set() on('ZADD', times, digits(new), grant) end
+    if upto then keeping_distance(times, upto, set) else set() end
+    tidy_end(queue, times)
     on('PEXPIRE', queue, RESIDUE)
     on('PEXPIRE', times, RESIDUE)
   end
@@ -164,20 +241,21 @@ local function add_fair_steps()
     -- It may have ended since its time was asked for.
     if left ~= -2 and not holder_of(key) then left = -2 end
     local queue, times = names_of(key)
-    local first, have_left, upto = front(queue, times, grant)
+    local first, have_left, kept = front(queue, times, grant)
     if left == -2 and (not first or first == grant) then
       local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
       local token, count = take(tokens, key, lease)
       if first then
-        leave(queue, times, grant)
-        left_behind(queue, times)
+        on('LTRIM', queue, 1, -1)
+        on('ZREM', times, grant)
+        tidy_end(queue, times)
       end
       hold(key, grant, lease)
       return { 'acquired', token, count, unpack(behind) }
     end
-    if left == -2 and have_left then tell(channel_of(key, first)) end
+    if left == -2 and have_left and kept > 0 then tell(channel_of(key, first)) end
     if waits == '1' then wait(queue, times, grant, tonumber(last)) end
-    return { 'busy', left == -2 and upto - now_ms or left }
+    return { 'busy', left == -2 and kept or left }
   end
 
   -- The one in front; other data in place of the queue fails no release.
@@ -192,16 +270,18 @@ local function add_fair_steps()
   local function give_up(key, grant)
     local queue, times = names_of(key)
     local was_first = on('LINDEX', queue, 0) == grant
-    if not was_first and are_mixed(times) then
-      local ids, upto, at = all_of(queue, times, grant)
-      local before = at and upto[ids[at - 1]]
-      if before and upto[grant] then move_along(times, ids, upto, at, before - upto[grant]) end
+    local upto = time_of(times, grant)
+    local function go() leave(queue, times, grant, upto) end
+    if was_first or not upto then go() else keeping_distance(times, upto, go) end
+    local first, _, kept = front(queue, times)
+    local last = tidy_end(queue, times)
+    if kept == 0 and last and is_ours(last) then
+      -- Perhaps nobody waits any more behind so many that have left. Who does asks before these are gone.
+      on('PEXPIRE', queue, 2 * PLACE)
+      on('PEXPIRE', times, 2 * PLACE)
     end
-    leave(queue, times, grant)
-    left_behind(queue, times)
     -- It was told already that the lock is free.
-    local first = was_first and run('PTTL', key) == -2 and next_of(key)
-    if first then tell(channel_of(key, first)) end
+    if was_first and first and run('PTTL', key) == -2 then tell(channel_of(key, first)) end
   end
 
   function steps.release_fair(key, grant, keep)
