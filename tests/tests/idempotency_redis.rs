@@ -2,12 +2,13 @@
 
 mod idempotency_support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockClient;
-use dlock_tests::faults::{in_rounds, setting, step};
+use dlock_tests::faults::{PATIENCE, in_rounds, setting, step};
 use dlock_tests::records::fresh_key;
-use dlock_tests::{Swallow, eventually, on_every_store};
+use dlock_tests::{Flavor, Server, Swallow, eventually, on_every_store};
 use dlock_tower::IdempotencyLayer;
 use dlock_tower::idempotency::caller::{Public, public};
 use http::Response;
@@ -25,7 +26,7 @@ on_every_store! {
         let run = Counting::default();
         let mut all = tokio::task::JoinSet::new();
         for _ in 0..2 {
-            let layer = on(&store.client().await).wait(SECOND * 60);
+            let layer = on(&store.client().await).wait(SECOND * 60).max_waiters(500);
             let service = around(&layer, run.taking(Duration::from_millis(100)));
             for _ in 0..500 {
                 let service = service.clone();
@@ -145,4 +146,29 @@ async fn a_network_that_is_away_at_the_claim_and_at_the_completion() {
     assert_eq!(layer.handle().shutdown(SECOND * 60).await, 0);
     let again = send(&around(&on(&beside), run.service()), post("k")).await;
     assert!(again.is_replay() && again.text() == "run 1");
+}
+
+/// A server that became full takes no large response: that the work was done it takes, and nothing runs again.
+#[tokio::test]
+async fn full_server_keeps_that_the_work_was_done() {
+    let builder = Server::builder(Flavor::from_env()).maxmemory_policy("noeviction");
+    let server = Arc::new(builder.start().await);
+    let client = LockClient::builder().url(server.url());
+    let client = client.timeout(PATIENCE).build().await.unwrap();
+    let (layer, run) = (on(&client).lease(PATIENCE), Counting::default());
+    let filled = server.clone();
+    let service = around(
+        &layer,
+        run.answering(move |_| {
+            let server = filled.clone();
+            async move {
+                server.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+                Response::new(Full::from(vec![b'x'; 512 * 1024]))
+            }
+        }),
+    );
+    assert_eq!(send(&service, post("k")).await.body.len(), 512 * 1024);
+    let again = send(&service, post("k")).await;
+    assert_eq!(again.problem(), problem(409, "result-unavailable"));
+    assert_eq!((run.count(), layer.stats().tombstones), (1, 1));
 }

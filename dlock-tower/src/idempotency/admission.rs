@@ -89,7 +89,7 @@ where
     };
     if core.shared.detached.taken() >= core.settings.max_detached {
         core.shared.counters.overloaded();
-        asking.take_back();
+        asking.take_back().await;
         return Err(Problem::Overloaded.into());
     }
     debug_assert!(key.len() <= MAX_KEY_BYTES, "longer keys were refused");
@@ -171,9 +171,16 @@ impl Asking {
         }
     }
 
-    /// The claim was granted, and is not wanted.
-    fn take_back(mut self) {
+    /// Gives back a claim that was granted and is not wanted, so that the answer finds its key free. Where that fails it
+    /// goes on in the background.
+    async fn take_back(mut self) {
         self.in_doubt = true;
+        let release = self
+            .core
+            .shared
+            .records
+            .release(&self.claim.key, &self.claim.token);
+        self.in_doubt = release.await.is_err();
     }
 
     fn decided(&self, reply: ClaimReply) -> Result<Decision, Rejection> {
