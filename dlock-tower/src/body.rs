@@ -4,12 +4,14 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::{BoxBody, UnsyncBoxBody};
-use http_body_util::{BodyExt, Full, LengthLimitError};
+use http_body_util::{BodyExt, Empty, Full, LengthLimitError};
+use tokio::time::timeout;
 
 use crate::Rejection;
 
@@ -33,6 +35,17 @@ impl Buffered {
     #[must_use]
     pub fn trailers(&self) -> Option<&HeaderMap> {
         self.trailers.as_ref()
+    }
+
+    /// Reads a body to its end, or gives up once it has more than `limit` bytes or takes longer than `time`.
+    pub(crate) async fn read_within<B>(body: B, limit: usize, time: Duration) -> Result<Buffered, Rejection>
+    where
+        B: Body<Error: Into<BoxError>>,
+    {
+        match timeout(time, Buffered::read(body, limit)).await {
+            Ok(read) => read,
+            Err(_) => Err(Rejection::body_timeout(time)),
+        }
     }
 
     /// Reads a body to its end, or gives up once it has more than `limit` bytes.
@@ -136,9 +149,10 @@ impl Body for Buffered {
 /// handler still gets it, byte for byte.
 #[diagnostic::on_unimplemented(
     message = "the request body `{Self}` cannot be read ahead of the handler",
-    label = "a key that is taken from the body needs `FromBuffered` here",
-    note = "it is there for `axum::body::Body` (feature `axum` of dlock-tower), `Full<Bytes>`, `BoxBody` and `UnsyncBoxBody`",
-    note = "box the body further out, with a `map_request` layer that calls `BodyExt::boxed_unsync`, or implement the trait for a body of your own"
+    label = "what is read before the handler needs `FromBuffered` here",
+    note = "it is there for `axum::body::Body` (feature `axum` of dlock-tower), `Full<Bytes>`, `Empty<Bytes>`, `BoxBody` and `UnsyncBoxBody`, and for tonic's body (feature `tonic`)",
+    note = "box the body further out, with a `map_request` layer that calls `BodyExt::boxed_unsync`, or implement the trait for a body of your own",
+    note = "or leave it to the handler, which reads it under the lock then: `LockLayer::streaming`, best with `max_hold`"
 )]
 pub trait FromBuffered: Body + Sized {
     /// A body that yields this again.
@@ -155,6 +169,13 @@ impl FromBuffered for Buffered {
 impl FromBuffered for Full<Bytes> {
     fn from_buffered(buffered: Buffered) -> Self {
         Full::new(buffered.data)
+    }
+}
+
+/// This body has nothing, so nothing can have been read.
+impl FromBuffered for Empty<Bytes> {
+    fn from_buffered(_: Buffered) -> Self {
+        Empty::new()
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) fn status(rejection: &Rejection) -> HeaderMap {
 fn code(rejection: &Rejection) -> u16 {
     const UNKNOWN: u16 = 2;
     const INVALID_ARGUMENT: u16 = 3;
+    const DEADLINE_EXCEEDED: u16 = 4;
     const NOT_FOUND: u16 = 5;
     const PERMISSION_DENIED: u16 = 7;
     const RESOURCE_EXHAUSTED: u16 = 8;
@@ -58,6 +59,7 @@ fn code(rejection: &Rejection) -> u16 {
         Reason::Lost => UNAVAILABLE,
         Reason::InvalidKey => INVALID_ARGUMENT,
         Reason::ContentTooLarge => RESOURCE_EXHAUSTED,
+        Reason::BodyTimeout => DEADLINE_EXCEEDED,
         Reason::Internal => INTERNAL,
         Reason::Idempotency(problem) => problem.grpc_code(),
         Reason::Other => match rejection.status() {

@@ -28,7 +28,7 @@
 //! let client = dlock::LockClient::connect("memory://").await?; // or redis://localhost
 //! let app = Router::new()
 //!     .route("/accounts/{id}/withdraw", post(withdraw))
-//!     .layer(LockLayer::new(client.clone(), path_param("id").prefix("account:")));
+//!     .layer(LockLayer::new(client.clone(), path_param("id").parsed::<u64>().prefix("account:")));
 //! # use tower::ServiceExt;
 //! # let request = http::Request::post("/accounts/7/withdraw").body(axum::body::Body::empty())?;
 //! # assert_eq!(app.clone().oneshot(request).await?.status(), 200);
@@ -43,7 +43,8 @@
 //!
 //! [`key`] has the ways to name what a request locks: a path parameter, a header, a query parameter, a
 //! field of the JSON body, method and path, several together, or a closure over the request's head. Prefix
-//! the key with what it names. A request that is about several things locks [each of them](key::each_of), all
+//! the key with what it names, and give it the [type](key::Key::parsed) that the handler reads: otherwise `7` and
+//! `007` are two locks and one account. A request that is about several things locks [each of them](key::each_of), all
 //! or nothing: a transfer from one account to another. A request without a key is answered with 400, or passes without a lock,
 //! as you say; one whose key no lock can have is answered with 400.
 //!
@@ -70,23 +71,28 @@
 //!    a lock.
 //! 2. The key is taken from the request. For [`json_field`](key::json_field) this reads the body, before
 //!    anything is locked.
-//! 3. The lock is acquired. The request waits for it up to 5 s ([`wait`](LockLayer::wait)), or not at all
+//! 3. The request's body is read to its end, at most [2 MiB](LockLayer::body_limit) within
+//!    [30 s](LockLayer::body_timeout), so that a client that sends slowly holds no lock. The handler gets it again
+//!    byte for byte, with its trailers. A request without a body costs nothing. With
+//!    [`streaming`](LockLayer::streaming) the handler reads the body under the lock: gRPC methods whose client
+//!    streams, and uploads larger than memory, need that. The body of a `CONNECT` request is never read.
+//! 4. The lock is acquired. The request waits for it up to 5 s ([`wait`](LockLayer::wait)), or not at all
 //!    ([`try_once`](LockLayer::try_once)); when the client goes away, the wait ends. A waiting request keeps
 //!    no place in the services inside: the layer is always ready, and those are asked only once the lock is
 //!    held.
-//! 4. The handler runs. It finds a [`Held`](dlock::Held) in the request's extensions (in axum: `HeldLock`),
+//! 5. The handler runs. It finds a [`Held`](dlock::Held) in the request's extensions (in axum: `HeldLock`),
 //!    with the fencing token to send along with its writes. It runs in the frame of the lock, so
 //!    `#[distributed_lock]` and other layers of the same key further in re-enter instead of waiting.
-//! 5. **The handler has answered**: the lock is released, then the answer goes out. That costs a round trip
+//! 6. **The handler has answered**: the lock is released, then the answer goes out. That costs a round trip
 //!    to the store, and whoever got the answer finds the lock free, in every process. When the store does
 //!    not answer, the response waits for it for the client's `retry_for` (3 s) and goes out all the same;
 //!    the lease ends the lock. With [`until_body`](LockLayer::until_body) the lock is released when the
 //!    body has been sent.
-//! 6. **The handler fails or panics, or the client goes away**: what is left of the handler is dropped
+//! 7. **The handler fails or panics, or the client goes away**: what is left of the handler is dropped
 //!    first, and then the lock is released. Work that goes on without the client keeps the lock: a handler
 //!    under an [idempotency key](idempotency), whichever of the two layers stands outside, and what a
 //!    handler spawns with [`RequestLocks`](lock::RequestLocks).
-//! 7. **The lock is lost while the handler runs**, because the store was cut off for the length of the
+//! 8. **The lock is lost while the handler runs**, because the store was cut off for the length of the
 //!    lease, or because a fixed lease or `max_hold` is over: the handler is dropped and the answer is 503,
 //!    *without* [`NotStarted`]. With [`OnLost::RunOn`] it runs to its end, and sees the loss. Both hold for a
 //!    handler whose client is gone, too.
@@ -102,7 +108,8 @@
 //! | `urn:dlock:problem:unavailable` | 503 | `UNAVAILABLE` | the lock store does not answer, or the service shuts down | the same |
 //! | `urn:dlock:problem:lost` | 503 | `UNKNOWN` | the lock was lost half way; the request may have had effects | find out what happened before trying again, or use an idempotency key |
 //! | `urn:dlock:problem:invalid-key` | 400 | `INVALID_ARGUMENT` | the request names nothing that can be locked | correct the request |
-//! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read in search of the key | send less |
+//! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read before the handler | send less |
+//! | `urn:dlock:problem:body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time | try again |
 //! | `urn:dlock:problem:would-deadlock` | 500 | `INTERNAL` | the request is inside a read lock and asked to write: it would wait for itself | report it |
 //! | `urn:dlock:problem:internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
@@ -121,7 +128,10 @@
 //! replayed needs no lock. In axum, put it on the `Router` (`layer`, `route_layer`) or a route, not around
 //! the router: path parameters are known only inside.
 //!
-//! Mind the outer timeouts: a request may take the wait and the handler's time together.
+//! Mind the outer timeouts: a request may take the body's time, the wait and the handler's time together.
+//!
+//! Layers further out that change the type of the request's body (decompression, a timeout of the body) need
+//! a `map_request_body` behind them that boxes it, or [`streaming`](LockLayer::streaming).
 //!
 //! # When not
 //!

@@ -30,8 +30,10 @@ pub enum Reason {
     Lost,
     /// The request gives no valid key.
     InvalidKey,
-    /// The body is larger than what is read in search of the key.
+    /// The body is larger than what is read before the handler.
     ContentTooLarge,
+    /// The client took too long to send the body.
+    BodyTimeout,
     /// The layer is not set up properly.
     Internal,
     /// A question of idempotency keys: which one, this says.
@@ -129,6 +131,17 @@ impl Rejection {
             "urn:dlock:problem:content-too-large",
             "The request's body is too large",
             format!("at most {limit} bytes are read"),
+        )
+    }
+
+    /// 408: the body has not come within `time`.
+    pub(crate) fn body_timeout(time: Duration) -> Rejection {
+        Rejection::with(
+            Reason::BodyTimeout,
+            StatusCode::REQUEST_TIMEOUT,
+            "urn:dlock:problem:body-timeout",
+            "The request's body did not arrive in time",
+            format!("the whole body has to arrive within {time:?}"),
         )
     }
 

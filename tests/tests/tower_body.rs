@@ -114,7 +114,12 @@ where
         let body = body.lock().take().expect("called once");
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
-    layer.layer(handler).oneshot(Request::new(())).await.unwrap()
+    layer
+        .streaming()
+        .layer(handler)
+        .oneshot(Request::new(()))
+        .await
+        .unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -262,7 +267,12 @@ async fn lost_lock_ends_a_grpc_stream_with_its_status() {
             response.headers_mut().insert("content-type", kind);
             Ok::<_, Infallible>(response)
         });
-        let response = layer.layer(handler).oneshot(Request::new(())).await.unwrap();
+        let response = layer
+            .streaming()
+            .layer(handler)
+            .oneshot(Request::new(()))
+            .await
+            .unwrap();
         let body = response.into_body().collect().await.unwrap();
         let trailers = body.trailers().unwrap();
         assert_eq!(trailers["grpc-status"], "2");
@@ -275,4 +285,281 @@ async fn lost_lock_ends_a_grpc_stream_with_its_status() {
         assert_eq!(body.to_bytes(), "a");
     })
     .await;
+}
+
+/// The body of a request is read before the lock is taken.
+mod the_body_of_a_request {
+    use super::*;
+    use dlock_tower::body::{Buffered, FromBuffered};
+    use dlock_tower::key::{Key, header};
+    use dlock_tower::{NotStarted, Reason};
+    use http::StatusCode;
+    use http_body_util::combinators::UnsyncBoxBody;
+    use http_body_util::{Full, StreamBody};
+    use std::pin::pin;
+
+    type Out = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+    fn frames(
+        frames: impl futures_util::Stream<Item = Result<Frame<Bytes>, &'static str>> + Send + 'static,
+    ) -> Out {
+        StreamBody::new(frames).map_err(Into::into).boxed_unsync()
+    }
+
+    /// Comes piece by piece, with a pause before each.
+    fn slow(pieces: &'static [&'static str], pause: Duration) -> Out {
+        use futures_util::StreamExt;
+        frames(futures_util::stream::iter(pieces).then(move |piece| async move {
+            sleep(pause).await;
+            Ok(Frame::data(Bytes::from(*piece)))
+        }))
+    }
+
+    fn never() -> Out {
+        frames(futures_util::stream::pending())
+    }
+
+    fn post(body: Out) -> Request<Out> {
+        Request::post("/").header("k", "7").body(body).unwrap()
+    }
+
+    /// Answers with the body of the request, and tells in a header how long the body was said to be.
+    async fn echo(request: Request<Out>) -> Result<Response<Full<Bytes>>, Infallible> {
+        assert!(dlock::current().is_some());
+        let size = request.body().size_hint().exact();
+        let collected = request.into_body().collect().await.unwrap();
+        let sum = collected
+            .trailers()
+            .and_then(|trailers| trailers.get("x-sum").cloned());
+        let mut response = Response::builder().header("x-size", format!("{size:?}"));
+        if let Some(sum) = sum {
+            response = response.header("x-sum", sum);
+        }
+        Ok(response.body(Full::new(collected.to_bytes())).unwrap())
+    }
+
+    fn by_header(client: &LockClient) -> LockLayer<Key<dlock_tower::key::Header>> {
+        LockLayer::new(client.clone(), header("k"))
+    }
+
+    /// A client that sends nothing holds no lock, whatever it announced.
+    #[tokio::test(start_paused = true)]
+    async fn that_does_not_come_holds_no_lock_and_ends_in_408() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let service = by_header(&client).layer(service_fn(echo));
+            let started = tokio::time::Instant::now();
+            let mut first = pin!(service.clone().oneshot(post(never())));
+            assert!(timeout(SECOND, &mut first).await.is_err());
+            assert_eq!((client.held(), client.waited_for()), (0, 0));
+            drop(other.lock("7").try_acquire().await.expect("free"));
+            let second = service.oneshot(post(slow(&["a"], Duration::ZERO))).await.unwrap();
+            assert_eq!(second.status(), 200);
+            let response = first.await.unwrap();
+            assert_eq!(started.elapsed().as_secs(), 30);
+            assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+            assert!(response.extensions().get::<NotStarted>().is_some());
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(problem["type"], "urn:dlock:problem:body-timeout");
+        })
+        .await;
+    }
+
+    /// The lock is taken when the last byte is there, and not before.
+    #[tokio::test(start_paused = true)]
+    async fn that_comes_slowly_reaches_the_handler_whole() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let service = by_header(&client).layer(service_fn(echo));
+            let body = slow(&["a", "b", "c"], 5 * SECOND);
+            let (response, ()) = tokio::join!(service.oneshot(post(body)), async {
+                for _ in 0..14 {
+                    drop(other.lock("7").try_acquire().await.expect("free"));
+                    sleep(SECOND).await;
+                }
+            });
+            let response = response.unwrap();
+            assert_eq!(response.headers()["x-size"], "Some(3)");
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "abc");
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reaches_the_handler_with_its_trailers() {
+        bounded(async {
+            let mut trailers = HeaderMap::new();
+            trailers.insert("x-sum", "3".parse().unwrap());
+            let body = frames(futures_util::stream::iter([
+                Ok(Frame::data(Bytes::from("a"))),
+                Ok(Frame::trailers(trailers)),
+            ]));
+            let service = by_header(&LockClient::memory()).layer(service_fn(echo));
+            let response = service.oneshot(post(body)).await.unwrap();
+            assert_eq!(response.headers()["x-sum"], "3");
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a");
+        })
+        .await;
+    }
+
+    /// 413 by what is announced, without a look at the body; and by what comes.
+    #[tokio::test(start_paused = true)]
+    async fn that_is_too_large_is_refused_before_anything_is_locked() {
+        bounded(async {
+            let (client, other) = pair().await;
+            // Nobody gets as far as to wait for it.
+            let _held = other.lock("7").acquire().await.unwrap();
+            let service = by_header(&client).body_limit(3).layer(service_fn(echo));
+            let announced = Full::from("abcd").map_err(|never| match never {}).boxed_unsync();
+            for body in [announced, slow(&["ab", "cd"], Duration::ZERO)] {
+                let response = service.clone().oneshot(post(body)).await.unwrap();
+                assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+                assert!(response.extensions().get::<NotStarted>().is_some());
+            }
+            let layer = by_header(&client).body_limit(3).try_once();
+            let fits = layer
+                .layer(service_fn(echo))
+                .oneshot(post(slow(&["abc"], Duration::ZERO)));
+            assert_eq!(fits.await.unwrap().status(), StatusCode::LOCKED);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_breaks_is_refused_before_anything_is_locked() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let _held = other.lock("7").acquire().await.unwrap();
+            let service = by_header(&client).layer(service_fn(echo));
+            let body = frames(futures_util::stream::iter([Err("the client hung up")]));
+            let response = service.oneshot(post(body)).await.unwrap();
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+            assert!(response.extensions().get::<NotStarted>().is_some());
+        })
+        .await;
+    }
+
+    /// A body that is gone over to the handler as it came, and must not be touched.
+    struct Untouched {
+        ended: bool,
+    }
+
+    impl Body for Untouched {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            panic!("it was read");
+        }
+
+        fn is_end_stream(&self) -> bool {
+            self.ended
+        }
+    }
+
+    impl FromBuffered for Untouched {
+        fn from_buffered(_: Buffered) -> Self {
+            panic!("it was replaced");
+        }
+    }
+
+    /// A request without a body costs nothing. One that is refused for its key is never asked for its body
+    /// (`Expect: 100-continue`), nor is one that needs no lock, nor a tunnel.
+    #[tokio::test(start_paused = true)]
+    async fn is_not_touched_where_there_is_none_or_nothing_to_lock() {
+        bounded(async {
+            let client = LockClient::memory();
+            let handler = service_fn(|_: Request<Untouched>| async {
+                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+            });
+            let required = by_header(&client).layer(handler);
+            let optional = LockLayer::new(client, header("k").optional()).layer(handler);
+            let request = |method: &str, ended| {
+                let request = Request::builder().method(method);
+                request.body(Untouched { ended }).unwrap()
+            };
+            let mut get = request("GET", true);
+            get.headers_mut().insert("k", "7".parse().unwrap());
+            assert_eq!(required.clone().oneshot(get).await.unwrap().status(), 200);
+            let without_key = required.clone().oneshot(request("POST", false)).await.unwrap();
+            assert_eq!(without_key.status(), 400);
+            let passes = optional.oneshot(request("POST", false)).await.unwrap();
+            assert_eq!(passes.status(), 200);
+            let mut tunnel = request("CONNECT", false);
+            tunnel.headers_mut().insert("k", "7".parse().unwrap());
+            assert_eq!(required.oneshot(tunnel).await.unwrap().status(), 200);
+        })
+        .await;
+    }
+
+    /// With `streaming` the handler reads it under the lock, which `max_hold` bounds.
+    #[tokio::test(start_paused = true)]
+    async fn is_read_under_the_lock_where_the_layer_streams() {
+        bounded(async {
+            let (client, other) = pair().await;
+            let layer = by_header(&client).streaming().max_hold(10 * SECOND);
+            let service = layer.layer(service_fn(echo));
+            let body = slow(&["a", "b"], SECOND);
+            let (response, busy) = tokio::join!(service.clone().oneshot(post(body)), async {
+                sleep(SECOND).await;
+                other.lock("7").try_acquire().await.unwrap_err().is_busy()
+            });
+            assert!(busy);
+            let response = response.unwrap();
+            assert_eq!(response.headers()["x-size"], "None");
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "ab");
+            assert_eq!(service.oneshot(post(never())).await.unwrap().status(), 503);
+        })
+        .await;
+    }
+
+    /// Clients of gRPC are told in its own way, and renderers what it was.
+    #[tokio::test(start_paused = true)]
+    async fn that_does_not_come_is_told_to_grpc_and_to_renderers() {
+        bounded(async {
+            let seen = Arc::new(parking_lot::Mutex::new(None));
+            let slot = seen.clone();
+            let layer = by_header(&LockClient::memory()).body_timeout(SECOND);
+            let service = layer.clone().layer(service_fn(echo));
+            let mut request = post(never());
+            let grpc = "application/grpc".parse().unwrap();
+            request.headers_mut().insert("content-type", grpc);
+            let response = service.oneshot(request).await.unwrap();
+            assert_eq!(
+                (response.status().as_u16(), &response.headers()["grpc-status"]),
+                (200, &"4".parse().unwrap())
+            );
+            let rendering = layer.render(move |rejection| {
+                *slot.lock() = Some(rejection.reason());
+                rejection.response()
+            });
+            rendering
+                .layer(service_fn(echo))
+                .oneshot(post(never()))
+                .await
+                .unwrap();
+            assert_eq!(*seen.lock(), Some(Reason::BodyTimeout));
+        })
+        .await;
+    }
+
+    /// A key that is taken from the body does not wait for ever either.
+    #[tokio::test(start_paused = true)]
+    async fn that_does_not_come_ends_the_search_for_a_key_in_it() {
+        bounded(async {
+            let key = dlock_tower::key::json_field("id").timeout(SECOND);
+            let service = LockLayer::new(LockClient::memory(), key).layer(service_fn(echo));
+            let started = tokio::time::Instant::now();
+            let response = service.oneshot(post(never())).await.unwrap();
+            assert_eq!(
+                (response.status().as_u16(), started.elapsed().as_secs()),
+                (408, 1)
+            );
+        })
+        .await;
+    }
 }

@@ -1,5 +1,7 @@
 //! Keys from JSON bodies.
 
+use std::time::Duration;
+
 use http::Request;
 use http_body::Body;
 use serde_json::Value;
@@ -7,6 +9,7 @@ use serde_json::Value;
 use super::{ExtractKey, Found, Key, missing};
 use crate::Rejection;
 use crate::body::{BoxError, Buffered, FromBuffered};
+use crate::lock::DEFAULT_BODY_TIMEOUT;
 
 /// How many bytes of a body are read in search of a key, unless said otherwise: 1 MiB.
 pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;
@@ -18,7 +21,11 @@ pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;
 /// trailers. More than [`DEFAULT_JSON_LIMIT`] bytes ([`limit`](Key::limit)) are answered with 413, and
 /// what is not JSON, or has no such field, with 400.
 ///
-/// Nothing bounds the time a client takes to send its body: put a timeout around.
+/// A client that takes longer than [`DEFAULT_BODY_TIMEOUT`] ([`timeout`](Key::timeout)) to send its body is
+/// answered with 408.
+///
+/// A handler that reads the field as a number gives the key its type, so that `7` and `"007"` are not two:
+/// `json_field("account").parsed::<u64>()`.
 pub fn json_field(field: impl AsRef<str>) -> Key<JsonField> {
     let field = field.as_ref();
     let pointer = match field {
@@ -30,6 +37,7 @@ pub fn json_field(field: impl AsRef<str>) -> Key<JsonField> {
     Key::new(JsonField {
         pointer,
         limit: DEFAULT_JSON_LIMIT,
+        timeout: DEFAULT_BODY_TIMEOUT,
     })
 }
 
@@ -38,12 +46,20 @@ pub fn json_field(field: impl AsRef<str>) -> Key<JsonField> {
 pub struct JsonField {
     pointer: String,
     limit: usize,
+    timeout: Duration,
 }
 
 impl Key<JsonField> {
     /// How many bytes a body may have; 1 MiB by default. What is longer is answered with 413.
     pub fn limit(mut self, bytes: usize) -> Key<JsonField> {
         self.extractor.limit = bytes;
+        self
+    }
+
+    /// How long a client may take to send its body; 30 s by default. One that takes longer is answered with
+    /// 408.
+    pub fn timeout(mut self, timeout: Duration) -> Key<JsonField> {
+        self.extractor.timeout = timeout;
         self
     }
 }
@@ -75,7 +91,7 @@ where
 {
     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
         let (parts, body) = request.into_parts();
-        let body = Buffered::read(body, self.limit).await?;
+        let body = Buffered::read_within(body, self.limit, self.timeout).await?;
         let found = self.find(body.data())?;
         Ok((Request::from_parts(parts, B::from_buffered(body)), found))
     }

@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use tower_layer::Layer;
 
-use super::{LockService, ResponseBody};
+use super::{LockService, ReadAhead, ResponseBody, Streaming};
 use crate::body::BoxError;
 use crate::{NotStarted, Reason, Rejection};
 
@@ -58,13 +58,17 @@ enum Kinds {
 
 /// Runs each request while it holds a lock, whose key is taken from the request.
 ///
+/// The request's body is read before the lock is taken ([`body_limit`](Self::body_limit),
+/// [`body_timeout`](Self::body_timeout)), or left to the handler ([`streaming`](Self::streaming)).
+///
 /// See the [crate's documentation](crate) for what happens when, and [`key`](crate::key) for keys. The
 /// options belong to this layer. Time options are checked by [`check`](Self::check).
 #[must_use = "a layer does nothing until it is put around a service"]
-pub struct LockLayer<K> {
+pub struct LockLayer<K, P = ReadAhead> {
     client: LockClient,
     key: Arc<K>,
     settings: Settings,
+    body: P,
 }
 
 type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + Send + Sync;
@@ -113,9 +117,57 @@ impl<K> LockLayer<K> {
             client,
             key: Arc::new(key),
             settings,
+            body: ReadAhead::default(),
         }
     }
 
+    /// How many bytes a request's body may have; [`DEFAULT_BODY_LIMIT`](super::DEFAULT_BODY_LIMIT) by default.
+    /// More is answered with 413, before anything is locked.
+    ///
+    /// A body stays in memory while its request waits for the lock. What all of them may take is this times
+    /// the number of requests that wait, which [`max_waiters`](Self::max_waiters) bounds for each key.
+    pub fn body_limit(mut self, bytes: usize) -> Self {
+        self.body.limit = bytes;
+        self
+    }
+
+    /// How long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](super::DEFAULT_BODY_TIMEOUT) by
+    /// default. One that takes longer is answered with 408, before anything is locked.
+    pub fn body_timeout(mut self, timeout: Duration) -> Self {
+        self.body.timeout = timeout;
+        self
+    }
+
+    /// Leaves the request's body to the handler, which reads it **under the lock**: for uploads that are larger
+    /// than memory, for gRPC methods whose client streams, and for bodies that are not
+    /// [`FromBuffered`](crate::body::FromBuffered).
+    ///
+    /// By default the body is read before the lock is taken, because a client that sends slowly, or not at
+    /// all, would hold the lock for as long as it likes. Bound that otherwise, by [`max_hold`](Self::max_hold)
+    /// or a timeout inside of this layer.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let client = dlock::LockClient::memory();
+    /// use std::time::Duration;
+    /// use dlock_tower::{LockLayer, key};
+    ///
+    /// let uploads = LockLayer::new(client, key::path().prefix("upload:"))
+    ///     .streaming()
+    ///     .max_hold(Duration::from_secs(60));
+    /// # let _ = uploads; }
+    /// ```
+    pub fn streaming(self) -> LockLayer<K, Streaming> {
+        LockLayer {
+            client: self.client,
+            key: self.key,
+            settings: self.settings,
+            body: Streaming,
+        }
+    }
+}
+
+impl<K, P> LockLayer<K, P> {
     /// What requests lock their keys as; a plain [`Kind::Lock`] by default. Keys that are taken
     /// [together](crate::key::each_of) can be neither fair locks nor permits: such a request is answered with 500.
     pub fn kind(mut self, kind: Kind) -> Self {
@@ -391,8 +443,8 @@ impl Settings {
     }
 }
 
-impl<S, K> Layer<S> for LockLayer<K> {
-    type Service = LockService<S, K>;
+impl<S, K, P: Clone> Layer<S> for LockLayer<K, P> {
+    type Service = LockService<S, K, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
         if let Err(error) = self.check() {
@@ -403,25 +455,28 @@ impl<S, K> Layer<S> for LockLayer<K> {
             self.client.clone(),
             self.key.clone(),
             Arc::new(self.settings.clone()),
+            self.body.clone(),
         )
     }
 }
 
-impl<K> Clone for LockLayer<K> {
+impl<K, P: Clone> Clone for LockLayer<K, P> {
     fn clone(&self) -> Self {
         LockLayer {
             client: self.client.clone(),
             key: self.key.clone(),
             settings: self.settings.clone(),
+            body: self.body.clone(),
         }
     }
 }
 
-impl<K> fmt::Debug for LockLayer<K> {
+impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockLayer")
             .field("client", &self.client)
             .field("settings", &self.settings)
+            .field("body", &self.body)
             .finish_non_exhaustive()
     }
 }

@@ -5,6 +5,7 @@
 //! if that is held until the body's end), or an answer of the layer's own. [`RequestLocks`] lets work that
 //! outlives the request keep its locks. The guide is in the [crate's documentation](crate).
 
+mod ahead;
 mod body;
 mod future;
 mod kept;
@@ -12,6 +13,7 @@ mod layer;
 mod lost;
 mod service;
 
+pub use ahead::{DEFAULT_BODY_LIMIT, DEFAULT_BODY_TIMEOUT, PrepareBody, ReadAhead, Streaming};
 pub use body::ResponseBody;
 pub use future::ResponseFuture;
 pub use kept::{KeptLocks, RequestLocks};

@@ -8,9 +8,9 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::ResponseFuture;
 use super::kept::{Hold, RequestLocks};
 use super::layer::Settings;
+use super::{PrepareBody, ReadAhead, ResponseFuture};
 use crate::body::BoxError;
 use crate::key::{ExtractKey, Found};
 use crate::{Rejection, grpc};
@@ -20,20 +20,22 @@ use crate::{Rejection, grpc};
 /// It is always ready, whatever the inner service is: a request that waits for its lock must not keep a
 /// place in the inner service's buffer or concurrency limit. Once it has the lock, a clone of the inner
 /// service is driven ready and called.
-pub struct LockService<S, K> {
+pub struct LockService<S, K, P = ReadAhead> {
     inner: S,
     client: LockClient,
     key: Arc<K>,
     settings: Arc<Settings>,
+    body: P,
 }
 
-impl<S, K> LockService<S, K> {
-    pub(super) fn new(inner: S, client: LockClient, key: Arc<K>, settings: Arc<Settings>) -> Self {
+impl<S, K, P> LockService<S, K, P> {
+    pub(super) fn new(inner: S, client: LockClient, key: Arc<K>, settings: Arc<Settings>, body: P) -> Self {
         LockService {
             inner,
             client,
             key,
             settings,
+            body,
         }
     }
 
@@ -60,19 +62,22 @@ pub(super) struct Admitted<B> {
     pub(super) hold: Option<Arc<Hold>>,
 }
 
-async fn admit<B, K: ExtractKey<B>>(
+async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
     client: LockClient,
     key: Arc<K>,
     settings: Arc<Settings>,
+    body: P,
     request: Request<B>,
 ) -> Result<Admitted<B>, Rejection> {
-    let (mut request, found) = key.extract(request).await?;
+    let (request, found) = key.extract(request).await?;
     let keys = match found {
         Found::Key(key) => vec![key],
         Found::Keys(keys) => keys,
         Found::Missing(rejection) => return Err(rejection),
         Found::PassThrough => return Ok(Admitted { request, hold: None }),
     };
+    // Once the lock is held, nothing waits for the client any more.
+    let mut request = body.prepare(request).await?;
     let lock = settings.lock(&client, request.method(), keys);
     let acquired = if settings.waits() {
         lock.acquire().await
@@ -104,10 +109,11 @@ async fn admit<B, K: ExtractKey<B>>(
     }
 }
 
-impl<S, K, B, R> Service<Request<B>> for LockService<S, K>
+impl<S, K, P, B, R> Service<Request<B>> for LockService<S, K, P>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
     K: ExtractKey<B>,
+    P: PrepareBody<B>,
     B: Send + 'static,
     R: Body<Data = Bytes, Error: Into<BoxError>>,
 {
@@ -127,28 +133,36 @@ where
             return ResponseFuture::bare(inner, request);
         }
         let grpc = grpc::content_type(request.headers());
-        let admission = admit(self.client.clone(), self.key.clone(), settings.clone(), request);
+        let admission = admit(
+            self.client.clone(),
+            self.key.clone(),
+            settings.clone(),
+            self.body.clone(),
+            request,
+        );
         ResponseFuture::locked(inner, Box::pin(admission), settings, grpc)
     }
 }
 
-impl<S: Clone, K> Clone for LockService<S, K> {
+impl<S: Clone, K, P: Clone> Clone for LockService<S, K, P> {
     fn clone(&self) -> Self {
         LockService {
             inner: self.inner.clone(),
             client: self.client.clone(),
             key: self.key.clone(),
             settings: self.settings.clone(),
+            body: self.body.clone(),
         }
     }
 }
 
-impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
+impl<S: fmt::Debug, K, P: fmt::Debug> fmt::Debug for LockService<S, K, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockService")
             .field("inner", &self.inner)
             .field("client", &self.client)
             .field("settings", &self.settings)
+            .field("body", &self.body)
             .finish_non_exhaustive()
     }
 }

@@ -2,18 +2,22 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use dlock_tower::LockLayer;
-use dlock_tower::key::json_field;
+use dlock_tower::key::{header, json_field};
 use http::{Request, Response};
-use http_body_util::Empty;
+use http_body_util::{Either, Empty};
 use tower::{Layer, Service, service_fn};
 
-async fn handler(_: Request<Empty<Bytes>>) -> Result<Response<Empty<Bytes>>, Infallible> {
+type Body = Either<Empty<Bytes>, Empty<Bytes>>;
+
+async fn handler(_: Request<Body>) -> Result<Response<Empty<Bytes>>, Infallible> {
     Ok(Response::new(Empty::new()))
 }
 
-fn serve(_: impl Service<Request<Empty<Bytes>>>) {}
+fn serve(_: impl Service<Request<Body>>) {}
 
 fn main() {
     let client = dlock::LockClient::memory();
-    serve(LockLayer::new(client, json_field("id")).layer(service_fn(handler)));
+    let by_field = LockLayer::new(client.clone(), json_field("id"));
+    serve(by_field.streaming().layer(service_fn(handler)));
+    serve(LockLayer::new(client, header("id")).layer(service_fn(handler)));
 }

@@ -1,0 +1,67 @@
+//! What becomes of a request's body before its lock is taken.
+
+use std::fmt;
+use std::future::{Future, ready};
+use std::time::Duration;
+
+use http::{Method, Request};
+use http_body::Body;
+
+use crate::Rejection;
+use crate::body::{BoxError, Buffered, FromBuffered};
+
+/// How many bytes of a request's body are read before its lock is taken, unless said otherwise: 2 MiB, which
+/// is as much as axum's own extractors read.
+pub const DEFAULT_BODY_LIMIT: usize = 2 * 1024 * 1024;
+
+/// How long a client may take to send its body, unless said otherwise: 30 s.
+pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a [`LockLayer`](crate::LockLayer) does with the body of a request before it takes the lock:
+/// [`ReadAhead`] by default, or [`Streaming`].
+pub trait PrepareBody<B>: fmt::Debug + Clone + Send + Sync + 'static {
+    /// The request as its handler gets it.
+    fn prepare(&self, request: Request<B>) -> impl Future<Output = Result<Request<B>, Rejection>> + Send;
+}
+
+/// Reads the body to its end first, so that no client can hold a lock by sending slowly.
+#[derive(Debug, Clone)]
+pub struct ReadAhead {
+    pub(super) limit: usize,
+    pub(super) timeout: Duration,
+}
+
+impl Default for ReadAhead {
+    fn default() -> ReadAhead {
+        ReadAhead {
+            limit: DEFAULT_BODY_LIMIT,
+            timeout: DEFAULT_BODY_TIMEOUT,
+        }
+    }
+}
+
+impl<B> PrepareBody<B> for ReadAhead
+where
+    B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
+    async fn prepare(&self, request: Request<B>) -> Result<Request<B>, Rejection> {
+        // What a client sends through a tunnel has no end before the handler answers.
+        if request.body().is_end_stream() || request.method() == Method::CONNECT {
+            return Ok(request);
+        }
+        let (parts, body) = request.into_parts();
+        let body = Buffered::read_within(body, self.limit, self.timeout).await?;
+        Ok(Request::from_parts(parts, B::from_buffered(body)))
+    }
+}
+
+/// Leaves the body to the handler, which reads it under the lock; see
+/// [`LockLayer::streaming`](crate::LockLayer::streaming).
+#[derive(Debug, Clone, Copy)]
+pub struct Streaming;
+
+impl<B: Send> PrepareBody<B> for Streaming {
+    fn prepare(&self, request: Request<B>) -> impl Future<Output = Result<Request<B>, Rejection>> + Send {
+        ready(Ok(request))
+    }
+}
