@@ -100,3 +100,8 @@ pub fn paused_for(limit: Duration, test: impl Future<Output = ()>) {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// The examples of the page about keys.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/keys.md")]
+pub struct Keys;

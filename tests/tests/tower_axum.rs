@@ -365,3 +365,27 @@ mod connections {
         assert_eq!(client.held(), 0);
     }
 }
+
+/// Spellings that the handler reads as one account are one lock: no client gets around it.
+#[tokio::test(start_paused = true)]
+async fn typed_path_parameters_lock_what_the_handler_reads() {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let seen = inside.clone();
+    let withdraw = move |Path(id): Path<u64>, HeldLock(held): HeldLock| async move {
+        assert_eq!((id, held.key().as_str()), (7, "account:7"));
+        assert_eq!(seen.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        seen.fetch_sub(1, Ordering::SeqCst);
+    };
+    let app = Router::new()
+        .route("/accounts/{id}/withdraw", get(withdraw))
+        .layer(layer(path_param("id").parsed::<u64>().prefix("account:")));
+    let spellings = ["7", "07", "007", "+7", "%37", "%2B7"];
+    let sent = spellings.map(|id| {
+        let (app, uri) = (app.clone(), format!("/accounts/{id}/withdraw"));
+        async move { got(&app, &uri).await.0 }
+    });
+    assert_eq!(futures_util::future::join_all(sent).await, [200; 6]);
+    assert_eq!(got(&app, "/accounts/x/withdraw").await.0, 400);
+    assert_eq!(inside.load(Ordering::SeqCst), 0);
+}

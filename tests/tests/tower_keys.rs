@@ -20,8 +20,9 @@ async fn key_of<B: Body + Send + 'static>(
     key: impl ExtractKey<B>,
     request: Request<B>,
 ) -> Result<Option<String>, (u16, String)> {
-    let service =
-        LockLayer::new(LockClient::memory(), key).layer(service_fn(|request: Request<B>| async move {
+    let service = LockLayer::new(LockClient::memory(), key)
+        .streaming()
+        .layer(service_fn(|request: Request<B>| async move {
             let key = request
                 .extensions()
                 .get::<Held>()
@@ -388,5 +389,120 @@ proptest! {
             runtime.block_on(key_of(all_of((header("x"), header("y"))), with(&[("x", x), ("y", y)])))
         };
         prop_assert_eq!((&a, &b) == (&c, &d), key(&a, &b).unwrap() == key(&c, &d).unwrap());
+    }
+}
+
+/// Keys of a type: each value has one spelling.
+mod parsed {
+    use super::*;
+    use dlock_tower::key::each_of;
+    use uuid::Uuid;
+
+    /// All spellings of a value are one lock, wherever the value stands.
+    #[tokio::test]
+    async fn spellings_of_a_value_are_one_key() {
+        for text in ["7", "07", "007", "+7"] {
+            let key = header("k").parsed::<u64>().prefix("account:");
+            assert_eq!(
+                key_of(key, with(&[("k", text)])).await,
+                Ok(Some("account:7".into()))
+            );
+        }
+        for uri in ["/?id=7", "/?id=007", "/?id=%37", "/?id=%2B7", "/?other=1&id=7"] {
+            assert_eq!(
+                key_of(query("id").parsed::<u64>(), get(uri)).await,
+                Ok(Some("7".into())),
+                "{uri}"
+            );
+        }
+        for body in [
+            r#"{"id":7}"#,
+            r#"{"id":"7"}"#,
+            r#"{"id":"007"}"#,
+            r#"{ "id" : 7 }"#,
+        ] {
+            assert_eq!(
+                key_of(json_field("id").parsed::<u64>(), post(body)).await,
+                Ok(Some("7".into())),
+                "{body}"
+            );
+        }
+        let canonical = "67e55044-10b1-426f-9247-bb680e5fe0c8";
+        for text in [
+            canonical,
+            "67E55044-10B1-426F-9247-BB680E5FE0C8",
+            "67e5504410b1426f9247bb680e5fe0c8",
+            "urn:uuid:67e55044-10b1-426f-9247-bb680e5fe0c8",
+        ] {
+            let key = header("k").parsed::<Uuid>();
+            assert_eq!(
+                key_of(key, with(&[("k", text)])).await,
+                Ok(Some(canonical.into()))
+            );
+        }
+        for (text, is) in [("true", "true"), ("-0", "0"), ("-07", "-7")] {
+            let key = header("k").parsed::<bool>();
+            let number = header("k").parsed::<i64>();
+            let got = match text {
+                "true" => key_of(key, with(&[("k", text)])).await,
+                _ => key_of(number, with(&[("k", text)])).await,
+            };
+            assert_eq!(got, Ok(Some(is.into())));
+        }
+    }
+
+    /// What is no value of the type is the client's mistake, told before anything is locked.
+    #[tokio::test]
+    async fn what_is_no_value_is_answered_with_400() {
+        for text in [
+            "",
+            " 7",
+            "7 ",
+            "seven",
+            "-1",
+            "7.0",
+            "18446744073709551616",
+            "७",
+            "0x7",
+        ] {
+            let request = Request::get("/")
+                .header("k", text)
+                .body(Full::<Bytes>::default())
+                .unwrap();
+            let Err((status, detail)) = key_of(header("k").parsed::<u64>(), request).await else {
+                panic!("{text:?} passed");
+            };
+            assert_eq!(status, 400, "{text:?}");
+            assert!(detail.contains("not valid"), "{detail}");
+        }
+        for body in [r#"{"id":7.0}"#, r#"{"id":-7}"#, r#"{"id":[7]}"#] {
+            let told = key_of(json_field("id").parsed::<u64>(), post(body)).await;
+            assert_eq!(told.map_err(|(status, _)| status), Err(400), "{body}");
+        }
+    }
+
+    /// They go together with all that makes a key of keys.
+    #[tokio::test]
+    async fn keys_can_be_put_together_of_them() {
+        let id = || header("k").parsed::<u32>();
+        let missing = key_of(id().optional(), with(&[])).await;
+        assert_eq!(missing, Ok(None));
+        let missing = key_of(id(), with(&[])).await;
+        assert_eq!(missing, Err((400, "header k is missing".into())));
+        let other = key_of(id().or(query("id").parsed::<u32>()), get("/?id=08")).await;
+        assert_eq!(other, Ok(Some("8".into())));
+        let wrong = key_of(id().or(fixed("x")), with(&[("k", "x")])).await;
+        assert_eq!(wrong.map_err(|(status, _)| status), Err(400));
+        let both = key_of(all_of((id(), fixed("a"))), with(&[("k", "007")])).await;
+        assert_eq!(both, Ok(Some("7:a".into())));
+        let each = each_of((query("from"), query("to")))
+            .parsed::<u64>()
+            .prefix("account:");
+        assert_eq!(
+            key_of(each, get("/?from=07&to=7")).await,
+            Ok(Some("account:7".into())),
+            "they are one account"
+        );
+        assert!(format!("{:?}", id()).contains("u32"));
     }
 }

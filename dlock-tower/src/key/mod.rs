@@ -19,9 +19,14 @@
 //! | [`all_of`] | several of them joined into one |
 //! | [`each_of`], a closure that gives several | several at once, each a lock of its own |
 //!
-//! [`Key`] has what changes a key: [`prefix`](Key::prefix), [`map`](Key::map), [`or`](Key::or),
+//! [`Key`] has what changes a key: [`parsed`](Key::parsed), [`prefix`](Key::prefix), [`map`](Key::map), [`or`](Key::or),
 //! [`optional`](Key::optional). **Prefix what comes from the request** with what it names: other services
 //! use the same store, and `42` is an account here and an order there.
+//!
+//! **Give a key the type that the handler reads**: a handler that takes `Path<u64>` reads `7`, `007` and `+7` as
+//! one account, and as texts they are three keys. `key::path_param("id").parsed::<u64>()` makes one key of them.
+//! The page [docs/keys.md](https://github.com/dlock-rs/dlock/blob/main/docs/keys.md) has the spellings that
+//! handlers take for one: of numbers, UUIDs, Unicode, paths and queries.
 //!
 //! Keys are made of user input, so what a lock cannot be called (nothing at all, more than 512 bytes,
 //! control characters, braces) is the client's mistake: 400. The same goes for a header or parameter that
@@ -31,7 +36,7 @@
 //! use dlock_tower::key;
 //! use http::request::Parts;
 //!
-//! let account = key::header("x-account").prefix("account:");
+//! let account = key::header("x-account").parsed::<u64>().prefix("account:");
 //! let both = key::all_of((key::header("x-tenant"), key::query("order"))).prefix("order:");
 //! let transfer = key::each_of((key::query("from"), key::query("to"))).prefix("account:");
 //! let own = key::from_fn(|parts: &Parts| {
@@ -47,6 +52,7 @@ mod each_of;
 mod fixed;
 mod header;
 mod json;
+mod parsed;
 mod path;
 #[cfg(feature = "axum")]
 mod path_param;
@@ -66,6 +72,7 @@ pub use each_of::{EachOf, each_of};
 pub use fixed::{Fixed, fixed};
 pub use header::{Header, header};
 pub use json::{DEFAULT_JSON_LIMIT, JsonField, json_field};
+pub use parsed::Parsed;
 pub use path::{Path, method_and_path, path};
 #[cfg(feature = "axum")]
 pub use path_param::{PathParam, path_param};

@@ -12,6 +12,9 @@ use crate::Rejection;
 
 /// A parameter of the route that axum has matched, decoded: `path_param("id")` of `/accounts/{id}`.
 ///
+/// A handler that reads it as a number or a UUID gives the key that [type](Key::parsed):
+/// `path_param("id").parsed::<u64>()`.
+///
 /// It is known to layers that are put on a `Router` (`layer`, `route_layer`) or on a method router,
 /// also inside `nest`, where the outer parameters are known too. It is not known to a layer around the
 /// whole router, which runs before any route is matched.
