@@ -346,3 +346,30 @@ async fn the_handler_gets_the_body_and_its_claim() {
     assert!(seen.fence() > 0 && !seen.is_lost());
     assert_eq!(seen.record_key().as_str().len(), 64);
 }
+
+/// What principals are known by in services: all of it tells who a caller is, and the same in every spelling of
+/// the type.
+#[tokio::test(start_paused = true)]
+async fn a_caller_may_be_a_uuid_a_shared_text_or_any_integer() {
+    async fn caller_is<R: caller::IntoCaller>(
+        user: impl Fn() -> R + Clone + Send + Sync + 'static,
+        same: &'static str,
+    ) {
+        let records = records();
+        let run = Counting::default();
+        let once = IdempotencyLayer::new(records.clone(), caller::from_fn(move |_| user()));
+        let as_text = IdempotencyLayer::new(records, caller::from_fn(move |_| same));
+        assert_eq!(
+            send(&around(&once, run.service()), post("k")).await.text(),
+            "run 1"
+        );
+        let again = send(&around(&as_text, run.service()), post("k")).await;
+        assert!(again.is_replay(), "{same} is the same caller");
+    }
+    caller_is(uuid::Uuid::nil, "00000000-0000-0000-0000-000000000000").await;
+    caller_is(|| std::sync::Arc::<str>::from("ann"), "ann").await;
+    caller_is(|| Box::<str>::from("ann"), "ann").await;
+    caller_is(|| 7_usize, "7").await;
+    caller_is(|| -7_isize, "-7").await;
+    caller_is(|| Some(7_u8), "7").await;
+}

@@ -53,6 +53,13 @@ where
     }
 }
 
+/// The default body: layers further out answer with it.
+impl<R: Default> Default for ResponseBody<R> {
+    fn default() -> Self {
+        ResponseBody::bare(R::default())
+    }
+}
+
 impl<R> ResponseBody<R> {
     pub(super) fn bare(body: R) -> Self {
         ResponseBody {

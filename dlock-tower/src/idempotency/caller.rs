@@ -4,8 +4,10 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use http::request::Parts;
+use uuid::Uuid;
 
 use super::Problem;
 use crate::Rejection;
@@ -217,9 +219,9 @@ macro_rules! texts {
     )+};
 }
 
-texts!(String, &'static str, Cow<'static, str>);
+texts!(String, &'static str, Cow<'static, str>, Arc<str>, Box<str>);
 
-macro_rules! numbers {
+macro_rules! printed {
     ($($name:ty),+) => {$(
         impl IntoCaller for $name {
             fn into_caller(self) -> Result<Caller, Rejection> {
@@ -229,7 +231,9 @@ macro_rules! numbers {
     )+};
 }
 
-numbers!(u32, u64, u128, i32, i64, i128);
+printed!(
+    Uuid, u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize
+);
 
 impl<T: IntoCaller> IntoCaller for Option<T> {
     fn into_caller(self) -> Result<Caller, Rejection> {

@@ -76,6 +76,13 @@ impl<B> ResponseBody<B> {
     }
 }
 
+/// The default body, without a lock: layers further out answer with it.
+impl<B: Default> Default for ResponseBody<B> {
+    fn default() -> Self {
+        ResponseBody::bare(B::default())
+    }
+}
+
 impl<B> Body for ResponseBody<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
