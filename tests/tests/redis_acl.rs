@@ -39,7 +39,7 @@ async fn server() -> Store {
 
 /// Gives the user these permissions and no other.
 async fn allow<'a>(store: &Store, commands: impl Iterator<Item = &'a &'static str>) {
-    let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "on", ">pw"];
+    let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "resetchannels", "on", ">pw"];
     acl.extend(KEYS.iter());
     acl.extend(commands);
     store.as_server().command(&acl).await;

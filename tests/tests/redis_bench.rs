@@ -93,7 +93,7 @@ fn assert_sensible(of: &Value, workload: &str) {
 fn assert_server_asked(of: &Value) {
     let name = of["server"].as_str().expect("a name");
     let flavor = match Flavor::from_env() {
-        Flavor::Redis => "Redis ",
+        Flavor::Redis | Flavor::Redis62 => "Redis ",
         Flavor::Valkey => "Valkey ",
     };
     assert!(name.starts_with(flavor), "{name}");

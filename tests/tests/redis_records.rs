@@ -367,7 +367,7 @@ async fn everything(store: &Store) -> Result<(), String> {
 }
 
 async fn allow<'a>(store: &Store, commands: impl Iterator<Item = &'a &'static str>) {
-    let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "on", ">pw"];
+    let mut acl = vec!["ACL", "SETUSER", "svc", "reset", "resetchannels", "on", ">pw"];
     acl.extend(["~dlock:fence", "~dlock:record:*", "&dlock:record:*"]);
     acl.extend(commands);
     store.as_server().command(&acl).await;

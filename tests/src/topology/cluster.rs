@@ -11,7 +11,7 @@ use anyhow::Context;
 use redis::Value;
 
 use super::{configured, login};
-use crate::port::Port;
+use crate::port::{BUS, Port};
 use crate::{Certificates, Clock, Flavor, Proxy, Server, child, eventually};
 
 /// How many slots there are.
@@ -103,14 +103,14 @@ impl ClusterBuilder {
         let count = self.masters * (1 + self.replicas);
         let mut nodes: Vec<Node> = Vec::with_capacity(count);
         for _ in 0..count {
-            let bus = Port::reserve();
+            // Redis 6.2 cannot be told which port to take.
+            let bus = (self.flavor != Flavor::Redis62).then(Port::reserve);
             let builder = Server::builder(self.flavor)
                 .persistence(self.persistence)
                 .clock(self.clock.as_deref())
                 .config("cluster-enabled", "yes")
                 .config("cluster-config-file", "nodes.conf")
                 .config("cluster-announce-ip", "127.0.0.1")
-                .config("cluster-port", &bus.number().to_string())
                 // What takes ten times as long on the CI machine must not look like a death.
                 .config("cluster-node-timeout", "1500")
                 .config("cluster-replica-validity-factor", "0")
@@ -119,6 +119,10 @@ impl ClusterBuilder {
                 .config("repl-ping-replica-period", "1")
                 .config("repl-timeout", "5");
             let mut builder = configured(builder, self.tls.as_ref(), self.password.as_deref(), &self.config);
+            builder = match &bus {
+                Some(bus) => builder.config("cluster-port", &bus.number().to_string()),
+                None => builder.with_bus(),
+            };
             // The server's own address is known only when its configuration is.
             let proxy = self
                 .proxies
@@ -134,7 +138,7 @@ impl ClusterBuilder {
             // Without one, as a Redis before 7.2 leaves it, a master of Valkey 9.1 that has no replica dies of its first
             // SPUBLISH; and Redis 7.0 reads none.
             let shard = match (self.flavor, nodes.get(nodes.len() % self.masters)) {
-                (Flavor::Redis, _) => None,
+                (Flavor::Redis | Flavor::Redis62, _) => None,
                 (Flavor::Valkey, Some(master)) if nodes.len() >= self.masters => master.shard.clone(),
                 (Flavor::Valkey, _) => Some(random_id()),
             };
@@ -172,12 +176,18 @@ struct Node {
     id: String,
     /// What a master has in common with its replicas, where that stands in the configuration.
     shard: Option<String>,
-    bus: Port,
+    /// Where it speaks to the others; `None` where that follows from its port.
+    bus: Option<Port>,
     server: Server,
     proxy: Option<Proxy>,
 }
 
 impl Node {
+    fn bus(&self) -> u16 {
+        let default = || self.server.port() + BUS;
+        self.bus.as_ref().map_or_else(default, Port::number)
+    }
+
     /// Where clients find it.
     fn announced(&self) -> SocketAddr {
         let proxy = self.proxy.as_ref();
@@ -229,7 +239,7 @@ impl Cluster {
         let mut file = String::new();
         for (at, node) in self.nodes.iter().enumerate() {
             let shard = at % self.masters;
-            let (bus, port) = (node.bus.number(), node.announced().port());
+            let (bus, port) = (node.bus(), node.announced().port());
             let of_shard = node
                 .shard
                 .as_ref()
@@ -420,6 +430,35 @@ impl Cluster {
             views.len() == 1 && covered(&views[0]) == usize::from(SLOTS)
         })
         .await;
+    }
+
+    /// Ends all servers, and sets up a Cluster anew on those that were replicas, as its masters: it knows nothing of the
+    /// other one, and counts its epochs from the beginning.
+    ///
+    /// # Panics
+    /// When there are not as many replicas as masters, or they cannot be started.
+    pub async fn set_up_anew(&mut self) {
+        assert_eq!(self.nodes.len(), 2 * self.masters, "each master has one replica");
+        for server in self.servers() {
+            server.kill();
+        }
+        self.nodes.drain(..self.masters);
+        for node in &mut self.nodes {
+            node.id = random_id();
+            node.shard = node.shard.is_some().then(random_id);
+        }
+        for node in &self.nodes {
+            node.server
+                .remove_data()
+                .expect("the data directory can be emptied");
+            let introduction = self.introduction(node);
+            fs::write(node.server.data_dir().join("nodes.conf"), introduction).expect("it can be written");
+        }
+        let starts = self.nodes.iter().map(|node| node.server.launch());
+        for started in futures_util::future::join_all(starts).await {
+            started.expect("the server comes back");
+        }
+        self.is_settled().await;
     }
 
     /// Has the replica of a master take over in good order, and waits until all know.
