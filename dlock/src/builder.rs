@@ -1,6 +1,7 @@
 //! Sets up a client: options, and the store that a URL names.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::backend::memory::MemoryBackend;
 use crate::backend::redis::RedisBackend;
 use crate::backend::{AnyBackend, Backend, DynBackend, GrantId};
 use crate::client::Settings;
+use crate::credentials::{Credentials, Provider};
 use crate::lock::{check_duration, check_lease};
 use crate::url::{StoreUrl, Topology, UrlOptions};
 use crate::{Error, LockClient, LockKey};
@@ -43,6 +45,7 @@ pub struct LockClientBuilder {
     runtime: Option<runtime::Handle>,
     tls: Tls,
     sentinel: SentinelLogin,
+    credentials: Option<Provider>,
     max_lease: Option<Duration>,
     trust_fresh: Option<bool>,
     replicas: Option<MinReplicas>,
@@ -70,7 +73,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// How long one step on the store may take, connecting included; 1 s by default.
+    /// How long one step on the store may take; 1 s by default. Connecting takes several round trips (for the socket,
+    /// TLS, the login, and a look at the server), and each of them may take as long.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -117,6 +121,46 @@ impl LockClientBuilder {
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.tls.client = Some((pem.into(), key.into()));
+        self
+    }
+
+    /// Asks `provider` for user and password at each connection to a server that has locks, instead of taking those of the
+    /// URL: for tokens that change, as those of a cloud's identity service. Where the credentials say how long they are
+    /// valid ([`Credentials::valid_for`]), open connections log in anew when three quarters of that time have passed.
+    ///
+    /// The function is called once for each connection and each new login, from several tasks at a time, and may take 10 s.
+    /// An error of it counts as one of the connection: it is tried again. Its text appears in errors and in the log, so it
+    /// must not contain a password. The sentinels have a login of their own
+    /// ([`sentinel_password`](Self::sentinel_password)).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn token_from_the_cloud() -> std::io::Result<String> { Ok(String::new()) }
+    /// # async fn example() -> Result<(), dlock::Error> {
+    /// use std::time::Duration;
+    ///
+    /// use dlock::{Credentials, LockClient};
+    ///
+    /// let client = LockClient::builder()
+    ///     .url("rediss+cluster://cache.example:6379")
+    ///     .credentials(|| async {
+    ///         let token = token_from_the_cloud().await?;
+    ///         let credentials = Credentials::new("svc", token);
+    ///         Ok::<_, std::io::Error>(credentials.valid_for(Duration::from_secs(900)))
+    ///     })
+    ///     .build()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn credentials<P, F, E>(mut self, provider: P) -> Self
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.credentials = Some(Provider::new(provider));
         self
     }
 
@@ -233,6 +277,9 @@ impl LockClientBuilder {
         };
         self.sentinel.overrule(url.as_mut())?;
         overrule_quorum(url.as_mut(), self.max_lease, self.trust_fresh)?;
+        if self.credentials.is_some() {
+            check_credentials(url.as_ref())?;
+        }
         let longest = url.as_ref().and_then(StoreUrl::longest_lease);
         let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
         let settings = Settings {
@@ -279,6 +326,7 @@ impl LockClientBuilder {
                     prefix,
                     service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
                     tls: self.tls,
+                    credentials: self.credentials,
                     replicas,
                     uuid,
                 };
@@ -326,6 +374,20 @@ impl SentinelLogin {
         login.password = self.password.or(login.password.take());
         Ok(())
     }
+}
+
+/// Credentials of a function go with a store that has a login, and whose URL has no password.
+fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
+    let reason = match url.map(|url| url.topology.login()) {
+        Some(Some(login)) if login.password.is_none() => return Ok(()),
+        Some(Some(_)) => "the URL has a password as well: choose one of the two",
+        Some(None) => "a store in memory asks for none",
+        None => "they go with a URL, not with a backend of your own",
+    };
+    Err(Error::InvalidOption {
+        option: "credentials",
+        reason: reason.to_owned(),
+    })
 }
 
 /// What the builder says of a quorum goes before what the URL says.
@@ -421,6 +483,8 @@ pub(crate) struct Common {
     pub(crate) prefix: String,
     pub(crate) service_name: String,
     pub(crate) tls: Tls,
+    /// Where user and password come from, where they are not in the URL.
+    pub(crate) credentials: Option<Provider>,
     /// Who is to have heard of what was acquired or renewed.
     pub(crate) replicas: Option<MinReplicas>,
     /// By which the holders of this client's locks are known.

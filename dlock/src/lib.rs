@@ -123,6 +123,7 @@ mod client;
 mod clock;
 mod counted;
 mod courtesy;
+mod credentials;
 mod default;
 mod error;
 mod evidence;
@@ -158,6 +159,7 @@ pub mod __macro;
 pub use backend::Kind;
 pub use builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, LockClientBuilder};
 pub use client::{LockClient, ShutdownReport};
+pub use credentials::Credentials;
 pub use default::{RuntimeDefault, default_client, set_default, set_runtime_default, with_default};
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;

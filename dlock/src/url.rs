@@ -34,6 +34,19 @@ pub(crate) enum Topology {
     Quorum(QuorumUrl),
 }
 
+impl Topology {
+    /// How to get into the servers that have locks.
+    pub(crate) fn login(&self) -> Option<&Login> {
+        match self {
+            Topology::Memory { .. } => None,
+            Topology::Server(url) => Some(&url.login),
+            Topology::Sentinel(url) => Some(&url.login),
+            Topology::Cluster(url) => Some(&url.login),
+            Topology::Quorum(url) => Some(&url.login),
+        }
+    }
+}
+
 /// One server.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]

@@ -1,6 +1,6 @@
 //! docs/permissions.md, so that the suite of permissions uses what the page says and neither goes stale.
 
-use crate::Server;
+use crate::{Flavor, Server};
 
 const PAGE: &str = include_str!("../../docs/permissions.md");
 
@@ -43,6 +43,14 @@ pub fn patterns(heading: &str) -> Vec<&'static str> {
     let mut words = of("svc", heading);
     words.retain(|word| word.starts_with(['~', '&']));
     words
+}
+
+/// The headings for a user of a Cluster: of servers before 7 without those for what they do not have.
+pub fn in_a_cluster(flavor: Flavor) -> &'static [&'static str] {
+    match flavor {
+        Flavor::Redis62 => &["Locks", "Cluster"],
+        Flavor::Redis | Flavor::Valkey => &["Locks", "Cluster", "Sharded channels"],
+    }
 }
 
 /// Makes a user on the server with what stands under these headings.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, LockClient, LockClientBuilder};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, is_confirmed, within};
-use dlock_tests::permissions::{commands, give, patterns};
+use dlock_tests::permissions::{commands, give, in_a_cluster, patterns};
 use dlock_tests::{Cluster, Flavor, Log, Replicas, Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
@@ -679,9 +679,10 @@ async fn two_at(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
-    let cluster = Cluster::start(Flavor::from_env()).await;
+    let flavor = Flavor::from_env();
+    let (cluster, headings) = (Cluster::start(flavor).await, in_a_cluster(flavor));
     for server in cluster.servers() {
-        give(server, "svc", &["Locks", "Cluster"]).await;
+        give(server, "svc", headings).await;
     }
     let [a, b] = two_at(&cluster.url(), |builder| builder).await.unwrap();
     for server in cluster.servers() {
@@ -711,9 +712,13 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
     cluster.end_move(slot, from, to).await;
     at_work(&a, &b, "shop:0").await.unwrap();
     // Who may not listen looks now and then, and who may not tell keeps the others waiting.
-    for (missing, all_is_well) in [("-ssubscribe", true), ("-spublish", false)] {
+    let [listen, tell] = match flavor {
+        Flavor::Redis62 => ["-subscribe", "-publish"],
+        Flavor::Redis | Flavor::Valkey => ["-ssubscribe", "-spublish"],
+    };
+    for (missing, all_is_well) in [(listen, true), (tell, false)] {
         for server in cluster.servers() {
-            give(server, "svc", &["Locks", "Cluster"]).await;
+            give(server, "svc", headings).await;
             server.command(&["ACL", "SETUSER", "svc", missing]).await;
         }
         let [a, b] = two_at(&cluster.url(), |builder| builder).await.unwrap();
@@ -721,11 +726,12 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
         assert_eq!(outcome.is_ok(), all_is_well, "{missing}: {outcome:?}");
     }
     for server in cluster.servers() {
-        give(server, "svc", &["Locks", "Cluster"]).await;
+        give(server, "svc", headings).await;
     }
     // Who may not ask where the slots are has no way in.
     for server in cluster.servers() {
-        server.command(&["ACL", "SETUSER", "svc", "-cluster|slots"]).await;
+        let rule = ["ACL", "SETUSER", "svc", "-cluster", "+cluster|info"];
+        server.command(&rule).await;
     }
     assert!(two_at(&cluster.url(), |builder| builder).await.is_err());
     for server in cluster.servers() {
@@ -738,14 +744,16 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
 
 #[tokio::test]
 async fn who_may_not_tell_of_releases_is_warned() {
-    let (server, cluster) = (
-        Server::start(Flavor::from_env()).await,
-        Cluster::start(Flavor::from_env()).await,
-    );
+    let flavor = Flavor::from_env();
+    let (server, cluster) = (Server::start(flavor).await, Cluster::start(flavor).await);
+    let tell = match flavor {
+        Flavor::Redis62 => "-publish",
+        Flavor::Redis | Flavor::Valkey => "-spublish",
+    };
     let shards: Vec<_> = cluster.servers().collect();
     for (url, servers, words, missing) in [
         (server.url(), &[&server][..], &["Locks"][..], "-publish"),
-        (cluster.url(), &shards, &["Locks", "Cluster"], "-spublish"),
+        (cluster.url(), &shards, in_a_cluster(flavor), tell),
     ] {
         for server in servers {
             give(server, "svc", words).await;
@@ -779,9 +787,8 @@ async fn with_sentinels_a_user_needs_what_the_documentation_lists() {
     replicas.fail_over().await;
     in_rounds("all is done in time", async || at_work(&a, &b, "shop:k").await).await;
     for sentinel in replicas.sentinels() {
-        sentinel
-            .command(&["ACL", "SETUSER", "watch", "-sentinel|master"])
-            .await;
+        let rule = ["ACL", "SETUSER", "watch", "-sentinel", "+sentinel|sentinels"];
+        sentinel.command(&rule).await;
     }
     let impatient = |builder: LockClientBuilder| as_watch(builder).retry_for(Duration::from_secs(1));
     assert!(two_at(&replicas.url(), impatient).await.is_err());

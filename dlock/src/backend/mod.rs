@@ -531,6 +531,8 @@ pub enum Reason {
         /// Within which time.
         within: Duration,
     },
+    /// The client's URL names another kind of store than the one that answers there.
+    WrongUrl,
     /// The backend has ended.
     Closed,
 }
@@ -627,6 +629,7 @@ impl BackendError {
                 wanted,
                 within,
             },
+            (Reason::WrongUrl, _) => Error::InvalidUrl { reason: message },
             (Reason::Closed, _) => Error::ClientClosed,
             (Reason::Refused | Reason::RefusedForNow, _) => Error::Refused {
                 what,

@@ -1,32 +1,41 @@
 //! How connections to servers are opened: by which name, with which rights, and what moves their bytes.
+//!
+//! A connection takes as few round trips as it can: one for the socket, one or two for TLS, one for the login. Each of
+//! them may take as long as a step, so that a distant server can be connected to and a silent one is told soon.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, RedisConnectionInfo, RedisError, Value,
-};
+use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
+use super::dial::{Dialer, Trial};
+use super::login::Logins;
+#[cfg(feature = "tls")]
+use super::tls::Encryption;
 use crate::backend::{BackendError, Reason};
 use crate::builder::{MinReplicas, Tls};
+use crate::credentials::Provider;
 use crate::url::{Address, Login};
 
 /// How the servers of one store are spoken to, or its sentinels.
 pub(super) struct Access {
     tls: bool,
+    #[cfg(feature = "tls")]
+    encryption: Option<Encryption>,
+    dialer: Dialer,
     settings: RedisConnectionInfo,
-    certificates: Tls,
+    /// Where credentials come from that do not stay the same.
+    logins: Option<Logins>,
     /// What the connections are called in the servers' lists of clients.
     client_name: String,
-    /// For one step, and for connecting.
+    /// For one step, and for each round trip of connecting.
     pub(super) timeout: Duration,
     /// Who is to have heard of what was acquired or renewed.
     pub(super) replicas: Option<MinReplicas>,
@@ -40,12 +49,22 @@ pub(super) type Pushes = mpsc::UnboundedReceiver<PushInfo>;
 /// What moves the bytes of a connection; over when the connection is.
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A connection by our name.
+/// A connection by our name, which moves while its driver is polled: a task between the two would cost each call two
+/// wake-ups.
+pub(super) struct Driven {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) driver: Driver,
+    /// Of its address.
+    pub(super) trial: Trial,
+    /// Keeps the login valid.
+    pub(super) login: Option<AbortOnDropHandle<()>>,
+}
+
+/// A connection by our name that runs by itself.
 pub(super) struct Open {
     pub(super) connection: MultiplexedConnection,
-    /// `None` where it runs by itself.
-    pub(super) driver: Option<Driver>,
     pub(super) pushes: Pushes,
+    _tasks: [Option<AbortOnDropHandle<()>>; 2],
 }
 
 impl Access {
@@ -53,14 +72,18 @@ impl Access {
         login: Login,
         client_name: String,
         timeout: Duration,
-        certificates: Tls,
+        certificates: &Tls,
     ) -> Result<Access, BackendError> {
-        if login.tls && cfg!(not(feature = "tls")) {
+        #[cfg(not(feature = "tls"))]
+        if login.tls {
+            let _ = certificates;
             return Err(BackendError::not_done(
                 Reason::Unsupported,
                 "dlock was built without its feature \"tls\"",
             ));
         }
+        #[cfg(feature = "tls")]
+        let encryption = login.tls.then(|| Encryption::new(certificates)).transpose();
         // RESP3, for its notice of a connection that closes while nothing is sent.
         let mut settings = RedisConnectionInfo::default()
             .set_db(login.database)
@@ -77,8 +100,11 @@ impl Access {
         }
         Ok(Access {
             tls: login.tls,
+            #[cfg(feature = "tls")]
+            encryption: encryption.map_err(|why| BackendError::not_done(Reason::Refused, why))?,
+            dialer: Dialer::default(),
             settings,
-            certificates,
+            logins: None,
             client_name,
             timeout,
             replicas: None,
@@ -98,91 +124,121 @@ impl Access {
         self
     }
 
+    /// With credentials that are asked for at each connection.
+    pub(super) fn with_credentials(mut self, provider: Option<Provider>) -> Access {
+        let user = self.settings.username().map(str::to_owned);
+        self.logins = provider.map(|provider| Logins { provider, user });
+        self
+    }
+
     /// What a step may take, which may have to stand behind others for which replicas are asked.
     pub(super) fn patience(&self) -> Duration {
         self.timeout + self.replicas.map_or(Duration::ZERO, |replicas| replicas.within)
     }
 
-    /// What the `redis` crate wants to know to connect there.
-    pub(super) fn info(&self, address: &Address) -> Result<ConnectionInfo, BackendError> {
-        let invalid = |error: RedisError| BackendError::not_done(Reason::Unsupported, error.to_string());
-        let to = match address {
-            Address::Unix(path) => ConnectionAddr::Unix(path.into()),
-            Address::Tcp { host, port } if self.tls => ConnectionAddr::TcpTls {
-                host: host.clone(),
-                port: *port,
-                insecure: false,
-                tls_params: None,
-            },
-            Address::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
-        };
-        let info = to
-            .into_connection_info()
-            .map_err(invalid)?
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
-            .set_redis_settings(self.settings.clone());
+    /// How the URL of a Cluster begins that is spoken to like this.
+    pub(super) fn scheme_of_cluster(&self) -> &'static str {
         match self.tls {
-            true => tls_info(info, self.certificates.clone()).map_err(invalid),
-            false => Ok(info),
+            true => "rediss+cluster",
+            false => "redis+cluster",
         }
-    }
-
-    fn config(&self) -> (AsyncConnectionConfig, Pushes) {
-        let (pushes, pushed) = mpsc::unbounded_channel();
-        let mut config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(pushes);
-        if let Some(buffer) = self.buffer {
-            config = config.set_pipeline_buffer_size(buffer);
-        }
-        (config, pushed)
     }
 
     /// A connection that runs by itself.
-    pub(super) async fn open(&self, info: &ConnectionInfo) -> Result<Open, RedisError> {
-        let (config, pushes) = self.config();
-        let mut connection = redis::Client::open(info.clone())?
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        self.set_name(&mut connection).await?;
-        Ok(Open {
-            connection,
-            driver: None,
-            pushes,
-        })
-    }
-
-    /// A connection that is driven by whoever uses it: a task between the two would cost each call two wake-ups.
-    pub(super) async fn open_driven(&self, info: &ConnectionInfo) -> Result<Open, RedisError> {
-        let stream: Pin<Box<dyn Stream>> = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                stream.set_nodelay(true)?;
-                Box::pin(stream)
-            }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Box::pin(tokio::net::UnixStream::connect(path).await?),
-            // The library has its driver run by itself there.
-            _ => return self.open(info).await,
-        };
-        let (config, pushes) = self.config();
-        let (mut connection, driver) =
-            MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-        let mut driver = Some(lasting(driver));
-        let name = self.set_name(&mut connection);
-        driven(&mut driver, name).await?;
-        Ok(Open {
+    pub(super) async fn open(&self, address: &Address) -> Result<Open, RedisError> {
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let Driven {
             connection,
             driver,
+            mut trial,
+            login,
+        } = self.connect(address, Some(sender)).await?;
+        trial.passed();
+        let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+        Ok(Open {
+            connection,
             pushes,
+            _tasks: [Some(driver), login],
         })
     }
 
-    async fn set_name(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        let mut set = redis::cmd("CLIENT");
-        set.arg("SETNAME").arg(&self.client_name);
-        ask(connection, &set).await.map(drop)
+    /// A connection that is driven by its user.
+    pub(super) async fn open_driven(&self, address: &Address) -> Result<Driven, RedisError> {
+        self.connect(address, None).await
+    }
+
+    async fn connect(
+        &self,
+        address: &Address,
+        pushes: Option<mpsc::UnboundedSender<PushInfo>>,
+    ) -> Result<Driven, RedisError> {
+        let (mut settings, mut valid_for) = (self.settings.clone(), None);
+        if let Some(logins) = &self.logins {
+            let login = logins.fresh().await?;
+            (settings, valid_for) = (login.apply(settings), login.valid_for);
+        }
+        let (stream, trial) = self.reach(address).await?;
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        if let Some(pushes) = pushes {
+            config = config.set_push_sender(pushes);
+        }
+        if let Some(buffer) = self.buffer {
+            config = config.set_pipeline_buffer_size(buffer);
+        }
+        let login = MultiplexedConnection::new_with_config(&settings, stream, config);
+        let (mut connection, driver) = self.in_time(login).await?;
+        let mut set_name = redis::cmd("CLIENT");
+        set_name.arg("SETNAME").arg(&self.client_name);
+        // It may be forbidden, and is not worth a round trip.
+        set_name.set_no_response(true);
+        connection.send_packed_command(&set_name).await?;
+        let login = match (&self.logins, valid_for) {
+            (Some(logins), Some(valid_for)) => Some(logins.keep(connection.clone(), valid_for, self.timeout)),
+            _ => None,
+        };
+        Ok(Driven {
+            connection,
+            driver: lasting(driver),
+            trial,
+            login,
+        })
+    }
+
+    async fn reach(&self, address: &Address) -> Result<(Pin<Box<dyn Stream>>, Trial), RedisError> {
+        match address {
+            Address::Tcp { host, port } => {
+                let (stream, trial) = self.in_time(self.dialer.dial(host, *port)).await?;
+                #[cfg(feature = "tls")]
+                if let Some(encryption) = &self.encryption {
+                    let stream = self.in_time(encryption.wrap(host, stream)).await?;
+                    return Ok((Box::pin(stream), trial));
+                }
+                Ok((Box::pin(stream), trial))
+            }
+            #[cfg(unix)]
+            Address::Unix(path) => {
+                let stream = self.in_time(tokio::net::UnixStream::connect(path)).await?;
+                Ok((Box::pin(stream), Trial::none()))
+            }
+            #[cfg(not(unix))]
+            Address::Unix(_) => Err(io::Error::from(io::ErrorKind::Unsupported).into()),
+        }
+    }
+
+    /// Does what takes one round trip.
+    pub(super) async fn in_time<T, E: Into<RedisError>>(
+        &self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, RedisError> {
+        match tokio::time::timeout(self.timeout, work).await {
+            Ok(outcome) => outcome.map_err(Into::into),
+            Err(_) => {
+                let message = format!("it did not answer within {:?}", self.timeout);
+                Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
+            }
+        }
     }
 }
 
@@ -206,57 +262,15 @@ impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
 /// Does `work` on a connection that has no task of its own. When the connection ends, so does the work, with
 /// an error.
 pub(super) async fn driven<T>(
-    driver: &mut Option<Driver>,
+    driver: &mut Driver,
     work: impl Future<Output = Result<T, RedisError>>,
 ) -> Result<T, RedisError> {
-    let Some(driver) = driver else { return work.await };
     tokio::pin!(work);
     tokio::select! {
         biased;
         result = &mut work => result,
         () = driver => work.await,
     }
-}
-
-/// Asks for something that a managed server or a narrow user may refuse: then `None`.
-pub(super) async fn ask(
-    connection: &mut MultiplexedConnection,
-    cmd: &Cmd,
-) -> Result<Option<Value>, RedisError> {
-    match connection
-        .send_packed_command(cmd)
-        .await
-        .and_then(Value::extract_error)
-    {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_io_error() => Err(error),
-        Err(_) => Ok(None),
-    }
-}
-
-/// With the certificates that were given.
-#[cfg(feature = "tls")]
-fn tls_info(info: ConnectionInfo, tls: Tls) -> Result<ConnectionInfo, RedisError> {
-    // The one of the program, if it chose one; otherwise this one for everybody.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client_tls = tls
-        .client
-        .map(|(client_cert, client_key)| redis::ClientTlsConfig {
-            client_cert,
-            client_key,
-        });
-    let certificates = redis::TlsCertificates {
-        client_tls,
-        root_cert: tls.root,
-    };
-    Ok(redis::Client::build_with_tls(info, certificates)?
-        .get_connection_info()
-        .clone())
-}
-
-#[cfg(not(feature = "tls"))]
-fn tls_info(info: ConnectionInfo, _tls: Tls) -> Result<ConnectionInfo, RedisError> {
-    Ok(info)
 }
 
 #[cfg(test)]
@@ -268,7 +282,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_connection_is_seen_by_all_who_drive_it_one_after_the_other() {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let mut driver = Some(lasting(async move { answer.send(7).unwrap() }));
+        let mut driver = lasting(async move { answer.send(7).unwrap() });
         // The last answer comes together with the end.
         let work = async move { Ok(answered.await.unwrap()) };
         assert_eq!(driven(&mut driver, work).await.unwrap(), 7);
@@ -278,6 +292,6 @@ mod tests {
             Ok(8)
         };
         assert_eq!(driven(&mut driver, work).await.unwrap(), 8);
-        driver.unwrap().await;
+        driver.await;
     }
 }

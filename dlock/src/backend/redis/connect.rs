@@ -1,13 +1,13 @@
 //! How a connection to a server that holds locks is made, and what is looked at when it stands.
 
 use std::sync::{Arc, Once};
-use std::task::{Context, Poll};
 
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionInfo, ErrorKind, PushKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::access::{Access, Driver, Open, Pushes, ask, driven};
+use super::access::{Access, Driven, Driver, Open, driven};
 use super::node::classify;
 use super::place::Place;
 use super::script;
@@ -21,15 +21,16 @@ use crate::url::Address;
 pub(super) struct Connector {
     pub(super) access: Arc<Access>,
     pub(super) place: Place,
+    /// The server is one of a Cluster.
+    in_cluster: bool,
     warned: Arc<Once>,
 }
 
 /// A connection that stands.
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
-    /// `None` where it runs by itself.
-    pub(super) driver: Option<Driver>,
-    pub(super) disconnected: Disconnected,
+    pub(super) driver: Driver,
+    _login: Option<AbortOnDropHandle<()>>,
 }
 
 /// A server that is connected.
@@ -43,20 +44,14 @@ pub(super) struct Connected {
     pub(super) asked_at: Instant,
     /// What tells the server process from one that was started anew; empty where it may not be asked.
     pub(super) run_id: String,
+    /// It is a read-only replica.
+    pub(super) is_replica: bool,
 }
 
-/// Tells when the connection is gone, also while nothing is sent.
-pub(super) struct Disconnected(Pushes);
-
-impl Disconnected {
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            match std::task::ready!(self.0.poll_recv(cx)) {
-                Some(push) if push.kind != PushKind::Disconnection => {}
-                _ => return Poll::Ready(()),
-            }
-        }
-    }
+/// What a server says of itself.
+struct Looked {
+    run_id: String,
+    is_replica: bool,
 }
 
 impl Connector {
@@ -64,107 +59,140 @@ impl Connector {
         Connector {
             access,
             place,
+            in_cluster: false,
             warned: Arc::new(Once::new()),
+        }
+    }
+
+    /// To a server of a Cluster.
+    pub(super) fn to_node(access: Arc<Access>, address: Address) -> Connector {
+        Connector {
+            in_cluster: true,
+            ..Connector::new(access, Place::fixed(address))
         }
     }
 
     /// A connection for news, which runs by itself, and where it goes to.
     pub(super) async fn open(&self) -> Result<(Open, Address), BackendError> {
-        self.bounded(async |address, info| {
-            let open = self.access.open(info).await?;
-            Ok((open, address))
+        self.at_its_place(async |address| {
+            let open = self.access.open(&address).await;
+            Ok((open.map_err(|error| explain(&address, error))?, address))
         })
         .await
     }
 
     /// Connects and looks at the server.
     pub(super) async fn connect(&self) -> Result<Connected, BackendError> {
-        self.bounded(async |address, info| self.try_connect(address, info).await)
+        self.at_its_place(async |address| self.try_connect(address).await)
             .await
     }
 
-    /// Does it at the present address, within the timeout.
-    async fn bounded<T>(
+    /// Does it at the present address.
+    async fn at_its_place<T>(
         &self,
-        work: impl AsyncFnOnce(Address, &ConnectionInfo) -> Result<T, RedisError>,
+        work: impl AsyncFnOnce(Address) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let timeout = self.access.timeout;
-        let end = tokio::time::Instant::now() + timeout;
-        let found = tokio::time::timeout_at(end, self.place.find()).await;
+        // A sentinel has to be connected to and asked.
+        let found = tokio::time::timeout(self.access.timeout * 4, self.place.find()).await;
         let address = found.map_err(|_| self.place.missing())??;
-        let info = self.access.info(&address)?;
-        let outcome = match tokio::time::timeout_at(end, work(address.clone(), &info)).await {
-            Ok(outcome) => outcome.map_err(|error| explain(&address, error)),
-            Err(_) => Err(BackendError::not_done(
-                Reason::Unreachable,
-                format!("{address} did not answer within {timeout:?}"),
-            )),
-        };
+        let outcome = work(address).await;
         if outcome.is_err() {
             self.place.doubt();
         }
         outcome
     }
 
-    async fn try_connect(&self, address: Address, info: &ConnectionInfo) -> Result<Connected, RedisError> {
-        let Open {
+    async fn try_connect(&self, address: Address) -> Result<Connected, BackendError> {
+        let explained = |error| explain(&address, error);
+        let (looked, acknowledged) = futures_util::future::try_join(self.look(&address), async {
+            match self.access.replicas {
+                Some(wanted) => self
+                    .acknowledged(wanted, &address)
+                    .await
+                    .map(Some)
+                    .map_err(explained),
+                None => Ok(None),
+            }
+        })
+        .await?;
+        Ok(Connected {
+            acknowledged,
+            ..looked
+        })
+    }
+
+    /// Connects, and asks all that is to be known of the server in one round trip.
+    async fn look(&self, address: &Address) -> Result<Connected, BackendError> {
+        let explained = |error| explain(address, error);
+        let Driven {
             mut connection,
             mut driver,
-            pushes,
-        } = self.access.open_driven(info).await?;
+            mut trial,
+            login,
+        } = self.access.open_driven(address).await.map_err(explained)?;
         let asked_at = clock::now();
-        let look = async {
-            let time: (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
-            // Only to save the first call a round trip.
-            ask(&mut connection, &script::load()).await?;
-            let run_id = self.look_at_server(&address, &mut connection).await?;
-            Ok::<_, RedisError>((time, run_id))
+        let mut questions = redis::pipe();
+        questions.cmd("TIME");
+        // Only to save the first call a round trip.
+        questions.add_command(script::load());
+        questions.cmd("INFO").arg("default");
+        let asking = connection.send_packed_commands(&questions, 0, 3);
+        let answers = self.access.in_time(driven(&mut driver, asking)).await;
+        let mut answers = answers.map_err(explained)?.into_iter();
+        let mut answer = || answers.next().unwrap_or(Value::Nil);
+        let (time, _, info) = (answer(), answer(), answer());
+        let role = match needs_role(&info, &self.place) {
+            true => {
+                let role = redis::cmd("ROLE");
+                let asking = driven(&mut driver, connection.send_packed_command(&role));
+                Some(self.access.in_time(asking).await.map_err(explained)?)
+            }
+            false => None,
         };
-        let (time, run_id) = driven(&mut driver, look).await?;
-        let acknowledged = match self.access.replicas {
-            Some(wanted) => Some(self.acknowledged(wanted, &address, info).await?),
-            None => None,
-        };
+        let Looked { run_id, is_replica } = self.look_at_server(address, &info, role)?;
+        let time: (u64, u64) = Value::extract_error(time)
+            .and_then(|time| Ok(redis::from_redis_value(time)?))
+            .map_err(explained)?;
+        if !is_replica {
+            trial.passed();
+        }
         Ok(Connected {
             link: Link {
                 connection,
                 driver,
-                disconnected: Disconnected(pushes),
+                _login: login,
             },
-            acknowledged,
-            address,
+            acknowledged: None,
+            address: address.clone(),
             server_time: time.0 * 1_000_000 + time.1,
             asked_at,
             run_id,
+            is_replica,
         })
     }
 
     /// A second connection, on which replicas can be asked.
-    async fn acknowledged(
-        &self,
-        wanted: MinReplicas,
-        address: &Address,
-        info: &ConnectionInfo,
-    ) -> Result<Link, RedisError> {
-        let Open {
+    async fn acknowledged(&self, wanted: MinReplicas, address: &Address) -> Result<Link, RedisError> {
+        let Driven {
             mut connection,
             mut driver,
-            pushes,
-        } = self.access.open_driven(info).await?;
+            mut trial,
+            login,
+        } = self.access.open_driven(address).await?;
         // Answers at once how many there are.
         let mut wait = redis::cmd("WAIT");
         wait.arg(0).arg(1);
         let there = wait.query_async::<u32>(&mut connection);
-        let there = driven(&mut driver, there)
-            .await
-            .map_err(|error| match error.kind() {
-                ErrorKind::Server(kind) => RedisError::from((
-                    ErrorKind::Server(kind),
-                    "min_replicas needs WAIT",
-                    error.detail().unwrap_or_default().to_owned(),
-                )),
-                _ => error,
-            })?;
+        let there = self.access.in_time(driven(&mut driver, there));
+        let there = there.await.map_err(|error| match error.kind() {
+            ErrorKind::Server(kind) => RedisError::from((
+                ErrorKind::Server(kind),
+                "min_replicas needs WAIT",
+                error.detail().unwrap_or_default().to_owned(),
+            )),
+            _ => error,
+        })?;
+        trial.passed();
         if there < wanted.count {
             let wanted = wanted.count;
             tracing::warn!(%address, there, wanted, "this server has too few replicas for min_replicas just now: nothing can be locked");
@@ -172,29 +200,38 @@ impl Connector {
         Ok(Link {
             connection,
             driver,
-            disconnected: Disconnected(pushes),
+            _login: login,
         })
     }
 
-    /// Warns once of what would hurt later, and sees that a master is one. The server's run id.
-    async fn look_at_server(
+    /// Reads what the server says of itself. Warns once of what would hurt later, and refuses a server that no
+    /// connection of this kind may go to.
+    fn look_at_server(
         &self,
         address: &Address,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<String, RedisError> {
-        let info = ask(connection, redis::cmd("INFO").arg("default")).await?;
-        let info = match &info {
-            Some(Value::BulkString(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
-            Some(Value::VerbatimString { text, .. }) => text.clone(),
-            Some(Value::SimpleString(text)) => text.clone(),
-            _ => String::new(),
-        };
+        info: &Value,
+        role: Option<Value>,
+    ) -> Result<Looked, BackendError> {
+        let info = text(info);
         let field = |name: &str| {
             info.lines()
                 .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
                 .map(str::trim)
         };
-        let mut is_replica = matches!(field("role"), Some("slave" | "replica"));
+        if field("redis_mode") == Some("sentinel") {
+            return Err(is_a_sentinel(address));
+        }
+        let is_node = field("cluster_enabled") == Some("1") || field("redis_mode") == Some("cluster");
+        if is_node && !self.in_cluster {
+            return Err(is_of_a_cluster(&self.access, address));
+        }
+        let is_replica = match field("role") {
+            Some(role) => matches!(role, "slave" | "replica"),
+            None => matches!(role, Some(Value::Array(parts)) if matches!(
+                parts.first(),
+                Some(Value::BulkString(name)) if &name[..] == b"slave"
+            )),
+        };
         self.warned.call_once(|| {
             match field("maxmemory_policy") {
                 Some("noeviction") => {}
@@ -214,22 +251,52 @@ impl Connector {
                 tracing::warn!(%address, "this server is a replica: locks need its master");
             }
         });
-        if !self.place.is_fixed() && field("role").is_none() {
-            let role = ask(connection, &redis::cmd("ROLE")).await?;
-            is_replica = matches!(role, Some(Value::Array(parts)) if matches!(
-                parts.first(),
-                Some(Value::BulkString(name)) if &name[..] == b"slave"
+        if is_replica && !self.place.is_fixed() {
+            return Err(BackendError::not_done(
+                Reason::Unreachable,
+                format!("{address}: the sentinels name it as the master, and it says that it is a replica"),
             ));
         }
-        if is_replica && !self.place.is_fixed() {
-            return Err(RedisError::from((
-                ErrorKind::Server(ServerErrorKind::MasterDown),
-                "the sentinels name it as the master",
-                "and it says that it is a replica".to_owned(),
-            )));
-        }
-        Ok(field("run_id").unwrap_or_default().to_owned())
+        Ok(Looked {
+            run_id: field("run_id").unwrap_or_default().to_owned(),
+            is_replica,
+        })
     }
+}
+
+fn text(info: &Value) -> String {
+    match info {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
+        _ => String::new(),
+    }
+}
+
+/// Whether `INFO` leaves open what the server is, where it must be a master.
+fn needs_role(info: &Value, place: &Place) -> bool {
+    !place.is_fixed() && !text(info).contains("role:")
+}
+
+/// A sentinel where a server that holds data was expected.
+fn is_a_sentinel(address: &Address) -> BackendError {
+    BackendError::not_done(
+        Reason::WrongUrl,
+        format!(
+            "{address} is a sentinel, which holds no locks: use redis+sentinel://{address}/ and the name of its master"
+        ),
+    )
+}
+
+/// A server of a Cluster where one of its own was expected.
+pub(super) fn is_of_a_cluster(access: &Access, address: &Address) -> BackendError {
+    let url = match address {
+        Address::Tcp { .. } => format!("{}://{address}", access.scheme_of_cluster()),
+        Address::Unix(_) => format!("{}:// and its TCP address", access.scheme_of_cluster()),
+    };
+    BackendError::not_done(
+        Reason::WrongUrl,
+        format!("{address} is a node of a Cluster, whose keys are on several servers: use {url}"),
+    )
 }
 
 /// What a user is told of a connection that did not come to stand.

@@ -4,8 +4,10 @@
 mod access;
 mod cluster;
 mod connect;
+mod dial;
 mod hint;
 mod kinds;
+mod login;
 mod node;
 mod open;
 mod permits;
@@ -15,6 +17,8 @@ mod renewals;
 mod script;
 mod sentinel;
 mod servers;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -28,9 +28,9 @@ impl RedisBackend {
         common: Common,
         runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let access = access(url.login, &common).map(|access| access.with_replicas(common.replicas));
+        let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
-            let place = Place::Fixed(url.address);
+            let place = Place::fixed(url.address);
             let connector = Connector::new(Arc::new(access?), place);
             Servers::one(connector, part, &runtime).await
         };
@@ -44,7 +44,7 @@ impl RedisBackend {
         runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
         let of_sentinels = access(url.sentinel_login, &common);
-        let access = access(url.login, &common).map(|access| access.with_replicas(common.replicas));
+        let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
             let master = Master::of(of_sentinels?, url.sentinels, url.service, &runtime);
             let connector = Connector::new(Arc::new(access?), Place::Master(master));
@@ -59,7 +59,7 @@ impl RedisBackend {
         common: Common,
         runtime: &Handle,
     ) -> Result<RedisBackend, Error> {
-        let access = access(url.login, &common).map(|access| access.with_replicas(common.replicas));
+        let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
             let cluster = Cluster::connect(access?, url.seeds, part, &runtime).await?;
             Ok(Servers::Cluster(cluster))
@@ -74,10 +74,10 @@ impl RedisBackend {
         runtime: &Handle,
     ) -> Result<(RedisBackend, Option<BackendError>), Error> {
         let part = part(&common);
-        let access = access(url.login, &common).map_err(not_connected)?;
+        let access = server_access(url.login, &common).map_err(not_connected)?;
         let spawner = runtime.clone();
         let doubts = part.doubts.clone();
-        let connector = Connector::new(Arc::new(access), Place::Fixed(url.address));
+        let connector = Connector::new(Arc::new(access), Place::fixed(url.address));
         let opening = async move { Servers::one_or_later(connector, part, &spawner).await };
         // On the runtime that will serve the connections.
         let Ok((servers, trouble)) = runtime.spawn(opening).await else {
@@ -172,9 +172,16 @@ fn part(common: &Common) -> Part {
     }
 }
 
+/// To a server that has locks.
+fn server_access(login: Login, common: &Common) -> Result<Access, BackendError> {
+    let access = access(login, common)?.with_credentials(common.credentials.clone());
+    Ok(access.with_replicas(common.replicas))
+}
+
+/// To any server, with what stands in the URL.
 fn access(login: Login, common: &Common) -> Result<Access, BackendError> {
     let name = client_name(&common.service_name, common.uuid);
-    Access::new(login, name, common.timeout, common.tls.clone())
+    Access::new(login, name, common.timeout, &common.tls)
 }
 
 fn not_connected(error: BackendError) -> Error {
@@ -191,6 +198,7 @@ fn not_connected(error: BackendError) -> Error {
             message,
             source,
         },
+        Reason::WrongUrl => Error::InvalidUrl { reason: message },
         Reason::Unsupported => Error::Unsupported {
             what: "this URL".to_owned(),
             reason: message,

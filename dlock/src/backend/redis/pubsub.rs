@@ -13,6 +13,7 @@
 mod batch;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,10 +31,15 @@ use crate::url::Address;
 
 /// How often the connection is tested while somebody waits.
 const PING: Duration = Duration::from_secs(5);
+/// A connection on which nothing was heard for so long may be dead: when the next answer is not there soon, another one is
+/// made beside it. A server that is only slow does not answer there either.
+const IDLE: Duration = Duration::from_secs(1);
 /// Before the first attempt to connect again.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 /// How often waiters look where nobody tells them.
 const POLL: Duration = Duration::from_millis(250);
+/// The first and the longest time after which a server is asked again that takes no subscriptions.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Channels in one batch.
 const MANY: usize = 500;
 
@@ -79,7 +85,14 @@ impl PubSub {
             refused: HashSet::new(),
             is_old: false,
             batches: 0,
+            heard: Instant::now(),
+            doubtful_from: None,
+            spare: None,
             told: false,
+            told_refusal: false,
+            again: AGAIN.0,
+            not_before: None,
+            probe: None,
         };
         runtime.spawn(actor.run());
         PubSub { orders }
@@ -111,8 +124,22 @@ struct Actor {
     is_old: bool,
     /// How many batches there were.
     batches: u64,
+    /// When something came last on the connection.
+    heard: Instant,
+    /// When a connection that was idle is doubted, unless an answer comes before.
+    doubtful_from: Option<Instant>,
+    /// The connection to go on with.
+    spare: Option<(Open, Address)>,
     /// The trouble was told; no need to say it again until it is over.
     told: bool,
+    /// The same of a server that takes no subscriptions.
+    told_refusal: bool,
+    /// After which time it is asked next whether it takes some now.
+    again: Duration,
+    /// When it is asked next; `None` when nothing is known against it.
+    not_before: Option<Instant>,
+    /// The channel that it was asked for again.
+    probe: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -177,17 +204,31 @@ impl Actor {
     async fn keep_connected(&mut self) -> Result<(), Closed> {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let trouble = match self.connector.open().await {
-                Ok((open, address)) => self.serve(open, address).await?,
-                Err(trouble) => trouble.message,
-            };
-            if !std::mem::replace(&mut self.told, true) {
-                // A subscription stood: a connection that does not come to that is no progress.
-                pause = SHORTEST_PAUSE;
-                tracing::warn!(
-                    server = %self.connector.place, %trouble,
-                    "no subscription to releases: waiters look now and then until there is one"
-                );
+            let now = Instant::now();
+            if self.not_before.is_none_or(|at| at <= now) {
+                let opened = match self.spare.take() {
+                    Some(spare) => Ok(spare),
+                    None => self.connector.open().await,
+                };
+                let trouble = match opened {
+                    Ok((open, address)) => {
+                        let trouble = self.serve(open, address).await?;
+                        // The server is there and let no subscription stand: it may be long before it does.
+                        if self.told {
+                            self.put_off();
+                        }
+                        trouble
+                    }
+                    Err(trouble) => trouble.message,
+                };
+                if !std::mem::replace(&mut self.told, true) {
+                    // A subscription stood: a connection that does not come to that is no progress.
+                    pause = SHORTEST_PAUSE;
+                    tracing::warn!(
+                        server = %self.connector.place, %trouble,
+                        "no subscription to releases: waiters poll until there is one"
+                    );
+                }
             }
             // No news from here on: everybody looks, now and in a while.
             self.take_in();
@@ -204,20 +245,48 @@ impl Actor {
         }
     }
 
+    /// Asks a server that takes no subscriptions again only after a while, each time a longer one.
+    fn put_off(&mut self) {
+        self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + fastrand::f64() / 2.0));
+        self.again = (self.again * 2).min(AGAIN.1);
+    }
+
+    /// This subscription stands. Where it was refused before, so may all others that were.
+    fn is_granted(&mut self, channel: &Arc<str>) {
+        let was_refused = self.probe.take_if(|probe| probe == channel).is_some();
+        let was_told = std::mem::take(&mut self.told);
+        if !was_refused && !was_told {
+            return;
+        }
+        tracing::info!(server = %self.connector.place, "subscribed to releases again");
+        self.again = AGAIN.0;
+        self.not_before = None;
+        if was_refused {
+            self.told_refusal = false;
+            for channel in std::mem::take(&mut self.refused) {
+                self.want(channel);
+            }
+        }
+    }
+
     /// Serves until the connection is of no use any more, and tells why.
     async fn serve(&mut self, open: Open, address: Address) -> Result<String, Closed> {
+        let mut open = open;
         let Open {
             connection: sink,
-            mut pushes,
+            pushes,
             ..
-        } = open;
+        } = &mut open;
+        let sink = &*sink;
         self.begin();
+        self.heard = Instant::now();
         let place = self.connector.place.clone();
         let left = place.left(&address);
         tokio::pin!(left);
-        let mut quiet = Instant::now();
-        let mut polled = quiet;
-        let mut batch = self.next_batch(&sink);
+        let mut polled = self.heard;
+        let opening = self.connector.clone();
+        let mut spare = None;
+        let mut batch = self.next_batch(sink);
         loop {
             tokio::select! {
                 biased;
@@ -225,7 +294,8 @@ impl Actor {
                     if !self.hear(push, &mut batch) {
                         return Ok("the server closed the connection".to_owned());
                     }
-                    quiet = Instant::now();
+                    self.heard = Instant::now();
+                    (spare, self.doubtful_from) = (None, None);
                 }
                 outcome = answered(&mut batch) => {
                     if let Err(trouble) = outcome {
@@ -237,32 +307,41 @@ impl Actor {
                             return Ok("the server closed the connection".to_owned());
                         }
                     }
-                    quiet = Instant::now();
+                    self.heard = Instant::now();
+                    (spare, self.doubtful_from) = (None, None);
                 }
                 order = self.orders.recv() => {
                     let Some(order) = order else { return Err(Closed) };
                     self.note(order);
+                }
+                () = until(self.doubtful_from), if spare.is_none() => {
+                    self.doubtful_from = None;
+                    spare = Some(Box::pin(opening.open()));
+                }
+                Some(opened) = ready(&mut spare) => {
+                    spare = None;
+                    if let Ok(opened) = opened {
+                        self.spare = Some(opened);
+                        return Ok("a connection that was idle is dead".to_owned());
+                    }
                 }
                 () = &mut left => return Ok(format!("{address} is the master no longer")),
                 () = tokio::time::sleep_until(polled + POLL), if !self.refused.is_empty() => {
                     self.poll();
                     polled = Instant::now();
                 }
-                () = tokio::time::sleep_until(quiet + PING), if batch.is_none() && !self.channels.is_empty() => {
-                    batch = Some(self.send(redis::pipe(), 0, Vec::new(), &sink));
+                () = tokio::time::sleep_until(self.heard + PING), if batch.is_none() && !self.channels.is_empty() => {
+                    batch = Some(self.send(redis::pipe(), 0, Vec::new(), sink));
                 }
             }
-            if let Some(over) = batch.take_if(|batch| batch.is_over()) {
-                if let Err(trouble) = self.settle(over) {
-                    return Ok(trouble);
-                }
-                if std::mem::take(&mut self.told) {
-                    tracing::info!(server = %self.connector.place, "subscribed to releases again");
-                }
+            if let Some(over) = batch.take_if(|batch| batch.is_over())
+                && let Err(trouble) = self.settle(over)
+            {
+                return Ok(trouble);
             }
             if batch.is_none() {
                 self.take_in();
-                batch = self.next_batch(&sink);
+                batch = self.next_batch(sink);
             }
         }
     }
@@ -272,6 +351,7 @@ impl Actor {
         self.take_in();
         self.leaving.clear();
         self.refused.clear();
+        self.probe = None;
         self.is_old = false;
         for channel in self.channels.values_mut() {
             channel.state = State::Wanted;
@@ -323,7 +403,10 @@ impl Actor {
         self.batches += 1;
         let mark = format!("dlock:end-of-batch:{}", self.batches);
         let mark = self.shard.is_some().then_some(mark);
-        let deadline = Instant::now() + self.connector.access.timeout;
+        let timeout = self.connector.access.timeout;
+        let now = Instant::now();
+        self.doubtful_from = (now >= self.heard + IDLE).then(|| now + timeout / 4);
+        let deadline = now + timeout;
         Batch::send(commands, leaving, asked, mark, sink.clone(), deadline)
     }
 
@@ -345,6 +428,7 @@ impl Actor {
             (PushKind::Subscribe | PushKind::SSubscribe, Some((channel, State::Asked))) => {
                 self.enter(&channel, State::Stands);
                 self.hub.confirm(&channel);
+                self.is_granted(&channel);
             }
             // Its slot has left: who waits looks, and the server will say where it is.
             (PushKind::SUnsubscribe, Some((channel, State::Stands))) => {
@@ -376,17 +460,11 @@ impl Actor {
         Ok(())
     }
 
-    /// What is no refusal is trouble with the connection.
+    /// A server, a proxy or the permissions of the user may forbid subscriptions, or not know the command: then waiters
+    /// poll, on a connection that stands. What is no refusal is trouble with the connection.
     fn is_refused(&mut self, channel: Arc<str>, error: &RedisError) -> Result<(), String> {
         use ServerErrorKind as S;
         match (&self.shard, error.kind()) {
-            (_, ErrorKind::Server(S::NoPerm)) => {
-                tracing::warn!(
-                    server = %self.connector.place, %channel,
-                    "the server forbids this subscription: waiters look now and then"
-                );
-                self.enter(&channel, State::Forbidden);
-            }
             (
                 Some(shard),
                 ErrorKind::Server(
@@ -401,7 +479,19 @@ impl Actor {
                 self.want(channel);
                 return Ok(());
             }
-            _ => return Err(error.to_string()),
+            _ if error.is_io_error() || error.code() == Some("NOAUTH") => return Err(error.to_string()),
+            _ => {
+                if !std::mem::replace(&mut self.told_refusal, true) {
+                    tracing::warn!(
+                        server = %self.connector.place, %channel, %error,
+                        "the server takes no subscription to releases: waiters poll until it does"
+                    );
+                }
+                self.enter(&channel, State::Forbidden);
+                if self.not_before.is_none_or(|at| at <= Instant::now()) {
+                    self.put_off();
+                }
+            }
         }
         self.refused.insert(channel);
         Ok(())
@@ -420,10 +510,16 @@ impl Actor {
 
     /// Has those look whom nobody tells, and asks again where that may be of use.
     fn poll(&mut self) {
+        let mut may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
         for channel in std::mem::take(&mut self.refused) {
             self.hub.tell(&channel);
             match self.channels.get(&channel).map(|it| it.state) {
                 Some(State::Away) => self.want(channel),
+                // One of them tells whether the others may be asked for.
+                Some(State::Forbidden) if std::mem::take(&mut may_ask) => {
+                    self.probe = Some(channel.clone());
+                    self.want(channel);
+                }
                 Some(State::Forbidden) => drop(self.refused.insert(channel)),
                 _ => {}
             }
@@ -432,6 +528,21 @@ impl Actor {
 
     fn no_answer(&self) -> String {
         format!("no answer within {:?}", self.connector.access.timeout)
+    }
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What comes of the attempt, if there is one.
+async fn ready<F: Future + Unpin>(attempt: &mut Option<F>) -> Option<F::Output> {
+    match attempt {
+        Some(attempt) => Some(attempt.await),
+        None => None,
     }
 }
 

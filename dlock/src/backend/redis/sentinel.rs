@@ -213,33 +213,32 @@ impl Table {
         pause: &mut Duration,
     ) -> Result<BackendError, Closed> {
         let opening = async {
-            let info = self.access.info(sentinel)?;
-            let open = self.in_time(sentinel, self.access.open(&info)).await?;
-            Ok(open)
+            let open = self.access.open(sentinel).await;
+            open.map_err(|error| explain_with(sentinel, error, PASSWORD))
         };
         let opened = tokio::select! {
             () = self.names.closed() => return Err(Closed),
             opened = opening => opened,
         };
-        let Open {
-            connection, pushes, ..
-        } = match opened {
+        let open = match opened {
             Ok(open) => open,
             Err(trouble) => return Ok(trouble),
         };
         tokio::select! {
             () = self.names.closed() => Err(Closed),
-            trouble = self.hear(sentinel, connection, pushes, pause) => Ok(trouble),
+            trouble = self.hear(sentinel, open, pause) => Ok(trouble),
         }
     }
 
     async fn hear(
         self: &Arc<Self>,
         sentinel: &Address,
-        mut connection: MultiplexedConnection,
-        mut pushes: Pushes,
+        mut open: Open,
         pause: &mut Duration,
     ) -> BackendError {
+        let Open {
+            connection, pushes, ..
+        } = &mut open;
         // One that forbids it is asked often enough.
         let subscription = async {
             let _ = connection.subscribe(SWITCH).await;
@@ -251,7 +250,7 @@ impl Table {
         loop {
             // Before the question, so that what happens after it is not missed.
             let look = self.council.look.notified();
-            let question = self.question(&mut connection);
+            let question = self.question(connection);
             match self.in_time(sentinel, question).await {
                 Ok((epoch, master)) => {
                     *pause = PAUSES.0;
@@ -259,14 +258,14 @@ impl Table {
                 }
                 Err(trouble) => return trouble,
             }
-            let others = self.others(&mut connection);
+            let others = self.others(connection);
             if let Ok(others) = self.in_time(sentinel, others).await {
                 self.council.minutes.lock().spares.extend(others);
             }
             tokio::select! {
                 () = tokio::time::sleep(POLL) => {}
                 () = look => {}
-                gone = switched(&mut pushes) => if gone {
+                gone = switched(pushes) => if gone {
                     let message = format!("{sentinel}: the sentinel closed the connection");
                     return BackendError::not_done(Reason::Unreachable, message);
                 },

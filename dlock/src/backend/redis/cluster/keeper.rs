@@ -14,7 +14,7 @@ use super::view::View;
 use crate::backend::redis::access::Access;
 use crate::backend::redis::connect::explain;
 use crate::backend::redis::node::Node;
-use crate::backend::{BackendError, Outcome, Reason};
+use crate::backend::{BackendError, Reason};
 use crate::url::Address;
 
 /// How often the slots are asked for when nothing is amiss.
@@ -36,6 +36,10 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
         };
         let Some(cluster) = cluster.upgrade() else { return };
         let news = match ask(&cluster).await {
+            Ok(view) if cluster.is_behind(&view) => match confirmed(&cluster, view).await {
+                Some(view) => cluster.adopt(&view),
+                None => false,
+            },
             Ok(view) => cluster.learn(&view),
             Err(trouble) => {
                 tracing::debug!(%trouble, "no server of the cluster says who has the slots");
@@ -71,6 +75,36 @@ async fn ask(cluster: &Cluster) -> Result<View, BackendError> {
     fastrand::shuffle(&mut others);
     others.truncate(SOME);
     newest(others.iter().map(|address| of_stranger(&cluster.access, address))).await
+}
+
+/// A view that is older than what is known counts only when the Cluster was set up anew: more than half of the masters
+/// that it names say the same, and none of them knows more. A server that was cut off from the others finds no such
+/// majority.
+async fn confirmed(cluster: &Cluster, view: View) -> Option<View> {
+    let nodes: Vec<_> = {
+        let map = cluster.map.read();
+        let node_at = |address| Some(map.member(map.find(address)?).node.clone());
+        let masters = view.shards.keys();
+        masters
+            .map(|address| (address.clone(), node_at(address)))
+            .collect()
+    };
+    let asking = nodes.iter().map(|(address, node)| async move {
+        match node {
+            Some(node) => of_node(address, node).await,
+            None => of_stranger(&cluster.access, address).await,
+        }
+    });
+    let answers = futures_util::future::join_all(asking).await;
+    let answers: Vec<View> = answers.into_iter().flatten().collect();
+    let verdict = view.confirmed_by(&answers);
+    if verdict && cluster.is_behind(&view) {
+        tracing::warn!(
+            epoch = view.epoch,
+            "the cluster was set up anew: its masters agree on slots of an earlier epoch"
+        );
+    }
+    verdict.then_some(view)
 }
 
 /// The first view, from those that the user has named.
@@ -143,32 +177,24 @@ async fn of_node(address: &Address, node: &Node) -> Result<View, BackendError> {
 
 /// Asks a server that there is no connection to.
 async fn of_stranger(access: &Access, address: &Address) -> Result<View, BackendError> {
-    let asking = async {
-        let mut connection = access
-            .open(&access.info(address)?)
-            .await
-            .map_err(|e| explain(address, e))?
-            .connection;
-        let explained = |error: RedisError| {
-            let mut explained = explain(address, error);
-            if explained.message.contains("cluster support disabled") {
-                explained
-                    .message
-                    .push_str(" (this is a server of its own: give redis://)");
-            }
+    let explained = |error: RedisError| {
+        let mut explained = explain(address, error);
+        if explained.message.contains("cluster support disabled") {
             explained
-        };
-        let slots: Value = slots().query_async(&mut connection).await.map_err(explained)?;
-        let info = info().query_async(&mut connection).await.ok();
-        read(&slots, info, address)
+                .message
+                .push_str(" (this is a server of its own: give redis://)");
+        }
+        explained
     };
-    match tokio::time::timeout(access.timeout, asking).await {
-        Ok(view) => view,
-        Err(_) => Err(BackendError {
-            outcome: Outcome::NotDone,
-            ..BackendError::unknown(format!("{address} did not answer within {:?}", access.timeout))
-        }),
-    }
+    let mut open = access.open(address).await.map_err(explained)?;
+    let mut questions = redis::pipe();
+    questions.add_command(slots()).add_command(info());
+    let asking = open.connection.send_packed_commands(&questions, 0, 2);
+    let answers = access.in_time(asking).await.map_err(explained)?;
+    let mut answers = answers.into_iter();
+    let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
+    let (slots, info) = (answer(), answer());
+    read(&slots.map_err(explained)?, info.ok(), address)
 }
 
 fn read(slots: &Value, info: Option<Value>, address: &Address) -> Result<View, BackendError> {

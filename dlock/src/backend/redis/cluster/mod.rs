@@ -27,7 +27,6 @@ use self::view::View;
 use super::access::Access;
 use super::connect::Connector;
 use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
-use super::place::Place;
 use super::pubsub::{PubSub, Way};
 use super::script::Call;
 use crate::backend::hub::Hub;
@@ -266,8 +265,7 @@ impl Cluster {
         }
         let lane = Lane(map.next);
         map.next += 1;
-        let place = Place::Fixed(address.clone());
-        let connector = Connector::new(self.access.clone(), place);
+        let connector = Connector::to_node(self.access.clone(), address.clone());
         let part = Part {
             lane,
             ..self.part.clone()
@@ -288,10 +286,17 @@ impl Cluster {
     /// Takes over what a server says of the slots, unless that is older than what is known. Whether anything is
     /// new in it.
     fn learn(&self, view: &View) -> bool {
+        !self.is_behind(view) && self.adopt(view)
+    }
+
+    /// Whether the view is older than what is known, or of a Cluster that was set up anew.
+    fn is_behind(&self, view: &View) -> bool {
+        view.epoch < self.map.read().epoch
+    }
+
+    /// Takes over what a server says of the slots. Whether anything is new in it.
+    fn adopt(&self, view: &View) -> bool {
         let mut map = self.map.write();
-        if view.epoch < map.epoch {
-            return false;
-        }
         map.epoch = view.epoch;
         let first = map.members.is_empty();
         let mut changes = HashMap::<(Lane, Lane), Vec<Slot>>::new();

@@ -65,6 +65,19 @@ impl View {
         })
     }
 
+    /// Whether more than half of its masters are of the same opinion, by what they answered, and none of them knows of a
+    /// later epoch.
+    pub(super) fn confirmed_by(&self, answers: &[View]) -> bool {
+        let is_alike = |other: &&View| self.masters().eq(other.masters());
+        let alike = answers.iter().filter(is_alike).count();
+        answers.iter().all(|other| other.epoch <= self.epoch) && 2 * alike > self.shards.len()
+    }
+
+    fn masters(&self) -> impl Iterator<Item = (&Address, &[(Slot, Slot)])> {
+        let shards = self.shards.iter();
+        shards.map(|(master, shard)| (master, &shard.ranges[..]))
+    }
+
     /// All servers that it names.
     pub(super) fn servers(&self) -> impl Iterator<Item = &Address> {
         self.shards
@@ -202,6 +215,34 @@ mod tests {
         assert_eq!(shards.len(), 3);
         assert_eq!(view.servers().count(), 4);
         assert_eq!(View::read(&Value::Array(Vec::new()), None, &at("seed", 1)), None);
+    }
+
+    /// Three masters and what they say of the slots, at this epoch.
+    fn view(epoch: u64, ports: [u16; 3]) -> View {
+        let slot = |number| Slot::numbered(number).unwrap();
+        let shards = ports.into_iter().zip(0..).map(|(port, at)| {
+            let shard = Shard {
+                ranges: vec![(slot(5000 * at), slot(5000 * at + 4999))],
+                replicas: vec![],
+            };
+            (super::tests::at("h", port), shard)
+        });
+        View {
+            epoch,
+            shards: shards.collect(),
+        }
+    }
+
+    #[test]
+    fn earlier_epoch_counts_only_with_a_majority_of_its_masters() {
+        let new = view(3, [1, 2, 3]);
+        assert!(new.confirmed_by(&[new.clone(), new.clone()]));
+        assert!(!new.confirmed_by(std::slice::from_ref(&new)));
+        // One that was cut off sees the others as they were, and the others know better.
+        let known = view(9, [1, 2, 4]);
+        assert!(!new.confirmed_by(&[new.clone(), new.clone(), known]));
+        let other = view(3, [1, 2, 4]);
+        assert!(!new.confirmed_by(&[new.clone(), other.clone(), other]));
     }
 
     #[test]

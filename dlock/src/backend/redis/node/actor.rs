@@ -23,6 +23,7 @@ use crate::backend::redis::cluster::Cluster;
 use crate::backend::redis::cluster::slot::Slot;
 use crate::backend::redis::connect::{Connected, Connector};
 use crate::backend::redis::script::{self, By};
+use crate::backend::{BackendError, Reason};
 use crate::clock;
 use crate::url::Address;
 
@@ -30,8 +31,16 @@ use crate::url::Address;
 pub(in super::super) const CALLS_IN_ALL: usize = 128;
 /// Calls in a row without an answer after which the connection is given up.
 const SILENT: u32 = 2;
+/// A connection that was silent for so long is doubted when the next call on it is not answered soon.
+const IDLE: Duration = Duration::from_secs(1);
+/// A connection that was silent for so long is tested.
+const TEST: Duration = Duration::from_secs(10);
 /// Requests that are taken in before anything else is looked at.
 const MANY: usize = 1024;
+/// Between two attempts to connect, at first.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// The same when many have failed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What came of a call; `None` for no answer in time.
 pub(super) type Outcome = Option<Result<Value, RedisError>>;
@@ -96,15 +105,41 @@ impl Load {
     }
 }
 
-/// How many calls in a row were not answered, on each connection.
-#[derive(Default)]
+/// What was heard on a connection, and what was not.
+struct Heard {
+    /// When the last answer came.
+    at: Instant,
+    /// How many calls in a row were not answered in time.
+    unanswered: u32,
+}
+
+/// The same of each connection.
 struct Silence {
-    usual: u32,
-    acknowledged: u32,
+    usual: Heard,
+    acknowledged: Heard,
 }
 
 impl Silence {
-    fn on(&mut self, way: Way) -> &mut u32 {
+    /// Both have just been answered.
+    fn new() -> Silence {
+        let heard = || Heard {
+            at: clock::now(),
+            unanswered: 0,
+        };
+        Silence {
+            usual: heard(),
+            acknowledged: heard(),
+        }
+    }
+
+    fn on(&self, way: Way) -> &Heard {
+        match way {
+            Way::Usual => &self.usual,
+            Way::Acknowledged => &self.acknowledged,
+        }
+    }
+
+    fn on_mut(&mut self, way: Way) -> &mut Heard {
         match way {
             Way::Usual => &mut self.usual,
             Way::Acknowledged => &mut self.acknowledged,
@@ -112,20 +147,23 @@ impl Silence {
     }
 
     fn ends(&mut self, way: Way) {
-        *self.on(way) = 0;
+        *self.on_mut(way) = Heard {
+            at: clock::now(),
+            unanswered: 0,
+        };
     }
 
     fn goes_on(&mut self, way: Way) {
-        *self.on(way) += 1;
+        self.on_mut(way).unanswered += 1;
     }
 
     fn is_too_long(&self) -> bool {
-        self.usual.max(self.acknowledged) >= SILENT
+        self.usual.unanswered.max(self.acknowledged.unanswered) >= SILENT
     }
 
     /// Where it is silent.
     fn where_it_is(&self) -> Option<Way> {
-        match (self.usual, self.acknowledged) {
+        match (self.usual.unanswered, self.acknowledged.unanswered) {
             (0, 0) => None,
             (0, _) => Some(Way::Acknowledged),
             _ => Some(Way::Usual),
@@ -133,9 +171,15 @@ impl Silence {
     }
 }
 
+/// A connection that is made because the one in use may be dead: the network or something on the way forgets those that
+/// are idle. A server that is only slow does not answer on a new connection either, and that is then dropped.
+type Spare = Pin<Box<dyn Future<Output = Result<Connected, BackendError>> + Send>>;
+
 /// Why a connection is not served any more.
 enum End {
     Broken,
+    /// Another one stands already.
+    Replaced(Box<Connected>),
     Closed,
 }
 
@@ -145,6 +189,8 @@ enum Event {
     Disconnected,
     /// Another server has taken the place of this one.
     Left,
+    /// What came of the spare connection.
+    Spare(Result<Connected, BackendError>),
     /// Requests, or nobody can make any more.
     Asked(usize),
     Alarm,
@@ -154,7 +200,7 @@ pub(super) struct Actor {
     pub(super) connector: Arc<Connector>,
     pub(super) part: Part,
     /// The server that was connected to last.
-    address: Option<Address>,
+    pub(super) address: Option<Address>,
     pub(super) requests: mpsc::UnboundedReceiver<Request>,
     /// Those of them that are being taken in.
     taken: Vec<Request>,
@@ -174,6 +220,12 @@ pub(super) struct Actor {
     pub(super) replicas: Option<Replicas>,
     /// Of the server process that is connected.
     run_id: String,
+    /// A master was found at the address: a read-only replica there is one that was replaced.
+    pub(super) was_master: bool,
+    /// The server that was connected last is no master any more.
+    pub(super) was_demoted: bool,
+    /// Connections in a row on which the server carried out nothing.
+    pub(super) setbacks: u32,
     alarm: Alarm,
     /// What was wrong with the connection last.
     pub(super) trouble: String,
@@ -197,6 +249,9 @@ impl Actor {
             pace: Pace::new(),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
+            was_master: !connector.place.is_fixed(),
+            was_demoted: false,
+            setbacks: 0,
             alarm: Alarm::default(),
             trouble: String::new(),
             connector: Arc::new(connector),
@@ -227,6 +282,7 @@ impl Actor {
             match self.serve(connected).await {
                 End::Closed => break,
                 End::Broken => {}
+                End::Replaced(connected) => first = Some(*connected),
             }
             if self.retired {
                 break;
@@ -261,7 +317,11 @@ impl Actor {
         self.unsettled
             .server_says(connected.server_time, connected.asked_at);
         self.run_id.clone_from(&connected.run_id);
+        self.was_master |= !connected.is_replica;
         if address.is_some() {
+            if std::mem::take(&mut self.was_demoted) {
+                self.connector.place.changed();
+            }
             tracing::info!(server = %self.connector.place, "connected to the lock store again");
             self.line.releases_first();
             let _ = self.part.doubts.send(self.part.lane);
@@ -270,10 +330,26 @@ impl Actor {
 
     /// Connects, for as long as it takes. `None` when nobody wants it any more.
     async fn reconnect(&mut self) -> Option<Connected> {
-        let mut pause = Duration::from_millis(10);
+        let mut pause = SHORTEST_PAUSE;
+        // What was connected last was of no use: no haste.
+        let setbacks = self.setbacks;
+        self.setbacks = setbacks.saturating_add(1);
+        let mut at_once = setbacks == 0;
+        for _ in 1..setbacks.min(10) {
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
         loop {
-            let connector = self.connector.clone();
-            let attempt = async move { connector.connect().await };
+            if !std::mem::replace(&mut at_once, false) {
+                self.wait_between(pause).await?;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            let (connector, was_master) = (self.connector.clone(), self.was_master);
+            let attempt = async move {
+                match connector.connect().await {
+                    Ok(connected) if connected.is_replica && was_master => Err(no_master(&connected)),
+                    outcome => outcome,
+                }
+            };
             tokio::pin!(attempt);
             let outcome = loop {
                 let due = self.due();
@@ -298,20 +374,23 @@ impl Actor {
             if let Some(cluster) = self.cluster() {
                 cluster.look();
             }
-            let again = clock::now() + pause.mul_f64(0.5 + fastrand::f64());
-            pause = (pause * 2).min(Duration::from_secs(1));
-            loop {
-                let due = self.due().map_or(again, |due| due.min(again));
-                tokio::select! {
-                    request = self.requests.recv() => self.take_in(request?),
-                    () = clock::sleep_until(due) => self.look_at_the_clock(),
-                }
-                if self.retired {
-                    return None;
-                }
-                if clock::now() >= again {
-                    break;
-                }
+        }
+    }
+
+    /// Waits for about this long before the next attempt to connect. `None` when nobody wants it any more.
+    async fn wait_between(&mut self, pause: Duration) -> Option<()> {
+        let again = clock::now() + pause.mul_f64(0.5 + fastrand::f64());
+        loop {
+            let due = self.due().map_or(again, |due| due.min(again));
+            tokio::select! {
+                request = self.requests.recv() => self.take_in(request?),
+                () = clock::sleep_until(due) => self.look_at_the_clock(),
+            }
+            if self.retired {
+                return None;
+            }
+            if clock::now() >= again {
+                return Some(());
             }
         }
     }
@@ -324,7 +403,10 @@ impl Actor {
         });
         self.pace = Pace::new();
         let mut wires = Wires::new(connected);
-        let mut silent = Silence::default();
+        let mut silent = Silence::new();
+        let mut spare: Option<Spare> = None;
+        // A spare was tried since the last answer, and was of no use.
+        let mut was_tried = false;
         let end = loop {
             // Those who were answered run first, so that what they ask for next goes out together; before that goes
             // what has waited for them, so that the server works meanwhile.
@@ -346,17 +428,30 @@ impl Actor {
             }
             self.pace.answered = 0;
             self.ask_replicas(&wires);
-            self.alarm.set(self.due());
-            let landed = match poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left)).await {
+            let doubtful = self
+                .doubtful_from(&silent)
+                .filter(|_| spare.is_none() && !was_tried);
+            let attention = [self.due(), doubtful, self.test_at(&silent)];
+            self.alarm.set(attention.into_iter().flatten().min());
+            let event = poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left, &mut spare));
+            let landed = match event.await {
                 Event::Landed(at, result) => {
                     let flight = &self.flights[at];
                     let round_trip = clock::now().saturating_duration_since(flight.sent_at);
                     silent.ends(flight.way);
+                    (spare, was_tried) = (None, false);
                     self.pace.landed(flight.load.steps(), round_trip);
                     self.landed(at, Some(result))
                 }
                 Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
                 Event::Left => After::Broken("another server is the master now".to_owned()),
+                // The address leads to another server now; the one in use will say what it is.
+                Event::Spare(Ok(connected)) if connected.is_replica && self.was_master => continue,
+                Event::Spare(Ok(connected)) => {
+                    self.trouble = "a connection that was idle is dead".to_owned();
+                    break End::Replaced(Box::new(connected));
+                }
+                Event::Spare(Err(_)) => continue,
                 Event::Asked(0) => break End::Closed,
                 Event::Asked(_) => {
                     let mut taken = std::mem::take(&mut self.taken);
@@ -367,6 +462,14 @@ impl Actor {
                 Event::Alarm => {
                     self.look_at_the_clock();
                     let now = clock::now();
+                    if doubtful.is_some_and(|at| at <= now) {
+                        was_tried = true;
+                        let connector = self.connector.clone();
+                        spare = Some(Box::pin(async move { connector.connect().await }));
+                    }
+                    if self.test_at(&silent).is_some_and(|at| at <= now) {
+                        self.test(&silent, now);
+                    }
                     let Some(at) = self.flights.iter().position(|flight| flight.until <= now) else {
                         continue;
                     };
@@ -457,6 +560,7 @@ impl Actor {
         cx: &mut Context<'_>,
         wires: &mut Wires,
         left: &mut Option<Timer>,
+        spare: &mut Option<Spare>,
     ) -> Poll<Event> {
         let flights = &mut self.flights;
         let landed = wires.poll(cx, |way, cx| {
@@ -481,6 +585,10 @@ impl Actor {
             *left = None;
             return Poll::Ready(Event::Left);
         }
+        if let Some(Poll::Ready(outcome)) = spare.as_mut().map(|spare| spare.as_mut().poll(cx)) {
+            *spare = None;
+            return Poll::Ready(Event::Spare(outcome));
+        }
         // Before the requests, of which there may be more and more.
         if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Event::Alarm);
@@ -494,6 +602,49 @@ impl Actor {
             Request::Step(step) => self.line.push(step),
             Request::Plain(plain) => self.plain.push_back(plain),
             Request::Move(order) => self.take_order(order),
+        }
+    }
+
+    /// When a connection that was idle before its oldest call is doubted, unless that is answered before.
+    fn doubtful_from(&self, silent: &Silence) -> Option<Instant> {
+        // One for each connection is enough: answers come in the order of the calls.
+        let oldest = |way| {
+            let flight = self.flights.iter().find(|flight| flight.way == way)?;
+            let was_idle = flight.sent_at >= silent.on(way).at + IDLE;
+            (was_idle && !matches!(flight.load, Load::Wait)).then_some(flight.sent_at)
+        };
+        let timeout = self.connector.access.timeout;
+        let patience = (timeout / 4).max(self.pace.fastest().unwrap_or_default() * 3);
+        let oldest = self.ways().iter().copied().filter_map(oldest).min();
+        // So late that it is too late anyway.
+        oldest
+            .filter(|_| patience < timeout)
+            .map(|sent_at| sent_at + patience)
+    }
+
+    /// The connections on which replicas are asked only exist where there are some.
+    fn ways(&self) -> &'static [Way] {
+        match self.replicas {
+            Some(_) => &[Way::Usual, Way::Acknowledged],
+            None => &[Way::Usual],
+        }
+    }
+
+    /// When the next test of an idle connection is due.
+    fn test_at(&self, silent: &Silence) -> Option<Instant> {
+        let is_idle = |way: &&Way| self.flights.iter().all(|flight| flight.way != **way);
+        let idle = self.ways().iter().filter(is_idle);
+        idle.map(|way| silent.on(*way).at + TEST).min()
+    }
+
+    /// Tests the connections that are idle: a dead one is found before somebody needs it.
+    fn test(&mut self, silent: &Silence, now: Instant) {
+        for way in self.ways() {
+            let is_busy = self.flights.iter().any(|flight| flight.way == *way)
+                || self.plain.iter().any(|plain| plain.way == *way);
+            if !is_busy && silent.on(*way).at + TEST <= now {
+                self.ping(*way);
+            }
         }
     }
 
@@ -576,7 +727,7 @@ impl Actor {
             (Some(replicas), Load::Steps(steps)) => replicas.send(way, steps),
             _ => 0,
         };
-        let mut connection = wires.wire(way).connection.clone();
+        let mut connection = wires.wire(way).connection().clone();
         let (slot, asking) = match &load {
             Load::Steps(steps) => steps
                 .first()
@@ -614,6 +765,15 @@ impl Actor {
         let line = self.line.due().into_iter().chain(self.line.wakes_at);
         flying.chain(line).chain(plain).chain(later).min()
     }
+}
+
+/// A read-only replica has taken the place of the master.
+fn no_master(replica: &Connected) -> BackendError {
+    let message = format!(
+        "{} is a read-only replica now: its master is looked for at the same address",
+        replica.address
+    );
+    BackendError::not_done(Reason::Unreachable, message)
 }
 
 /// Sends a call to a server that its slot is moving to.

@@ -189,13 +189,20 @@ impl Actor {
                     Ok(()) => return After::Fine,
                     Err(back) => {
                         steps = back;
-                        classify(&error)
+                        self.is_of_a_cluster(&error).unwrap_or_else(|| classify(&error))
                     }
                 };
                 if self.is_demoted(&error) {
-                    let steps = self.not_carried_out(steps);
-                    self.line.put_back(steps);
-                    return After::Broken(error.message);
+                    let trouble = error.message.clone();
+                    self.was_demoted = true;
+                    match self.was_master {
+                        true => {
+                            let steps = self.not_carried_out(steps);
+                            self.line.put_back(steps);
+                        }
+                        false => steps.iter_mut().for_each(|step| self.fail(step, error.clone())),
+                    }
+                    return After::Broken(trouble);
                 }
                 if self.part.cluster.is_some() {
                     error.message = format!("{}: {}", self.whereabouts(), error.message);
@@ -244,11 +251,15 @@ impl Actor {
         answers: Vec<Result<Answer, BackendError>>,
         landed: Landed,
     ) -> After {
-        if let Some(trouble) = answers.iter().find_map(|answer| self.demotion(answer)) {
+        let demotion = answers.iter().find_map(|answer| self.demotion(answer));
+        self.was_demoted |= demotion.is_some();
+        if let Some(trouble) = &demotion
+            && self.was_master
+        {
             // None of them did anything.
             let steps = self.not_carried_out(steps);
             self.line.put_back(steps);
-            return After::Broken(trouble);
+            return After::Broken(trouble.clone());
         }
         let mut again = Vec::new();
         for (mut step, answer) in steps.into_iter().zip(answers) {
@@ -273,7 +284,13 @@ impl Actor {
             }
         }
         self.line.put_back(again);
-        After::Fine
+        match demotion {
+            Some(trouble) => After::Broken(trouble),
+            None => {
+                self.setbacks = 0;
+                After::Fine
+            }
+        }
     }
 
     fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, landed: &Landed) {

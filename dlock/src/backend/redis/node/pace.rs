@@ -48,6 +48,11 @@ impl Pace {
         self.fastest = self.fastest.min(round_trip);
     }
 
+    /// How long the fastest call took, where one was answered.
+    pub(super) fn fastest(&self) -> Option<Duration> {
+        (self.fastest < Duration::MAX).then_some(self.fastest)
+    }
+
     /// How many calls may be under way at a time.
     pub(super) fn calls(&self) -> usize {
         // Nothing is known yet.

@@ -10,6 +10,7 @@ use super::actor::Actor;
 use super::landing::answer_error;
 use super::{Queuing, Step};
 use crate::backend::redis::cluster::slot::Slot;
+use crate::backend::redis::connect::is_of_a_cluster;
 use crate::backend::redis::script::{Answer, DOWN, NOT_LOCAL};
 use crate::backend::{BackendError, Outcome, Reason};
 use crate::clock;
@@ -123,11 +124,25 @@ impl Actor {
         error.map(|error| error.message.clone())
     }
 
-    /// Whether the server, which should be the master, is one no longer.
+    /// Whether the server, which should be the master, is one no longer. A server of a Cluster redirects instead.
     pub(super) fn is_demoted(&self, error: &BackendError) -> bool {
-        !self.connector.place.is_fixed()
+        self.part.cluster.is_none()
             && error.outcome == Outcome::NotDone
             && (error.message.contains("READONLY") || error.message.contains("read only replica"))
+    }
+
+    /// The error for an answer that only a server of a Cluster gives, where the URL names a single server.
+    pub(super) fn is_of_a_cluster(&self, error: &RedisError) -> Option<BackendError> {
+        use ServerErrorKind as S;
+        let says_so = matches!(
+            error.kind(),
+            ErrorKind::Server(S::CrossSlot | S::Moved | S::Ask | S::ClusterDown)
+        );
+        let address = self
+            .address
+            .as_ref()
+            .filter(|_| says_so && self.part.cluster.is_none())?;
+        Some(is_of_a_cluster(&self.connector.access, address))
     }
 }
 

@@ -220,7 +220,7 @@ impl Actor {
         replicas.round += 1;
         let now = clock::now();
         let until: Instant = now + replicas.wanted.within + timeout;
-        let mut connection = wires.wire(Way::Acknowledged).connection.clone();
+        let mut connection = wires.wire(Way::Acknowledged).connection().clone();
         self.flights.push_back(Flight {
             load: Load::Wait,
             way: Way::Acknowledged,

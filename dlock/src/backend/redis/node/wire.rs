@@ -10,13 +10,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::task::AtomicWaker;
 use redis::aio::MultiplexedConnection;
 
-use crate::backend::redis::access::Driver;
-use crate::backend::redis::connect::{Disconnected, Link};
+use crate::backend::redis::connect::Link;
 
 pub(super) struct Wire {
-    pub(super) connection: MultiplexedConnection,
-    driver: Option<Driver>,
-    disconnected: Disconnected,
+    link: Link,
     bell: Arc<Bell>,
     waker: Waker,
 }
@@ -44,12 +41,14 @@ impl Wire {
     pub(super) fn new(link: Link) -> Wire {
         let bell: Arc<Bell> = Arc::default();
         Wire {
-            connection: link.connection,
-            driver: link.driver,
-            disconnected: link.disconnected,
+            link,
             waker: bell.clone().into(),
             bell,
         }
+    }
+
+    pub(super) fn connection(&self) -> &MultiplexedConnection {
+        &self.link.connection
     }
 
     /// Moves what is to be moved, and has `look` look whether answers came. `None` when the connection is gone
@@ -59,13 +58,6 @@ impl Wire {
         cx: &mut Context<'_>,
         mut look: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<Option<T>> {
-        let Some(driver) = &mut self.driver else {
-            // It has a task.
-            if let Poll::Ready(found) = look(cx) {
-                return Poll::Ready(Some(found));
-            }
-            return self.disconnected.poll(cx).map(|()| None);
-        };
         self.bell.user.register(cx.waker());
         // New calls reach the driver by being looked at. It need not say so: it is polled right after.
         let nobody = &mut Context::from_waker(Waker::noop());
@@ -75,7 +67,9 @@ impl Wire {
         if let Poll::Ready(found) = found {
             return Poll::Ready(Some(found));
         }
-        let over = driver
+        let over = self
+            .link
+            .driver
             .as_mut()
             .poll(&mut Context::from_waker(&self.waker))
             .is_ready();
