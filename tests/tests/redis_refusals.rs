@@ -271,8 +271,11 @@ async fn a_release_that_is_refused_for_a_moment_is_repeated() {
         latch.try_set_count(1).await.unwrap();
 
         trouble.begin(&server).await;
-        let refused = b.lock("k").try_acquire().await;
-        assert_refused(&refused.expect_err(trouble.says()), trouble);
+        // Where a replica took the place of the master, the new master is looked for at the same address instead.
+        if trouble != Trouble::IsReplica {
+            let refused = b.lock("k").try_acquire().await;
+            assert_refused(&refused.expect_err(trouble.says()), trouble);
+        }
         // Some are awaited and some are not.
         drop((all, permit));
         let released = join_all(guards.into_iter().map(LockGuard::release));
