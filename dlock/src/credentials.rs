@@ -15,6 +15,10 @@ use crate::error::Cause;
 ///
 /// [`Debug`](fmt::Debug) does not show the password.
 #[derive(Clone)]
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "only servers ask for them")
+)]
 pub struct Credentials {
     user: Option<String>,
     password: String,
@@ -68,6 +72,10 @@ type Asking = BoxFuture<'static, Result<Credentials, Cause>>;
 
 /// The user's function that gives credentials.
 #[derive(Clone)]
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "only servers ask for them")
+)]
 pub(crate) struct Provider(Arc<dyn Fn() -> Asking + Send + Sync>);
 
 impl Provider {
