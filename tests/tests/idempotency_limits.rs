@@ -3,6 +3,7 @@
 
 mod idempotency_support;
 
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use idempotency_support::*;
+use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
 
@@ -114,16 +116,25 @@ async fn requests_that_wait_are_bounded() {
     .await;
 }
 
+/// Counts those of its kind that live.
+struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn new(count: &Arc<AtomicUsize>) -> Running {
+        count.fetch_add(1, Ordering::SeqCst);
+        Running(count.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// A body that counts those of its kind that live, and never ends.
 fn endless(living: &Arc<AtomicUsize>, pause: Duration) -> Streamed {
-    struct Lives(Arc<AtomicUsize>);
-    impl Drop for Lives {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-    living.fetch_add(1, Ordering::SeqCst);
-    let stream = stream::repeat(Arc::new(Lives(living.clone()))).then(move |_lives| async move {
+    let stream = stream::repeat(Arc::new(Running::new(living))).then(move |_lives| async move {
         sleep(pause).await;
         Ok(Frame::data(Bytes::from_static(b"{}\n")))
     });
@@ -243,4 +254,49 @@ async fn full_store_keeps_that_the_work_was_done() {
         assert_eq!(run.count(), 3);
     })
     .await;
+}
+
+/// A client that hangs up is noticed though its handler reads no body: each layer has read it, so that the server sees the
+/// end of the connection behind it.
+#[tokio::test]
+async fn client_that_hangs_up_is_noticed_behind_a_body_that_the_handler_leaves() {
+    let client = dlock::LockClient::memory();
+    let layer = layer().cancel_on_disconnect();
+    let lock = dlock_tower::LockLayer::new(client.clone(), dlock_tower::key::fixed("k"));
+    for locked in [false, true] {
+        let running = Arc::new(AtomicUsize::new(0));
+        let counted = running.clone();
+        let handler = axum::routing::post(move || {
+            let running = Running::new(&counted);
+            async move {
+                std::future::pending::<()>().await;
+                drop(running);
+            }
+        });
+        let app = axum::Router::new().route("/pay", handler);
+        let app = match locked {
+            false => app.layer(layer.clone()),
+            true => app.layer(lock.clone()),
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, app).into_future());
+        let mut caller = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request =
+            b"POST /pay HTTP/1.1\r\nhost: shop\r\nidempotency-key: k\r\ncontent-length: 5\r\n\r\n12345";
+        caller.write_all(request).await.unwrap();
+        let runs = async |n: usize| {
+            dlock_tests::eventually("the handler comes and goes", || {
+                std::future::ready(running.load(Ordering::SeqCst) == n)
+            })
+            .await;
+        };
+        runs(1).await;
+        assert_eq!(client.held(), usize::from(locked));
+        drop(caller);
+        runs(0).await;
+    }
+    assert_eq!(layer.handle().shutdown(SECOND * 10).await, 0);
+    assert_eq!(layer.handle().claims(), 0);
+    drop(client.lock("k").acquire().await.unwrap());
 }
