@@ -4,6 +4,7 @@
 //! that a paused clock makes every timing rule a fast and exact test.
 
 mod counters;
+mod deadlines;
 mod fair;
 mod permits;
 mod read_write;

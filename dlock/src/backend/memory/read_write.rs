@@ -1,11 +1,12 @@
 //! Read-write locks in memory: many readers, or one writer and those readers that it let in itself.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Busy;
+use super::deadlines::Deadlines;
 use super::writers::{HEARD_WITHIN, Writers};
 use crate::LockKey;
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
@@ -23,15 +24,11 @@ pub(super) struct ReadWriteLocks {
 /// Who is inside.
 #[derive(Debug, Default)]
 struct Inside {
-    writer: Option<(GrantId, Hold)>,
-    readers: HashMap<GrantId, Hold>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Hold {
-    until: Instant,
-    /// It was released, and its `min_hold` keeps the lock for a while yet.
-    kept: bool,
+    writer: Option<GrantId>,
+    /// The leases of the writer and of all readers.
+    leases: Deadlines,
+    /// Those that were released, and whose `min_hold` keeps the lock for a while yet.
+    kept: HashSet<GrantId>,
 }
 
 /// Who is to hear that somebody has left.
@@ -46,31 +43,31 @@ pub(super) enum Left {
 }
 
 impl Inside {
-    fn all(&self) -> impl Iterator<Item = &Hold> {
-        let writer = self.writer.iter().map(|(_, hold)| hold);
-        writer.chain(self.readers.values())
-    }
-
-    fn next_end(&self) -> Option<Instant> {
-        self.all().map(|hold| hold.until).min()
-    }
-
-    fn last_end(&self) -> Option<Instant> {
-        self.all().map(|hold| hold.until).max()
-    }
-
     fn purge(&mut self, now: Instant) {
-        self.writer.take_if(|(_, hold)| hold.until <= now);
-        self.readers.retain(|_, hold| hold.until > now);
+        while let Some(grant) = self.leases.pop_ended(now) {
+            self.forget(grant);
+        }
     }
 
-    fn hold(&mut self, kind: Kind, grant: &GrantId) -> Option<&mut Hold> {
-        match kind {
-            Kind::Write => {
-                let writer = self.writer.as_mut().filter(|(id, _)| id == grant);
-                writer.map(|(_, hold)| hold)
-            }
-            _ => self.readers.get_mut(grant),
+    fn remove(&mut self, grant: GrantId) {
+        self.leases.remove(grant);
+        self.forget(grant);
+    }
+
+    /// Its lease is over.
+    fn forget(&mut self, grant: GrantId) {
+        self.kept.remove(&grant);
+        self.writer.take_if(|writer| *writer == grant);
+    }
+
+    fn is_inside(&self, kind: Kind, grant: GrantId) -> bool {
+        self.leases.get(grant).is_some() && self.kind_of(grant) == kind
+    }
+
+    fn kind_of(&self, grant: GrantId) -> Kind {
+        match self.writer == Some(grant) {
+            true => Kind::Write,
+            false => Kind::Read,
         }
     }
 }
@@ -86,10 +83,8 @@ impl ReadWriteLocks {
 
     /// Whether this holder is inside.
     pub(super) fn knows(&self, kind: Kind, key: &LockKey, grant: &GrantId) -> bool {
-        self.locks.get(key).is_some_and(|inside| match kind {
-            Kind::Write => inside.writer.as_ref().is_some_and(|(id, _)| id == grant),
-            _ => inside.readers.contains_key(grant),
-        })
+        let inside = self.locks.get(key);
+        inside.is_some_and(|inside| inside.is_inside(kind, *grant))
     }
 
     pub(super) fn clear(&mut self) {
@@ -111,9 +106,9 @@ impl ReadWriteLocks {
     /// Changes who is inside, and keeps the books.
     fn change<T>(&mut self, key: &LockKey, change: impl FnOnce(&mut Inside) -> T) -> T {
         let inside = self.locks.entry(key.clone()).or_default();
-        let before = inside.next_end();
+        let before = inside.leases.first();
         let done = change(inside);
-        let after = inside.next_end();
+        let after = inside.leases.first();
         if after.is_none() {
             self.locks.remove(key);
         }
@@ -160,50 +155,47 @@ impl ReadWriteLocks {
         kept_out: Option<Instant>,
         now: Instant,
     ) -> Result<(), Instant> {
-        let hold = Hold {
-            until: now + request.lease,
-            kept: false,
-        };
         self.change(&request.key, |inside| {
-            let blocked_until = match (request.kind, request.under, &inside.writer) {
-                (Kind::Write, ..) => inside.last_end(),
-                (_, Some(under), Some((writer, hold))) if *writer == under && !hold.kept => None,
+            let last_end = inside.leases.last();
+            let writer = inside.writer;
+            let blocked_until = match (request.kind, request.under) {
+                (Kind::Write, _) => last_end,
+                (_, Some(under)) if writer == Some(under) && !inside.kept.contains(&under) => None,
                 // The writer who is said to ask is not there.
-                (_, Some(_), _) => inside.last_end().or(Some(now)),
-                (_, None, Some((_, writer))) => Some(writer.until),
-                (_, None, None) => kept_out.map(|until| inside.last_end().unwrap_or(until)),
+                (_, Some(_)) => last_end.or(Some(now)),
+                (_, None) => match writer {
+                    Some(writer) => inside.leases.get(writer),
+                    None => kept_out.map(|until| last_end.unwrap_or(until)),
+                },
             };
-            match blocked_until {
-                Some(until) => Err(until),
-                None if request.kind == Kind::Write => {
-                    inside.writer = Some((request.grant, hold));
-                    Ok(())
-                }
-                None => {
-                    inside.readers.insert(request.grant, hold);
-                    Ok(())
-                }
+            if let Some(until) = blocked_until {
+                return Err(until);
             }
+            if request.kind == Kind::Write {
+                inside.writer = Some(request.grant);
+            }
+            inside.leases.set(request.grant, now + request.lease);
+            Ok(())
         })
     }
 
     pub(super) fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
+        let ReleaseRequest { kind, grant, .. } = *request;
         self.change(&request.key, |inside| {
-            let Some(hold) = inside.hold(request.kind, &request.grant) else {
+            let Some(until) = inside.leases.get(grant).filter(|_| inside.is_inside(kind, grant)) else {
                 return Left::NotHeld;
             };
             if request.keep_for > Duration::ZERO {
-                hold.until = hold.until.min(now + request.keep_for);
-                hold.kept = true;
+                inside.leases.set(grant, until.min(now + request.keep_for));
+                inside.kept.insert(grant);
                 return Left::Loudly;
             }
-            if request.kind == Kind::Write {
-                inside.writer = None;
+            let before = inside.leases.last();
+            inside.remove(grant);
+            if kind == Kind::Write {
                 return Left::Loudly;
             }
-            let before = inside.last_end();
-            inside.readers.remove(&request.grant);
-            match (before, inside.last_end()) {
+            match (before, inside.leases.last()) {
                 // Who waits believes that it takes much longer than it does, and a lease that ends tells nobody.
                 (Some(before), Some(left)) if (left - now) < (before - now) / 2 => Left::Loudly,
                 (_, Some(_)) => Left::Quietly,
@@ -225,35 +217,37 @@ impl ReadWriteLocks {
     /// Whether the holder is there.
     pub(super) fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
         self.change(&request.key, |inside| {
-            let hold = inside.hold(request.kind, &request.grant);
-            let Some(hold) = hold.filter(|hold| !hold.kept) else {
-                return false;
-            };
-            hold.until = now + request.lease;
-            true
+            let is_held =
+                inside.is_inside(request.kind, request.grant) && !inside.kept.contains(&request.grant);
+            if is_held {
+                inside.leases.set(request.grant, now + request.lease);
+            }
+            is_held
         })
     }
 
     /// Ends all who are inside; whether there were any.
     pub(super) fn take(&mut self, key: &LockKey) -> bool {
         self.change(key, |inside| {
-            let any = inside.next_end().is_some();
+            let any = !inside.leases.is_empty();
             *inside = Inside::default();
             any
         })
     }
 
     pub(super) fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
-        let Some(Inside { writer, readers }) = self.locks.get(key) else {
+        let Some(inside) = self.locks.get(key) else {
             return Vec::new();
         };
-        let writer = writer.iter().map(|(id, hold)| (Kind::Write, id, hold));
-        let readers = readers.iter().map(|(id, hold)| (Kind::Read, id, hold));
-        let holder = |(kind, id, hold): (Kind, &GrantId, &Hold)| {
-            let left = hold.until.saturating_duration_since(now);
-            Holder::new(kind, id.to_string(), u64::from(!hold.kept), Some(left))
+        let holder = |(grant, until): (GrantId, Instant)| {
+            let left = until.saturating_duration_since(now);
+            let holds = u64::from(!inside.kept.contains(&grant));
+            Holder::new(inside.kind_of(grant), grant.to_string(), holds, Some(left))
         };
-        writer.chain(readers).map(holder).collect()
+        let mut holders: Vec<_> = inside.leases.iter().map(holder).collect();
+        // The writer first.
+        holders.sort_by_key(|holder| holder.kind != Kind::Write);
+        holders
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &LockKey> {

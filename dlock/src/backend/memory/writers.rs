@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::deadlines::Deadlines;
 use crate::LockKey;
 use crate::backend::GrantId;
 
@@ -16,7 +17,7 @@ pub(super) const HEARD_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Writers {
     /// Until when each of them counts.
-    waiting: HashMap<LockKey, HashMap<GrantId, Instant>>,
+    waiting: HashMap<LockKey, Deadlines>,
     /// When those are swept out next who were never missed.
     sweep_at: Option<Instant>,
 }
@@ -27,17 +28,17 @@ impl Writers {
         if self.sweep_at.is_none_or(|at| at <= now) {
             self.sweep_at = Some(now + KEPT);
             self.waiting.retain(|_, of_key| {
-                of_key.retain(|_, until| *until > now);
+                while of_key.pop_ended(now).is_some() {}
                 !of_key.is_empty()
             });
         }
         let of_key = self.waiting.entry(key.clone()).or_default();
-        of_key.insert(waiter, now + KEPT);
+        of_key.set(waiter, now + KEPT);
     }
 
     /// Until when the last of those counts who wait; `None` where nobody does.
     pub(super) fn until(&self, key: &LockKey, now: Instant) -> Option<Instant> {
-        let last = self.waiting.get(key)?.values().max().copied();
+        let last = self.waiting.get(key)?.last();
         last.filter(|until| *until > now)
     }
 
@@ -46,7 +47,7 @@ impl Writers {
         let Some(of_key) = self.waiting.get_mut(key) else {
             return false;
         };
-        let waited = of_key.remove(&waiter).is_some();
+        let waited = of_key.remove(waiter);
         if of_key.is_empty() {
             self.waiting.remove(key);
         }
@@ -54,7 +55,7 @@ impl Writers {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.waiting.values().map(HashMap::len).sum()
+        self.waiting.values().map(Deadlines::len).sum()
     }
 
     pub(super) fn clear(&mut self) {
