@@ -96,7 +96,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// What every lock's name begins with on the store; nothing by default.
+    /// What every lock's name begins with on the store; nothing by default. All clients of a lock give the same one: each
+    /// prefix has fencing tokens of its own, by the clock of the server.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = Some(prefix.into());
         self

@@ -96,20 +96,18 @@ impl Shared {
         true
     }
 
-    /// Removes the keys of this test, and all fences: other tests have no need of these.
+    /// Removes the keys of this test, its fences among them.
     async fn flush(&self) {
         match self.servers {
             Several::Cluster(cluster) => {
-                for prefix in [&self.prefix, "dlock:fence"] {
-                    for key in cluster.keys(prefix).await {
-                        cluster.owner_of(&key).await.command(&["DEL", &key]).await;
-                    }
+                for key in cluster.keys(&self.prefix).await {
+                    cluster.owner_of(&key).await.command(&["DEL", &key]).await;
                 }
             }
             Several::Quorum(quorum) => {
                 for server in quorum.servers() {
                     for key in server.keys().await {
-                        if key.contains(&self.prefix) || key == "dlock:fence" {
+                        if key.contains(&self.prefix) {
                             server.command(&["DEL", &key]).await;
                         }
                     }
@@ -120,7 +118,6 @@ impl Shared {
                 for key in self.keys().await {
                     master.command(&["DEL", &key]).await;
                 }
-                master.command(&["DEL", "dlock:fence"]).await;
             }
         }
     }
@@ -317,8 +314,13 @@ async fn only_traces(server: &Server) -> bool {
 }
 
 async fn may_stay(server: &Server, key: &str) -> bool {
-    let stays = key == "dlock:fence" || key.starts_with("redisson_lock_token:");
+    let stays = is_fence(key) || key.starts_with("redisson_lock_token:");
     stays || is_of_a_step(key) && server.ttl(key).await.is_some()
+}
+
+/// Whether a key has the last fencing token of a prefix, or of a slot of it.
+fn is_fence(key: &str) -> bool {
+    key.ends_with("dlock:fence") || key.contains("dlock:fence:{")
 }
 
 /// Whether a key remembers that a step was carried out: `{name}:dlock:uuid:number`.

@@ -740,6 +740,10 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
             .await;
     }
     assert!(at_work(&a, &b, "shop:0").await.is_err(), "each slot has a fence");
+    // Where the prefix is the client's, the fences have it, too.
+    let prefixed = two_at(&cluster.url(), |builder| builder.prefix("shop:")).await;
+    let [a, b] = prefixed.unwrap();
+    in_rounds("all is done in time", async || at_work(&a, &b, "0").await).await;
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, LockClient, LockClientBuilder, LockKey, MAX_KEY_BYTES};
 use dlock_tests::faults::ordinary;
+use dlock_tests::records::{ask, claimed, fresh_key};
 use dlock_tests::{Flavor, Server, Store, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -231,17 +232,82 @@ async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
     assert_eq!(text, "x");
 }
 
+/// What stands in place of the last fencing token and is none stops nobody: tokens go on with the server's clock, which is
+/// ahead of all that were given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fence_that_somebody_spoilt_is_told() {
+async fn a_fence_that_holds_no_token_is_begun_anew_and_stops_nobody() {
     let store = Store::server().await;
     let (server, client) = (store.as_server(), store.client().await);
-    for spoil in [&["SET", "dlock:fence", "x"][..], &["RPUSH", "dlock:fence", "x"]] {
-        server.command(&["DEL", "dlock:fence"]).await;
-        server.command(spoil).await;
-        let error = fails("acquire", client.lock("k").wait(10 * SECOND).acquire()).await;
-        assert_refused(&error, &["\"k\"", "dlock:fence"]);
-        assert_eq!(server.keys().await, ["dlock:fence"]);
+    let records = client.records().unwrap();
+    let mut last = 0;
+    let two_to_the_53rd = (1_u64 << 53).to_string();
+    for spoilt in [
+        "abc",
+        "",
+        "1e400",
+        "-5",
+        "1.5",
+        "nan",
+        "17",
+        "99999999999999999999",
+        "1795354604934212x",
+        &two_to_the_53rd,
+    ] {
+        server.command(&["SET", "dlock:fence", spoilt]).await;
+        let now = server.time_us().await;
+        let guards = [
+            client.lock("a").acquire().await.unwrap(),
+            client.rwlock("b").read().acquire().await.unwrap(),
+        ];
+        for token in guards.iter().map(dlock::LockGuard::fencing_token) {
+            assert!(
+                token > last && token >= now && token < now + 60_000_000,
+                "{spoilt}: {token} at {now}"
+            );
+            last = token;
+        }
+        server.command(&["SET", "dlock:fence", spoilt]).await;
+        let (_, fence) = claimed(&records, ask(&fresh_key()), 1).await;
+        assert!(fence > last, "{spoilt}: {fence} after {last}");
+        last = fence;
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
+        assert_eq!(fence, last, "{spoilt}");
     }
+}
+
+/// A number that Lua cannot count on from would be given again and again. Nor is what is no string overwritten, whose data
+/// it may be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_at_the_end_of_all_numbers_or_of_another_type_is_told() {
+    let store = Store::server().await;
+    let (server, client) = (store.as_server(), store.client().await);
+    let last = (1_u64 << 53) - 1;
+    server
+        .command(&["SET", "dlock:fence", &(last - 2).to_string()])
+        .await;
+    for token in [last - 1, last] {
+        let guard = client.lock("k").acquire().await.unwrap();
+        assert_eq!(guard.fencing_token(), token);
+        guard.release().await.unwrap();
+    }
+    for _ in 0..3 {
+        let error = fails("acquire", client.lock("k").wait(10 * SECOND).acquire()).await;
+        assert_refused(&error, &["\"k\"", "dlock:fence", "remove this key"]);
+        let error = fails("acquire", client.rwlock("k").write().try_acquire()).await;
+        assert_refused(&error, &["\"k\"", "dlock:fence", "remove this key"]);
+    }
+    assert!(client.records().unwrap().claim(ask(&fresh_key())).await.is_err());
+    assert_eq!(server.keys().await, ["dlock:fence"]);
+    assert_eq!(server.query::<u64>(&["GET", "dlock:fence"]).await, last);
+
+    server.command(&["DEL", "dlock:fence"]).await;
+    server.command(&["RPUSH", "dlock:fence", "x"]).await;
+    let error = fails("acquire", client.lock("k").wait(10 * SECOND).acquire()).await;
+    assert_refused(&error, &["\"k\"", "dlock:fence", "other data"]);
+    assert_eq!(server.keys().await, ["dlock:fence"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

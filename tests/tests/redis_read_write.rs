@@ -49,7 +49,7 @@ async fn lasts(server: &Server, key: &str, time: Duration) -> bool {
 /// Without the fence and the index of readers.
 async fn keys(server: &Server) -> Vec<String> {
     let mut keys = server.keys().await;
-    keys.retain(|key| key != "dlock:fence" && !key.ends_with(":dlock:readers"));
+    keys.retain(|key| !key.ends_with("dlock:fence") && !key.ends_with(":dlock:readers"));
     keys
 }
 

@@ -98,7 +98,7 @@ async fn the_prefix_is_part_of_the_name_and_of_the_channel() {
     let full = format!("shop:{}", name(&key));
     assert_eq!(server.pubsub_channels().await, std::slice::from_ref(&full));
     let (token, _) = claimed(&prefixed, ask(&key), 1).await;
-    assert_eq!(server.keys().await, ["dlock:fence", &full]);
+    assert_eq!(server.keys().await, ["shop:dlock:fence", &full]);
     let (a, b) = tokio::join!(prefixed.release(&key, &token), timeout(10 * SEC, watch.changed()));
     assert_eq!((a.unwrap(), b), (OwnerReply::Done, Ok(())));
     drop(watch);

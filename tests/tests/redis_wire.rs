@@ -247,7 +247,8 @@ async fn a_prefix_stands_before_every_name_and_shows_nowhere_else() {
     let (shop, all) = (ordinary(&url).await, client(&server).await);
     let guard = shop.lock("k").acquire().await.unwrap();
     let other = all.lock("k").try_acquire().await.expect("it is another lock");
-    assert_eq!(server.keys().await, ["dlock:fence", "k", "shop[1]*:k"]);
+    let fences = ["dlock:fence", "shop[1]*:dlock:fence"];
+    assert_eq!(server.keys().await, [fences[0], "k", fences[1], "shop[1]*:k"]);
     assert_eq!(guard.key().as_str(), "k");
     let names = |found: Vec<(LockKey, _)>| -> Vec<String> {
         found
@@ -417,6 +418,49 @@ async fn reserved_tokens_reach_back_by_five_milliseconds_at_the_most() {
     assert!(first_token + 5000 > before, "{first_token} at {before}");
 }
 
+/// Services that share a server under different prefixes have nothing to do with each other's tokens: what one of them
+/// spoils costs the others nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_prefix_has_fencing_tokens_of_its_own() {
+    let server = server().await;
+    let of = async |prefix: &str| {
+        let builder = LockClient::builder().url(server.url()).timeout(PATIENCE);
+        builder.prefix(prefix).build().await.unwrap()
+    };
+    let (shop, mill) = (of("shop:").await, of("mill:").await);
+    let token = async |client: &LockClient| {
+        let guard = client.lock("k").acquire().await.unwrap();
+        let token = guard.fencing_token();
+        guard.release().await.unwrap();
+        token
+    };
+    let first = token(&mill).await;
+    // An hour ahead of the clock: tokens go on from there, for this prefix.
+    let ahead = server.time_us().await + 3_600_000_000;
+    server
+        .command(&["SET", "shop:dlock:fence", &ahead.to_string()])
+        .await;
+    assert_eq!(token(&shop).await, ahead + 1);
+    let second = token(&mill).await;
+    assert!(first < second && second < ahead, "{first}, {second}, {ahead}");
+    server.command(&["DEL", "shop:dlock:fence"]).await;
+    server.command(&["RPUSH", "shop:dlock:fence", "x"]).await;
+    let error = shop.lock("k").try_acquire().await.unwrap_err().to_string();
+    assert!(
+        error.contains("\"k\"") && error.contains("shop:dlock:fence"),
+        "{error}"
+    );
+    assert!(token(&mill).await > second);
+    assert_eq!(server.keys().await, ["mill:dlock:fence", "shop:dlock:fence"]);
+    assert!(
+        shop.semaphore("dlock:fence")
+            .permits(3)
+            .try_acquire()
+            .await
+            .is_err()
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fence_is_no_lock() {
     let server = server().await;
@@ -487,6 +531,7 @@ async fn after_a_flush_no_reservation_reaches_back() {
             "9000000000000000",
             "1",
             "4000",
+            "0",
         ];
         let (now, token, count): (u64, u64, u64) = server.query(&[&call[..], &step[..]].concat()).await;
         (now, token, count)

@@ -5,6 +5,7 @@ mod access;
 mod cluster;
 mod connect;
 mod dial;
+mod fence;
 mod hint;
 mod kinds;
 mod login;

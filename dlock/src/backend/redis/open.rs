@@ -11,6 +11,7 @@ use super::RedisBackend;
 use super::access::Access;
 use super::cluster::Cluster;
 use super::connect::Connector;
+use super::fence::Fence;
 use super::node::Part;
 use super::place::Place;
 use super::sentinel::Master;
@@ -166,6 +167,7 @@ fn part(common: &Common) -> Part {
     Part {
         lane: Lane::default(),
         seats: common.max_queued,
+        fence: Fence::of(&common.prefix),
         doubts: broadcast::channel(16).0,
         places: Arc::default(),
         cluster: None,

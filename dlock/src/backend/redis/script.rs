@@ -9,6 +9,7 @@ use redis::{Cmd, Script, Value};
 use tokio::time::Instant;
 
 use super::cluster::slot::Slot;
+use super::fence::Fence;
 use super::kinds::KindStep;
 use super::node::refused;
 use super::permits;
@@ -36,8 +37,6 @@ const TEXT: &str = concat!(
 );
 static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
 
-/// The last fencing token of a server; the one key that stays. In a Cluster each slot has one.
-pub(super) const FENCE: &str = "dlock:fence";
 /// Since when a member of a quorum has its data.
 const VOTER: &str = "dlock:voter";
 
@@ -461,15 +460,21 @@ pub(super) enum By {
 /// The call that carries these steps, each with the server time (µs) after which it refuses itself where it
 /// takes something. Acquires share the latest one. `run_id` is that of the server process, empty where it is not
 /// known.
-pub(super) fn call<'a>(by: By, run_id: &str, steps: impl Iterator<Item = (&'a Call, u64)> + Clone) -> Cmd {
+pub(super) fn call<'a>(
+    by: By,
+    run_id: &str,
+    fences: &Fence,
+    steps: impl Iterator<Item = (&'a Call, u64)> + Clone,
+) -> Cmd {
     let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
-    let (mut size, mut fence) = (0, Cow::Borrowed(FENCE));
+    let (mut size, mut fence, mut in_cluster) = (0, Cow::Borrowed(fences.name()), false);
     for (step, refuse_after) in steps.clone() {
         if let Some(slot) = step.slot {
             // Where nobody needs the fence, a call with one step has one key, which a server that is giving the
             // slot away still lets pass.
+            in_cluster = true;
             if step.takes_token() {
-                fence = slot.fence().into();
+                fence = fences.in_slot(slot).into();
             } else if count == 0 {
                 fence = step.key.as_ref().into();
             }
@@ -494,7 +499,7 @@ pub(super) fn call<'a>(by: By, run_id: &str, steps: impl Iterator<Item = (&'a Ca
             cmd.arg(key);
         }
     }
-    cmd.arg(late).arg(acquires).arg(tokens);
+    cmd.arg(late).arg(acquires).arg(tokens).arg(u8::from(in_cluster));
     for (step, refuse_after) in steps {
         step.write(refuse_after, run_id, &mut cmd);
     }

@@ -4,8 +4,6 @@ use std::sync::LazyLock;
 
 use redis::RedisError;
 
-use crate::backend::redis::script::FENCE;
-
 /// How many slots there are.
 pub(crate) const SLOTS: u16 = 16_384;
 
@@ -54,9 +52,9 @@ impl Slot {
         usize::from(self.0)
     }
 
-    /// The key of this slot's last fencing token.
-    pub(crate) fn fence(self) -> String {
-        format!("{FENCE}:{{{}}}", TAGS[self.index()])
+    /// A number whose digits are in this slot: the smallest one.
+    pub(crate) fn tag(self) -> u32 {
+        TAGS[self.index()]
     }
 }
 
@@ -134,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn each_slot_has_a_fence_of_its_own_and_always_the_same_one() {
+    fn each_slot_has_a_tag_of_its_own_and_always_the_same_one() {
         for number in 0..SLOTS {
             let slot = Slot(number);
-            assert_eq!(Slot::of(&slot.fence()), slot);
+            assert_eq!(Slot::of(&slot.tag().to_string()), slot);
         }
-        assert_eq!(Slot::of("foo").fence(), "dlock:fence:{43681}");
+        assert_eq!(Slot::of("foo").tag(), 43681);
     }
 }

@@ -6,13 +6,14 @@
 --   rare.lua     the end of what is made only in a call that needs it: all from steps.lua on is one function
 --   run.lua      takes the steps in turn, and has the three that are most of the work
 --
--- KEYS[1]      the fence of this server, or of this slot of a Cluster: the last fencing token that was given. In a
+-- KEYS[1]      the fence of this prefix, in a Cluster of this slot: the last fencing token that was given. In a
 --              Cluster, where no step gives a token, the key of the first step again
 -- KEYS[1 + i]  the lock or record of step i
 -- ARGV[1]      the server time in µs after which acquires refuse themselves
 -- ARGV[2]      how many acquires there are
 -- ARGV[3]      how many fencing tokens they want in all
--- ARGV[4...]   for each step its name and its arguments:
+-- ARGV[4]      1 in a Cluster, else 0
+-- ARGV[5...]   for each step its name and its arguments:
 --                acquire GRANT LEASE-ms TOKENS | release GRANT KEEP-ms CHANNEL |
 --                renew LEASE-ms COUNT GRANT... (it has as many keys as grants) | all, see several.lua
 --                any other: the number of its arguments, its arguments
@@ -39,7 +40,7 @@ local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local fence = KEYS[1]
-local in_cluster = fence ~= 'dlock:fence'
+local in_cluster = ARGV[4] == '1'
 
 -- Acquires from the present one on, the present one not counted any more.
 local acquires = tonumber(ARGV[2])
@@ -86,11 +87,25 @@ end
 -- The answer to a release.
 local function released(heard) return heard < 0 and -1 or 1 + heard end
 
--- The last fencing token, 0 if there is none.
-local function last_token()
-  local last = ask('GET', fence)
-  if is_error(last) then error({ failed = fence .. ': ' .. last.err }) end
-  return tonumber(last or 0) or error({ failed = fence .. ' does not hold a fencing token' })
+-- Moves the last fencing token on, for so many acquires besides one: the least token that is free from then on, and the
+-- last one. What is no token, or too large for one, is as good as lost: the clock is ahead of all that were given, and
+-- whoever wrote it shall stop nobody. From 2^53 on Lua counts no more: there nobody may begin anew but who knows what that
+-- does.
+local function move_fence(besides)
+  local before = ask('GET', fence)
+  if is_error(before) then
+    error({ failed = fence .. ', the key of the fencing tokens, holds other data, to be removed: ' .. before.err })
+  end
+  before = tonumber(before or 0)
+  local known = before and before > 0 and before < 9007199254740992 and before % 1 == 0
+  local least = known and before + 1 or now
+  local upto = math.max(now, least + besides)
+  if upto >= 9007199254740992 then
+    error({ failed = fence .. ' has come to the last of all fencing tokens: remove this key, and they begin again with '
+      .. "the server's clock, below those that were given" })
+  end
+  run('SET', fence, string.format('%.0f', upto))
+  return least, upto
 end
 
 -- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
@@ -99,11 +114,8 @@ end
 -- at the most, in µs: a replica that takes over knows an older last token, and takes longer than that.
 local REACH = 5000
 local function reserve(key, lease)
-  local before = last_token()
-  local least = before > 0 and before + 1 or now
   -- The present one is not counted any more.
-  local upto = math.max(now, least + acquires)
-  run('SET', fence, string.format('%.0f', upto))
+  local least, upto = move_fence(acquires)
   -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
   if key then run('PEXPIRE', key, lease) end
   last = upto

@@ -17,7 +17,8 @@ local function add_fenced_steps()
     end
     -- From 2^53 on Lua does not count any more.
     if is_error(last) or not string.find(last, '^%d+$') or tonumber(last) >= 9007199254740991 then
-      error({ failed = counter .. ' does not hold a fencing token' })
+      error({ failed = counter .. " holds no fencing token, or the last of all: remove this key, and they begin with the "
+        .. "server's clock" })
     end
     local token = run('INCR', counter)
     -- Redisson's multi-locks let it expire together with the lock.

@@ -30,8 +30,8 @@ local function add_quorum_steps()
   -- field of the holder, token
   function steps.raise_fence(key, field, at_least)
     if run('HEXISTS', key, field) == 0 then return 0 end
-    at_least = tonumber(at_least)
-    if last_token() < at_least then run('SET', fence, digits(at_least)) end
+    local _, upto = move_fence(0)
+    if upto < tonumber(at_least) then run('SET', fence, at_least) end
     -- Whatever is reserved may be less.
     token = nil
     return 1

@@ -88,8 +88,8 @@ local function add_record_steps()
       attempt = digits(record.attempt + 1)
       retention = digits(math.max(run('PTTL', key), tonumber(retention)))
     end
-    local token_of_fence = digits(math.max(now, last_token() + 1))
-    run('SET', fence, token_of_fence)
+    local _, token_of_fence = move_fence(0)
+    token_of_fence = digits(token_of_fence)
     local head = head_of('c', lease_until, attempt, token_of_fence, token, print)
     run('SET', key, head, 'PX', retention)
     return { 'claimed', attempt, token_of_fence }

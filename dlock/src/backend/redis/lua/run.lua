@@ -6,8 +6,8 @@ local late = now > tonumber(ARGV[1])
 -- What rare.lua gives, once it was needed.
 local parts
 
-local at, step, filled = 4, 1, 1
-local what = ARGV[4]
+local at, step, filled = 5, 1, 1
+local what = ARGV[5]
 while what do
   step = step + 1
   local key = KEYS[step]

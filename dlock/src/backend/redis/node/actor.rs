@@ -718,6 +718,7 @@ impl Actor {
                 let cmd = script::call(
                     by,
                     &self.run_id,
+                    &self.part.fence,
                     steps.iter().map(|step| (&step.call, step.refuse_after)),
                 );
                 (cmd, due, until)

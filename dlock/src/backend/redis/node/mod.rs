@@ -37,6 +37,7 @@ use self::moves::Move;
 use self::replicas::Way;
 use super::cluster::Cluster;
 use super::connect::{Connected, Connector};
+use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::backend::{BackendError, Lane, Outcome, Reason};
 use crate::clock;
@@ -202,6 +203,8 @@ pub(super) struct Part {
     pub(super) lane: Lane,
     /// At most so many requests wait to be sent.
     pub(super) seats: usize,
+    /// Where the last fencing tokens are.
+    pub(super) fence: Fence,
     /// Told whenever a connection had to be made anew.
     pub(super) doubts: broadcast::Sender<Lane>,
     /// The order of steps.
