@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
+use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::client::Handle;
 use crate::courtesy::Debt;
@@ -27,6 +28,8 @@ use crate::{Error, LockKey, clock, telemetry};
 
 /// How long a waiter sleeps at the most when the holder's lease has no end or is very long.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
+/// Between two looks of one who wants more permits than there are.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// For how long a place is given up that the store does not answer for.
 const PLACE: Duration = Duration::from_secs(5);
@@ -135,6 +138,7 @@ impl Attempt {
             return match self.look(0, None).await.map_err(|error| self.failed(error))? {
                 Look::Got(guard) => Ok(guard),
                 Look::Busy { left, .. } => Err(wait.not_acquired(left)),
+                Look::TooFew => Err(wait.not_acquired(None)),
             };
         }
         if self.options.kind.waits_in_store() {
@@ -228,6 +232,7 @@ impl Attempt {
                 left: remaining,
                 again,
             }),
+            Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
             Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
                 left: Some(votes_in),
                 again: None,
@@ -297,6 +302,7 @@ impl<G: Goal> Wait<'_, G> {
         match look {
             Ok(Look::Got(got)) => return Ok(Some(got)),
             Ok(Look::Busy { left, .. }) => self.is_busy(left, heard),
+            Ok(Look::TooFew) => self.is_busy(None, heard),
             Err(error) => drop(self.failed(asked, error, heard)?),
         }
         Ok(None)
@@ -362,7 +368,16 @@ impl<G: Goal> Wait<'_, G> {
                     }
                     got
                 }
-                Called::Turn(turn) => self.at_store(&ticket, turn, heard).await?,
+                Called::Turn(turn) => match self.at_store(&ticket, turn, heard).await? {
+                    Asked::Got(got) => Some(got),
+                    Asked::Lost => None,
+                    Asked::TooFew => {
+                        drop(ticket);
+                        self.until_there_are_more(heard).await?;
+                        limit = None;
+                        None
+                    }
+                },
             };
             if let Some(got) = got.filter(G::is_held) {
                 return Ok(got);
@@ -370,13 +385,63 @@ impl<G: Goal> Wait<'_, G> {
         }
     }
 
-    /// Has the turn: asks the store until it grants the lock. `None` where that came another way, and is lost.
+    /// Lets all others pass until the number of permits was changed, so that there may be as many as are wanted.
+    async fn until_there_are_more(&self, heard: &mut Evidence) -> Result<(), Error> {
+        let Attempt {
+            handle, key, options, ..
+        } = self.attempt;
+        let shared = handle.shared();
+        let backend = &shared.backend;
+        let mut watch = Some(backend.clone().watch(options.kind, key, shared.next_grant()));
+        let mut pause = Duration::ZERO;
+        loop {
+            let news = async {
+                tokio::time::sleep(pause).await;
+                let _ = tokio::time::timeout(LONGEST_SLEEP, changed(&mut watch)).await;
+            };
+            tokio::select! {
+                biased;
+                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                () = self.over() => return Err(self.gave_up(heard, false)),
+                () = news => {}
+            }
+            let request = CounterRequest::new(key.clone(), shared.next_grant(), CounterStep::Permits);
+            let asked = clock::now();
+            heard.asks(asked);
+            let reply = tokio::select! {
+                biased;
+                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                reply = backend.clone().count(request) => reply,
+                () = self.over() => return Err(self.gave_up(heard, true)),
+            };
+            pause = match reply {
+                Ok(CounterReply::Permits {
+                    free: Some(free),
+                    held,
+                }) if free.saturating_add_unsigned(held) < i64::from(self.attempt.amount()) => {
+                    self.is_busy(None, heard);
+                    BETWEEN_LOOKS
+                }
+                Ok(_) => {
+                    heard.replied();
+                    return Ok(());
+                }
+                Err(error) => {
+                    // What was told meanwhile is not waited for a second time.
+                    watch = Some(backend.clone().watch(options.kind, key, shared.next_grant()));
+                    self.failed(asked, error, heard)?
+                }
+            };
+        }
+    }
+
+    /// Has the turn: asks the store until it grants the lock.
     async fn at_store(
         &self,
         ticket: &Ticket,
         mut turn: Turn,
         heard: &mut Evidence,
-    ) -> Result<Option<G::Got>, Error> {
+    ) -> Result<Asked<G::Got>, Error> {
         let Attempt {
             handle, key, options, ..
         } = self.attempt;
@@ -405,7 +470,7 @@ impl<G: Goal> Wait<'_, G> {
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
+                guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
                 owes = others_first => debt = owes,
                 () = self.over() => is_over = true,
             }
@@ -438,7 +503,7 @@ impl<G: Goal> Wait<'_, G> {
             let had = std::mem::replace(&mut place.taken, self.attempt.takes_place());
             let look = tokio::select! {
                 biased;
-                guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
+                guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
                 look = self.goal.look(turn.handed, Some(waiter)) => look,
                 () = self.over() => return Err(self.gave_up(heard, true)),
                 () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
@@ -455,7 +520,13 @@ impl<G: Goal> Wait<'_, G> {
                         place.taken = false;
                         turn.rests(guard);
                     }
-                    return Ok(Some(got));
+                    return Ok(Asked::Got(got));
+                }
+                Ok(Look::TooFew) => {
+                    courtesies.came(of);
+                    self.is_busy(None, heard);
+                    turn.waits(options.max_waiters, heard)?;
+                    return Ok(Asked::TooFew);
                 }
                 Ok(Look::Busy { left, again }) => {
                     place.taken = had || again.is_some() && self.attempt.takes_place();
@@ -479,7 +550,7 @@ impl<G: Goal> Wait<'_, G> {
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_over(ticket) => return Ok(self.took(guard?, turn)),
+                guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
                 () = came_free(&mut turn.watch, &mut debt) => {}
                 () = tokio::time::sleep(sleep) => {}
                 () = self.over() => return Err(self.gave_up(heard, false)),
@@ -501,6 +572,21 @@ impl<G: Goal> Wait<'_, G> {
     /// The wait, or the patience with the store, is over; `sent` says whether a request is on its way.
     pub(crate) fn gave_up(&self, heard: &mut Evidence, sent: bool) -> Error {
         std::mem::take(heard).verdict(self.attempt, self.started, sent)
+    }
+}
+
+/// What came of the turn.
+enum Asked<T> {
+    Got(T),
+    /// It was handed over here, and is lost already.
+    Lost,
+    /// There are fewer permits in all than are wanted.
+    TooFew,
+}
+
+impl<T> Asked<T> {
+    fn of(got: Option<T>) -> Asked<T> {
+        got.map_or(Asked::Lost, Asked::Got)
     }
 }
 

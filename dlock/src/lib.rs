@@ -169,7 +169,7 @@ pub use held::Held;
 pub use key::{LockKey, MAX_KEY_BYTES};
 pub use latch::Latch;
 pub use leader::{Leader, Term};
-pub use lock::Lock;
+pub use lock::{Lock, MAX_AT_ONCE};
 pub use multi::{MultiGuard, MultiLock};
 pub use problem::Problem;
 pub use rwlock::RwLock;

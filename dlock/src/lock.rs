@@ -261,6 +261,25 @@ pub(crate) fn check_duration(option: &'static str, duration: Option<Duration>) -
     Err(Error::InvalidOption { option, reason })
 }
 
+/// How many locks one set may have, and how many permits one acquisition may take: 1,000.
+///
+/// A store grants them in one step, all or none, which nobody else comes between: with more it would keep everybody else
+/// waiting for too long, at each renewal again.
+pub const MAX_AT_ONCE: usize = 1000;
+
+/// What is asked of a store in one step is not more than it should do at once.
+pub(crate) fn check_at_once(option: &'static str, amount: usize, remedy: &str) -> Result<(), Error> {
+    match amount {
+        ..=MAX_AT_ONCE => Ok(()),
+        _ => Err(Error::InvalidOption {
+            option,
+            reason: format!(
+                "{amount} at once are more than {MAX_AT_ONCE}, which the store would have to do in one step: {remedy}"
+            ),
+        }),
+    }
+}
+
 /// The most permits that there may be: what Redisson can count.
 const MOST_PERMITS: u32 = i32::MAX as u32;
 
@@ -311,6 +330,11 @@ impl Options {
             Some(permits) => {
                 check_permits("acquire_many", permits.amount)?;
                 check_total(permits.total)?;
+                // Those that have no owner are one number.
+                if self.kind == Kind::Permit {
+                    let remedy = "let one permit stand for more";
+                    check_at_once("acquire_many", permits.amount as usize, remedy)?;
+                }
             }
             None if self.kind.is_permits() || self.kind == Kind::Latch => {
                 return Err(Error::InvalidOption {

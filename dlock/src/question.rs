@@ -28,6 +28,8 @@ pub(crate) enum Look<T> {
         /// Within which time one who waits has to ask again.
         again: Option<Duration>,
     },
+    /// There are fewer permits in all than are wanted.
+    TooFew,
 }
 
 /// What is asked of the store by one who waits for a key.

@@ -82,14 +82,14 @@ impl Shared {
 
     /// Whether there is nothing but what may stay.
     async fn only_traces(&self) -> bool {
-        for key in self.keys().await {
+        for key in self.keys().await.iter().filter(|key| !is_fence(key)) {
             let server = match self.servers {
-                Several::Cluster(cluster) => cluster.owner_of(&key).await,
+                Several::Cluster(cluster) => cluster.owner_of(key).await,
                 Several::Replicas(replicas) => replicas.master().await,
                 // It has no kind of which anything stays.
                 Several::Quorum(_) => return false,
             };
-            if !may_stay(server, &key).await {
+            if !may_stay(server, key).await {
                 return false;
             }
         }

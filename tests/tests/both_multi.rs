@@ -73,6 +73,25 @@ fn some_set() -> Vec<usize> {
 }
 
 on_every_store! {
+    /// A set is bounded, so that the store does not do one thing for too long: so many locks are had, and more are
+    /// refused before anything is sent.
+    async fn as_many_as_are_allowed_are_had_at_once_and_more_are_refused(store: &Store) {
+        let client = store.client_with(|builder| builder.lease(Duration::from_secs(300))).await;
+        let names = |count: usize| (0..count).map(|n| format!("k{n}"));
+        let all = client.multi(names(dlock::MAX_AT_ONCE)).acquire().await.unwrap();
+        let mut tokens: Vec<_> = all.fencing_tokens().map(|(_, token)| token).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert!(!tokens.is_empty() && tokens[0] > 0);
+        all.release().await.unwrap();
+        for count in [dlock::MAX_AT_ONCE + 1, 10_000] {
+            let set = client.multi(names(count));
+            assert!(matches!(set.check(), Err(Error::InvalidOption { .. })));
+            let error = set.try_acquire().await.unwrap_err();
+            assert!(error.to_string().contains("1000") && error.to_string().contains("take fewer"), "{error}");
+        }
+    }
+
     async fn sets_in_any_order_never_dead_lock_and_keep_the_sums_right(store: &Store) {
         let clients = [store.client().await, store.client().await];
         let bank = Bank::new(6);

@@ -279,6 +279,53 @@ on_every_store! {
         forget(store, &semaphore, &[&a, &b]).await;
     }
 
+    /// A caller that can have nothing keeps no permit from the others of its process, and is served when it can be.
+    async fn in_one_process_who_asks_for_more_than_there_are_keeps_nobody_waiting(store: &Store) {
+        let a = store.client().await;
+        let semaphore = a.semaphore("k").permits(2);
+        let held = semaphore.acquire().await.unwrap();
+        let greedy = tokio::spawn(semaphore.acquire_many(5));
+        let hopeless = tokio::spawn(semaphore.clone().wait(300 * MS).acquire_many(6));
+        settle().await;
+        for _ in 0..3 {
+            let one = within(SOON, "one", semaphore.acquire()).await.unwrap();
+            one.release().await.unwrap();
+        }
+        // Nor when it has to be waited for.
+        let waiter = tokio::spawn(semaphore.acquire_many(2));
+        settle().await;
+        held.release().await.unwrap();
+        let two = within(SOON, "two", waiter).await.unwrap().unwrap();
+        assert!(is_busy(&hopeless.await.unwrap()));
+        assert!(!greedy.is_finished());
+        assert_eq!(semaphore.add_permits(4).await.unwrap().total, 6);
+        two.release().await.unwrap();
+        let five = within(SOON, "the five", greedy).await.unwrap().unwrap();
+        five.release().await.unwrap();
+        has(&semaphore, 6, 6).await;
+        forget(store, &semaphore, &[&a]).await;
+    }
+
+    /// What one acquisition may take is bounded, so that the store does not do one thing for too long: that much is
+    /// had, renewed and given back, and more is refused before anything is sent.
+    async fn as_many_as_are_allowed_are_had_at_once_and_more_are_refused(store: &Store) {
+        let a = store.client().await;
+        let semaphore = a.semaphore("k").permits(3000);
+        let most = dlock::MAX_AT_ONCE as u32;
+        let all = semaphore.acquire_many(most).await.unwrap();
+        let Err(Error::InvalidOption { .. }) = all.ensure(Duration::from_secs(365 * 24 * 3600)).await else {
+            panic!("the store does not confirm them");
+        };
+        assert!(all.is_held());
+        all.release().await.unwrap();
+        for outcome in [semaphore.acquire_many(most + 1).await, semaphore.try_acquire_many(200_000).await] {
+            let error = outcome.unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { .. }), "{error}");
+            assert!(error.to_string().contains("1000") && error.to_string().contains("stand for more"), "{error}");
+        }
+        forget(store, &semaphore, &[&a]).await;
+    }
+
     async fn a_place_in_the_queue_is_given_up_with_the_wait(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         let semaphore = a.semaphore("k").permits(2);

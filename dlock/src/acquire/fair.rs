@@ -90,6 +90,7 @@ impl Place {
                     Seen::granted(question, (first_token, last_token), behind)
                 }
                 Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
+                Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
                 Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
                 Err(error) => {
                     let kept = (error.outcome == Outcome::NotDone).then_some(place);

@@ -213,6 +213,8 @@ impl<G: Goal> Wait<'_, G> {
         };
         let pause = match look {
             Ok(Look::Got(guard)) => return Ok(Some(guard)),
+            // Nothing that has frames has permits.
+            Ok(Look::TooFew) => return Err(self.gave_up(heard, false)),
             Ok(Look::Busy { left, .. }) => {
                 self.is_busy(left, heard);
                 // The store does not know the write lock: its holder is told, unless it gave that back.

@@ -338,6 +338,9 @@ pub enum AcquireReply {
         /// kept for those who are heard of, or to see whether others have lost theirs.
         again: Option<Duration>,
     },
+    /// Permits: there are fewer in all than were asked for, so that only a change of their number can help. Who waits
+    /// for so many keeps nobody else waiting.
+    TooFewPermits,
     /// A member of a quorum that has not been up with its data for long enough.
     Abstained {
         /// When it will have been.
@@ -349,7 +352,9 @@ impl AcquireReply {
     /// For how long the lock is not to be had, as far as is known, if it was not granted.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         match self {
-            AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. } => None,
+            AcquireReply::Acquired { .. }
+            | AcquireReply::AcquiredInLine { .. }
+            | AcquireReply::TooFewPermits => None,
             AcquireReply::Busy { remaining, .. } => *remaining,
             AcquireReply::Abstained { votes_in } => Some(*votes_in),
         }

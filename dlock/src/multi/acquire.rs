@@ -15,6 +15,7 @@ use crate::backend::{BackendError, GrantId, Kind};
 use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
+use crate::lock::check_at_once;
 use crate::question::{Goal, Look};
 use crate::scope::Scope;
 use crate::{Error, LockKey};
@@ -39,6 +40,8 @@ impl Attempt {
         if self.keys.is_empty() {
             return Err(invalid("keys", "there is none: name at least one lock"));
         }
+        let remedy = "take fewer, or one lock that stands for many";
+        check_at_once("keys", self.keys.len(), remedy)?;
         self.keys.iter().try_for_each(LockKey::check)?;
         let options = &self.first.options;
         if options.kind == Kind::Permit && self.keys.len() > 1 {

@@ -37,7 +37,7 @@ use crate::{Error, Held, Lock, LockKey};
 /// - **The lease begins for all of them at the same time**, when the last is had, however long that took.
 /// - **When one of them is lost, the whole is**: see [`MultiGuard`].
 ///
-/// Keys that are named twice count once. A key that an enclosing frame holds is re-entered.
+/// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an enclosing frame holds is re-entered.
 ///
 /// Where a lock that somebody waits for in a set is given back in this process, it goes to the store, also
 /// where [`local_handovers`](Lock::local_handovers) would pass it on to a single lock.
@@ -145,7 +145,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also when there is no name at all.
+    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also when there is no name at all, or more than
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     pub fn check(&self) -> Result<(), Error> {
         self.attempt(true, Location::caller()).check()
     }

@@ -181,7 +181,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for none at all.
+    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for none at all or for more than
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -210,12 +211,13 @@ impl Semaphore {
         self.take(1, false, Location::caller())
     }
 
-    /// Takes so many permits, all or none, and waits for them as long as [`wait`](Self::wait) allows. Who asks
-    /// for more than there are waits until some are added.
+    /// Takes so many permits, all or none, and waits for them as long as [`wait`](Self::wait) allows. A caller that asks
+    /// for more than there are lets all others pass, and goes to the end of the line when enough have been added.
     ///
     /// # Errors
     ///
-    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for none at all.
+    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for none at all or for more than
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
     #[track_caller]

@@ -24,7 +24,9 @@ pub(super) struct Counters {
 
 #[derive(Debug)]
 enum Counter {
-    Semaphore(Semaphore),
+    Semaphore(Box<Semaphore>),
+    /// A semaphore of which nobody has anything or waits: how many permits are free. That many names may stay.
+    Idle(i64),
     Latch(u64),
 }
 
@@ -44,7 +46,7 @@ impl Counters {
             return None;
         }
         Some(match self.kept.get(key)? {
-            Counter::Semaphore(_) => Kind::Permit,
+            Counter::Semaphore(_) | Counter::Idle(_) => Kind::Permit,
             Counter::Latch(_) => Kind::Latch,
         })
     }
@@ -98,20 +100,27 @@ impl Counters {
         now: Instant,
         step: impl FnOnce(&mut Semaphore) -> Step<T>,
     ) -> Step<T> {
-        let new = || Counter::Semaphore(Semaphore::default());
+        let new = || Counter::Semaphore(Box::default());
         let counter = self.kept.entry(key.clone()).or_insert_with(new);
+        if let Counter::Idle(free) = *counter {
+            *counter = Counter::Semaphore(Box::new(Semaphore::idle(free)));
+        }
         let mut nothing = Semaphore::default();
         let semaphore = match counter {
-            Counter::Semaphore(semaphore) => semaphore,
+            Counter::Semaphore(semaphore) => semaphore.as_mut(),
             // Of one that became something else everybody has lost what he had.
-            Counter::Latch(_) => &mut nothing,
+            Counter::Latch(_) | Counter::Idle(_) => &mut nothing,
         };
         let came_back = semaphore.expire(now);
         let mut step = step(semaphore);
         step.tell |= came_back;
-        let is_unknown = semaphore.is_unknown();
-        if is_unknown && matches!(counter, Counter::Semaphore(_)) {
-            self.kept.remove(key);
+        let (is_unknown, free) = (semaphore.is_unknown(), semaphore.idle_with());
+        if matches!(counter, Counter::Semaphore(_)) {
+            if is_unknown {
+                self.kept.remove(key);
+            } else if let Some(free) = free {
+                *counter = Counter::Idle(free);
+            }
         }
         step
     }
@@ -209,8 +218,39 @@ impl Counters {
 impl Counter {
     fn as_semaphore(&self) -> Option<&Semaphore> {
         match self {
-            Counter::Semaphore(semaphore) => Some(semaphore),
-            Counter::Latch(_) => None,
+            Counter::Semaphore(semaphore) => Some(semaphore.as_ref()),
+            Counter::Idle(_) | Counter::Latch(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A name that was used once takes no more than its number, which is the data of its users.
+    #[test]
+    fn nothing_but_the_number_stays_of_a_semaphore_of_which_nobody_has_anything() {
+        let (mut counters, now) = (Counters::default(), crate::clock::now());
+        let (key, grant) = (LockKey::from("k"), GrantId::from_parts(1, 1));
+        let lease = Duration::from_secs(60);
+        let mut request = AcquireRequest::new(Kind::Permit, key.clone(), grant, lease);
+        request.permits = Some(3);
+        assert!(counters.acquire(now, &request).is_ok());
+        assert_eq!(counters.len(now), 1);
+        counters.release(now, &request.undone());
+        assert!(matches!(counters.kept[&key], Counter::Idle(3)));
+        assert_eq!(
+            (counters.len(now), counters.kind_at(&key)),
+            (0, Some(Kind::Permit))
+        );
+        request.permits = Some(7);
+        request.amount = 3;
+        assert!(counters.acquire(now, &request).is_ok());
+        request.grant = GrantId::from_parts(1, 2);
+        assert!(counters.acquire(now, &request).is_err(), "there are three");
+        assert!(std::mem::size_of::<Counter>() <= 16);
     }
 }

@@ -68,6 +68,8 @@ struct Busy {
     remaining: Option<Duration>,
     /// Within which time one who waits asks again.
     again: Option<Duration>,
+    /// There are fewer permits in all than are wanted.
+    too_few: bool,
 }
 
 impl Busy {
@@ -76,6 +78,7 @@ impl Busy {
         Busy {
             remaining: Some(until.saturating_duration_since(now)),
             again: None,
+            too_few: false,
         }
     }
 }
@@ -122,7 +125,8 @@ impl Held {
             other => return Err(unsupported(other)),
         };
         Ok(match busy {
-            Some(Busy { remaining, again }) => AcquireReply::Busy { remaining, again },
+            Some(Busy { too_few: true, .. }) => AcquireReply::TooFewPermits,
+            Some(Busy { remaining, again, .. }) => AcquireReply::Busy { remaining, again },
             None => {
                 let (first_token, last_token) = self.tokens(request.tokens);
                 if request.kind == Kind::Fair && request.tokens > 1 {

@@ -119,6 +119,20 @@ impl<T> Step<T> {
 }
 
 impl Semaphore {
+    /// One of which so many permits are free, and of which nobody has anything.
+    pub(super) fn idle(free: i64) -> Semaphore {
+        Semaphore {
+            free: Some(free),
+            ..Semaphore::default()
+        }
+    }
+
+    /// How many permits are free, where that is all there is to know of it.
+    pub(super) fn idle_with(&self) -> Option<i64> {
+        let is_idle = self.held.grants.is_empty() && self.taken.grants.is_empty() && self.queue.is_empty();
+        self.free.filter(|_| is_idle)
+    }
+
     /// How many grants hold permits.
     pub(super) fn len(&self, now: Instant) -> usize {
         self.held.alive(now).count()
@@ -183,7 +197,14 @@ impl Semaphore {
         if self.free.is_none() {
             self.free = request.permits.map(|total| i64::from(total) - held);
         }
-        let busy = |remaining, again| Step::quiet(Err(Busy { remaining, again }));
+        let busy = |remaining, again| {
+            let too_few = false;
+            Step::quiet(Err(Busy {
+                remaining,
+                again,
+                too_few,
+            }))
+        };
         let Some(free) = self.free else {
             return busy(None, None);
         };
@@ -208,6 +229,14 @@ impl Semaphore {
                 let first_gone = before.map(|other| other.alive_until).min();
                 let look_in = first_gone.map(|until| until - now);
                 let again = self.stand_in_line(now, request, mine, amount <= total, look_in);
+                if amount > total {
+                    let too_few = true;
+                    return Step::quiet(Err(Busy {
+                        remaining: None,
+                        again,
+                        too_few,
+                    }));
+                }
                 return busy(self.held.first_end(now), again);
             }
             if let Some(mine) = mine {

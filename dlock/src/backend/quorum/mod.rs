@@ -18,6 +18,7 @@
 //! there are no fair locks, no permits, and no records.
 
 mod news;
+mod sayings;
 mod votes;
 
 use std::collections::{HashMap, HashSet};
@@ -34,6 +35,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use self::news::News;
+use self::sayings::Sayings;
 use self::votes::{Verdict, Vote, Votes};
 use super::{
     AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind, Lane, Outcome,
@@ -51,17 +53,12 @@ const SHORT: Duration = Duration::from_millis(5);
 /// given it back by then.
 const SPLIT: Duration = Duration::from_millis(50);
 
-/// How long what was said of a key that was not had is remembered.
-const SAID_FOR: Duration = Duration::from_secs(60);
-
 /// One of the stores of a quorum, by a name for messages.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) name: Arc<str>,
     pub(crate) backend: Arc<dyn DynBackend>,
 }
-
-type Said = (Instant, Arc<str>);
 
 /// A store that is made of several.
 pub struct Quorum {
@@ -70,8 +67,8 @@ pub struct Quorum {
     trust_fresh: bool,
     /// What is held: members that lost it, or could not be asked, are asked again.
     held: Mutex<HashSet<GrantId>>,
-    /// What the members said where a lock was not to be had, and when.
-    said: Mutex<HashMap<(Kind, LockKey), Said>>,
+    /// What the members said where a lock was not to be had.
+    said: Mutex<Sayings>,
     news: News,
     doubts: broadcast::Sender<Lane>,
     runtime: Handle,
@@ -217,7 +214,7 @@ impl Quorum {
                 "a majority had granted the lock and did not confirm its fencing token",
             ));
         }
-        self.said.lock().remove(&(request.kind, request.key.clone()));
+        self.said.lock().forget(request.kind, &request.key);
         self.held.lock().insert(request.grant);
         let busy = votes.busy().collect();
         self.ask_the_rest(request, begun, busy, asked);
@@ -284,12 +281,11 @@ impl Quorum {
 
     /// Remembers what was said of a key, for the error.
     fn say(&self, request: &AcquireRequest, said: String) {
-        let now = clock::now();
-        let mut all = self.said.lock();
-        if all.len() >= 1024 {
-            all.retain(|_, (at, _)| *at + SAID_FOR > now);
-        }
-        all.insert((request.kind, request.key.clone()), (now, said.into()));
+        let forgotten = self
+            .said
+            .lock()
+            .put(request.kind, &request.key, said, clock::now());
+        drop(forgotten);
     }
 
     /// Gives back what a minority granted, or may have.
@@ -584,8 +580,7 @@ impl Backend for Quorum {
     }
 
     fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
-        let said = self.said.lock();
-        said.get(&(kind, key.clone())).map(|(_, said)| said.clone())
+        self.said.lock().get(kind, key)
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

@@ -22,6 +22,7 @@ impl Vote {
                 AcquireReply::Acquired { first_token, .. } | AcquireReply::AcquiredInLine { first_token, .. },
             ) => Vote::Granted { token: first_token },
             Ok(AcquireReply::Busy { remaining, .. }) => Vote::Busy { remaining },
+            Ok(AcquireReply::TooFewPermits) => Vote::Busy { remaining: None },
             Ok(AcquireReply::Abstained { votes_in }) => Vote::Abstains { votes_in },
             Err(error) => Vote::Failed(error),
         }

@@ -36,6 +36,19 @@ impl KindStep {
         }
     }
 
+    /// How many permits it is about, each of which is some work for the server; 1 for all other kinds.
+    pub(super) fn work(&self) -> usize {
+        let (kind, amount) = match self {
+            KindStep::Acquire(request) => (request.kind, request.amount),
+            KindStep::Release { request, .. } => (request.kind, request.amount),
+            KindStep::Renew(request) => (request.kind, request.amount),
+        };
+        match kind {
+            Kind::Permit => amount.max(1) as usize,
+            _ => 1,
+        }
+    }
+
     /// How many bytes it adds to a call, beside what every step has.
     pub(super) fn weight(&self) -> usize {
         match self {

@@ -203,6 +203,7 @@ impl Backend for RedisBackend {
                     .collect(),
             }),
             Answer::Busy { remaining, again } => Ok(AcquireReply::Busy { remaining, again }),
+            Answer::TooFew => Ok(AcquireReply::TooFewPermits),
             Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
             other => Err(strange(&other)),
         })

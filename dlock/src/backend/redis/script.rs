@@ -161,6 +161,8 @@ pub(crate) enum Answer {
         /// Within which time one who goes on waiting asks again.
         again: Option<Duration>,
     },
+    /// There are fewer permits in all than are wanted.
+    TooFew,
     /// The first and the last token of each of several.
     All(Vec<(u64, u64)>),
     /// None of several, because of what was answered to the one at this place.
@@ -210,7 +212,7 @@ impl Answer {
     /// Whether somebody else was in the way.
     pub(super) fn is_busy(&self) -> bool {
         match self {
-            Answer::Busy { .. } | Answer::Running { .. } => true,
+            Answer::Busy { .. } | Answer::TooFew | Answer::Running { .. } => true,
             Answer::None { answer, .. } => answer.as_ref().as_ref().is_ok_and(Answer::is_busy),
             _ => false,
         }
@@ -328,6 +330,14 @@ impl Call {
                 (count + 1, tokens + u64::from(one.tokens))
             }),
             _ => (0, 0),
+        }
+    }
+
+    /// How much of the server's time it takes, in steps on one lock.
+    pub(super) fn work(&self) -> usize {
+        match &self.verb {
+            Verb::As(step) => step.work(),
+            _ => self.width(),
         }
     }
 
@@ -628,6 +638,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
                 _ => ttl(2)?,
             },
         }),
+        "beyond" => Ok(Answer::TooFew),
         "abstains" => Ok(Answer::Abstains {
             votes_in: Duration::from_millis(num(1)?),
         }),

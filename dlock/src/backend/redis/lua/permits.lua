@@ -1,7 +1,8 @@
 -- Steps on semaphores, beside those on locks.
 --
 -- KEYS, ARGV and the reply to the whole call: see always.lua; KEYS[1 + i] is the semaphore of step i. Answers:
---   acquired FIRST COUNT | busy PTTL AGAIN-ms (-1 for none) | late | taken WHAT (other data) |
+--   acquired FIRST COUNT | busy PTTL AGAIN-ms (-1 for none) | beyond (there are fewer in all) | late |
+--   taken WHAT (other data) |
 --   failed MESSAGE (nothing was changed); of releases and renewals numbers as those of locks
 --
 -- Data, as Redisson 4.7 has them for RPermitExpirableSemaphore and, without the second, for RSemaphore:
@@ -199,6 +200,7 @@ local function add_permit_steps()
     local has, mine, look_in = has_room(semaphore, queue, amount, waiter, all)
     if not has then
       local again = stand_in_line(semaphore, queue, amount, waiter, mine, all, look_in)
+      if amount > all then return { 'beyond' } end
       return { 'busy', first_end(semaphore), again }
     end
     local first, count = take(wanted)

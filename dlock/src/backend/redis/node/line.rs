@@ -157,7 +157,7 @@ fn company(
         return Vec::new();
     };
     let slot = first.call.slot;
-    let (mut weight, mut width) = (first.call.weight(), first.call.width());
+    let (mut weight, mut work) = (first.call.weight(), first.call.work());
     let mut places = vec![at];
     if !first.alone {
         for (place, step) in queue.iter().enumerate().skip(at + 1).take(NEAR) {
@@ -165,8 +165,8 @@ fn company(
                 continue;
             }
             weight += step.call.weight();
-            width += step.call.width();
-            if step.alone || weight > HEAVY || width > most || !may_go(step) {
+            work += step.call.work();
+            if step.alone || weight > HEAVY || work > most || !may_go(step) {
                 break;
             }
             places.push(place);
