@@ -116,20 +116,16 @@ pub(crate) struct Locked<'a> {
 impl Locked<'_> {
     /// The statements of the function.
     ///
-    /// The middle block owns the arguments, computes the key, acquires and runs the body. It leaves the
-    /// guard with the outer one, which gives the lock back when everything in the middle is dropped. On a
-    /// panic and on cancellation the same order holds, through the guard's own drop.
+    /// One block owns the arguments, computes the key, acquires, enters the frame and runs the body, so that each argument is
+    /// kept once. It runs inside a future that gives the lock back when everything in the block is dropped; on a panic and
+    /// on cancellation the same order holds.
     pub(crate) fn expand(&self) -> TokenStream {
         let krate = self.krate();
         let output = self.output;
         let unpack = &self.arguments.unpack;
         let key = self.user(self.options.keys.expression(&krate));
         let acquired = self.acquired(&krate);
-        let run = if self.options.dropped_on_loss {
-            quote!(run)
-        } else {
-            quote!(scope)
-        };
+        let dropped_on_loss = self.options.dropped_on_loss;
         let take = self.arguments.take_all();
         let site = Span::mixed_site();
         let body = unlinted(&self.body);
@@ -139,39 +135,24 @@ impl Locked<'_> {
                 return __dlock_output;
             }
         };
-        let ran = quote_spanned! {site=>
-            __dlock_slot.insert(__dlock_guard).#run(async move {
-                #take
-                #returns
-                #body
-            }).await
-        };
-        let ran = if self.options.dropped_on_loss {
-            ran
-        } else {
-            quote_spanned!(site=> ::core::result::Result::Ok(#ran))
-        };
         let failed = self.failed();
         quote_spanned! {site=>
-            let mut __dlock_guard = ::core::option::Option::None;
-            let __dlock_slot = &mut __dlock_guard;
-            let __dlock_output = async move {
+            let __dlock_frame = #krate::__macro::Frame::new(#dropped_on_loss);
+            let __dlock_entrance = __dlock_frame.entrance();
+            let __dlock_ran = __dlock_frame.run(async move {
                 #returns
                 #unpack
+                #take
                 let __dlock_key = #key;
                 let __dlock_acquired = #acquired;
-                let __dlock_ran = match __dlock_acquired {
-                    ::core::result::Result::Ok(__dlock_guard) => #ran,
-                    ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),
-                };
-                match __dlock_ran {
-                    ::core::result::Result::Ok(__dlock_output) => __dlock_output,
-                    #failed
-                }
-            }
+                __dlock_entrance.enter(__dlock_acquired).await;
+                #body
+            })
             .await;
-            #krate::__macro::finish(__dlock_guard).await;
-            __dlock_output
+            match __dlock_ran {
+                ::core::result::Result::Ok(__dlock_output) => __dlock_output,
+                #failed
+            }
         }
     }
 
@@ -238,14 +219,14 @@ impl Locked<'_> {
                 quote_spanned! {site=> {
                     let __dlock_client = #client;
                     let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
-                    __dlock_lock.#acquire().await
+                    #krate::__macro::boxed(__dlock_lock.#acquire()).await
                 }}
             }
             None => quote_spanned! {site=>
                 match #krate::__macro::default_client() {
                     ::core::result::Result::Ok(__dlock_client) => {
                         let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
-                        __dlock_lock.#acquire().await
+                        #krate::__macro::boxed(__dlock_lock.#acquire()).await
                     }
                     ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),
                 }

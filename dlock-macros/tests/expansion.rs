@@ -47,15 +47,6 @@ mod watched {
         }
     }
 
-    impl Guard {
-        pub(crate) fn run<F: Future>(
-            &self,
-            body: F,
-        ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-            async move { Ok(body.await) }
-        }
-    }
-
     pub(crate) mod __macro {
         use super::*;
 
@@ -79,12 +70,35 @@ mod watched {
             None
         }
 
-        pub(crate) async fn finish(guard: Option<Guard>) {
-            note(if guard.is_some() {
-                "release"
-            } else {
-                "nothing to release"
-            });
+        pub(crate) fn boxed<F>(future: F) -> std::pin::Pin<Box<F>> {
+            Box::pin(future)
+        }
+
+        pub(crate) struct Frame;
+        pub(crate) struct Entrance;
+
+        impl Frame {
+            pub(crate) fn new(dropped_on_loss: bool) -> Frame {
+                assert!(dropped_on_loss);
+                Frame
+            }
+
+            pub(crate) fn entrance(&self) -> Entrance {
+                Entrance
+            }
+
+            pub(crate) async fn run<F: Future>(self, block: F) -> Result<F::Output, Error> {
+                let output = block.await;
+                note("release");
+                Ok(output)
+            }
+        }
+
+        impl Entrance {
+            pub(crate) async fn enter(self, acquired: Result<Guard, Error>) {
+                note("enter");
+                drop(acquired);
+            }
         }
 
         pub(crate) trait FromLockError {
@@ -134,6 +148,7 @@ fn every_step_is_in_its_place() {
             "lease 120s",
             "wait 1.5s",
             "acquire",
+            "enter",
             "body",
             "argument dropped",
             "release"

@@ -3,24 +3,27 @@
 //! A *grant* is what the store knows. The *holds* on it are the callers in this process: re-entry adds
 //! one, and the grant is given back when the last is gone.
 
+mod room;
+
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+pub(crate) use self::room::{Around, Asker, InTheWay, Manner};
+use self::room::{Inside, Room, Told};
 use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::client::Shared;
 use crate::clock::Moment;
 use crate::guard::HoldState;
 use crate::handover::{Chain, Wanted};
-use crate::under::{Refused, Under};
+use crate::under::Under;
 use crate::waiters::Turn;
 use crate::{LockKey, Loss, clock};
 
@@ -55,10 +58,25 @@ pub(crate) struct Issuer {
 struct Signals {
     /// Cancelled when the grant has ended, by loss or by release.
     over: CancellationToken,
-    /// Told whenever a hold leaves.
-    gate: Arc<Notify>,
     /// Those who wait for the end of this grant or of another.
-    also: Mutex<Vec<Weak<FirstEnd>>>,
+    also: Mutex<Also>,
+}
+
+#[derive(Debug, Default)]
+struct Also {
+    ends: Vec<Weak<FirstEnd>>,
+    /// How many there may be before those are swept that nobody waits for any more.
+    room: usize,
+}
+
+impl Also {
+    fn push(&mut self, end: &Arc<FirstEnd>) {
+        if self.ends.len() >= self.room {
+            self.ends.retain(|other| other.strong_count() > 0);
+            self.room = 2 * self.ends.len().max(8);
+        }
+        self.ends.push(Arc::downgrade(end));
+    }
 }
 
 /// The end of that one of several grants which ends first.
@@ -70,10 +88,7 @@ impl FirstEnd {
         let first: Arc<FirstEnd> = Arc::default();
         for grant in grants {
             let (signals, _) = grant.signals();
-            let mut also = signals.also.lock();
-            also.retain(|other| other.strong_count() > 0);
-            also.push(Arc::downgrade(&first));
-            drop(also);
+            signals.also.lock().push(&first);
             // Asked only now, so that it cannot end in between unseen.
             if grant.signals().1 {
                 first.0.cancel();
@@ -158,31 +173,15 @@ impl Special {
     }
 }
 
-/// Somebody inside, and since which line.
-type Inside = (u64, &'static Location<'static>);
-
 struct State {
     /// When the store may give the key to somebody else, less the margin.
     deadline: Moment,
     suspect: bool,
     ended: Option<Loss>,
-    /// One of the holds.
-    hold: Option<Inside>,
-    /// Made when there is something to be kept there.
-    more: Option<Box<More>>,
+    room: Room,
     chain: Chain,
     /// The turn of those who wait for the key in this process, while they wait for this grant.
     turn: Option<Box<Turn>>,
-}
-
-/// What is rarely there.
-#[derive(Default)]
-struct More {
-    signals: Option<Arc<Signals>>,
-    /// The other holds.
-    holds: SmallVec<[Inside; 2]>,
-    /// Those who read under this write grant.
-    readers: SmallVec<[Inside; 2]>,
 }
 
 impl State {
@@ -191,59 +190,17 @@ impl State {
             deadline,
             suspect,
             ended: None,
-            hold: Some(hold),
-            more: None,
+            room: Room::of(hold),
             chain,
             turn: None,
         }
     }
-
-    fn more(&mut self) -> &mut More {
-        self.more.get_or_insert_default()
-    }
-
-    fn holds(&self) -> impl Iterator<Item = &Inside> {
-        let others = self.more.iter().flat_map(|more| &more.holds);
-        self.hold.iter().chain(others)
-    }
-
-    fn readers(&self) -> impl Iterator<Item = &Inside> {
-        self.more.iter().flat_map(|more| &more.readers)
-    }
-
-    fn remove_hold(&mut self, hold: u64) {
-        if self.hold.is_some_and(|(id, _)| id == hold) {
-            self.hold = None;
-        } else if let Some(more) = &mut self.more {
-            more.holds.retain(|(id, _)| *id != hold);
-        }
-    }
-
-    /// Whether it was there.
-    fn remove_reader(&mut self, reader: u64) -> bool {
-        let Some(more) = &mut self.more else { return false };
-        let before = more.readers.len();
-        more.readers.retain(|(id, _)| *id != reader);
-        more.readers.len() < before
-    }
-
-    fn signals(&self) -> Option<Arc<Signals>> {
-        self.more.as_ref()?.signals.clone()
-    }
-
-    /// Where somebody came in who is not around the asker.
-    fn sibling(&self, around: impl Fn(u64) -> bool) -> Option<&'static Location<'static>> {
-        let mut inside = self.holds().chain(self.readers());
-        inside.find(|(id, _)| !around(*id)).map(|(_, line)| *line)
-    }
 }
 
-/// What became of an attempt to enter a grant again.
-pub(crate) enum Entry {
-    /// A hold more, with this id.
-    Entered(u64),
-    /// Somebody who is not around the asker is inside, since this line.
-    Sibling(&'static Location<'static>),
+/// Why somebody did not enter a grant again.
+pub(crate) enum Refused {
+    /// Somebody who is not around the asker is inside, or comes before it.
+    Sibling(InTheWay),
     /// The grant has ended.
     Lost(Loss),
 }
@@ -363,7 +320,7 @@ impl Grant {
         }
         let state = self.state.lock();
         // Those who read under it go on, and keep a writer out.
-        let alone = state.readers().next().is_none();
+        let alone = !state.room.has_readers();
         let lasts = state.deadline >= Moment::of(now + lease / 3);
         alone && lasts && !state.suspect && state.chain.is_open(now)
     }
@@ -385,68 +342,63 @@ impl Grant {
 
     /// Whether this hold is still there.
     pub(crate) fn has(&self, hold: u64) -> bool {
-        self.state.lock().holds().any(|(id, _)| *id == hold)
+        self.state.lock().room.has(hold)
     }
 
-    /// One hold more, if everybody inside is around the asker. Readers do not mind each other.
-    pub(crate) fn enter(&self, around: impl Fn(u64) -> bool, by: &'static Location<'static>) -> Entry {
+    /// One hold more, with the asker's id, if everybody inside is around the asker. Readers do not mind each other.
+    pub(crate) fn enter(&self, asker: &Asker<'_>) -> Result<(), Refused> {
         if let HoldState::Lost(loss) = self.status() {
-            return Entry::Lost(loss);
+            return Err(Refused::Lost(loss));
         }
-        let id = match self.under() {
-            None => next_id(),
-            Some(under) => match under.enter(&around, by) {
-                Entry::Entered(id) => id,
-                other => return other,
-            },
-        };
+        if let Some(under) = self.under() {
+            under.enter(asker)?;
+        }
+        let mut told = Told::default();
         let mut state = self.state.lock();
-        let refused = match state.ended {
-            Some(loss) => Some(Entry::Lost(loss)),
-            None if self.kind == Kind::Read => None,
-            None => state.sibling(around).map(Entry::Sibling),
-        };
-        let Some(refused) = refused else {
-            state.more().holds.push((id, by));
-            return Entry::Entered(id);
+        let entered = match state.ended {
+            Some(loss) => Err(Refused::Lost(loss)),
+            None if self.kind == Kind::Read => {
+                state.room.add((asker.id, asker.by));
+                Ok(())
+            }
+            None => state
+                .room
+                .enter(asker, false, &mut told)
+                .map_err(Refused::Sibling),
         };
         drop(state);
-        self.left_from_under(id);
-        refused
+        told.tell();
+        if entered.is_err() {
+            self.left_from_under(asker.id);
+        }
+        entered
     }
 
-    /// Enters one who reads under this write grant, if every writer inside is around the asker. Answers also
-    /// with those writers.
-    pub(crate) fn admit(
-        &self,
-        around: impl Fn(u64) -> bool,
-        by: &'static Location<'static>,
-    ) -> Result<(u64, SmallVec<[u64; 1]>), Refused> {
+    /// Enters one who reads under this write grant, if every writer inside is around the asker.
+    pub(crate) fn admit(&self, asker: &Asker<'_>) -> Result<(), Refused> {
         if let HoldState::Lost(loss) = self.status() {
             return Err(Refused::Lost(loss));
         }
+        let mut told = Told::default();
         let mut state = self.state.lock();
-        if let Some(loss) = state.ended {
-            return Err(Refused::Lost(loss));
+        let admitted = match state.ended {
+            Some(loss) => Err(Refused::Lost(loss)),
+            None => state.room.enter(asker, true, &mut told).map_err(Refused::Sibling),
+        };
+        if admitted.is_ok() {
+            // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
+            state.chain.close();
         }
-        if let Some((_, line)) = state.holds().find(|(id, _)| !around(*id)) {
-            return Err(Refused::Sibling(line));
-        }
-        let id = next_id();
-        state.more().readers.push((id, by));
-        // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
-        state.chain.close();
-        Ok((id, state.holds().map(|(id, _)| *id).collect()))
+        drop(state);
+        told.tell();
+        admitted
     }
 
     /// One who read under this write grant has left.
     pub(crate) fn dismiss(&self, reader: u64) {
-        let mut state = self.state.lock();
-        if state.remove_reader(reader) {
-            let signals = state.signals();
-            drop(state);
-            tell(signals, false);
-        }
+        let mut told = Told::default();
+        self.state.lock().room.remove_reader(reader, &mut told);
+        told.tell();
     }
 
     fn left_from_under(&self, hold: u64) {
@@ -460,20 +412,42 @@ impl Grant {
         self.under().map_or(self, |under| &under.write)
     }
 
+    /// Waits until an asker that was refused may look again. Cancel safe.
+    pub(crate) async fn called(&self, asker: u64) {
+        std::future::poll_fn(|cx| {
+            let waker = cx.waker().clone();
+            let (called, unused) = self.state.lock().room.is_called(asker, waker);
+            drop(unused);
+            if called { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// An asker waits no longer.
+    pub(crate) fn vacate(&self, asker: u64) {
+        let mut told = Told::default();
+        self.state.lock().room.vacate(asker, &mut told);
+        told.tell();
+    }
+
     /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
     pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Option<Loss>> {
         self.status_at(now);
+        let mut told = Told::default();
         let mut state = self.state.lock();
-        state.remove_hold(hold);
-        let last = state.holds().next().is_none();
+        let last = state.room.remove_hold(hold, &mut told);
         let before = state.ended;
         if last {
             state.ended.get_or_insert(Loss::Released);
+            state.room.close(&mut told);
         }
-        let signals = state.signals();
+        let signals = state.room.signals();
         drop(state);
+        told.tell();
         // Told already of a loss, perhaps by who calls this from a waker.
-        tell(signals, last && before.is_none());
+        if last && before.is_none() {
+            tell(signals);
+        }
         self.left_from_under(hold);
         last.then_some(before)
     }
@@ -522,11 +496,14 @@ impl Grant {
         let mut state = self.state.lock();
         if state.ended.is_none() {
             state.ended = Some(loss);
-            let (signals, turn) = (state.signals(), state.turn.take());
+            let (signals, turn) = (state.room.signals(), state.turn.take());
+            let mut told = Told::default();
+            state.room.close(&mut told);
             drop(state);
             tracing::warn!(key = %self.key, grant = %self.id(), %loss, "a lock was lost");
             crate::telemetry::lost(loss);
-            tell(signals, true);
+            told.tell();
+            tell(signals);
             // Who waits here looks at the store now.
             drop(turn);
         }
@@ -541,14 +518,9 @@ impl Grant {
         signals.over.clone()
     }
 
-    /// Told whenever a hold leaves, from now on.
-    pub(crate) fn gate(&self) -> Arc<Notify> {
-        self.signals().0.gate.clone()
-    }
-
     fn signals(&self) -> (Arc<Signals>, bool) {
         let mut state = self.state.lock();
-        let signals = state.more().signals.get_or_insert_default().clone();
+        let signals = state.room.make_signals();
         (signals, state.ended.is_some())
     }
 
@@ -676,17 +648,13 @@ impl std::fmt::Debug for Grant {
     }
 }
 
-/// Tells that a hold has left, and whether it is all over. For callers that hold no lock.
-fn tell(signals: Option<Arc<Signals>>, over: bool) {
-    if let Some(signals) = signals {
-        signals.gate.notify_waiters();
-        if over {
-            signals.over.cancel();
-            let also = std::mem::take(&mut *signals.also.lock());
-            for first in also.iter().filter_map(Weak::upgrade) {
-                first.0.cancel();
-            }
-        }
+/// Tells that it is all over. For callers that hold no lock.
+fn tell(signals: Option<Arc<Signals>>) {
+    let Some(signals) = signals else { return };
+    signals.over.cancel();
+    let also = std::mem::take(&mut signals.also.lock().ends);
+    for first in also.iter().filter_map(Weak::upgrade) {
+        first.0.cancel();
     }
 }
 

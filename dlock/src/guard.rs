@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::Handle;
-use crate::grants::{Entry, Grant};
+use crate::grants::{Around, Asker, Grant, Manner, Refused, next_id};
 use crate::release::ReleaseOutcome;
-use crate::scope::{self, HoldRef};
+use crate::run::{Framed, Guarding};
+use crate::scope::{Frames, HoldRef, InScope, Scope};
 use crate::waiters::Turn;
 use crate::{Error, Held, LockKey, Loss, clock, handover};
 
@@ -158,41 +159,52 @@ impl LockGuard {
     /// [`Error::Lost`] when the lock is lost.
     #[track_caller]
     pub fn reenter(&self) -> Result<LockGuard, Error> {
-        match self.grant().enter(|_| true, Location::caller()) {
-            Entry::Entered(id) => {
+        let asker = Asker {
+            id: next_id(),
+            by: Location::caller(),
+            around: Around::Everybody,
+            manner: Manner::HadItsTurn,
+        };
+        let key = || self.key().clone();
+        match self.grant().enter(&asker) {
+            Ok(()) => {
                 let hold = HoldRef {
-                    id,
+                    id: asker.id,
                     grant: self.grant().clone(),
                 };
                 Ok(LockGuard::new(hold, self.handle.clone()))
             }
-            Entry::Lost(loss) => Err(Error::Lost {
-                key: self.key().clone(),
-                loss,
-            }),
+            Err(Refused::Lost(loss)) => Err(Error::Lost { key: key(), loss }),
             // Everybody is welcome here, so nobody stands in the way.
-            Entry::Sibling(_) => Err(Error::NotHeld {
-                key: self.key().clone(),
-            }),
+            Err(Refused::Sibling(_)) => Err(Error::NotHeld { key: key() }),
         }
     }
 
     /// Runs a future in the frame of this guard: an acquire of the same lock inside re-enters. Branches of
     /// a `join!` inside still exclude each other.
     ///
+    /// The frame of this guard, and no other, is added to those in which the future is polled. So a future that
+    /// another task runs is in the frame of this guard alone, wherever this was called.
+    ///
     /// The future borrows nothing from the guard. When the guard is given back while it runs, the frame is
     /// void and an acquire inside is an ordinary one.
-    pub fn scope<F: Future>(&self, future: F) -> scope::InScope<F> {
-        scope::current().with(self.hold.clone()).wrap(future)
+    pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
+        InScope::new(future, self.frames())
     }
 
-    /// Runs a future in the frame of this guard, and drops it when the lock is lost.
+    /// The frame of this guard alone, as a handle: for what is polled and is no future, such as a body or a stream.
+    #[must_use]
+    pub fn frame(&self) -> Scope {
+        self.frames().handle()
+    }
+
+    /// Runs a future in the frame of this guard, as [`scope`](Self::scope) does, and drops it when the lock is lost.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`] when the lock was lost before the future was done.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        self.held().guarding(self.scope(future))
+        Guarding::new(self.scope(future), self.held())
     }
 
     /// Gives the lock back and waits for the outcome. When other guards of a re-entered lock are left, only
@@ -272,15 +284,18 @@ impl fmt::Debug for LockGuard {
 }
 
 /// What gives back one lock, or several at once.
-pub trait Holding: Sized {
+pub(crate) trait Holding: Sized {
     /// A view of all of it.
     fn view(&self) -> Held;
 
-    /// Runs a future in its frame.
-    fn enclose<F: Future>(&self, future: F) -> scope::InScope<F>;
-
     /// Gives all of it back.
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+impl Framed for LockGuard {
+    fn frames(&self) -> Frames {
+        Frames::of(std::iter::once(self.hold.clone()), None)
+    }
 }
 
 impl Holding for LockGuard {
@@ -288,28 +303,9 @@ impl Holding for LockGuard {
         self.held()
     }
 
-    fn enclose<F: Future>(&self, future: F) -> scope::InScope<F> {
-        self.scope(future)
-    }
-
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send {
         self.release()
     }
-}
-
-/// Runs the work of a closure in the frame of what it is under, and gives that back.
-pub(crate) async fn run<G, F, Fut>(guard: G, work: F) -> Result<Fut::Output, Error>
-where
-    G: Holding,
-    F: FnOnce(Held) -> Fut,
-    Fut: Future,
-{
-    let held = guard.view();
-    // The closure too runs in the frame.
-    let in_frame = guard.enclose(async move { work(held).await });
-    let output = guard.view().guarding(in_frame).await;
-    finish(guard).await;
-    output
 }
 
 /// Releases after the work is done: a release that fails then is logged and counted by the release queue,

@@ -136,8 +136,16 @@ impl Held {
         worst
     }
 
+    /// The error that says which lock is lost, and why; `Ok` while all is held.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match self.loss() {
+            Some((key, loss)) => Err(Error::Lost { key, loss }),
+            None => Ok(()),
+        }
+    }
+
     /// Which lock is lost, and why; `None` while all is held.
-    pub(crate) fn loss(&self) -> Option<(LockKey, Loss)> {
+    fn loss(&self) -> Option<(LockKey, Loss)> {
         self.each().iter().find_map(|grant| match grant.status() {
             HoldState::Lost(loss) => Some((grant.key.clone(), loss)),
             _ => None,
@@ -176,7 +184,7 @@ impl Held {
         }
     }
 
-    fn over(&self) -> CancellationToken {
+    pub(crate) fn over(&self) -> CancellationToken {
         match &self.of {
             Of::One(grant) => grant.over(),
             Of::All(members) => members.over(),
@@ -201,25 +209,9 @@ impl Held {
                 let all = members.all.iter().map(|grant| ensure(grant, at_least));
                 let outcomes = join_all(all).await;
                 // Also if one was lost while another one was asked for.
-                match self.loss() {
-                    Some((key, loss)) => Err(Error::Lost { key, loss }),
-                    None => outcomes.into_iter().collect(),
-                }
+                self.check()?;
+                outcomes.into_iter().collect()
             }
-        }
-    }
-
-    /// Runs a future, and drops it when this is lost.
-    pub(crate) async fn guarding<F: Future>(self, future: F) -> Result<F::Output, Error> {
-        let lost = |(key, loss)| Error::Lost { key, loss };
-        tokio::select! {
-            biased;
-            loss = self.first_lost() => Err(lost(loss)),
-            // Asked once more when the future is done: a stalled runtime may be late with the news.
-            output = future => match self.loss() {
-                Some(loss) => Err(lost(loss)),
-                None => Ok(output),
-            },
         }
     }
 }

@@ -144,7 +144,8 @@ impl Leader {
         let (this, by) = (self.clone(), Location::caller());
         async move {
             loop {
-                let term = this.elected(by).await?;
+                // Larger than most work, and rare.
+                let term = Box::pin(this.elected(by)).await?;
                 let held = term.guard.held();
                 let done = tokio::select! {
                     biased;
@@ -152,7 +153,7 @@ impl Leader {
                     // The closure too runs in the frame.
                     done = term.guard.run(async { work(held).await }) => done,
                 };
-                finish(term.guard).await;
+                Box::pin(finish(term.guard)).await;
                 match done {
                     Err(Error::Lost { key, loss, .. }) => {
                         tracing::warn!(name = %key, %loss, "the lead is lost, and is stood for again");

@@ -142,6 +142,7 @@ mod problem;
 mod question;
 pub mod record;
 mod release;
+mod run;
 mod rwlock;
 pub mod scope;
 mod semaphore;

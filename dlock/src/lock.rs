@@ -11,6 +11,7 @@ use crate::backend::Kind;
 use crate::client::Handle;
 use crate::grants::margin;
 use crate::guard::LockGuard;
+use crate::run::Run;
 use crate::{Error, Held, LockKey};
 
 /// The longest of all durations that an option takes: a year.
@@ -237,8 +238,7 @@ impl Lock {
         F: FnOnce(Held) -> Fut,
         Fut: Future,
     {
-        let acquire = self.acquire();
-        async move { crate::guard::run(acquire.await?, work).await }
+        Run::new(self.acquire(), work)
     }
 }
 

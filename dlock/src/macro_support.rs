@@ -2,7 +2,9 @@
 //!
 //! Kept small on purpose. Whatever can be a function here is not repeated in every locked function.
 
-pub use crate::guard::Holding;
+use std::pin::Pin;
+
+pub use crate::run::{Entrance, Frame};
 use crate::{Error, Lock, LockClient, LockKey, MultiLock};
 
 /// The client for functions that name none.
@@ -46,12 +48,9 @@ pub const fn never<T>() -> Option<T> {
     None
 }
 
-/// Gives the lock back when the work is done, and waits until the store has it. The work's own outcome
-/// stands, whatever becomes of the release.
-pub async fn finish(guard: Option<impl Holding>) {
-    if let Some(guard) = guard {
-        crate::guard::finish(guard).await;
-    }
+/// A future that is larger than most, in a place of its own.
+pub fn boxed<F>(future: F) -> Pin<Box<F>> {
+    Box::pin(future)
 }
 
 /// Values that can be the `key` of `#[distributed_lock]`.

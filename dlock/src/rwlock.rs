@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::panic::Location;
 
-use crate::acquire::Attempt;
+use crate::acquire::{self, Attempt};
 use crate::backend::Kind;
 use crate::guard::{LockGuard, finish};
 use crate::lock::Options;
+use crate::scope::Scope;
 use crate::{Error, Lock, LockClient, LockKey};
 
 /// A read-write lock by name: its two sides are [`Lock`]s with all their options.
@@ -105,7 +106,8 @@ impl LockGuard {
     /// Turns a write lock into a read lock without a gap: nobody writes in between, and readers who wait come in.
     ///
     /// The read lock has a fencing token of its own, and what is left of the lease where that is fixed. Where the
-    /// write lock was entered several times, the other guards keep it.
+    /// write lock was entered several times, the other guards keep it; a read nested in this one waits for those of
+    /// them that are not around this call.
     ///
     /// # Errors
     ///
@@ -117,31 +119,38 @@ impl LockGuard {
     pub fn downgrade(self) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static {
         let by = Location::caller();
         async move {
-            let write = self.grant().clone();
-            if write.kind != Kind::Write {
-                return Err(Error::InvalidOption {
-                    option: "downgrade",
-                    reason: format!("lock \"{}\" is held to {}, not to write", write.key, write.kind),
-                });
-            }
-            let (renewed, lease) = (write.renewed, write.lease());
-            let options = Options {
-                kind: Kind::Read,
-                lease: (!renewed).then(|| write.remaining()),
-                renewed_lease: renewed.then_some(lease),
-                max_hold: write.max_hold_left(),
-                ..Options::default()
-            };
-            let attempt = Attempt {
-                handle: self.handle().clone(),
-                key: write.key.clone(),
-                options,
-                once: false,
-                by,
-            };
-            let reading = attempt.read_under(&write).await?;
+            let (started, scope) = acquire::begin().await;
+            let reading = self.reads_on(by, &scope).await;
+            let reading = acquire::told(reading, started, self.key())?;
             finish(self).await;
             Ok(reading)
         }
+    }
+
+    /// Reads in the stead of this write lock.
+    async fn reads_on(&self, by: &'static Location<'static>, scope: &Scope) -> Result<LockGuard, Error> {
+        let write = self.grant();
+        if write.kind != Kind::Write {
+            return Err(Error::InvalidOption {
+                option: "downgrade",
+                reason: format!("lock \"{}\" is held to {}, not to write", write.key, write.kind),
+            });
+        }
+        let (renewed, lease) = (write.renewed, write.lease());
+        let options = Options {
+            kind: Kind::Read,
+            lease: (!renewed).then(|| write.remaining()),
+            renewed_lease: renewed.then_some(lease),
+            max_hold: write.max_hold_left(),
+            ..Options::default()
+        };
+        let attempt = Attempt {
+            handle: self.handle().clone(),
+            key: write.key.clone(),
+            options,
+            once: false,
+            by,
+        };
+        attempt.read_instead(self.hold(), scope).await
     }
 }

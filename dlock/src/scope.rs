@@ -5,6 +5,9 @@
 //! [`Lock::run`](crate::Lock::run), or a future wrapped by [`LockGuard::scope`](crate::LockGuard::scope).
 //! It travels with the future, wherever that is polled, and frames nest. A spawned task is not part of its
 //! parent's frame; [`current`] and [`Scope::wrap`] take it in on purpose.
+//!
+//! A wrapper adds its frames to those in which the future is polled, and carries nothing else: a future that is made in one
+//! place and polled in another is in the frames of the second, and in those that it was given.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
+use smallvec::SmallVec;
 use tokio::task::Id;
 
 use crate::LockKey;
@@ -36,6 +40,13 @@ struct Frame {
     all: Option<Arc<Members>>,
 }
 
+impl Frame {
+    /// Whether its hold has not been given back.
+    fn is_alive(&self) -> bool {
+        self.hold.grant.has(self.hold.id)
+    }
+}
+
 /// The holds around a piece of code, outermost first. Flat: a link to the parent frame would keep every
 /// frame ever entered alive.
 type Chain = Arc<[Frame]>;
@@ -45,6 +56,13 @@ struct Active {
     /// The task that polls the frame. Another task polled from within (a `LocalSet`, a nested runtime) is
     /// not part of the frame.
     task: Option<Id>,
+}
+
+impl Active {
+    /// The frames, where the same task asks.
+    fn chain(&self) -> Option<&Chain> {
+        (self.task == tokio::task::try_id()).then_some(&self.chain)
+    }
 }
 
 thread_local! {
@@ -67,43 +85,27 @@ thread_local! {
 /// ```
 #[derive(Clone, Default)]
 pub struct Scope {
-    chain: Chain,
+    chain: Option<Chain>,
 }
 
 impl Scope {
-    /// Runs a future in these frames, whichever task polls it. The frames stay valid for as long as their
-    /// holders hold: a hold that has been given back is not there any more.
+    /// Runs a future in these frames too, whichever task polls it: they are added, as the inner ones, to those in
+    /// which the future is polled. The frames stay valid for as long as their holders hold: a hold that has been
+    /// given back is not there any more.
     pub fn wrap<F: Future>(&self, future: F) -> InScope<F> {
         InScope {
             future: Some(future),
-            chain: self.chain.clone(),
+            frames: Frames::adding(self.chain.clone()),
         }
     }
 
-    /// The same frames with one hold more inside them; holds that are over are left out.
-    pub(crate) fn with(&self, hold: HoldRef) -> Scope {
-        self.with_all(&[hold], None)
-    }
-
-    /// The same with several holds that were taken together.
-    pub(crate) fn with_all(&self, holds: &[HoldRef], all: Option<&Arc<Members>>) -> Scope {
-        let is_new = |outer: &HoldRef| holds.iter().any(|hold| hold.id == outer.id);
-        let alive = self
-            .chain
-            .iter()
-            .filter(|Frame { hold, .. }| !is_new(hold) && hold.grant.has(hold.id));
-        let new = holds.iter().map(|hold| Frame {
-            hold: hold.clone(),
-            all: all.cloned(),
-        });
-        Scope {
-            chain: alive.cloned().chain(new).collect(),
-        }
+    fn frames(&self) -> &[Frame] {
+        self.chain.as_deref().unwrap_or_default()
     }
 
     /// The nearest live hold of `key` around the asker.
     pub(crate) fn nearest(&self, client: &Arc<Shared>, kind: Kind, key: &LockKey) -> Option<&HoldRef> {
-        self.chain.iter().rev().map(|frame| &frame.hold).find(|hold| {
+        self.frames().iter().rev().map(|frame| &frame.hold).find(|hold| {
             let grant = &hold.grant;
             std::ptr::eq(grant.client().as_ptr(), &**client)
                 && grant.kind == kind
@@ -114,14 +116,19 @@ impl Scope {
 
     /// Whether the hold with this id is around the asker.
     pub(crate) fn contains(&self, hold: u64) -> bool {
-        self.chain.iter().any(|outer| outer.hold.id == hold)
+        self.frames().iter().any(|outer| outer.hold.id == hold)
+    }
+
+    /// The ids of the holds around the asker, each once.
+    pub(crate) fn holds(&self) -> impl Iterator<Item = u64> {
+        self.frames().iter().map(|outer| outer.hold.id)
     }
 }
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.chain.iter().map(|frame| &frame.hold.grant.key))
+            .entries(self.frames().iter().map(|frame| &frame.hold.grant.key))
             .finish()
     }
 }
@@ -129,14 +136,11 @@ impl fmt::Debug for Scope {
 /// The frames that the calling code runs in; empty outside of every frame.
 #[must_use]
 pub fn current() -> Scope {
-    let active = ACTIVE.try_with(|slot| match &*slot.borrow() {
-        Some(active) if active.task == tokio::task::try_id() => Scope {
-            chain: active.chain.clone(),
-        },
-        _ => Scope::default(),
-    });
+    let chain = ACTIVE.try_with(|slot| slot.borrow().as_ref().and_then(Active::chain).cloned());
     // A thread that is ending has no frames any more.
-    active.unwrap_or_default()
+    Scope {
+        chain: chain.unwrap_or_default(),
+    }
 }
 
 /// The innermost hold whose frame the calling code runs in, and that has not been given back.
@@ -145,34 +149,128 @@ pub fn current() -> Scope {
 /// still held, without having it passed down.
 pub(crate) fn innermost() -> Option<Held> {
     let scope = current();
-    scope
-        .chain
-        .iter()
-        .rev()
-        .find(|Frame { hold, .. }| hold.grant.has(hold.id))
-        .map(|Frame { hold, all }| match all {
-            Some(all) => Held::of_all(all.clone()),
-            None => Held::new(hold.grant.clone()),
-        })
+    let mut alive = scope.frames().iter().rev().filter(|frame| frame.is_alive());
+    alive.next().map(|Frame { hold, all }| match all {
+        Some(all) => Held::of_all(all.clone()),
+        None => Held::new(hold.grant.clone()),
+    })
+}
+
+/// The frames that a future adds to those in which it is polled.
+#[derive(Default)]
+pub(crate) struct Frames {
+    adds: Option<Chain>,
+    /// The surrounding frames of the last poll, and both together.
+    seen: Option<(Option<Chain>, Chain)>,
+}
+
+impl Frames {
+    fn adding(chain: Option<Chain>) -> Frames {
+        Frames {
+            adds: chain.filter(|chain| !chain.is_empty()),
+            seen: None,
+        }
+    }
+
+    /// The frame of holds that were taken together.
+    pub(crate) fn of(holds: impl Iterator<Item = HoldRef>, all: Option<&Arc<Members>>) -> Frames {
+        let frames = holds.map(|hold| Frame {
+            hold,
+            all: all.cloned(),
+        });
+        Frames::adding(Some(frames.collect()))
+    }
+
+    /// A handle to them.
+    pub(crate) fn handle(&self) -> Scope {
+        Scope {
+            chain: self.adds.clone(),
+        }
+    }
+
+    /// Both together, made anew only where the surrounding ones are others than before.
+    fn around(&mut self, outer: Option<&Chain>) -> Option<Chain> {
+        let adds = self.adds.as_ref()?;
+        let same = |seen: &Option<Chain>| seen.as_ref().map(Arc::as_ptr) == outer.map(Arc::as_ptr);
+        if let Some((_, both)) = self.seen.as_ref().filter(|(seen, _)| same(seen)) {
+            return Some(both.clone());
+        }
+        let both = match outer {
+            Some(outer) if !Arc::ptr_eq(outer, adds) => join(outer, adds),
+            _ => adds.clone(),
+        };
+        self.seen = Some((outer.cloned(), both.clone()));
+        Some(both)
+    }
+
+    /// Makes these frames, and those around them, the active ones of this thread until the value is dropped, also by a
+    /// panic.
+    pub(crate) fn enter(&mut self) -> Entered {
+        let outer = ACTIVE.try_with(RefCell::take).unwrap_or_default();
+        let surrounding = outer.as_ref().and_then(Active::chain);
+        let chain = self.around(surrounding).or_else(|| surrounding.cloned());
+        let active = chain.map(|chain| Active {
+            chain,
+            task: tokio::task::try_id(),
+        });
+        let _ = ACTIVE.try_with(|slot| slot.replace(active));
+        Entered(outer)
+    }
+}
+
+/// The inner frames inside the outer ones; holds that are over are left out.
+fn join(outer: &Chain, inner: &Chain) -> Chain {
+    let mut new: SmallVec<[u64; 4]> = inner.iter().map(|frame| frame.hold.id).collect();
+    new.sort_unstable();
+    let stays = |frame: &&Frame| new.binary_search(&frame.hold.id).is_err() && frame.is_alive();
+    outer.iter().filter(stays).chain(inner.iter()).cloned().collect()
+}
+
+pub(crate) struct Entered(Option<Active>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let outer = self.0.take();
+        // Swapped out first: dropping a chain can run code that asks for the active frames.
+        drop(ACTIVE.try_with(|slot| slot.replace(outer)));
+    }
 }
 
 pin_project! {
-    /// A future that runs in frames; made by [`Scope::wrap`].
+    /// A future that runs in frames; made by [`Scope::wrap`] and [`LockGuard::scope`](crate::LockGuard::scope).
     #[must_use = "futures do nothing unless polled"]
     pub struct InScope<F> {
         #[pin]
         future: Option<F>,
-        chain: Chain,
+        frames: Frames,
     }
 
     impl<F> PinnedDrop for InScope<F> {
-        // What a future does when it is dropped, it does in its frame too.
         fn drop(this: Pin<&mut Self>) {
-            let mut this = this.project();
-            if this.future.is_some() {
-                let _entered = enter(this.chain);
-                this.future.set(None);
-            }
+            this.end();
+        }
+    }
+}
+
+impl<F> InScope<F> {
+    pub(crate) fn new(future: F, frames: Frames) -> InScope<F> {
+        InScope {
+            future: Some(future),
+            frames,
+        }
+    }
+
+    /// Goes on in these frames instead.
+    pub(crate) fn enter(self: Pin<&mut Self>, frames: Frames) {
+        *self.project().frames = frames;
+    }
+
+    /// Drops the future. What it does then, it does in its frame too.
+    pub(crate) fn end(self: Pin<&mut Self>) {
+        let mut this = self.project();
+        if this.future.is_some() {
+            let _entered = this.frames.enter();
+            this.future.set(None);
         }
     }
 }
@@ -188,35 +286,12 @@ impl<F: Future> Future for InScope<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let mut this = self.project();
-        let _entered = enter(this.chain);
+        let _entered = this.frames.enter();
         let Some(future) = this.future.as_mut().as_pin_mut() else {
             panic!("`InScope` polled after it was done");
         };
         let output = std::task::ready!(future.poll(cx));
         this.future.set(None);
         Poll::Ready(output)
-    }
-}
-
-/// Makes `chain` the active frames of this thread until the value is dropped, also by a panic.
-fn enter(chain: &Chain) -> Entered {
-    let active = Active {
-        chain: chain.clone(),
-        task: tokio::task::try_id(),
-    };
-    Entered(
-        ACTIVE
-            .try_with(|slot| slot.replace(Some(active)))
-            .unwrap_or_default(),
-    )
-}
-
-struct Entered(Option<Active>);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        let outer = self.0.take();
-        // Swapped out first: dropping a chain can run code that asks for the active frames.
-        drop(ACTIVE.try_with(|slot| slot.replace(outer)));
     }
 }

@@ -4,21 +4,12 @@
 //! under which write grant it is asked for, which is not in its way. Here the write grant knows who reads under
 //! it: a branch that wants to write waits until readers have left who are not around it, and the other way round.
 
-use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::Loss;
-use crate::grants::{Entry, Grant, next_id};
-
-/// Why nobody may read under a write grant now.
-pub(crate) enum Refused {
-    /// A writer who is not around the asker is inside, since this line.
-    Sibling(&'static Location<'static>),
-    /// The write grant has ended.
-    Lost(Loss),
-}
+use crate::grants::{Around, Asker, Grant, Refused};
+use crate::scope::Scope;
 
 /// A read under a write grant, from before the store is asked for it.
 #[derive(Debug)]
@@ -27,33 +18,45 @@ pub(crate) struct Under {
     /// The first hold of the read.
     pub(crate) hold: u64,
     /// The holds of the write grant that were around who asked.
-    outer: SmallVec<[u64; 1]>,
+    outer: Holds,
 }
 
+/// Holds of a write grant.
+pub(crate) type Holds = SmallVec<[u64; 1]>;
+
 impl Under {
-    /// For an asker who is inside the write grant; no writer may be inside who is not around it.
-    pub(crate) fn new(
-        write: &Arc<Grant>,
-        around: impl Fn(u64) -> bool,
-        by: &'static Location<'static>,
-    ) -> Result<Arc<Under>, Refused> {
-        let (hold, outer) = write.admit(around, by)?;
+    /// For an asker who is inside the write grant; no writer may be inside who is not around it. `outer` are the holds of
+    /// the grant that are.
+    pub(crate) fn new(write: &Arc<Grant>, asker: &Asker<'_>, outer: Holds) -> Result<Arc<Under>, Refused> {
+        write.admit(asker)?;
         Ok(Arc::new(Under {
             write: write.clone(),
-            hold,
+            hold: asker.id,
             outer,
         }))
     }
 
     /// One hold more on the read. Its frames are inside those that the read was asked for in.
-    pub(crate) fn enter(&self, around: impl Fn(u64) -> bool, by: &'static Location<'static>) -> Entry {
-        match self.write.admit(|id| around(id) || self.outer.contains(&id), by) {
-            Ok((id, _)) => Entry::Entered(id),
+    pub(crate) fn enter(&self, asker: &Asker<'_>) -> Result<(), Refused> {
+        let besides: Holds;
+        let around = match asker.around {
+            Around::Everybody => Around::Everybody,
+            Around::Frames(scope, more) => {
+                besides = more.iter().chain(&self.outer).copied().collect();
+                Around::Frames(scope, &besides)
+            }
+        };
+        match self.write.admit(&Asker { around, ..*asker }) {
             // It reads on without the writer.
-            Err(Refused::Lost(_)) => Entry::Entered(next_id()),
-            Err(Refused::Sibling(line)) => Entry::Sibling(line),
+            Err(Refused::Lost(_)) => Ok(()),
+            admitted => admitted,
         }
     }
+}
+
+/// The holds of a grant that are around somebody.
+pub(crate) fn holds_around(scope: &Scope, grant: &Grant) -> Holds {
+    scope.holds().filter(|id| grant.has(*id)).collect()
 }
 
 impl Drop for Under {

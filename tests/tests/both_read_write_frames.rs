@@ -226,6 +226,29 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
+    async fn read_nested_in_a_downgraded_lock_waits_for_a_nested_writer(store: &Store) {
+        let client = store.client().await;
+        let guard = write(&client).acquire().await.unwrap();
+        let writing = guard.scope(write(&client).acquire()).await.unwrap();
+        let reading = guard.downgrade().await.unwrap();
+        // The writer goes on, and nobody comes in to read beside it.
+        assert!(reading.scope(read(&client).try_acquire()).await.unwrap_err().is_busy());
+        let mut nested = Box::pin(reading.scope(read(&client).wait(PATIENCE).acquire()));
+        assert!(tokio::time::timeout(20 * MS, &mut nested).await.is_err());
+        assert!(writing.scope(write(&client).try_acquire()).await.unwrap_err().is_busy());
+        writing.release().await.unwrap();
+        let nested = nested.await.unwrap();
+        assert_eq!(nested.fencing_token(), reading.fencing_token());
+        drop((nested, reading));
+        // A writer that is around the downgrade keeps nobody out.
+        let guard = write(&client).acquire().await.unwrap();
+        let inner = guard.scope(write(&client).acquire()).await.unwrap();
+        let reading = guard.scope(inner.downgrade()).await.unwrap();
+        assert!(reading.scope(read(&client).try_acquire()).await.is_ok());
+        drop((reading, guard));
+        store.assert_clean(&[&client]).await;
+    }
+
     async fn rule_6_a_reader_who_asks_to_write_is_told_at_once_that_it_would_deadlock(store: &Store) {
         let client = store.client().await;
         let (lock, asking) = (read(&client), write(&client));
@@ -365,6 +388,7 @@ on_quorums! {
     a_writer_that_leaves_its_read_behind_lets_readers_in_and_no_writer,
     a_downgrade_has_no_gap_for_a_writer_and_lets_readers_in,
     a_downgrade_keeps_what_was_left_of_a_fixed_lease_and_refuses_what_is_no_write_lock,
+    read_nested_in_a_downgraded_lock_waits_for_a_nested_writer,
     rule_6_a_reader_who_asks_to_write_is_told_at_once_that_it_would_deadlock,
     a_writer_that_reads_may_write_inside_and_a_reader_that_is_left_may_not,
     rule_3_siblings_in_a_write_frame_exclude_each_other_unless_both_read,

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
-use dlock::scope::{self, Scope};
+use dlock::scope::Scope;
 use dlock::{LockKey, Loss};
-use futures_util::FutureExt;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use pin_project_lite::pin_project;
@@ -53,11 +52,7 @@ impl<B> ResponseBody<B> {
         grpc: bool,
     ) -> Self {
         // The frame, to be entered at every poll of the body.
-        let scope = hold
-            .guard()
-            .scope(async { scope::current() })
-            .now_or_never()
-            .unwrap_or_default();
+        let scope = hold.guard().frame();
         let held = HeldBody {
             body: Some(body),
             scope,

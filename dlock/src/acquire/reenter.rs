@@ -1,18 +1,20 @@
 //! Re-entry: what the frames around an asker hold of the key, and what follows from that.
 
-use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Attempt, Wait, jittered, sleep_until};
+use super::{Attempt, Wait, jittered};
 use crate::backend::Kind;
 use crate::evidence::Evidence;
-use crate::grants::{Entry, Grant};
+use crate::grants::{Around, Asker, Grant, InTheWay, Manner, Refused, next_id};
 use crate::guard::{HoldState, LockGuard};
 use crate::question::{Goal, Look, Question};
 use crate::scope::{HoldRef, Scope};
-use crate::under::{Refused, Under};
-use crate::{Error, Loss, clock, telemetry};
+use crate::under::{Under, holds_around};
+use crate::{Error, Loss, clock};
+
+/// How often one who waits looks again, whatever it hears: its frame may be over, or one who was called not be polled.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// The way in that an asker's frames give it.
 enum Way<'s> {
@@ -24,14 +26,33 @@ enum Way<'s> {
     ReadUnder(&'s HoldRef),
 }
 
+impl Way<'_> {
+    /// The grant that says who comes in.
+    fn arbiter(&self) -> Option<&Arc<Grant>> {
+        match self {
+            Way::Ask => None,
+            Way::Enter(hold) | Way::ReadUnder(hold) => Some(hold.grant.arbiter()),
+        }
+    }
+}
+
 /// What became of it.
 enum Inside {
     Entered(LockGuard),
     /// The store is still to be asked.
     ReadsUnder(Arc<Under>),
-    /// Somebody who is not around the asker is inside, since this line.
-    Sibling(&'static Location<'static>),
-    Lost(Loss),
+}
+
+/// A place among those who wait to enter a grant, given up when this is dropped. One that has come in has none.
+struct Place {
+    grant: Arc<Grant>,
+    asker: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.grant.vacate(self.asker);
+    }
 }
 
 impl Attempt {
@@ -42,7 +63,8 @@ impl Attempt {
             (_, Some(hold)) => Ok(Way::Enter(hold)),
             (Kind::Read, None) => Ok(nearest(Kind::Write).map_or(Way::Ask, Way::ReadUnder)),
             (Kind::Write, None) => match nearest(Kind::Read).map(|read| read.grant.status()) {
-                None => Ok(Way::Ask),
+                // Given back just now, it is not around anybody.
+                None | Some(HoldState::Lost(Loss::Released)) => Ok(Way::Ask),
                 Some(HoldState::Lost(loss)) => Err(self.lost(loss)),
                 Some(_) => Err(Error::WouldDeadlock {
                     key: self.key.clone(),
@@ -63,32 +85,41 @@ impl Attempt {
         }
     }
 
-    /// Reads under a write lock whose guard is at hand, so that everybody inside is around the asker.
-    pub(crate) async fn read_under(self, write: &Arc<Grant>) -> Result<LockGuard, Error> {
+    /// Reads in the stead of a write lock whose guard is at hand. Others who write under it go on; a read inside this one
+    /// waits for those of them who are not around the asker.
+    pub(crate) async fn read_instead(&self, write: &HoldRef, scope: &Scope) -> Result<LockGuard, Error> {
         let wait = Wait {
-            attempt: &self,
-            goal: &self,
+            attempt: self,
+            goal: self,
             started: clock::now(),
             until: None,
         };
         let mut heard = Evidence::default();
-        let outcome = loop {
-            let under = match Under::new(write, |_| true, self.by) {
-                Ok(under) => under,
-                Err(Refused::Lost(loss)) => break Err(self.lost(loss)),
-                Err(Refused::Sibling(_)) => break Err(self.lost(Loss::Released)),
+        loop {
+            let mut outer = holds_around(scope, &write.grant);
+            outer.push(write.id);
+            let asker = self.asker(next_id(), Around::Everybody, Manner::HadItsTurn);
+            let Ok(under) = Under::new(&write.grant, &asker, outer) else {
+                let loss = match write.grant.status() {
+                    HoldState::Lost(loss) => loss,
+                    // Everybody is welcome, so nothing else was in the way.
+                    _ => Loss::Released,
+                };
+                return Err(self.lost(loss));
             };
-            match wait.read_under(under, &mut heard).await {
-                Ok(None) => {}
-                Ok(Some(guard)) => break Ok(guard),
-                Err(error) => break Err(error),
+            if let Some(guard) = wait.read_under(under, &mut heard).await? {
+                return Ok(guard);
             }
-        };
-        match &outcome {
-            Ok(_) => telemetry::acquired(clock::now().saturating_duration_since(wait.started)),
-            Err(error) => telemetry::not_acquired(error),
         }
-        outcome
+    }
+
+    fn asker<'a>(&self, id: u64, around: Around<'a>, manner: Manner) -> Asker<'a> {
+        Asker {
+            id,
+            by: self.by,
+            around,
+            manner,
+        }
     }
 
     /// Whether the asker's frames have a say in this.
@@ -96,7 +127,8 @@ impl Attempt {
         !matches!(self.way(scope), Ok(Way::Ask))
     }
 
-    /// Enters the hold that encloses the asker, if nothing is in the way now.
+    /// Enters the hold that encloses the asker, where nobody else is inside: one who has waited for its turn does so
+    /// before those who are next.
     pub(crate) async fn enter(self, scope: &Scope) -> Option<LockGuard> {
         let attempt = Attempt { once: true, ..self };
         let started = clock::now();
@@ -106,83 +138,95 @@ impl Attempt {
             started,
             until: Some(started),
         };
-        wait.reenter(scope).await.ok()?
+        wait.reenter_as(scope, Manner::HadItsTurn).await.ok()?
     }
 
     /// Enters now, if nothing is in the way.
-    fn enter_now(&self, scope: &Scope, hold: &HoldRef, reads_under: bool) -> Inside {
-        let around = |id| scope.contains(id);
-        if reads_under {
-            return match Under::new(&hold.grant, around, self.by) {
-                Ok(under) => Inside::ReadsUnder(under),
-                Err(Refused::Sibling(line)) => Inside::Sibling(line),
-                Err(Refused::Lost(loss)) => Inside::Lost(loss),
-            };
-        }
-        match hold.grant.enter(around, self.by) {
-            Entry::Entered(id) => {
-                let hold = HoldRef {
-                    id,
-                    grant: hold.grant.clone(),
-                };
-                Inside::Entered(LockGuard::new(hold, self.handle.clone()))
+    fn enter_now(
+        &self,
+        way: &Way<'_>,
+        scope: &Scope,
+        id: u64,
+        manner: Manner,
+    ) -> Result<Option<Inside>, Refused> {
+        let asker = self.asker(id, Around::Frames(scope, &[]), manner);
+        match way {
+            Way::Ask => Ok(None),
+            Way::Enter(hold) => {
+                hold.grant.enter(&asker)?;
+                let grant = hold.grant.clone();
+                let guard = LockGuard::new(HoldRef { id, grant }, self.handle.clone());
+                Ok(Some(Inside::Entered(guard)))
             }
-            Entry::Sibling(line) => Inside::Sibling(line),
-            Entry::Lost(loss) => Inside::Lost(loss),
+            Way::ReadUnder(hold) => {
+                let outer = holds_around(scope, &hold.grant);
+                Ok(Some(Inside::ReadsUnder(Under::new(&hold.grant, &asker, outer)?)))
+            }
         }
     }
 }
 
 impl<G: Goal> Wait<'_, G> {
     /// Enters the hold that encloses the asker, if there is one. When somebody else is inside whom the
-    /// asker's frames do not contain (another branch of a `join!`), it waits until a hold leaves and looks
-    /// again; it never queues up for the lock behind them.
+    /// asker's frames do not contain (another branch of a `join!`), it waits for its turn among the branches; it never
+    /// queues up for the lock behind them.
     pub(crate) async fn reenter(&self, scope: &Scope) -> Result<Option<LockGuard>, Error> {
-        let Attempt {
-            handle,
-            key,
-            once,
-            by,
-            ..
-        } = self.attempt;
-        let mut warn_at = Some(clock::now() + Duration::from_secs(1));
+        let manner = match self.attempt.once {
+            true => Manner::GoesAway,
+            false => Manner::Waits,
+        };
+        self.reenter_as(scope, manner).await
+    }
+
+    async fn reenter_as(&self, scope: &Scope, manner: Manner) -> Result<Option<LockGuard>, Error> {
+        let Attempt { handle, key, by, .. } = self.attempt;
+        let mut place: Option<Place> = None;
+        let mut warned = false;
         let mut heard = Evidence::default();
         loop {
-            let (hold, reads_under) = match self.attempt.way(scope)? {
-                Way::Ask => return Ok(None),
-                Way::Enter(hold) => (hold, false),
-                Way::ReadUnder(hold) => (hold, true),
+            let way = self.attempt.way(scope)?;
+            let Some(grant) = way.arbiter() else {
+                return Ok(None);
             };
-            let grant = hold.grant.arbiter();
-            let gate = grant.gate();
-            let gate = gate.notified();
-            tokio::pin!(gate);
-            gate.as_mut().enable();
-            let line = match self.attempt.enter_now(scope, hold, reads_under) {
-                Inside::Entered(guard) => return Ok(Some(guard)),
-                Inside::ReadsUnder(under) => match self.read_under(under, &mut heard).await? {
-                    Some(guard) => return Ok(Some(guard)),
-                    None => continue,
-                },
-                Inside::Sibling(line) => line,
-                Inside::Lost(loss) => return Err(self.attempt.lost(loss)),
+            place = place.filter(|place| Arc::ptr_eq(&place.grant, grant));
+            let asker = place.as_ref().map_or_else(next_id, |place| place.asker);
+            let InTheWay { line, until } = match self.attempt.enter_now(&way, scope, asker, manner) {
+                Ok(None) => return Ok(None),
+                Ok(Some(Inside::Entered(guard))) => return Ok(Some(guard)),
+                Ok(Some(Inside::ReadsUnder(under))) => {
+                    place = None;
+                    match self.read_under(under, &mut heard).await? {
+                        Some(guard) => return Ok(Some(guard)),
+                        None => continue,
+                    }
+                }
+                // Given back just now, it is not around anybody: the frames have another way.
+                Err(Refused::Lost(Loss::Released)) => continue,
+                Err(Refused::Lost(loss)) => return Err(self.attempt.lost(loss)),
+                Err(Refused::Sibling(in_the_way)) => in_the_way,
             };
-            if *once {
+            if manner != Manner::Waits {
                 return Err(self.not_acquired(Some(grant.remaining())));
             }
+            let place = place.get_or_insert_with(|| Place {
+                grant: grant.clone(),
+                asker,
+            });
+            let looks_at = clock::now() + LOOKS_EVERY;
             tokio::select! {
                 biased;
-                () = gate => {}
+                () = place.grant.called(asker) => {}
                 () = self.over() => return Err(self.not_acquired(Some(grant.remaining()))),
                 () = handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
-                () = sleep_until(warn_at) => {
-                    warn_at = None;
-                    tracing::warn!(
-                        %key, waiting = %by, inside = %line,
-                        "a lock is waited for from inside its own frame, while another guard of it is \
-                         inside: if that one waits for this call, this never ends (pass the guard on, use \
-                         guard.reenter(), or set a wait)"
-                    );
+                () = clock::sleep_until(until.map_or(looks_at, |until| until.min(looks_at))) => {
+                    if until.is_none() && !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(
+                            %key, waiting = %by, inside = %line,
+                            "a lock is waited for from inside its own frame, while another guard of it is \
+                             inside: if that one waits for this call, this never ends (pass the guard on, use \
+                             guard.reenter(), or set a wait)"
+                        );
+                    }
                 }
             }
         }

@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::guard::{HoldState, Holding, LockGuard};
 use crate::held::{Held, Members};
-use crate::scope::{self, HoldRef};
+use crate::run::{Framed, Guarding};
+use crate::scope::{Frames, InScope, Scope};
 use crate::{Error, LockKey, Loss};
 
 /// In the order of their names; never none. One who asks for what may be several has mostly one.
@@ -123,10 +124,14 @@ impl MultiGuard {
 
     /// Runs a future in the frames of all of them: an acquire of any of them inside re-enters. See
     /// [`LockGuard::scope`].
-    pub fn scope<F: Future>(&self, future: F) -> scope::InScope<F> {
-        let holds: SmallVec<[HoldRef; 4]> = self.guards.iter().map(|guard| guard.hold().clone()).collect();
-        let scope = scope::current().with_all(&holds, self.held.members());
-        scope.wrap(future)
+    pub fn scope<F: Future>(&self, future: F) -> InScope<F> {
+        InScope::new(future, self.frames())
+    }
+
+    /// The frames of all of them, and no others, as a handle. See [`LockGuard::frame`].
+    #[must_use]
+    pub fn frame(&self) -> Scope {
+        self.frames().handle()
     }
 
     /// Runs a future in the frames of all of them, and drops it when one is lost.
@@ -135,7 +140,7 @@ impl MultiGuard {
     ///
     /// [`Error::Lost`], which names it, when one of them was lost before the future was done.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        self.held().guarding(self.scope(future))
+        Guarding::new(self.scope(future), self.held())
     }
 
     /// Gives all of them back and waits for the outcome. None is left out because another one fails or was
@@ -171,13 +176,16 @@ impl MultiGuard {
     }
 }
 
+impl Framed for MultiGuard {
+    fn frames(&self) -> Frames {
+        let holds = self.guards.iter().map(|guard| guard.hold().clone());
+        Frames::of(holds, self.held.members())
+    }
+}
+
 impl Holding for MultiGuard {
     fn view(&self) -> Held {
         self.held()
-    }
-
-    fn enclose<F: Future>(&self, future: F) -> scope::InScope<F> {
-        self.scope(future)
     }
 
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send {

@@ -15,6 +15,7 @@ use self::acquire::Attempt;
 pub use self::guard::MultiGuard;
 use crate::backend::Kind;
 use crate::client::Handle;
+use crate::run::Run;
 use crate::{Error, Held, Lock, LockKey};
 
 /// Several locks that are taken together, all of them or none, with the options of a [`Lock`].
@@ -203,8 +204,7 @@ impl MultiLock {
         F: FnOnce(Held) -> Fut,
         Fut: Future,
     {
-        let acquire = self.acquire();
-        async move { crate::guard::run(acquire.await?, work).await }
+        Run::new(self.acquire(), work)
     }
 }
 

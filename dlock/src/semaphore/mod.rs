@@ -20,6 +20,7 @@ use crate::acquire::Attempt;
 use crate::backend::Kind;
 use crate::client::Handle;
 use crate::lock::{Options, Permits};
+use crate::run::Run;
 use crate::{Error, Held, LockKey};
 
 /// How many permits a semaphore has.
@@ -251,8 +252,7 @@ impl Semaphore {
         F: FnOnce(Held) -> Fut,
         Fut: Future,
     {
-        let acquire = self.acquire();
-        async move { acquire.await?.run_and_release(work).await }
+        Run::new(self.attempt(1, false, Location::caller()).run(), work)
     }
 
     fn options(&self, amount: u32) -> Options {
@@ -271,14 +271,18 @@ impl Semaphore {
         once: bool,
         by: &'static Location<'static>,
     ) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
-        let attempt = Attempt {
+        let attempt = self.attempt(amount, once, by);
+        async move { Ok(Permit::new(attempt.run().await?, amount)) }
+    }
+
+    fn attempt(&self, amount: u32, once: bool, by: &'static Location<'static>) -> Attempt {
+        Attempt {
             handle: self.handle.clone(),
             key: self.key.clone(),
             options: self.options(amount),
             once,
             by,
-        };
-        async move { Ok(Permit::new(attempt.run().await?, amount)) }
+        }
     }
 
     /// How many permits there are, and how many of them are free; `None` where nobody has said how many there

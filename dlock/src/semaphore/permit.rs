@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::guard::{HoldState, LockGuard, finish};
+use crate::guard::{HoldState, LockGuard};
 use crate::{Error, Held, LockKey, Loss};
 
 /// Permits of a [`Semaphore`](super::Semaphore) that are held, until the guard is released or dropped.
@@ -109,18 +109,6 @@ impl Permit {
     /// [`Error::Lost`] when they were lost before the future was done.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
         self.guard.run(future)
-    }
-
-    /// Runs the closure's future, and gives the permits back.
-    pub(super) async fn run_and_release<F, Fut>(self, work: F) -> Result<Fut::Output, Error>
-    where
-        F: FnOnce(Held) -> Fut,
-        Fut: Future,
-    {
-        let held = self.held();
-        let output = self.run(async move { work(held).await }).await;
-        finish(self.guard).await;
-        output
     }
 
     /// Gives all the permits back and waits for the outcome.
