@@ -23,6 +23,7 @@ use crate::name::Name;
 use crate::question::{Goal, Look, Question};
 use crate::release::Carry;
 use crate::scope::{self, Scope};
+use crate::unfinished::Part;
 use crate::waiters::{Called, Ticket, Turn};
 use crate::{Error, LockKey, clock, telemetry};
 
@@ -478,11 +479,7 @@ impl<G: Goal> Wait<'_, G> {
         if is_over {
             return Err(self.gave_up(heard, false));
         }
-        let mut place = Place {
-            attempt: self.attempt,
-            waiter,
-            taken: false,
-        };
+        let mut place = Place::new(self.attempt, waiter);
         let mut longest = Duration::ZERO;
         loop {
             let asked = clock::now();
@@ -597,23 +594,42 @@ struct Place<'a> {
     taken: bool,
 }
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if !self.taken {
-            return;
+impl<'a> Place<'a> {
+    fn new(attempt: &'a Attempt, waiter: GrantId) -> Place<'a> {
+        let place = Place {
+            attempt,
+            waiter,
+            taken: false,
+        };
+        if attempt.takes_place() {
+            attempt.handle.shared().unfinished.add(Part {
+                request: place.request(),
+                lease: PLACE,
+                is_held: false,
+            });
         }
-        let Attempt {
-            handle, key, options, ..
-        } = self.attempt;
-        let request = ReleaseRequest {
-            kind: options.kind,
-            key: key.clone(),
+        place
+    }
+
+    fn request(&self) -> ReleaseRequest {
+        ReleaseRequest {
+            kind: self.attempt.options.kind,
+            key: self.attempt.key.clone(),
             grant: self.waiter,
             keep_for: Duration::ZERO,
             amount: self.attempt.amount(),
-        };
-        // Who is not heard of loses it soon anyway.
-        handle.undo(request, PLACE);
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let handle = &self.attempt.handle;
+        let is_ours = self.attempt.takes_place() && handle.shared().unfinished.remove(self.waiter.number());
+        if self.taken && is_ours {
+            // Who is not heard of loses it soon anyway.
+            handle.undo(self.request(), PLACE);
+        }
     }
 }
 

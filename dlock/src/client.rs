@@ -19,6 +19,7 @@ use crate::courtesy::Courtesies;
 use crate::grants::Issuer;
 use crate::record::Records;
 use crate::release::{self, Job};
+use crate::unfinished::Unfinished;
 use crate::waiters::Waiters;
 use crate::watchdog::{self, Registry};
 use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) courtesies: Courtesies,
+    pub(crate) unfinished: Unfinished,
     /// Steps under way that nobody may be waiting for any more.
     pub(crate) pending: TaskTracker,
     /// No lock is handed out any more.
@@ -199,6 +201,7 @@ impl LockClient {
             registry: Registry::default(),
             waiters: Arc::default(),
             courtesies: Courtesies::default(),
+            unfinished: Unfinished::default(),
             pending: TaskTracker::new(),
             closing: CancellationToken::new(),
             finished: CancellationToken::new(),
@@ -283,10 +286,10 @@ impl LockClient {
         self.handle.shared.issuer.uuid.to_string()
     }
 
-    /// How many locks this client holds now.
+    /// How many locks this client holds now, those too that a call for several has so far.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.handle.shared.registry.len()
+        self.handle.shared.registry.len() + self.handle.shared.unfinished.held()
     }
 
     /// How many keys are waited for through this client now.
@@ -389,6 +392,7 @@ impl LockClient {
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         let shared = &self.handle.shared;
         shared.closing.cancel();
+        self.give_back_unfinished();
         let _ = tokio::time::timeout(deadline, shared.registry.empty()).await;
         let left = shared.registry.close(Loss::Shutdown);
         for grant in &left {
@@ -397,7 +401,17 @@ impl LockClient {
             self.handle.undo(grant.release_request(now), left);
         }
         shared.pending.close();
-        let drained = tokio::time::timeout(shared.settings.retry_for, shared.pending.wait())
+        let all_given_back = async {
+            // What a question brought that was on its way is there before the question has ended.
+            loop {
+                self.give_back_unfinished();
+                shared.pending.wait().await;
+                if shared.unfinished.is_empty() {
+                    break;
+                }
+            }
+        };
+        let drained = tokio::time::timeout(shared.settings.retry_for, all_given_back)
             .await
             .is_ok();
         if drained {
@@ -407,6 +421,13 @@ impl LockClient {
             lost: left.len(),
             // What began after that is of guards that were told.
             unconfirmed: if drained { 0 } else { shared.pending.len() },
+        }
+    }
+
+    /// Gives back what calls have that are not done. They end without it, also those that nobody polls.
+    fn give_back_unfinished(&self) {
+        for part in self.handle.shared.unfinished.take() {
+            self.handle.undo(part.request, part.lease);
         }
     }
 }

@@ -149,6 +149,7 @@ mod semaphore;
 mod telemetry;
 pub mod testing;
 mod under;
+mod unfinished;
 mod url;
 mod waiters;
 mod watchdog;

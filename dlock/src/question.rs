@@ -16,6 +16,7 @@ use crate::handover::{self, Chain, Wanted};
 use crate::lock::Options;
 use crate::scope::HoldRef;
 use crate::under::Under;
+use crate::unfinished::Part;
 use crate::{Loss, clock};
 
 /// What one look at the store brought.
@@ -208,6 +209,23 @@ impl Question {
             )),
             _ => Ok(guard),
         }
+    }
+
+    /// From now on a shutdown gives back what was granted, until [`finished`](Self::finished).
+    pub(crate) fn unfinished(&self, is_held: bool) {
+        self.handle.shared().unfinished.add(Part {
+            request: self.request.undone(),
+            lease: self.request.lease,
+            is_held,
+        });
+    }
+
+    /// The call cares for it from now on. `false` where a shutdown has given it back.
+    pub(crate) fn finished(&self) -> bool {
+        self.handle
+            .shared()
+            .unfinished
+            .remove(self.request.grant.number())
     }
 
     /// The step has failed: nothing stays of it.

@@ -288,3 +288,83 @@ fn rule_19_dropped_at_any_moment_on_its_way_it_leaves_nothing() {
         });
     }
 }
+
+/// A shutdown knows what a call has that is not done: it is counted as held, and given back before the shutdown ends, also
+/// when nobody polls the call any more.
+#[test]
+fn shutdown_gives_back_what_a_set_has_so_far() {
+    for (together, polled) in [(true, true), (true, false), (false, true), (false, false)] {
+        paused(async move {
+            let case = format!("together {together}, polled {polled}");
+            let setting = Setting::new(together);
+            let (others, client) = (setting.client().await, setting.client().await);
+            let mut call = Box::pin(client.multi(["a", "b"]).acquire());
+            let drive = drive_until_it_holds_a(&others);
+            let held = tokio::select! {
+                biased;
+                held = drive => held,
+                _ = &mut call => panic!("{case}: it has both"),
+            };
+            assert_eq!(client.held(), 1, "{case}");
+            let ends = tokio::spawn(async move {
+                if polled {
+                    let error = call.await.unwrap_err();
+                    assert!(matches!(error, dlock::Error::ClientClosed), "{error}");
+                } else {
+                    sleep(30 * SEC).await;
+                    drop(call);
+                }
+            });
+            let report = client.shutdown(5 * SEC).await;
+            assert_eq!(
+                (report.lost, report.unconfirmed, client.held()),
+                (0, 0, 0),
+                "{case}"
+            );
+            assert!(others.lock("a").try_acquire().await.is_ok(), "{case}");
+            held.release().await.unwrap();
+            ends.await.unwrap();
+            setting.assert_clean(&case).await;
+        });
+    }
+}
+
+/// The same for the places of those who wait at the store: nobody waits behind a client that is shut down.
+#[test]
+fn shutdown_gives_up_the_places_of_calls_that_wait() {
+    paused(async {
+        let setting = Setting::new(true);
+        let (others, client) = (setting.client().await, setting.client().await);
+        let of = |client: &LockClient| {
+            let rw = client.rwlock("rw").prefer_writers();
+            (
+                client.lock("fair").kind(dlock::Kind::Fair),
+                rw,
+                client.semaphore("permits").permits(2),
+            )
+        };
+        let (fair, rw, permits) = of(&others);
+        let holds = (fair.acquire().await.unwrap(), rw.read().acquire().await.unwrap());
+        let permit = permits.acquire().await.unwrap();
+        let (its_fair, its_rw, its_permits) = of(&client);
+        let write = its_rw.write();
+        let (a, b, c) = (its_fair.acquire(), write.acquire(), its_permits.acquire_many(2));
+        let mut waits = Box::pin(futures_util::future::join3(a, b, c));
+        assert!(timeout(50 * MS, &mut waits).await.is_err());
+        assert!(
+            rw.read().try_acquire().await.is_err(),
+            "a reader stands back for the writer"
+        );
+        let report = client.shutdown(5 * SEC).await;
+        assert_eq!((report.lost, report.unconfirmed), (0, 0));
+        drop(rw.read().try_acquire().await.unwrap());
+        drop(permits.try_acquire().await.unwrap());
+        drop(holds);
+        sleep(5 * MS).await;
+        drop(fair.try_acquire().await.unwrap());
+        let (a, b, c) = waits.await;
+        assert!(a.is_err() && b.is_err() && c.is_err());
+        drop(permit);
+        setting.assert_clean("places").await;
+    });
+}

@@ -46,7 +46,8 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.asked.is_some() {
+        let unfinished = &self.attempt.handle.shared().unfinished;
+        if self.asked.is_some() && unfinished.remove(self.id.number()) {
             Question::under(self.id, &self.attempt, 0).undo();
         }
     }
@@ -69,7 +70,9 @@ impl Place {
         let now = clock::now();
         question.request.queue = true;
         question.request.last_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
-        self.asked = Some(now);
+        if self.asked.replace(now).is_none() {
+            question.unfinished(false);
+        }
         let step = question.backend().acquire(question.request.clone());
         let place = self;
         question.handle.clone().carry(async move {
@@ -113,6 +116,7 @@ impl Place {
     /// The store has taken it out of the queue.
     fn has_gone(mut self) {
         self.asked = None;
+        self.attempt.handle.shared().unfinished.remove(self.id.number());
     }
 
     /// The wake-ups of who waits here.

@@ -131,6 +131,9 @@ pub(super) async fn take(
         let Step { questions, answer } = step;
         match answer.await {
             Ok(AcquireAllReply::Acquired { tokens }) => {
+                questions
+                    .iter()
+                    .for_each(|(_, question)| question.unfinished(true));
                 let granted = questions.into_iter().zip(tokens);
                 taken
                     .0
@@ -229,7 +232,13 @@ impl Taken {
         let granted = std::mem::take(&mut self.0).into_iter();
         // All of them, so that those are given back which are held, when one is not.
         let guards: Vec<_> = granted
-            .map(|(at, (question, tokens))| question.granted(tokens).map(|guard| (at, guard)))
+            .map(|(at, (question, tokens))| match question.finished() {
+                true => question.granted(tokens).map(|guard| (at, guard)),
+                false => Err(BackendError::not_done(
+                    Reason::Closed,
+                    "the client was shut down before the last lock was had",
+                )),
+            })
             .collect();
         guards.into_iter().collect()
     }
@@ -238,7 +247,9 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         for (_, (question, _)) in &self.0 {
-            question.undo();
+            if question.finished() {
+                question.undo();
+            }
         }
     }
 }
