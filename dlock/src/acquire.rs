@@ -1,5 +1,6 @@
 //! The way of an acquire: re-entry first, then this process's queue, then the store.
 
+mod crowd;
 mod fair;
 mod reenter;
 
@@ -11,8 +12,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
+use self::crowd::Crowd;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
-use crate::backend::{AcquireReply, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
+use crate::backend::{AcquireReply, Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::client::Handle;
 use crate::courtesy::Debt;
 use crate::evidence::Evidence;
@@ -93,8 +95,11 @@ impl Goal for Attempt {
         &self,
         handed: u32,
         waiter: Option<GrantId>,
+        announce: Announce,
     ) -> impl Future<Output = Result<Look<LockGuard>, BackendError>> + Send {
-        Attempt::ask(Question::new(self, handed, waiter))
+        let mut question = Question::new(self, handed, waiter);
+        question.request.announce = announce;
+        Attempt::ask(question)
     }
 
     fn handed_over(&self, guard: LockGuard) -> LockGuard {
@@ -136,7 +141,11 @@ impl Attempt {
             return Err(Error::ClientClosed);
         }
         if self.once {
-            return match self.look(0, None).await.map_err(|error| self.failed(error))? {
+            return match self
+                .look(0, None, Announce::Nothing)
+                .await
+                .map_err(|error| self.failed(error))?
+            {
                 Look::Got(guard) => Ok(guard),
                 Look::Busy { left, .. } => Err(wait.not_acquired(left)),
                 Look::TooFew => Err(wait.not_acquired(None)),
@@ -229,14 +238,20 @@ impl Attempt {
                     ..
                 },
             ) => question.granted((first_token, last_token)).map(Look::Got),
-            Ok(AcquireReply::Busy { remaining, again }) => Ok(Look::Busy {
+            Ok(AcquireReply::Busy {
+                remaining,
+                again,
+                listeners,
+            }) => Ok(Look::Busy {
                 left: remaining,
                 again,
+                listeners,
             }),
             Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
             Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
                 left: Some(votes_in),
                 again: None,
+                listeners: None,
             }),
             Err(error) => {
                 question.failed(&error);
@@ -283,7 +298,7 @@ impl<G: Goal> Wait<'_, G> {
         if shared.waiters.any(&of) || shared.courtesies.owes(&of) {
             return Ok(None);
         }
-        self.now(self.goal.look(0, None), heard).await
+        self.now(self.goal.look(0, None, Announce::Nothing), heard).await
     }
 
     /// What the store grants at once. Who is refused, or not answered, waits for the turn.
@@ -359,7 +374,7 @@ impl<G: Goal> Wait<'_, G> {
             let got = match called {
                 Called::Guard(guard) => self.takes(guard),
                 Called::Turn(turn) if turn.opened => {
-                    let look = self.goal.look(0, None);
+                    let look = self.goal.look(0, None, Announce::Nothing);
                     // The question of the next one here goes along with this one.
                     drop((turn, ticket));
                     let got = self.now(look, heard).await?;
@@ -481,6 +496,7 @@ impl<G: Goal> Wait<'_, G> {
         }
         let mut place = Place::new(self.attempt, waiter);
         let mut longest = Duration::ZERO;
+        let mut crowd = Crowd::default();
         loop {
             let asked = clock::now();
             // Waiters behind a head whose patience is over do not each begin anew.
@@ -501,7 +517,7 @@ impl<G: Goal> Wait<'_, G> {
             let look = tokio::select! {
                 biased;
                 guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                look = self.goal.look(turn.handed, Some(waiter)) => look,
+                look = self.goal.look(turn.handed, Some(waiter), crowd.announce()) => look,
                 () = self.over() => return Err(self.gave_up(heard, true)),
                 () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
@@ -525,12 +541,20 @@ impl<G: Goal> Wait<'_, G> {
                     turn.waits(options.max_waiters, heard)?;
                     return Ok(Asked::TooFew);
                 }
-                Ok(Look::Busy { left, again }) => {
+                Ok(Look::Busy {
+                    left,
+                    again,
+                    listeners,
+                }) => {
                     place.taken = had || again.is_some() && self.attempt.takes_place();
                     courtesies.came(of);
                     self.is_busy(left, heard);
                     turn.waits(options.max_waiters, heard)?;
-                    turn.watch.get_or_insert_with(listen);
+                    crowd.is_busy(listeners, asked);
+                    if turn.watch.is_none() {
+                        turn.watch = Some(listen());
+                        crowd.listens();
+                    }
                     let left = left.filter(|left| *left <= LONGEST);
                     longest = longest.max(left.unwrap_or_default());
                     left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
@@ -548,8 +572,7 @@ impl<G: Goal> Wait<'_, G> {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                () = came_free(&mut turn.watch, &mut debt) => {}
-                () = tokio::time::sleep(sleep) => {}
+                () = crowd.asks_next(&mut turn.watch, &mut debt, sleep) => {}
                 () = self.over() => return Err(self.gave_up(heard, false)),
             }
         }

@@ -8,7 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::acquire::Attempt;
-use crate::backend::{AcquireRequest, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest};
+use crate::backend::{
+    AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
+};
 use crate::client::Handle;
 use crate::grants::{Grant, Granted, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
@@ -28,6 +30,8 @@ pub(crate) enum Look<T> {
         left: Option<Duration>,
         /// Within which time one who waits has to ask again.
         again: Option<Duration>,
+        /// How many processes wait for a plain lock, as far as the store can tell.
+        listeners: Option<u64>,
     },
     /// There are fewer permits in all than are wanted.
     TooFew,
@@ -42,11 +46,13 @@ pub(crate) trait Goal: Sync {
     fn wanted(&self) -> Option<Wanted>;
 
     /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
-    /// many times the lock was handed over here after it last came from the store, `waiter` who waits.
+    /// many times the lock was handed over here after it last came from the store, `waiter` who waits, `announce` what
+    /// other processes are told.
     fn look(
         &self,
         handed: u32,
         waiter: Option<GrantId>,
+        announce: Announce,
     ) -> impl Future<Output = Result<Look<Self::Got>, BackendError>> + Send;
 
     /// The lock came from somebody in this process.

@@ -402,6 +402,7 @@ impl Backend for Strange {
             Ok(AcquireReply::Busy { .. }) if self.1.endless => Ok(AcquireReply::Busy {
                 again: None,
                 remaining: Some(Duration::MAX),
+                listeners: None,
             }),
             other => other,
         }

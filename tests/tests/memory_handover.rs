@@ -12,6 +12,7 @@ use dlock::backend::memory::MemoryBackend;
 use dlock::backend::{Backend, GrantId};
 use dlock::{Error, HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
 use dlock_tests::Watched;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -555,4 +556,90 @@ async fn who_lets_others_go_first_goes_on_when_they_have_come() {
         sleep(20 * MS).await;
     }
     s.assert_clean().await;
+}
+
+/// Processes that take turns at one lock for a while: how many requests each handoff took, and how often each of them had
+/// the lock.
+async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usize>) {
+    let memory = MemoryBackend::new();
+    let backends: Vec<_> = (0..processes).map(|_| Watched::new(memory.clone())).collect();
+    let mut tasks = Vec::new();
+    for backend in &backends {
+        backend.seen().slow_answers.store(1, SeqCst);
+        let client = LockClient::builder()
+            .backend(backend.clone())
+            .build()
+            .await
+            .unwrap();
+        tasks.push(tokio::spawn(async move {
+            let mut had = 0;
+            let begun = Instant::now();
+            while begun.elapsed() < 200 * (hold + 3 * MS) {
+                let guard = client.lock("k").acquire().await.unwrap();
+                had += 1;
+                sleep(hold).await;
+                guard.release().await.unwrap();
+            }
+            had
+        }));
+    }
+    let had = join_all(tasks)
+        .await
+        .into_iter()
+        .map(Result::unwrap)
+        .collect::<Vec<_>>();
+    let asked: usize = (backends.iter())
+        .map(|backend| backend.seen().acquires.load(SeqCst))
+        .sum();
+    (asked as f64 / had.iter().sum::<usize>() as f64, had)
+}
+
+/// However many processes wait for a lock, a few of them ask for it when it comes free.
+#[tokio::test(start_paused = true)]
+async fn crowd_of_processes_asks_a_few_times_for_each_handoff() {
+    for hold in [MS, 50 * MS, 500 * MS] {
+        for processes in [10, 200] {
+            let (requests, had) = requests_per_handoff(processes, hold).await;
+            let (least, most) = (had.iter().min().unwrap(), had.iter().max().unwrap());
+            println!("{processes} processes, {hold:?}: {requests:.1} requests, had {least} to {most} times");
+            // Each first asks once, and once more when it listens.
+            let begin = 2.0 * processes as f64 / had.iter().sum::<usize>() as f64;
+            assert!(
+                requests - begin < 12.0,
+                "{processes} processes, {hold:?}: {requests:.1}"
+            );
+        }
+    }
+}
+
+/// Processes that hear of a release and do not ask, since they are stopped, keep the others waiting for a moment only.
+#[tokio::test(start_paused = true)]
+async fn crowd_whose_first_ranks_are_stopped_costs_a_moment() {
+    let memory = MemoryBackend::new();
+    let key = LockKey::new("k").unwrap();
+    let stopped: Vec<_> = (0..100)
+        .map(|_| {
+            let backend = Arc::new(memory.clone());
+            Backend::watch(backend, Kind::Lock, &key, NOBODY)
+        })
+        .collect();
+    let client = || async {
+        LockClient::builder()
+            .backend(memory.clone())
+            .build()
+            .await
+            .unwrap()
+    };
+    let (holder, waiter) = (client().await, client().await);
+    for _ in 0..50 {
+        let guard = holder.lock("k").acquire().await.unwrap();
+        let waiting = tokio::spawn(waiter.lock("k").acquire());
+        sleep(20 * MS).await;
+        guard.release().await.unwrap();
+        let released = Instant::now();
+        drop(waiting.await.unwrap().unwrap());
+        assert!(released.elapsed() < 60 * MS, "{:?}", released.elapsed());
+        sleep(20 * MS).await;
+    }
+    drop(stopped);
 }

@@ -421,3 +421,63 @@ async fn who_gives_up_while_a_subscription_fails_leaves_none_behind() {
         guard.release().await.unwrap();
     }
 }
+
+/// How many scripts the server has run.
+async fn scripts(server: &Server) -> u64 {
+    let stats: String = server.query(&["INFO", "commandstats"]).await;
+    let calls = |line: &str| {
+        line.split_once("calls=")?
+            .1
+            .split(',')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    };
+    (stats.lines())
+        .filter(|line| line.starts_with("cmdstat_eval"))
+        .filter_map(calls)
+        .sum()
+}
+
+/// Of many processes that hear of a release a few ask for the lock, and those learn from a message that it is taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_of_processes_asks_a_few_times_for_each_handoff() {
+    const PROCESSES: usize = 40;
+    const HANDOFFS: usize = 40;
+    in_rounds("the machine keeps up", async || {
+        let server = Server::start(Flavor::from_env()).await;
+        let url = server.url();
+        let clients = join_all((0..PROCESSES).map(|_| patient(&url))).await;
+        let holder = clients[0].lock("k").acquire().await.unwrap();
+        let waiting = join_all(clients[1..].iter().map(|client| async {
+            let guard = client.lock("k").acquire().await.unwrap();
+            tokio::time::sleep(5 * MS).await;
+            guard.release().await.unwrap();
+        }));
+        let measured = async {
+            eventually("all of them listen", || async {
+                let listeners: (String, usize) = server
+                    .query(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{k}"])
+                    .await;
+                listeners.1 == PROCESSES - 1
+            })
+            .await;
+            settle().await;
+            let before = scripts(&server).await;
+            holder.release().await.unwrap();
+            before
+        };
+        let (before, _) = tokio::join!(measured, waiting);
+        let asked = scripts(&server).await - before;
+        // A release for each of them besides. When all ask, it is a half of all processes on average.
+        let most = HANDOFFS * 14;
+        match usize::try_from(asked).unwrap() {
+            asked if asked < most => {
+                println!("{asked} requests for {HANDOFFS} handoffs");
+                Ok(())
+            }
+            asked => Err(format!("{asked} requests for {HANDOFFS} handoffs")),
+        }
+    })
+    .await;
+}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::Watch;
+use super::{TAKEN, Watch};
 
 /// Listeners by name.
 #[derive(Debug, Default)]
@@ -67,6 +67,19 @@ impl Hub {
             }
             None => 0,
         }
+    }
+
+    /// Another process has taken the lock that came free under `name`.
+    pub(crate) fn taken(&self, name: &str) {
+        let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
+        if let Some(news) = news {
+            news.send_modify(|n| *n = n.wrapping_add(TAKEN));
+        }
+    }
+
+    /// How many listen for `name`.
+    pub(crate) fn listeners(&self, name: &str) -> usize {
+        (self.topics.lock().get(name)).map_or(0, |topic| topic.news.receiver_count())
     }
 
     /// From now on news of `name` are certain; its listeners look once.

@@ -275,6 +275,22 @@ pub struct AcquireRequest {
     /// waiter. Its place, among those who wait for different amounts or in front of the readers, is given up by a
     /// [`release`](Backend::release) of this id. `None` for who does not wait or takes no place.
     pub waiter: Option<GrantId>,
+    /// Plain locks: what the other processes that wait for the key are told of the outcome.
+    pub announce: Announce,
+}
+
+/// What an acquire tells the processes that listen for the key: so that of many which hear of a release a few ask, and
+/// the others only if none of those took the lock. A store may leave it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Announce {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// That the lock is taken, where this acquire took it.
+    Grant,
+    /// That the lock is taken, whoever took it.
+    Taken,
 }
 
 impl AcquireRequest {
@@ -294,6 +310,7 @@ impl AcquireRequest {
             vote_after: None,
             amount: 1,
             waiter: None,
+            announce: Announce::Nothing,
         }
     }
 
@@ -337,6 +354,8 @@ pub enum AcquireReply {
         /// Who goes on waiting asks again within this time, whatever it hears: to keep a place that is only
         /// kept for those who are heard of, or to see whether others have lost theirs.
         again: Option<Duration>,
+        /// How many processes listen for the release of a plain lock; `None` where the store cannot tell.
+        listeners: Option<u64>,
     },
     /// Permits: there are fewer in all than were asked for, so that only a change of their number can help. Who waits
     /// for so many keeps nobody else waiting.
@@ -661,29 +680,48 @@ impl BackendError {
 /// Dropping it ends the subscription when nobody else has one.
 pub struct Watch {
     changes: Option<watch::Receiver<u64>>,
+    /// The last value that was seen; `None` where the first look is due.
+    seen: Option<u64>,
     on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
+
+/// What a [`Watch`] heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Something changed, or may have.
+    News,
+    /// Another process has taken the lock that had come free.
+    Taken,
+}
+
+/// The value of a watch counts the news below this, and above it how many times the lock was said to be taken.
+pub(crate) const TAKEN: u64 = 1 << 48;
 
 impl Watch {
     /// A watch over `changes`: each new value is news, and the value counts them. A receiver that has news already
     /// ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
     /// receiver is gone.
     pub fn new(changes: watch::Receiver<u64>, on_drop: impl FnOnce() + Send + Sync + 'static) -> Watch {
+        let looks_now = changes.has_changed().unwrap_or(false);
+        let seen = (!looks_now).then(|| *changes.borrow());
         Watch {
             changes: Some(changes),
+            seen,
             on_drop: Some(Box::new(on_drop)),
         }
     }
 
     /// How many news there have been so far, the unseen ones among them: the value of the receiver.
     pub(crate) fn count(&self) -> u64 {
-        self.changes.as_ref().map_or(0, |changes| *changes.borrow())
+        self.changes
+            .as_ref()
+            .map_or(0, |changes| *changes.borrow() % TAKEN)
     }
 
     /// Takes what has come so far as seen.
     pub(crate) fn seen(&mut self) {
         if let Some(changes) = &mut self.changes {
-            changes.borrow_and_update();
+            self.seen = Some(*changes.borrow_and_update());
         }
     }
 
@@ -692,12 +730,24 @@ impl Watch {
     ///
     /// Cancel safe: news that came while nobody listened are told by the next call.
     pub async fn changed(&mut self) {
-        let alive = match &mut self.changes {
-            Some(changes) => changes.changed().await.is_ok(),
-            None => false,
+        while self.heard().await != Heard::News {}
+    }
+
+    /// The same, or hears that the lock is taken.
+    pub(crate) async fn heard(&mut self) -> Heard {
+        let Some(changes) = &mut self.changes else {
+            return std::future::pending().await;
         };
-        if !alive {
-            std::future::pending::<()>().await;
+        loop {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let now = *changes.borrow_and_update();
+            match self.seen.replace(now) {
+                Some(before) if before == now => {}
+                Some(before) if before % TAKEN == now % TAKEN => return Heard::Taken,
+                _ => return Heard::News,
+            }
         }
     }
 }

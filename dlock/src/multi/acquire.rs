@@ -11,7 +11,7 @@ use super::MultiGuard;
 use super::in_order::InVain;
 use super::look::{At, Guards, Round, Step, groups, look};
 use crate::acquire::{self, Wait};
-use crate::backend::{BackendError, GrantId, Kind};
+use crate::backend::{Announce, BackendError, GrantId, Kind};
 use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
@@ -210,6 +210,7 @@ impl Goal for AllOf<'_> {
         &self,
         handed: u32,
         waiter: Option<GrantId>,
+        _announce: Announce,
     ) -> impl Future<Output = Result<Look<Round<Guards>>, BackendError>> + Send {
         let (at, round) = (self.at, self.ask(handed, waiter));
         let again = self.attempt.first.takes_place().then_some(KEEPS_PLACE);
@@ -218,6 +219,7 @@ impl Goal for AllOf<'_> {
                 Round::Busy((busy, remaining)) if busy == at => Look::Busy {
                     left: remaining,
                     again,
+                    listeners: None,
                 },
                 round => Look::Got(round),
             })

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::acquire::{Attempt, KEEPS_PLACE};
 use super::look::{At, Round, Step, Taken, take};
 use crate::acquire::Wait;
-use crate::backend::{BackendError, GrantId};
+use crate::backend::{Announce, BackendError, GrantId};
 use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
@@ -131,6 +131,7 @@ impl Goal for Next<'_> {
         &self,
         handed: u32,
         waiter: Option<GrantId>,
+        _announce: Announce,
     ) -> impl Future<Output = Result<Look<Round<Taken>>, BackendError>> + Send {
         let waiter = waiter.map(|id| (self.at, id));
         let one = self.attempt.one(self.at);
@@ -141,7 +142,11 @@ impl Goal for Next<'_> {
         let round = handle.carry(take(step, std::iter::empty(), handed, waiter));
         async move {
             Ok(match round.await? {
-                Round::Busy((_, left)) => Look::Busy { left, again },
+                Round::Busy((_, left)) => Look::Busy {
+                    left,
+                    again,
+                    listeners: None,
+                },
                 round => Look::Got(round),
             })
         }

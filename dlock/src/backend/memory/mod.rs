@@ -24,8 +24,8 @@ use self::read_write::{Left, ReadWriteLocks};
 use super::counter::{CounterReply, CounterRequest};
 use super::hub::Hub;
 use super::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
+    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::LockKey;
 use crate::record::Records;
@@ -126,7 +126,11 @@ impl Held {
         };
         Ok(match busy {
             Some(Busy { too_few: true, .. }) => AcquireReply::TooFewPermits,
-            Some(Busy { remaining, again, .. }) => AcquireReply::Busy { remaining, again },
+            Some(Busy { remaining, again, .. }) => AcquireReply::Busy {
+                remaining,
+                again,
+                listeners: None,
+            },
             None => {
                 let (first_token, last_token) = self.tokens(request.tokens);
                 if request.kind == Kind::Fair && request.tokens > 1 {
@@ -416,7 +420,20 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         request: AcquireRequest,
     ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        ready(self.with(|held, now| held.acquire(&request, now)))
+        let mut reply = self.with(|held, now| held.acquire(&request, now));
+        let is_busy = match &mut reply {
+            Ok(AcquireReply::Busy { listeners, .. }) if request.kind == Kind::Lock => {
+                *listeners = Some(self.store.hub.listeners(request.key.as_str()) as u64);
+                true
+            }
+            _ => false,
+        };
+        match request.announce {
+            Announce::Grant if !is_busy => self.store.hub.taken(request.key.as_str()),
+            Announce::Taken => self.store.hub.taken(request.key.as_str()),
+            _ => {}
+        }
+        ready(reply)
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {

@@ -204,6 +204,7 @@ impl Quorum {
                 return Ok(AcquireReply::Busy {
                     remaining,
                     again: None,
+                    listeners: None,
                 });
             }
             Verdict::Failed(error) => return Err(error),

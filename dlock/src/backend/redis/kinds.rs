@@ -5,7 +5,9 @@ use tokio::time::Instant;
 
 use super::permits;
 use super::script::{self, id, left, millis, prefixed};
-use crate::backend::{AcquireRequest, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest};
+use crate::backend::{
+    AcquireRequest, Announce, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest,
+};
 
 /// A step that a kind has for itself. What it asks for is apart, so that it takes no room in the steps of others.
 #[derive(Debug, Clone)]
@@ -70,6 +72,12 @@ impl KindStep {
             }
             KindStep::Renew(request) if request.kind.is_permits() => {
                 permits::renew(request, cmd.arg(format!("renew_{}", request.kind)));
+            }
+            KindStep::Acquire(request) if request.announce != Announce::Nothing => {
+                cmd.arg("crowded").arg(4);
+                cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
+                cmd.arg(request.tokens.max(1));
+                cmd.arg(u8::from(request.announce == Announce::Taken));
             }
             KindStep::Acquire(request) => {
                 let more = match request.kind {

@@ -39,8 +39,8 @@ pub(crate) use self::script::{Answer, Response, Verb};
 use self::servers::Servers;
 use super::counter::{CounterReply, CounterRequest};
 use super::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
-    Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
+    Lane, Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::record::redis::RedisRecords;
 use crate::record::{RecordKey, Records};
@@ -181,7 +181,9 @@ impl Backend for RedisBackend {
             Ok(()) => {
                 let (key, vote_after) = (self.name(&request.key), request.vote_after);
                 let verb = match request.kind {
-                    Kind::Lock => Verb::Acquire { grant, lease, tokens },
+                    Kind::Lock if request.announce == Announce::Nothing => {
+                        Verb::Acquire { grant, lease, tokens }
+                    }
                     _ => Verb::As(KindStep::Acquire(Box::new(request))),
                 };
                 self.step_with(key, verb, vote_after)
@@ -202,7 +204,15 @@ impl Backend for RedisBackend {
                     .map(|number| grant.with_number(number))
                     .collect(),
             }),
-            Answer::Busy { remaining, again } => Ok(AcquireReply::Busy { remaining, again }),
+            Answer::Busy {
+                remaining,
+                again,
+                listeners,
+            } => Ok(AcquireReply::Busy {
+                remaining,
+                again,
+                listeners,
+            }),
             Answer::TooFew => Ok(AcquireReply::TooFewPermits),
             Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
             other => Err(strange(&other)),

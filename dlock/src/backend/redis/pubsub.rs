@@ -26,6 +26,7 @@ use self::batch::Batch;
 use super::access::Open;
 use super::cluster::Shard;
 use super::connect::Connector;
+use super::script;
 use crate::backend::hub::Hub;
 use crate::url::Address;
 
@@ -422,6 +423,9 @@ impl Actor {
         let entry = self.channels.get_key_value(&*channel);
         let entry = entry.map(|(channel, entry)| (channel.clone(), entry.state));
         match (kind, entry) {
+            (PushKind::Message | PushKind::SMessage, _) if script::says_taken(&channel, data.get(1)) => {
+                self.hub.taken(&channel);
+            }
             (PushKind::Message | PushKind::SMessage, _) => {
                 self.hub.tell(&channel);
             }

@@ -160,6 +160,8 @@ pub(crate) enum Answer {
         remaining: Option<Duration>,
         /// Within which time one who goes on waiting asks again.
         again: Option<Duration>,
+        /// How many processes wait for a plain lock, where they are many.
+        listeners: Option<u64>,
     },
     /// There are fewer permits in all than are wanted.
     TooFew,
@@ -429,7 +431,14 @@ pub(super) fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
 
 /// The channel on which Redisson and we tell of the release of a plain lock.
 pub(super) fn channel(key: &str) -> String {
-    prefixed("redisson_lock__channel", key)
+    prefixed(CHANNEL, key)
+}
+
+const CHANNEL: &str = "redisson_lock__channel";
+
+/// Whether a message tells that another process has taken the plain lock that had come free.
+pub(super) fn says_taken(channel: &str, message: Option<&Value>) -> bool {
+    matches!(message, Some(Value::BulkString(text)) if text == b"2") && channel.starts_with(CHANNEL)
 }
 
 /// What is called like a key with something before it, as Redisson writes that.
@@ -588,9 +597,10 @@ fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, Backe
 fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
     let positive = u64::try_from(number).ok();
     match (&step.verb, positive) {
-        (Verb::Acquire { .. }, None) => Ok(Answer::Busy {
+        (Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)), None) => Ok(Answer::Busy {
             remaining: u64::try_from(-2 - number).ok().map(Duration::from_millis),
             again: None,
+            listeners: None,
         }),
         (Verb::Release { .. } | Verb::As(KindStep::Release { .. } | KindStep::Renew(_)), Some(0)) => {
             Ok(Answer::Gone)
@@ -636,6 +646,10 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             again: match words.len() {
                 2 => None,
                 _ => ttl(2)?,
+            },
+            listeners: match words.len() {
+                2 | 3 => None,
+                _ => Some(num(3)?),
             },
         }),
         "beyond" => Ok(Answer::TooFew),

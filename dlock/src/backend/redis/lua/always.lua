@@ -25,7 +25,7 @@
 --   release  0 gone; released: 1 + how many heard of it, -1 where it may not be told
 -- Releases and renewals of other kinds answer in numbers likewise. All others are arrays whose first element says
 -- what they are:
---   acquired FIRST COUNT | busy PTTL | late | released HEARD | gone |
+--   acquired FIRST COUNT | busy PTTL [AGAIN-ms or -1 [LISTENERS]] | late | released HEARD | gone |
 --   holders KIND ID COUNT PTTL, for each of them | free |
 --   taken TYPE (the key holds other data) | failed MESSAGE (nothing was changed)
 --

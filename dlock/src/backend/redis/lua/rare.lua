@@ -1,10 +1,32 @@
 
+-- Of so many processes that wait for a plain lock each may ask when it comes free.
+local FEW = 4
+
 -- What became of an acquire that is not as simple as it should be.
 local function busy(key, left)
   if is_error(left) then error({ failed = left.err }) end
   -- It may have ended since its time was asked for.
   if not holder_of(key) then return -2 end
+  local listeners = ask('PUBSUB', in_cluster and 'SHARDNUMSUB' or 'NUMSUB', prefixed('redisson_lock__channel', key))
+  if not is_error(listeners) and listeners[2] > FEW then return { 'busy', left, -1, listeners[2] } end
   return -2 - left
+end
+
+-- Acquires a plain lock for one of many processes that heard of its release, and tells the others that it is taken: that
+-- it is their turn to ask only if they hear nothing. Redisson looks at the messages 0 and 1 alone.
+local function add_crowded_steps()
+  -- grant, lease in ms, how many tokens, whether to tell also where another one has it
+  function acquire_as.crowded(key, grant, lease, tokens, always)
+    local left = ask('PTTL', key)
+    local reply = left ~= -2 and busy(key, left)
+    if not reply or reply == -2 then
+      hold(key, grant, lease)
+      reply = { 'acquired', take(tonumber(tokens), key, lease) }
+      always = '1'
+    end
+    if always == '1' then tell(prefixed('redisson_lock__channel', key), '2') end
+    return reply
+  end
 end
 
 -- All steps that run.lua does not have itself.
@@ -18,6 +40,7 @@ local function others()
     add_several_steps()
     add_fair_steps()
     add_fenced_steps()
+    add_crowded_steps()
     add_counter_steps(add_permit_steps())
   end
   return steps, acquire_as
