@@ -9,12 +9,11 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use self::crowd::Crowd;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
-use crate::backend::{AcquireReply, Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
+use crate::backend::{Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::client::Handle;
 use crate::courtesy::Debt;
 use crate::evidence::Evidence;
@@ -96,7 +95,7 @@ impl Goal for Attempt {
         handed: u32,
         waiter: Option<GrantId>,
         announce: Announce,
-    ) -> impl Future<Output = Result<Look<LockGuard>, BackendError>> + Send {
+    ) -> Carry<Result<Look<LockGuard>, BackendError>> {
         let mut question = Question::new(self, handed, waiter);
         question.request.announce = announce;
         Attempt::ask(question)
@@ -222,42 +221,10 @@ impl Attempt {
         error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
     }
 
-    /// Asks the store. The step is finished even if this is dropped, and then undone.
+    /// Asks the store. The step is finished even if this is dropped, and undone by a release right behind it.
     fn ask(question: Question) -> Carry<Result<Look<LockGuard>, BackendError>> {
         let (backend, handle) = (question.backend(), question.handle.clone());
-        let step = backend.acquire(question.request.clone());
-        handle.carry(step.map(move |reply| match reply {
-            Ok(
-                AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }
-                | AcquireReply::AcquiredInLine {
-                    first_token,
-                    last_token,
-                    ..
-                },
-            ) => question.granted((first_token, last_token)).map(Look::Got),
-            Ok(AcquireReply::Busy {
-                remaining,
-                again,
-                listeners,
-            }) => Ok(Look::Busy {
-                left: remaining,
-                again,
-                listeners,
-            }),
-            Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
-            Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
-                left: Some(votes_in),
-                again: None,
-                listeners: None,
-            }),
-            Err(error) => {
-                question.failed(&error);
-                Err(error)
-            }
-        }))
+        handle.ask(backend.acquire(question.request.clone()), question)
     }
 }
 
@@ -651,7 +618,7 @@ impl Drop for Place<'_> {
         let is_ours = self.attempt.takes_place() && handle.shared().unfinished.remove(self.waiter.number());
         if self.taken && is_ours {
             // Who is not heard of loses it soon anyway.
-            handle.undo(self.request(), PLACE);
+            drop(handle.undo(self.request(), PLACE));
         }
     }
 }

@@ -398,7 +398,7 @@ impl LockClient {
         for grant in &left {
             let now = crate::clock::now();
             let left = grant.deadline().saturating_duration_since(now);
-            self.handle.undo(grant.release_request(now), left);
+            drop(self.handle.undo(grant.release_request(now), left));
         }
         shared.pending.close();
         let all_given_back = async {
@@ -427,7 +427,7 @@ impl LockClient {
     /// Gives back what calls have that are not done. They end without it, also those that nobody polls.
     fn give_back_unfinished(&self) {
         for part in self.handle.shared.unfinished.take() {
-            self.handle.undo(part.request, part.lease);
+            drop(self.handle.undo(part.request, part.lease));
         }
     }
 }

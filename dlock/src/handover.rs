@@ -49,6 +49,8 @@ pub(crate) struct Wanted {
 pub(crate) struct Chain {
     /// Hand-overs that are left, and until when: there is a reserved token for each, one after the other.
     left: u32,
+    /// The time slice, in microseconds; it ends then.
+    slice: u32,
     until: Moment,
 }
 
@@ -62,13 +64,15 @@ impl Chain {
         now: Instant,
     ) -> Chain {
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
+        let slice = courtesy::some_round_trips(sent, now, SLICE);
         Chain {
             left: if kind.is_handed_on() {
                 handovers.min(tokens)
             } else {
                 0
             },
-            until: Moment::of(now + courtesy::some_round_trips(sent, now, SLICE)),
+            slice: u32::try_from(slice.as_micros()).unwrap_or(u32::MAX),
+            until: Moment::of(now + slice),
         }
     }
 
@@ -80,7 +84,7 @@ impl Chain {
     /// Whether it came from the store so short a time ago that who waited for it may still be counted among those
     /// who listen.
     pub(crate) fn is_young(self, now: Instant) -> bool {
-        Moment::of(now) + SLICE < self.until + YOUNG
+        Moment::of(now) + Duration::from_micros(self.slice.into()) < self.until + YOUNG
     }
 
     /// Nothing is handed on any more: the next token has to come from the store.
@@ -178,4 +182,21 @@ fn heir(grant: &Arc<Grant>, seat: &Seat) -> Option<(Arc<Grant>, HoldRef)> {
         grant: grant.clone(),
     };
     Some((grant, hold))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A grant is young for a millisecond, however long the time slice is that the store's round trips make.
+    #[test]
+    fn grant_is_young_for_a_millisecond_at_any_round_trip() {
+        let now = Instant::now();
+        for round_trip in [0, 1, 25, 200].map(Duration::from_millis) {
+            let chain = Chain::new(Kind::Lock, 8, (1, 9), now, now + round_trip);
+            let after = |time| chain.is_young(now + round_trip + time);
+            assert!(after(Duration::from_micros(900)), "{round_trip:?}");
+            assert!(!after(Duration::from_micros(1100)), "{round_trip:?}");
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! What is asked of the store for a lock, and the guard of what it grants.
 
-use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +8,18 @@ use tokio::time::Instant;
 
 use crate::acquire::Attempt;
 use crate::backend::{
-    AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
+    AcquireReply, AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
 };
 use crate::client::Handle;
 use crate::grants::{Grant, Granted, Terms, next_id};
 use crate::guard::{HoldState, LockGuard};
 use crate::handover::{self, Chain, Wanted};
 use crate::lock::Options;
+use crate::release::{Asked, Carry};
 use crate::scope::HoldRef;
 use crate::under::Under;
 use crate::unfinished::Part;
-use crate::{Loss, clock};
+use crate::{Error, Loss, clock};
 
 /// What one look at the store brought.
 pub(crate) enum Look<T> {
@@ -40,7 +40,7 @@ pub(crate) enum Look<T> {
 /// What is asked of the store by one who waits for a key.
 pub(crate) trait Goal: Sync {
     /// What ends the wait.
-    type Got: Send;
+    type Got: Send + 'static;
 
     /// What it takes from others in this process, if it does.
     fn wanted(&self) -> Option<Wanted>;
@@ -53,7 +53,7 @@ pub(crate) trait Goal: Sync {
         handed: u32,
         waiter: Option<GrantId>,
         announce: Announce,
-    ) -> impl Future<Output = Result<Look<Self::Got>, BackendError>> + Send;
+    ) -> Carry<Result<Look<Self::Got>, BackendError>>;
 
     /// The lock came from somebody in this process.
     fn handed_over(&self, guard: LockGuard) -> Self::Got;
@@ -237,12 +237,58 @@ impl Question {
     /// The step has failed: nothing stays of it.
     pub(crate) fn failed(&self, error: &BackendError) {
         if error.outcome == Outcome::Unknown {
-            self.undo();
+            drop(self.undo());
         }
     }
 
-    /// Gives back what was granted, or may have been. The step takes its place in line before this returns.
-    pub(crate) fn undo(&self) {
-        self.handle.undo(self.request.undone(), self.request.lease);
+    /// Gives back what was granted, or may have been. The step takes its place in line before this returns; its outcome
+    /// may be dropped.
+    pub(crate) fn undo(&self) -> Carry<Result<(), Error>> {
+        self.handle.undo(self.request.undone(), self.request.lease)
     }
+}
+
+impl Asked for Question {
+    type Brings = Result<Look<LockGuard>, BackendError>;
+
+    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Self::Brings {
+        match reply {
+            Ok(
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }
+                | AcquireReply::AcquiredInLine {
+                    first_token,
+                    last_token,
+                    ..
+                },
+            ) => self.granted((first_token, last_token)).map(Look::Got),
+            Ok(AcquireReply::Busy {
+                remaining,
+                again,
+                listeners,
+            }) => Ok(Look::Busy {
+                left: remaining,
+                again,
+                listeners,
+            }),
+            Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
+            Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
+                left: Some(votes_in),
+                again: None,
+                listeners: None,
+            }),
+            Err(error) => {
+                self.failed(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn undo(&self) -> Carry<Result<(), Error>> {
+        Question::undo(self)
+    }
+
+    fn is_undone(self) {}
 }

@@ -15,8 +15,9 @@ use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::backend::{BackendError, Outcome, ReleaseReply, ReleaseRequest};
+use crate::backend::{AcquireReply, BackendError, Outcome, ReleaseReply, ReleaseRequest};
 use crate::client::{Handle, Shared};
 use crate::grants::Grant;
 use crate::name::Name;
@@ -36,8 +37,23 @@ pub(crate) type Told = oneshot::Sender<Option<u64>>;
 
 /// A future that is carried to its end by the worker when it is dropped before.
 pub(crate) struct Carry<T: Send + 'static> {
-    future: Option<Pin<Box<dyn Future<Output = T> + Send + 'static>>>,
+    future: Option<Carried<T>>,
     worker: mpsc::UnboundedSender<Job>,
+    /// Called where it is dropped before its end.
+    undo: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl<T: Send + 'static> Carry<T> {
+    /// Calls this where it is dropped before its end.
+    pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> Carry<T> {
+        self.undo = Some(Box::new(undo));
+        self
+    }
+}
+
+enum Carried<T> {
+    Future(Pin<Box<dyn Future<Output = T> + Send + 'static>>),
+    Acquire(Box<dyn Undoing<T>>),
 }
 
 impl<T: Send + 'static> Future for Carry<T> {
@@ -48,7 +64,10 @@ impl<T: Send + 'static> Future for Carry<T> {
         let Some(mut future) = self.future.take() else {
             return Poll::Pending;
         };
-        let poll = future.as_mut().poll(cx);
+        let poll = match &mut future {
+            Carried::Future(future) => future.as_mut().poll(cx),
+            Carried::Acquire(acquire) => acquire.poll(cx),
+        };
         if poll.is_pending() {
             self.future = Some(future);
         }
@@ -58,10 +77,79 @@ impl<T: Send + 'static> Future for Carry<T> {
 
 impl<T: Send + 'static> Drop for Carry<T> {
     fn drop(&mut self) {
-        if let Some(future) = self.future.take() {
-            // No worker means no runtime: the step is where the backend has put it already.
-            let _ = self.worker.send(Box::pin(async move { drop(future.await) }));
+        let job: Job = match self.future.take() {
+            None => return,
+            Some(Carried::Future(future)) => Box::pin(async move { drop(future.await) }),
+            Some(Carried::Acquire(acquire)) => acquire.undo(),
+        };
+        if let Some(undo) = self.undo.take() {
+            undo();
         }
+        // No worker means no runtime: the step is where the backend has put it already.
+        let _ = self.worker.send(job);
+    }
+}
+
+/// An acquire on its way to the store, which can be given up before its reply is there.
+trait Undoing<T>: Send {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T>;
+
+    /// Queues the release right behind the acquire, before this returns: the next acquire of this process must not find
+    /// the lock busy. The job sees to it that the release was not carried out first.
+    fn undo(self: Box<Self>) -> Job;
+}
+
+/// What an acquire is about, and what follows from its reply.
+pub(crate) trait Asked: Send + Unpin + 'static {
+    type Brings: Send + 'static;
+
+    /// What the reply means for the caller.
+    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Self::Brings;
+
+    /// Queues a step that gives back whatever the acquire brings, and returns its outcome.
+    fn undo(&self) -> Carry<Result<(), Error>>;
+
+    /// Nothing is to be given back any more.
+    fn is_undone(self);
+}
+
+struct Acquiring<A> {
+    step: AcquireStep,
+    asked: Option<A>,
+    /// `shutdown` waits for it.
+    token: TaskTrackerToken,
+}
+
+type AcquireStep = Pin<Box<dyn Future<Output = Result<AcquireReply, BackendError>> + Send + 'static>>;
+
+impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brings> {
+        let reply = std::task::ready!(self.step.as_mut().poll(cx));
+        match self.asked.take() {
+            Some(asked) => Poll::Ready(asked.answered(reply)),
+            None => Poll::Pending,
+        }
+    }
+
+    fn undo(self: Box<Self>) -> Job {
+        let Acquiring { step, asked, token } = *self;
+        let undo = asked.as_ref().map(Asked::undo);
+        Box::pin(async move {
+            if let (Some(asked), Some(undo)) = (asked, undo) {
+                let (reply, undone) = futures_util::join!(step, undo);
+                let may_be_left = match reply {
+                    Ok(AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }) => true,
+                    Ok(_) => false,
+                    Err(error) => error.outcome == Outcome::Unknown,
+                };
+                // The acquire may have been sent anew, and so behind its release.
+                if may_be_left && undone.is_err() {
+                    drop(asked.undo());
+                }
+                asked.is_undone();
+            }
+            drop(token);
+        })
     }
 }
 
@@ -93,8 +181,23 @@ impl Handle {
     ) -> Carry<T> {
         let tracked = self.shared().pending.track_future(future);
         Carry {
-            future: Some(Box::pin(tracked)),
+            future: Some(Carried::Future(Box::pin(tracked))),
             worker: self.worker().clone(),
+            undo: None,
+        }
+    }
+
+    /// Carries an acquire to its end. Dropped before, it is undone: the release is queued at once.
+    pub(crate) fn ask<A: Asked>(&self, step: AcquireStep, asked: A) -> Carry<A::Brings> {
+        let acquire = Acquiring {
+            step,
+            asked: Some(asked),
+            token: self.shared().pending.token(),
+        };
+        Carry {
+            future: Some(Carried::Acquire(Box::new(acquire))),
+            worker: self.worker().clone(),
+            undo: None,
         }
     }
 
@@ -128,17 +231,18 @@ impl Handle {
         })
     }
 
-    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind.
-    pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) {
+    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its place in line now;
+    /// the result is its outcome, which may be dropped.
+    pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) -> Carry<Result<(), Error>> {
         let now = clock::now();
-        drop(self.carry(give_back(
+        self.carry(give_back(
             self.shared().clone(),
             request,
             (now, now + lease),
             Arc::default(),
             None,
             false,
-        )));
+        ))
     }
 }
 

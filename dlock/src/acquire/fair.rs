@@ -22,7 +22,7 @@ use crate::guard::LockGuard;
 use crate::lock::LONGEST;
 use crate::name::Name;
 use crate::question::{Goal, Question};
-use crate::release::Carry;
+use crate::release::{Asked, Carry};
 use crate::waiters::Called;
 use crate::{Error, clock};
 
@@ -48,7 +48,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let unfinished = &self.attempt.handle.shared().unfinished;
         if self.asked.is_some() && unfinished.remove(self.id.number()) {
-            Question::under(self.id, &self.attempt, 0).undo();
+            drop(self.give_up());
         }
     }
 }
@@ -74,33 +74,8 @@ impl Place {
             question.unfinished(false);
         }
         let step = question.backend().acquire(question.request.clone());
-        let place = self;
-        question.handle.clone().carry(async move {
-            match step.await {
-                Ok(AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }) => {
-                    place.has_gone();
-                    Seen::granted(question, (first_token, last_token), Vec::new())
-                }
-                Ok(AcquireReply::AcquiredInLine {
-                    first_token,
-                    last_token,
-                    behind,
-                }) => {
-                    place.has_gone();
-                    Seen::granted(question, (first_token, last_token), behind)
-                }
-                Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
-                Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
-                Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
-                Err(error) => {
-                    let kept = (error.outcome == Outcome::NotDone).then_some(place);
-                    Seen::Failed(error, kept)
-                }
-            }
-        })
+        let handle = question.handle.clone();
+        handle.ask(step, Stands { place: self, question })
     }
 
     /// One for itself, and one for each who could be handed the lock.
@@ -111,6 +86,10 @@ impl Place {
         let behind = handle.shared().waiters.behind(&Name::new(options.kind, key));
         let behind = behind.try_into().unwrap_or(u32::MAX);
         1 + self.attempt.handovers().min(behind).min(MANY)
+    }
+
+    fn give_up(&self) -> Carry<Result<(), Error>> {
+        Question::under(self.id, &self.attempt, 0).undo()
     }
 
     /// The store has taken it out of the queue.
@@ -126,6 +105,52 @@ impl Place {
         } = &self.attempt;
         let backend = handle.shared().backend.clone();
         backend.watch(options.kind, key, self.id)
+    }
+}
+
+/// One that has a place and asks for the lock.
+struct Stands {
+    place: Place,
+    question: Question,
+}
+
+impl Asked for Stands {
+    type Brings = Seen;
+
+    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Seen {
+        let Stands { place, question } = self;
+        match reply {
+            Ok(AcquireReply::Acquired {
+                first_token,
+                last_token,
+            }) => {
+                place.has_gone();
+                Seen::granted(question, (first_token, last_token), Vec::new())
+            }
+            Ok(AcquireReply::AcquiredInLine {
+                first_token,
+                last_token,
+                behind,
+            }) => {
+                place.has_gone();
+                Seen::granted(question, (first_token, last_token), behind)
+            }
+            Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
+            Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
+            Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
+            Err(error) => {
+                let kept = (error.outcome == Outcome::NotDone).then_some(place);
+                Seen::Failed(error, kept)
+            }
+        }
+    }
+
+    fn undo(&self) -> Carry<Result<(), Error>> {
+        self.place.give_up()
+    }
+
+    fn is_undone(self) {
+        self.place.has_gone();
     }
 }
 

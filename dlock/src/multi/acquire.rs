@@ -1,15 +1,15 @@
 //! The way of an acquire of several locks: re-entry first, then the store, which is asked for all at once;
 //! when one is busy, the queue of that one, and whoever has the turn there asks for all again.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::MultiGuard;
 use super::in_order::InVain;
-use super::look::{At, Guards, Round, Step, groups, look};
+use super::look::{At, Gone, Guards, Round, Step, groups, look};
 use crate::acquire::{self, Wait};
 use crate::backend::{Announce, BackendError, GrantId, Kind};
 use crate::evidence::Evidence;
@@ -17,6 +17,7 @@ use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::lock::check_at_once;
 use crate::question::{Goal, Look};
+use crate::release::Carry;
 use crate::scope::Scope;
 use crate::{Error, LockKey};
 
@@ -109,7 +110,7 @@ impl Attempt {
                     until,
                 };
                 let round = match self.first.once {
-                    true => all.ask(0, None).await.map_err(|error| one.failed(error))?,
+                    true => all.asks(0, None, |round| round).await.map_err(|error| one.failed(error))?,
                     false => wait.in_turn(&mut heard).await?,
                 };
                 match round {
@@ -179,11 +180,13 @@ struct AllOf<'a> {
 }
 
 impl AllOf<'_> {
-    fn ask(
+    /// Asks for all of them; `read` says what the answer means.
+    fn asks<T: Send + 'static>(
         &self,
         handed: u32,
         waiter: Option<GrantId>,
-    ) -> impl Future<Output = Result<Round<Guards>, BackendError>> + Send + use<> {
+        read: impl FnOnce(Round<Guards>) -> T + Send + 'static,
+    ) -> Carry<Result<T, BackendError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
         if let [only] = &mut groups[..] {
@@ -194,7 +197,10 @@ impl AllOf<'_> {
         // Takes its place in line now, and not when polled.
         let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
         let handle = &self.attempt.first.handle;
-        handle.carry(look(first, groups, handed, waiter))
+        let gone = Gone::default();
+        let undo = first.undone_by(&gone);
+        let round = look(first, groups, handed, waiter, gone).map(|round| round.map(read));
+        handle.carry(round).or_undo(undo)
     }
 }
 
@@ -211,19 +217,17 @@ impl Goal for AllOf<'_> {
         handed: u32,
         waiter: Option<GrantId>,
         _announce: Announce,
-    ) -> impl Future<Output = Result<Look<Round<Guards>>, BackendError>> + Send {
-        let (at, round) = (self.at, self.ask(handed, waiter));
+    ) -> Carry<Result<Look<Round<Guards>>, BackendError>> {
+        let at = self.at;
         let again = self.attempt.first.takes_place().then_some(KEEPS_PLACE);
-        async move {
-            Ok(match round.await? {
-                Round::Busy((busy, remaining)) if busy == at => Look::Busy {
-                    left: remaining,
-                    again,
-                    listeners: None,
-                },
-                round => Look::Got(round),
-            })
-        }
+        self.asks(handed, waiter, move |round| match round {
+            Round::Busy((busy, remaining)) if busy == at => Look::Busy {
+                left: remaining,
+                again,
+                listeners: None,
+            },
+            round => Look::Got(round),
+        })
     }
 
     fn handed_over(&self, guard: LockGuard) -> Round<Guards> {

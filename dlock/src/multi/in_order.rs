@@ -5,19 +5,20 @@
 //! who take single locks in another order they could, so who has something in the hand waits for the next key only for a
 //! time, gives all back when it is over, and looks for all at once again before it comes here with more patience.
 
-use std::future::Future;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::acquire::{Attempt, KEEPS_PLACE};
-use super::look::{At, Round, Step, Taken, take};
+use super::look::{At, Gone, Round, Step, Taken, take};
 use crate::acquire::Wait;
 use crate::backend::{Announce, BackendError, GrantId};
 use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::question::{Goal, Look};
+use crate::release::Carry;
 use crate::{Error, clock};
 
 /// How many looks in a row may find one of the keys free and another one busy.
@@ -132,24 +133,22 @@ impl Goal for Next<'_> {
         handed: u32,
         waiter: Option<GrantId>,
         _announce: Announce,
-    ) -> impl Future<Output = Result<Look<Round<Taken>>, BackendError>> + Send {
+    ) -> Carry<Result<Look<Round<Taken>>, BackendError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let one = self.attempt.one(self.at);
         let again = one.takes_place().then_some(KEEPS_PLACE);
         let handle = one.handle.clone();
         // Takes its place in line now, and is finished and undone when this is dropped.
         let step = Step::new(vec![(self.at, one)], handed, waiter);
-        let round = handle.carry(take(step, std::iter::empty(), handed, waiter));
-        async move {
-            Ok(match round.await? {
-                Round::Busy((_, left)) => Look::Busy {
-                    left,
-                    again,
-                    listeners: None,
-                },
+        let gone = Gone::default();
+        let undo = step.undone_by(&gone);
+        let round = take(step, std::iter::empty(), handed, waiter, gone).map(move |round| {
+            Ok(match round? {
+                Round::Busy((_, left)) => Look::Busy { left, again, listeners: None },
                 round => Look::Got(round),
             })
-        }
+        });
+        handle.carry(round).or_undo(undo)
     }
 
     fn handed_over(&self, guard: LockGuard) -> Round<Taken> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -52,6 +53,9 @@ pub(super) fn groups(keys: impl Iterator<Item = At<Attempt>>) -> Vec<Group> {
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
+/// Set when the caller has gone: nothing more is asked for.
+pub(super) type Gone = Arc<AtomicBool>;
+
 /// A step that has its place in line.
 pub(super) struct Step {
     questions: Vec<At<Question>>,
@@ -59,6 +63,21 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// What queues the releases of this step right behind it, where the caller goes before it is answered.
+    pub(super) fn undone_by(&self, gone: &Gone) -> impl FnOnce() + Send + Sync + 'static + use<> {
+        let requests = self.questions.iter().map(|(_, question)| {
+            let (handle, request) = (question.handle.clone(), &question.request);
+            (handle, request.undone(), request.lease)
+        });
+        let (requests, gone): (Vec<_>, _) = (requests.collect(), gone.clone());
+        move || {
+            gone.store(true, Ordering::Relaxed);
+            for (handle, request, lease) in requests {
+                drop(handle.undo(request, lease));
+            }
+        }
+    }
+
     /// `waiter` is who waits, and for which of the keys.
     pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>) -> Step {
         let question = |(at, one): At<Attempt>| {
@@ -103,10 +122,11 @@ pub(super) async fn look(
     others: impl Iterator<Item = Group>,
     handed: u32,
     waiter: Option<At<GrantId>>,
+    gone: Gone,
 ) -> Result<Round<Guards>, BackendError> {
     let mut others = others.peekable();
     let in_one_step = others.peek().is_none();
-    Ok(match take(first, others, handed, waiter).await? {
+    Ok(match take(first, others, handed, waiter, gone).await? {
         Round::All(mut taken) => {
             if !in_one_step {
                 taken.begin_now(false).await?;
@@ -124,6 +144,7 @@ pub(super) async fn take(
     mut others: impl Iterator<Item = Group>,
     handed: u32,
     waiter: Option<At<GrantId>>,
+    gone: Gone,
 ) -> Result<Round<Taken>, BackendError> {
     let mut taken = Taken::default();
     let mut step = first;
@@ -149,6 +170,10 @@ pub(super) async fn take(
             }
         }
         match others.next() {
+            Some(_) if gone.load(Ordering::Relaxed) => {
+                let why = "the caller has gone before all locks were asked for";
+                return Err(BackendError::not_done(Reason::Unreachable, why));
+            }
             Some(group) => step = Step::new(group, handed, waiter),
             None => return Ok(Round::All(taken)),
         }
@@ -248,7 +273,7 @@ impl Drop for Taken {
     fn drop(&mut self) {
         for (_, (question, _)) in &self.0 {
             if question.finished() {
-                question.undo();
+                drop(question.undo());
             }
         }
     }
