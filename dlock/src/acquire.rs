@@ -7,6 +7,7 @@ mod reenter;
 use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,7 +26,7 @@ use crate::question::{Goal, Look, Question};
 use crate::release::Carry;
 use crate::scope::{self, Scope};
 use crate::unfinished::Part;
-use crate::waiters::{Called, Ticket, Turn};
+use crate::waiters::{Called, Line, Ticket, Turn};
 use crate::{Error, LockKey, clock, telemetry};
 
 /// How long a waiter sleeps at the most when the holder's lease has no end or is very long.
@@ -228,6 +229,14 @@ impl Attempt {
     }
 }
 
+/// What ended the time in a queue.
+enum Came<T> {
+    /// The turn, or the lock from another caller of this process.
+    Asked(Asked<T>),
+    /// The turn of one that may ask along with others.
+    Opened(Turn),
+}
+
 /// A call that may wait.
 pub(crate) struct Wait<'a, G> {
     /// The key that is waited for.
@@ -325,42 +334,53 @@ impl<G: Goal> Wait<'_, G> {
             ..
         } = self.attempt;
         let shared = handle.shared();
-        let mut limit = options.max_waiters;
+        let mut line = Line::End(options.max_waiters);
         loop {
             let wanted = self.goal.wanted();
-            let ticket = shared.waiters.join(options.kind, key, limit, wanted, by)?;
-            let called = tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                called = ticket.called() => called?,
-                () = self.over() => {
-                    heard.learn(ticket.evidence(), self.started);
-                    return Err(self.gave_up(heard, false));
-                }
+            let ticket = shared.waiters.join(options.kind, key, line, wanted, by)?;
+            let came = {
+                let waits = std::pin::pin!(async {
+                    let called = tokio::select! {
+                        biased;
+                        () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                        called = ticket.called() => called?,
+                        () = self.over() => {
+                            heard.learn(ticket.evidence(), self.started);
+                            return Err(self.gave_up(heard, false));
+                        }
+                    };
+                    match called {
+                        Called::Turn(turn) if turn.opened => Ok(Came::Opened(turn)),
+                        Called::Turn(turn) => self.at_store(&ticket, turn, heard).await.map(Came::Asked),
+                        Called::Guard(guard) => Ok(Came::Asked(Asked::of(self.takes(guard)))),
+                        Called::Withdrawn => Ok(Came::Asked(Asked::Lost)),
+                    }
+                });
+                ticket.attended(waits).await?
             };
-            let got = match called {
-                Called::Guard(guard) => self.takes(guard),
-                Called::Turn(turn) if turn.opened => {
+            let got = match came {
+                Came::Asked(Asked::Got(got)) => {
+                    line = Line::Front;
+                    Some(got)
+                }
+                Came::Asked(Asked::Lost) => {
+                    // Nobody loses a place that was had.
+                    line = Line::Front;
+                    None
+                }
+                Came::Asked(Asked::TooFew) => {
+                    drop(ticket);
+                    line = Line::End(None);
+                    self.until_there_are_more(heard).await?;
+                    None
+                }
+                Came::Opened(turn) => {
                     let look = self.goal.look(0, None, Announce::Nothing);
                     // The question of the next one here goes along with this one.
                     drop((turn, ticket));
-                    let got = self.now(look, heard).await?;
-                    if got.is_none() {
-                        // Nobody loses a place that was had.
-                        limit = None;
-                    }
-                    got
+                    line = Line::End(None);
+                    self.now(look, heard).await?
                 }
-                Called::Turn(turn) => match self.at_store(&ticket, turn, heard).await? {
-                    Asked::Got(got) => Some(got),
-                    Asked::Lost => None,
-                    Asked::TooFew => {
-                        drop(ticket);
-                        self.until_there_are_more(heard).await?;
-                        limit = None;
-                        None
-                    }
-                },
             };
             if let Some(got) = got.filter(G::is_held) {
                 return Ok(got);
@@ -481,13 +501,17 @@ impl<G: Goal> Wait<'_, G> {
             turn.watch.iter_mut().for_each(Watch::seen);
             // Whoever goes away before the answer does not know whether it has one.
             let had = std::mem::replace(&mut place.taken, self.attempt.takes_place());
-            let look = tokio::select! {
-                biased;
-                guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                look = self.goal.look(turn.handed, Some(waiter), crowd.announce()) => look,
-                () = self.over() => return Err(self.gave_up(heard, true)),
-                () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+            let mut look = self.goal.look(turn.handed, Some(waiter), crowd.announce());
+            let look = match futures_util::poll!(&mut look) {
+                Poll::Ready(look) => look,
+                Poll::Pending => tokio::select! {
+                    biased;
+                    guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
+                    look = ticket.shares(look) => look,
+                    () = self.over() => return Err(self.gave_up(heard, true)),
+                    () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
+                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                },
             };
             let sleep = match look {
                 Ok(Look::Got(got)) => {
@@ -551,7 +575,8 @@ impl<G: Goal> Wait<'_, G> {
     }
 
     /// The same; the turn rests in it.
-    fn took(&self, guard: LockGuard, turn: Turn) -> Option<G::Got> {
+    fn took(&self, guard: Option<LockGuard>, turn: Turn) -> Option<G::Got> {
+        let guard = guard?;
         guard.rest(turn);
         self.takes(guard)
     }
@@ -565,7 +590,7 @@ impl<G: Goal> Wait<'_, G> {
 /// What came of the turn.
 enum Asked<T> {
     Got(T),
-    /// It was handed over here, and is lost already.
+    /// It was handed over here and is lost already, or the place in the queue is.
     Lost,
     /// There are fewer permits in all than are wanted.
     TooFew,
@@ -623,12 +648,14 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The lock, from somebody in this process.
-async fn handed_over(ticket: &Ticket) -> Result<LockGuard, Error> {
+/// The lock, from somebody in this process; `None` where this waiter was not polled in time, and has lost its turn.
+async fn handed_over(ticket: &Ticket) -> Result<Option<LockGuard>, Error> {
     loop {
-        // There is one turn, and it is in our hands.
-        if let Called::Guard(guard) = ticket.called().await? {
-            return Ok(guard);
+        match ticket.called().await? {
+            Called::Guard(guard) => return Ok(Some(guard)),
+            Called::Withdrawn => return Ok(None),
+            // There is one turn, and it is in our hands.
+            Called::Turn(_) => {}
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::grants::Issuer;
 use crate::record::Records;
 use crate::release::{self, Job};
 use crate::unfinished::Unfinished;
-use crate::waiters::Waiters;
+use crate::waiters::{self, Waiters};
 use crate::watchdog::{self, Registry};
 use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
 
@@ -207,7 +207,15 @@ impl LockClient {
             finished: CancellationToken::new(),
         });
         let (worker, queue) = mpsc::unbounded_channel();
-        runtime.spawn(release::work(queue));
+        runtime.spawn({
+            let waiters = shared.waiters.clone();
+            async move {
+                tokio::select! {
+                    () = release::work(queue) => {}
+                    () = waiters::attend(waiters) => {}
+                }
+            }
+        });
         let runtime_watch = RuntimeWatch(shared.clone());
         runtime.spawn(async move {
             let shared = runtime_watch.0.clone();

@@ -71,8 +71,9 @@ impl LockGuard {
 
     /// The turn of those who wait for this lock here rests in the grant, until that ends.
     pub(crate) fn rest(&self, turn: Turn) {
-        turn.leave_front();
-        self.grant().put_turn(Box::new(turn));
+        if turn.leave_front() {
+            self.grant().put_turn(Box::new(turn));
+        }
     }
 
     /// The fencing token of this acquisition: greater than the token of every earlier acquisition of this

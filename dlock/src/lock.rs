@@ -196,6 +196,9 @@ impl Lock {
     ///
     /// Cancel safe: dropped at any point it leaves no lock, no place in a queue and no subscription, and a
     /// wake-up that it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    ///
+    /// Keep polling it: a future that was woken and is not polled for one to two seconds loses its turn, and a lock that
+    /// it was handed goes to the next waiter. Polled again, it waits on in front of those that came later.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
         self.attempt(false, Location::caller()).run()

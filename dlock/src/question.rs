@@ -290,5 +290,5 @@ impl Asked for Question {
         Question::undo(self)
     }
 
-    fn is_undone(self) {}
+    fn forget(self) {}
 }

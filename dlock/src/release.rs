@@ -44,6 +44,12 @@ pub(crate) struct Carry<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Carry<T> {
+    /// Leaves it to the worker, which does this with what it brings.
+    pub(crate) fn finish(self, then: impl FnOnce(T) + Send + 'static) {
+        let worker = self.worker.clone();
+        let _ = worker.send(Box::pin(async move { then(self.await) }));
+    }
+
     /// Calls this where it is dropped before its end.
     pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> Carry<T> {
         self.undo = Some(Box::new(undo));
@@ -110,7 +116,7 @@ pub(crate) trait Asked: Send + Unpin + 'static {
     fn undo(&self) -> Carry<Result<(), Error>>;
 
     /// Nothing is to be given back any more.
-    fn is_undone(self);
+    fn forget(self);
 }
 
 struct Acquiring<A> {
@@ -146,7 +152,7 @@ impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
                 if may_be_left && undone.is_err() {
                     drop(asked.undo());
                 }
-                asked.is_undone();
+                asked.forget();
             }
             drop(token);
         })

@@ -6,6 +6,11 @@
 //! the grant, where others wait, so that they sleep until the lock is handed on to them or goes back to the
 //! store (see [`handover`](crate::handover)).
 //!
+//! **A waiter has to be polled when it was woken.** One that is woken and not polled for a while ([`POLL_DEADLINE`])
+//! loses what it has: the turn, a lock that was handed to it, the reply to its request. Otherwise a future that is kept
+//! and not polled would block all others. When it is polled again it waits on, in front of those that came later. A task
+//! of the client looks once in a while, so a hand-over costs no timer; see [`attend`].
+//!
 //! Those who wait for a fair lock each ask the store for themselves (see [`acquire::fair`](crate::acquire)).
 //! Here the turn says who of them listens, and who asks the moment a release of this process is in line; and while it
 //! rests in a grant, who of them are next in the store's queue.
@@ -13,21 +18,32 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::panic::Location;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::backend::{GrantId, Kind, Watch};
 use crate::courtesy::After;
 use crate::evidence::Evidence;
+use crate::grants::next_id;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::name::{ByName, Name};
+use crate::release::Carry;
 use crate::{Error, LockKey, clock};
+
+/// How long a waiter may take to be polled after it was woken; it loses what it has between once and twice this time
+/// later.
+pub(crate) const POLL_DEADLINE: Duration = Duration::from_secs(1);
+/// The same for the next in a queue of which one was not polled: there may be many of them.
+const HURRIED: Duration = Duration::from_millis(50);
 
 /// The place of one who has none in the store's queue.
 const NOWHERE: u64 = u64::MAX;
@@ -36,13 +52,112 @@ const NOWHERE: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     queues: Mutex<ByName<Queue>>,
+    alarm: Arc<Alarm>,
+}
+
+/// Tells the task that looks for waiters which are not polled that one was woken.
+#[derive(Debug, Default)]
+struct Alarm {
+    armed: AtomicBool,
+    rings: Notify,
+}
+
+impl Alarm {
+    fn arm(&self) {
+        if !self.armed.load(Ordering::Relaxed) && !self.armed.swap(true, Ordering::AcqRel) {
+            self.rings.notify_one();
+        }
+    }
+}
+
+/// Looks after the waiters of a client, for as long as that lives: takes away what those have that are not polled.
+pub(crate) async fn attend(waiters: Arc<Waiters>) {
+    loop {
+        waiters.alarm.rings.notified().await;
+        loop {
+            tokio::time::sleep(POLL_DEADLINE).await;
+            // What is woken from now on rings again.
+            waiters.alarm.armed.store(false, Ordering::Release);
+            let (mut late, some_woken) = waiters.overdue();
+            while !late.is_empty() {
+                let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
+                for (of, seat) in late {
+                    waiters.withdraw(&of, &seat);
+                }
+                tokio::time::sleep(HURRIED).await;
+                late = waiters.woken_in(&queues);
+            }
+            if !some_woken {
+                break;
+            }
+        }
+    }
+}
+
+/// What becomes of the place of one that begins to wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Line {
+    /// Behind all others, unless so many wait already.
+    End(Option<usize>),
+    /// It had a place before: in front of those that came later.
+    Front,
+}
+
+/// Attention of a waiter: polled since it was woken last, woken, woken some time ago.
+const POLLED: u8 = 0;
+const WOKEN: u8 = 1;
+const LATE: u8 = 2;
+
+/// A request on its way for a waiter, which is given up when the waiter is not polled.
+pub(crate) trait Abandon: Send + Sync {
+    /// Gives it up: what it brings is given back.
+    fn abandon(&self);
+}
+
+/// See [`Ticket::shares`].
+type Slot<T> = Mutex<Option<Carry<T>>>;
+
+impl<T: Send + 'static> Abandon for Slot<T> {
+    fn abandon(&self) {
+        let request = self.lock().take();
+        drop(request);
+    }
+}
+
+/// A request on its way for a waiter. It never ends where it was given up, which the [`Ticket`] tells.
+pub(crate) struct Shared<T: Send + 'static> {
+    slot: Arc<Slot<T>>,
+    seat: Arc<Seat>,
+}
+
+impl<T: Send + 'static> Future for Shared<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match &mut *self.slot.lock() {
+            Some(request) => Pin::new(request).poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Shared<T> {
+    fn drop(&mut self) {
+        let shared = self.seat.in_flight.lock().take();
+        drop(shared);
+        self.slot.abandon();
+    }
 }
 
 /// The queue of a key: it is there for as long as its turn is.
 #[derive(Debug, Default)]
 struct Queue {
+    /// The number of its turn: one that has another number was taken away.
+    turn: u64,
     /// Who has the turn; nobody while it rests in a grant.
     front: Option<Arc<Seat>>,
+    /// To whom the lock was handed over last.
+    offered: Option<Arc<Seat>>,
     /// The one in front knows that it has to wait.
     front_waits: bool,
     behind: VecDeque<Arc<Seat>>,
@@ -53,6 +168,11 @@ struct Queue {
 }
 
 impl Queue {
+    /// Those that have the turn, or were handed the lock.
+    fn heads(&self) -> impl Iterator<Item = &Arc<Seat>> {
+        self.front.iter().chain(&self.offered)
+    }
+
     fn waiting(&self) -> usize {
         self.behind.len() - self.left
     }
@@ -113,6 +233,11 @@ pub(crate) struct Seat {
     call: Mutex<Call>,
     /// What is done for it the moment it has the turn, before it knows.
     at_turn: Mutex<Option<AtTurn>>,
+    /// What it has asked the store for.
+    in_flight: Mutex<Option<Arc<dyn Abandon>>>,
+    /// Whether it is polled when it was woken.
+    attention: AtomicU8,
+    alarm: Arc<Alarm>,
     waker: AtomicWaker,
 }
 
@@ -125,6 +250,8 @@ struct Call {
     turn: Option<Turn>,
     guard: Option<LockGuard>,
     turned_away: bool,
+    /// It was not polled in time, and lost what it had.
+    withdrawn: bool,
     /// Nobody listens any more.
     closed: bool,
 }
@@ -156,8 +283,24 @@ impl Seat {
         }
         tell(&mut call);
         drop(call);
-        self.waker.wake();
+        self.rouse();
         true
+    }
+
+    /// Whether it was woken and has not been polled since. From now on it counts as late.
+    fn is_late(&self) -> bool {
+        let (order, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let before = self.attention.compare_exchange(WOKEN, LATE, order, relaxed);
+        before.unwrap_or_else(|before| before) != POLLED
+    }
+
+    fn rouse(&self) {
+        // One that was woken before and not polled since stays as late as it is.
+        let _ = self
+            .attention
+            .compare_exchange(POLLED, WOKEN, Ordering::AcqRel, Ordering::Relaxed);
+        self.alarm.arm();
+        self.waker.wake();
     }
 
     /// Hands over the lock; gives it back when nobody listens, or when one that was handed over before was
@@ -171,6 +314,17 @@ impl Seat {
             }
         });
         guard.map_or(Ok(()), Err)
+    }
+}
+
+/// The waker that a waiter polls with, so that it is known when it was woken.
+impl Wake for Seat {
+    fn wake(self: Arc<Self>) {
+        self.rouse();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rouse();
     }
 }
 
@@ -198,6 +352,8 @@ pub(crate) enum Called {
     Turn(Turn),
     /// The lock, from somebody in this process. One who had the turn puts it into the grant.
     Guard(LockGuard),
+    /// It was not polled when that was due, and has lost its place.
+    Withdrawn,
 }
 
 /// The right to talk to the store for everybody who waits for the key in this process.
@@ -205,6 +361,8 @@ pub(crate) enum Called {
 pub(crate) struct Turn {
     waiters: Arc<Waiters>,
     of: Name,
+    /// As long as it is the queue's, it is valid.
+    number: u64,
     /// The subscription, once somebody needed it.
     pub(crate) watch: Option<Watch>,
     /// The lock was given back to the store just now, perhaps for others.
@@ -216,22 +374,28 @@ pub(crate) struct Turn {
     /// Those in this process who are next in the store's queue, by the numbers of their places; the last of them is
     /// the first to come.
     pub(crate) behind: Vec<u64>,
+    /// It was taken from one that was not polled: nothing is asked for the next before that is.
+    quietly: bool,
 }
 
 impl Waiters {
     /// Takes a place in the queue of a key.
     ///
-    /// At most `limit` callers wait. One that has not yet been told to wait does not count; if it is, and
+    /// With [`Line::End`], at most so many callers wait. One that has not yet been told to wait does not count; if it is, and
     /// they are too many by then, the last to come are turned away.
     pub(crate) fn join(
         self: &Arc<Self>,
         kind: Kind,
         key: &LockKey,
-        limit: Option<usize>,
+        line: Line,
         wanted: Option<Wanted>,
         by: &'static Location<'static>,
     ) -> Result<Ticket, Error> {
         let of = Name::new(kind, key);
+        let limit = match line {
+            Line::End(limit) => limit,
+            Line::Front => None,
+        };
         let seat = Arc::new(Seat {
             limit,
             wanted,
@@ -242,22 +406,29 @@ impl Waiters {
             left: AtomicBool::new(false),
             call: Mutex::default(),
             at_turn: Mutex::default(),
+            in_flight: Mutex::default(),
+            attention: AtomicU8::new(POLLED),
+            alarm: self.alarm.clone(),
             waker: AtomicWaker::new(),
         });
         let has_waited = match self.queues.lock().entry(of.clone()) {
             Entry::Vacant(vacant) => {
+                let number = next_id();
                 vacant.insert(Queue {
+                    turn: number,
                     front: Some(seat.clone()),
                     ..Queue::default()
                 });
                 seat.call.lock().turn = Some(Turn {
                     waiters: self.clone(),
                     of: of.clone(),
+                    number,
                     watch: None,
                     after: None,
                     handed: 0,
                     opened: false,
                     behind: Vec::new(),
+                    quietly: false,
                 });
                 false
             }
@@ -267,8 +438,13 @@ impl Waiters {
                 if let Some(limit) = limit.filter(|limit| waiting >= *limit) {
                     return Err(too_many(key, limit));
                 }
-                seat.stands(true);
-                queue.behind.push_back(seat.clone());
+                match line {
+                    Line::End(_) => {
+                        seat.stands(true);
+                        queue.behind.push_back(seat.clone());
+                    }
+                    Line::Front => queue.put_back(seat.clone()),
+                }
                 true
             }
         };
@@ -298,8 +474,86 @@ impl Waiters {
 
     /// Who has the turn of a key, if the lock can be given to it.
     pub(crate) fn front(&self, kind: Kind, key: &LockKey) -> Option<Arc<Seat>> {
-        let front = self.queues.lock().get(&Name::new(kind, key))?.front.clone();
-        front.filter(|seat| seat.takes_a_guard())
+        let mut queues = self.queues.lock();
+        let queue = queues.get_mut(&Name::new(kind, key))?;
+        let front = queue.front.clone().filter(|seat| seat.takes_a_guard())?;
+        queue.offered = Some(front.clone());
+        Some(front)
+    }
+
+    /// Those that were woken, have not been polled since, and were found so before. And whether others were woken, which
+    /// are found so now.
+    fn overdue(&self) -> (Vec<(Name, Arc<Seat>)>, bool) {
+        let (mut overdue, mut some_woken) = (Vec::new(), false);
+        for (of, queue) in &*self.queues.lock() {
+            for seat in queue.heads() {
+                match seat.attention.load(Ordering::Acquire) {
+                    POLLED => {}
+                    LATE => overdue.push((of.clone(), seat.clone())),
+                    _ => some_woken |= seat.is_late(),
+                }
+            }
+        }
+        (overdue, some_woken)
+    }
+
+    /// Those at the head of these queues that were woken and have not been polled since.
+    fn woken_in(&self, queues: &[Name]) -> Vec<(Name, Arc<Seat>)> {
+        let all = self.queues.lock();
+        let late = queues.iter().filter_map(|of| {
+            let seat = all.get(of)?.heads().find(|seat| seat.is_late())?;
+            Some((of.clone(), seat.clone()))
+        });
+        late.collect()
+    }
+
+    /// Takes away what one has that is not polled. It is woken, so that it waits on if it is polled after all.
+    fn withdraw(self: &Arc<Self>, of: &Name, seat: &Arc<Seat>) {
+        let mut call = seat.call.lock();
+        if seat.attention.load(Ordering::Acquire) != LATE {
+            return;
+        }
+        let (guard, mut turn) = (call.guard.take(), call.turn.take());
+        turn.iter_mut().for_each(|turn| turn.quietly = true);
+        let is_there = !std::mem::replace(&mut call.closed, true);
+        call.withdrawn = true;
+        drop(call);
+        // Before the turn passes on: the release of what the request brings stands before the next request.
+        let in_flight = seat.in_flight.lock().take();
+        if let Some(in_flight) = in_flight {
+            in_flight.abandon();
+        }
+        let is_seat =
+            |other: &Option<Arc<Seat>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, seat));
+        let mut queues = self.queues.lock();
+        let mut stolen = None;
+        if let Some(queue) = queues.get_mut(of) {
+            if is_seat(&queue.offered) {
+                queue.offered = None;
+            }
+            if turn.is_none() && is_seat(&queue.front) {
+                queue.turn = next_id();
+                stolen = Some(Turn {
+                    waiters: self.clone(),
+                    of: of.clone(),
+                    number: queue.turn,
+                    watch: None,
+                    after: None,
+                    handed: 0,
+                    opened: false,
+                    behind: Vec::new(),
+                    quietly: true,
+                });
+            }
+        }
+        drop(queues);
+        if is_there {
+            tracing::debug!(key = %of.key, by = %seat.by, "a waiter was woken and not polled: others go first");
+        }
+        drop((turn, stolen));
+        // Last, so that it can go to the one that has the turn now.
+        drop(guard);
+        seat.waker.wake();
     }
 }
 
@@ -316,20 +570,58 @@ impl Ticket {
         &self.of
     }
 
-    /// Waits for the turn or the lock, whichever comes first. Cancel safe.
-    pub(crate) async fn called(&self) -> Result<Called, Error> {
+    /// Polls a future for this waiter; all that the waiter awaits has to be in there. Cancel safe.
+    pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
+        let mut waker = None;
         std::future::poll_fn(|cx| {
-            if let Some(called) = self.poll() {
-                return Poll::Ready(called);
+            self.seat.attention.store(POLLED, Ordering::Release);
+            if waker.is_none() && !self.has_waited {
+                // Most need no waker: the lock is free, and the store is at hand.
+                let poll = future.as_mut().poll(cx);
+                if poll.is_ready() {
+                    return poll;
+                }
             }
-            self.seat.waker.register(cx.waker());
-            self.poll().map_or(Poll::Pending, Poll::Ready)
+            let waker = waker.get_or_insert_with(|| Waker::from(self.seat.clone()));
+            let poll = future.as_mut().poll(&mut Context::from_waker(waker));
+            if poll.is_pending() {
+                self.seat.waker.register(cx.waker());
+                // Woken before the waker stood there.
+                if self.seat.attention.load(Ordering::Acquire) != POLLED {
+                    cx.waker().wake_by_ref();
+                }
+            }
+            poll
         })
         .await
     }
 
+    /// Waits for the turn or the lock, whichever comes first; within [`attended`](Self::attended). Cancel safe.
+    pub(crate) async fn called(&self) -> Result<Called, Error> {
+        std::future::poll_fn(|_| self.poll().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// Awaits a request to the store, which is given up where this waiter is not polled.
+    pub(crate) fn shares<T: Send + 'static>(&self, request: Carry<T>) -> Shared<T> {
+        let slot = Arc::new(Mutex::new(Some(request)));
+        self.asks(slot.clone());
+        Shared {
+            slot,
+            seat: self.seat.clone(),
+        }
+    }
+
+    /// What is to be given up where this waiter is not polled.
+    pub(crate) fn asks(&self, request: Arc<dyn Abandon>) {
+        let before = self.seat.in_flight.lock().replace(request);
+        drop(before);
+    }
+
     fn poll(&self) -> Option<Result<Called, Error>> {
         let mut call = self.seat.call.lock();
+        if call.withdrawn {
+            return Some(Ok(Called::Withdrawn));
+        }
         if let Some(guard) = call.guard.take() {
             let turn = call.turn.take();
             drop(call);
@@ -394,6 +686,8 @@ impl Drop for Ticket {
         // Before the rest: what was called and not heard passes on, which wakes whoever is next.
         drop(queues);
         self.at_turn(None);
+        let in_flight = self.seat.in_flight.lock().take();
+        drop(in_flight);
         let mut call = self.seat.call.lock();
         call.closed = true;
         let unheard = (call.guard.take(), call.turn.take());
@@ -405,6 +699,11 @@ impl Drop for Ticket {
 }
 
 impl Turn {
+    /// The queue, where this is still its turn.
+    fn queue<'q>(&self, queues: &'q mut ByName<Queue>) -> Option<&'q mut Queue> {
+        queues.get_mut(&self.of).filter(|queue| queue.turn == self.number)
+    }
+
     /// The one in front has to wait and counts from now on: whoever is behind and too many goes. It goes
     /// itself where nobody may wait.
     pub(crate) fn waits(&self, limit: Option<usize>, heard: &Evidence) -> Result<(), Error> {
@@ -412,7 +711,7 @@ impl Turn {
             return Err(too_many(&self.of.key, 0));
         }
         let mut queues = self.waiters.queues.lock();
-        let Some(queue) = queues.get_mut(&self.of) else {
+        let Some(queue) = self.queue(&mut queues) else {
             return Ok(());
         };
         queue.evidence = heard.clone();
@@ -445,7 +744,7 @@ impl Turn {
 
     /// Tells those behind what the one in front was told by the store.
     pub(crate) fn knows(&self, heard: &Evidence) {
-        if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
+        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
             queue.evidence = heard.clone();
         }
     }
@@ -453,32 +752,39 @@ impl Turn {
     /// The one who had the turn has the lock: where others wait and it can be handed on to them, the turn
     /// goes to rest in the grant.
     pub(crate) fn rests(self, guard: &LockGuard) {
-        let queues = self.waiters.queues.lock();
-        let others_wait = queues.get(&self.of).is_some_and(|queue| queue.waiting() > 0);
+        let mut queues = self.waiters.queues.lock();
+        let others_wait = self.queue(&mut queues).is_some_and(|queue| queue.waiting() > 0);
         drop(queues);
         if others_wait && guard.can_be_handed_on() {
             guard.rest(self);
         }
     }
 
-    /// From now on nobody in particular has the turn.
-    pub(crate) fn leave_front(&self) {
-        if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
-            queue.front = None;
-            queue.front_waits = true;
-            queue.evidence.is_held_here();
-        }
+    /// From now on nobody in particular has the turn; `false` where it was taken away before.
+    pub(crate) fn leave_front(&self) -> bool {
+        let mut queues = self.waiters.queues.lock();
+        let Some(queue) = self.queue(&mut queues) else {
+            return false;
+        };
+        queue.front = None;
+        queue.front_waits = true;
+        queue.evidence.is_held_here();
+        true
     }
 
     /// The next in line, out of it, if it takes over what is offered. Where the store has a queue it is the next in that.
     pub(crate) fn heir(&mut self, fits: impl FnOnce(&Wanted) -> bool) -> Option<Arc<Seat>> {
+        let mut behind = std::mem::take(&mut self.behind);
         let mut queues = self.waiters.queues.lock();
-        let queue = queues.get_mut(&self.of)?;
+        let queue = self.queue(&mut queues)?;
         let seat = match self.of.kind.waits_in_store() {
-            true => queue.next_of(&mut self.behind)?,
-            false => queue.next()?,
+            true => queue.next_of(&mut behind),
+            false => queue.next(),
         };
+        self.behind = behind;
+        let seat = seat?;
         if !seat.is_overdue() && seat.wanted.as_ref().is_some_and(fits) {
+            queue.offered = Some(seat.clone());
             return Some(seat);
         }
         queue.put_back(seat);
@@ -487,7 +793,7 @@ impl Turn {
 
     /// Puts one back in line who was to take over and could not.
     pub(crate) fn back_in_line(&self, seat: Arc<Seat>) {
-        if let Some(queue) = self.waiters.queues.lock().get_mut(&self.of) {
+        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
             queue.put_back(seat);
         }
     }
@@ -498,7 +804,7 @@ impl Drop for Turn {
         let (watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
         let mut next = None;
-        if let Some(queue) = queues.get_mut(&self.of) {
+        if let Some(queue) = self.queue(&mut queues) {
             next = queue.next();
             queue.front = next.clone();
             queue.front_waits = true;
@@ -514,17 +820,19 @@ impl Drop for Turn {
         drop(queues);
         if let Some(next) = next {
             let deed = next.at_turn.lock().take();
-            if let Some(deed) = deed.filter(|_| !next.is_overdue()) {
+            if let Some(deed) = deed.filter(|_| !self.quietly && !next.is_overdue()) {
                 deed();
             }
             let mut turn = Some(Turn {
                 waiters: self.waiters.clone(),
                 of: self.of.clone(),
+                number: self.number,
                 watch,
                 after,
                 handed: self.handed,
                 opened: self.opened,
                 behind: Vec::new(),
+                quietly: false,
             });
             next.tell(|call| call.turn = turn.take());
         }

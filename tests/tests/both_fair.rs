@@ -68,6 +68,32 @@ async fn long(store: &Store) -> LockClient {
 }
 
 on_every_store! {
+    /// The next in the queue is told when the one in front gives up while a `min_hold` keeps the lock.
+    async fn next_waiter_is_told_when_the_head_gives_up_during_a_min_hold(store: &Store) {
+        in_rounds("the head gives up in time", async || {
+            let (a, b, c) = (long(store).await, long(store).await, long(store).await);
+            let begun = Instant::now();
+            let min_hold = 400 * MS;
+            let held = fair(&a).min_hold(min_hold).acquire().await.unwrap();
+            let head = tokio::spawn(fair(&b).wait(200 * MS).acquire());
+            in_queue(store, 1).await;
+            let next = tokio::spawn(fair(&c).acquire());
+            in_queue(store, 2).await;
+            held.release().await.unwrap();
+            let head = head.await.unwrap();
+            let next = next.await.unwrap().unwrap();
+            // Untold, it asks after 1.5 s.
+            let took = begun.elapsed();
+            next.release().await.unwrap();
+            if head.is_ok() || took > 1200 * MS {
+                return Err("it was not told, or the machine was slow");
+            }
+            assert!(took >= min_hold - 20 * MS, "{took:?}");
+            Ok(())
+        })
+        .await;
+    }
+
     async fn rule_26_who_comes_first_is_served_first_across_processes(store: &Store) {
         let clients = [long(store).await, long(store).await, long(store).await];
         let order = Order::default();

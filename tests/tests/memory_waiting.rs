@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
-use dlock::{Error, Kind, LockClient};
+use dlock::{Error, Kind, Lock, LockClient, LockGuard};
 use dlock_tests::Watched;
+use futures_util::poll;
 use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
@@ -205,4 +206,294 @@ async fn silent_store_is_never_reported_as_a_closed_latch() {
     s.hangs(false);
     latch.try_set_count(1).await.unwrap();
     assert!(!latch.wait_for(SEC).await.unwrap());
+}
+
+/// A dropped acquire stands before the next attempt of its process, as a dropped guard does: the attempt never finds the
+/// lock busy because of it.
+#[tokio::test(start_paused = true)]
+async fn dropped_acquire_is_undone_before_the_next_attempt() {
+    let s = setting().await;
+    s.watched.seen().slow_answers.store(5, SeqCst);
+    for together in [false, true] {
+        s.watched.seen().together.store(together, SeqCst);
+        for round in 0..20 {
+            for (kind, mut call) in calls(&s.client, 10 * SEC) {
+                assert!(poll!(&mut call).is_pending(), "{kind}");
+                drop(call);
+                let next = attempts(&s.client, kind).await;
+                assert!(next.is_ok(), "{kind}, {together}, {round}: {next:?}");
+                sleep(20 * MS).await;
+            }
+            for (kind, mut call) in tries(&s.client) {
+                assert!(poll!(&mut call).is_pending(), "{kind}");
+                drop(call);
+                let next = attempts(&s.client, kind).await;
+                assert!(next.is_ok(), "{kind}, {together}, {round}: {next:?}");
+                sleep(20 * MS).await;
+            }
+        }
+        assert!(s.watched.memory().is_empty());
+        assert_eq!(s.watched.memory().queued(), 0);
+    }
+}
+
+/// An attempt at what a call of this sort asks for.
+async fn attempts(client: &LockClient, kind: &str) -> Result<(), Error> {
+    let (_, call) = tries(client).into_iter().find(|(of, _)| *of == kind).expect(kind);
+    call.await
+}
+
+fn tries(client: &LockClient) -> Vec<(&'static str, Call)> {
+    let lock = |kind| {
+        let acquire = client.lock("k").kind(kind).try_acquire();
+        Box::pin(async move { acquire.await.map(drop) }) as Call
+    };
+    let writer = client.rwlock("k").prefer_writers().write().try_acquire();
+    let permit = client.semaphore("s").permits(1).try_acquire();
+    let permits = client.semaphore("s").permits(2).try_acquire_many(1);
+    let unowned = client.unowned_semaphore("u").permits(1);
+    let multi = client.multi(["k", "l"]).try_acquire();
+    vec![
+        ("lock", lock(Kind::Lock)),
+        ("fair", lock(Kind::Fair)),
+        ("fenced", lock(Kind::Fenced)),
+        ("read", lock(Kind::Read)),
+        ("write", lock(Kind::Write)),
+        ("preferred write", Box::pin(async move { writer.await.map(drop) })),
+        ("permit", Box::pin(async move { permit.await.map(drop) })),
+        ("permits", Box::pin(async move { permits.await.map(drop) })),
+        (
+            "unowned",
+            Box::pin(async move {
+                unowned.try_acquire().await?;
+                unowned.release().await
+            }),
+        ),
+        ("multi", Box::pin(async move { multi.await.map(drop) })),
+    ]
+}
+
+type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
+
+/// A waiter that is polled once, and kept.
+async fn silent(lock: &Lock) -> Acquire {
+    let mut acquire: Acquire = Box::pin(lock.acquire());
+    assert!(poll!(&mut acquire).is_pending());
+    acquire
+}
+
+/// How long it takes.
+async fn took<T>(work: impl Future<Output = T>) -> Duration {
+    let begun = Instant::now();
+    work.await;
+    begun.elapsed()
+}
+
+/// What a waiter loses by not being polled comes within twice the poll deadline of a second.
+const GONE: Duration = Duration::from_millis(2100);
+
+/// A lock that was handed over goes on when its waiter is not polled: to the next in the process, and to others.
+#[tokio::test(start_paused = true)]
+async fn handed_over_lock_goes_on_when_its_waiter_is_not_polled() {
+    for kind in [Kind::Lock, Kind::Write, Kind::Fair] {
+        for next_is_here in [false, true] {
+            let s = setting().await;
+            let lock = s.client.lock("k").kind(kind);
+            let held = lock.acquire().await.unwrap();
+            let waiting = silent(&lock).await;
+            let next = match next_is_here {
+                true => tokio::spawn(lock.acquire()),
+                false => tokio::spawn(s.other.lock("k").kind(kind).acquire()),
+            };
+            sleep(10 * MS).await;
+            held.release().await.unwrap();
+            let next = tokio::time::timeout(60 * SEC, next).await;
+            let next = next.expect("nobody has it who is polled").unwrap().unwrap();
+            // Polled again, it just goes on waiting.
+            let waits = tokio::spawn(waiting);
+            sleep(5 * SEC).await;
+            assert!(!waits.is_finished() && next.is_held(), "{kind}");
+            assert!(took(next.release()).await < SEC);
+            waits.await.unwrap().unwrap().release().await.unwrap();
+            sleep(20 * MS).await;
+            assert!(s.watched.memory().is_empty(), "{kind}");
+            assert_eq!((s.client.held(), s.client.waited_for()), (0, 0), "{kind}");
+        }
+    }
+}
+
+/// The head of a queue that is not polled blocks nobody behind it while the lock is free.
+#[tokio::test(start_paused = true)]
+async fn head_that_is_not_polled_blocks_nobody_behind_it() {
+    for kind in [Kind::Lock, Kind::Write, Kind::Read, Kind::Fenced, Kind::Fair] {
+        for slow in [0, 5] {
+            let s = setting().await;
+            s.watched.seen().slow_answers.store(slow, SeqCst);
+            let holder = if kind == Kind::Read { Kind::Write } else { kind };
+            let lock = s.client.lock("k").kind(kind);
+            let held = s.other.lock("k").kind(holder).acquire().await.unwrap();
+            let head = silent(&lock).await;
+            let next = tokio::spawn(lock.acquire());
+            sleep(100 * MS).await;
+            held.release().await.unwrap();
+            let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
+            assert!(served < 6 * SEC, "{kind}, {slow} ms: {served:?}");
+            if kind != Kind::Fair {
+                assert!(served < GONE + 50 * MS, "{kind}, {slow} ms: {served:?}");
+            }
+            head.await.unwrap().release().await.unwrap();
+            sleep(20 * MS).await;
+            assert!(s.watched.memory().is_empty(), "{kind}");
+            assert_eq!(
+                (s.watched.memory().watched(), s.watched.memory().queued()),
+                (0, 0),
+                "{kind}"
+            );
+            assert_eq!((s.client.held(), s.client.waited_for()), (0, 0), "{kind}");
+        }
+    }
+}
+
+/// The same for permits and for several keys.
+#[tokio::test(start_paused = true)]
+async fn head_that_waits_for_permits_or_several_keys_and_is_not_polled_blocks_nobody() {
+    let s = setting().await;
+    let semaphore = |client: &LockClient| client.semaphore("s").permits(1);
+    let held = semaphore(&s.other).acquire().await.unwrap();
+    let mut head = Box::pin(semaphore(&s.client).acquire());
+    assert!(poll!(&mut head).is_pending());
+    let next = tokio::spawn(semaphore(&s.client).acquire());
+    sleep(100 * MS).await;
+    held.release().await.unwrap();
+    let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
+    assert!(served < GONE, "{served:?}");
+    head.await.unwrap().release().await.unwrap();
+
+    let multi = |client: &LockClient| client.multi(["a", "b"]);
+    let held = s.other.lock("b").acquire().await.unwrap();
+    let mut head = Box::pin(multi(&s.client).acquire());
+    assert!(poll!(&mut head).is_pending());
+    let next = tokio::spawn(multi(&s.client).acquire());
+    sleep(100 * MS).await;
+    held.release().await.unwrap();
+    let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
+    assert!(served < GONE, "{served:?}");
+    head.await.unwrap().release().await.unwrap();
+    sleep(20 * MS).await;
+    assert!(s.watched.memory().is_empty());
+}
+
+/// A lock that the store granted is given back when the waiter does not come for it.
+#[tokio::test(start_paused = true)]
+async fn granted_lock_is_given_back_when_its_waiter_is_not_polled() {
+    for kind in [Kind::Lock, Kind::Write, Kind::Fenced, Kind::Fair] {
+        let s = setting().await;
+        s.watched.seen().slow_answers.store(5, SeqCst);
+        let waiting = silent(&s.client.lock("k").kind(kind)).await;
+        let lock = s.other.lock("k").kind(kind);
+        let served = took(async { lock.acquire().await.unwrap().release().await.unwrap() }).await;
+        assert!(served < GONE + 50 * MS, "{kind}: {served:?}");
+        waiting.await.unwrap().release().await.unwrap();
+        sleep(20 * MS).await;
+        assert!(s.watched.memory().is_empty(), "{kind}");
+    }
+}
+
+/// A waiter that is polled rarely is served too: it keeps its place in front of those that came later.
+#[tokio::test(start_paused = true)]
+async fn waiter_that_is_polled_rarely_is_served() {
+    for kind in [Kind::Lock, Kind::Fair] {
+        let s = setting().await;
+        let lock = s.client.lock("k").kind(kind);
+        let mut busy = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let lock = lock.clone();
+            busy.spawn(async move {
+                loop {
+                    let guard = lock.acquire().await.unwrap();
+                    sleep(300 * MS).await;
+                    guard.release().await.unwrap();
+                }
+            });
+        }
+        let mut rare: Acquire = Box::pin(lock.acquire());
+        let mut polls = 0;
+        while poll!(&mut rare).is_pending() {
+            polls += 1;
+            assert!(polls < 50, "{kind}");
+            sleep(2500 * MS).await;
+        }
+    }
+}
+
+/// A lock that was handed over and is lost before its waiter looks costs neither the place nor, with `max_waiters`, the
+/// wait.
+#[tokio::test(start_paused = true)]
+async fn waiter_that_lost_what_it_was_handed_waits_on_in_its_place() {
+    let s = setting().await;
+    let lock = s.client.lock("k").renewed_lease(SEC / 2).max_waiters(1);
+    let held = lock.acquire().await.unwrap();
+    let first = silent(&lock).await;
+    held.release().await.unwrap();
+    // It has been handed the lock, and loses it.
+    assert!(s.other.force_release("k").await.unwrap());
+    let other = s.other.lock("k").acquire().await.unwrap();
+    sleep(SEC).await;
+    let second = tokio::spawn(lock.acquire());
+    sleep(MS).await;
+    let third = tokio::spawn(lock.clone().max_waiters(9).acquire());
+    sleep(MS).await;
+    let mut first = tokio::spawn(first);
+    sleep(MS).await;
+    assert!(
+        poll!(&mut first).is_pending(),
+        "too many waiters, though it was let in before"
+    );
+    other.release().await.unwrap();
+    second.await.unwrap().unwrap().release().await.unwrap();
+    let guard = first.await.unwrap().unwrap();
+    sleep(SEC).await;
+    assert!(!third.is_finished(), "who came later went first");
+    guard.release().await.unwrap();
+    third.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Several heads that are not polled cost hardly more than one.
+#[tokio::test(start_paused = true)]
+async fn many_heads_that_are_not_polled_block_nobody_behind_them() {
+    for kind in [Kind::Lock, Kind::Fenced] {
+        let s = setting().await;
+        let lock = s.client.lock("k").kind(kind);
+        let held = s.other.lock("k").kind(kind).acquire().await.unwrap();
+        let mut heads = Vec::new();
+        for _ in 0..20 {
+            heads.push(silent(&lock).await);
+        }
+        let next = tokio::spawn(lock.acquire());
+        sleep(100 * MS).await;
+        held.release().await.unwrap();
+        let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
+        assert!(served < GONE + 20 * 60 * MS, "{kind}: {served:?}");
+        for head in heads {
+            head.await.unwrap().release().await.unwrap();
+        }
+        sleep(20 * MS).await;
+        assert!(s.watched.memory().is_empty(), "{kind}");
+    }
+}
+
+/// The next in the queue of a fair lock is told when the one in front gives up while a `min_hold` keeps the lock.
+#[tokio::test(start_paused = true)]
+async fn fair_waiter_is_served_in_time_when_the_head_gives_up_during_a_min_hold() {
+    let s = setting().await;
+    let begun = Instant::now();
+    let held = s.other.fair_lock("k").min_hold(300 * MS).acquire().await.unwrap();
+    let head = tokio::spawn(s.client.fair_lock("k").wait(100 * MS).acquire());
+    sleep(10 * MS).await;
+    let next = tokio::spawn(s.other.fair_lock("k").acquire());
+    sleep(10 * MS).await;
+    held.release().await.unwrap();
+    assert!(head.await.unwrap().unwrap_err().is_busy());
+    drop(next.await.unwrap().unwrap());
+    assert!(begun.elapsed() <= 310 * MS, "{:?}", begun.elapsed());
 }

@@ -9,7 +9,9 @@
 //! With the lock the store says who of this process are next in its queue, up to the first of somebody else. To those
 //! the lock is [handed on](crate::handover) without the store, in that order; each of them gives up its place when it has it.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,7 +25,7 @@ use crate::lock::LONGEST;
 use crate::name::Name;
 use crate::question::{Goal, Question};
 use crate::release::{Asked, Carry};
-use crate::waiters::Called;
+use crate::waiters::{Abandon, Called, Line, POLL_DEADLINE, Ticket};
 use crate::{Error, clock};
 
 /// How often one who waits asks at the least. Stores keep a place for several times as long.
@@ -32,8 +34,6 @@ const ASK_EVERY: Duration = Duration::from_millis(1500);
 const QUIET: Duration = Duration::from_millis(100);
 /// To how many the lock is handed on after one question at the most.
 const MANY: u32 = 256;
-/// How late somebody may be who is polled.
-const LATE: Duration = Duration::from_secs(1);
 
 /// A place in the store's queue, from the first question on. Dropped, it is given up; so is what its last question
 /// brought, where nobody knows.
@@ -75,7 +75,13 @@ impl Place {
         }
         let step = question.backend().acquire(question.request.clone());
         let handle = question.handle.clone();
-        handle.ask(step, Stands { place: self, question })
+        handle.ask(
+            step,
+            Stands {
+                place: self,
+                question,
+            },
+        )
     }
 
     /// One for itself, and one for each who could be handed the lock.
@@ -149,7 +155,7 @@ impl Asked for Stands {
         self.place.give_up()
     }
 
-    fn is_undone(self) {
+    fn forget(self) {
         self.place.has_gone();
     }
 }
@@ -185,6 +191,33 @@ enum State {
 struct Mine(Arc<Mutex<State>>);
 
 impl Mine {
+    /// Back to this place, unless there is another one by now.
+    fn keep(&self, place: Place) {
+        let mut state = self.0.lock();
+        let place = match &*state {
+            State::Nothing => std::mem::replace(&mut *state, State::Waits(place)),
+            _ => State::Waits(place),
+        };
+        drop(state);
+        drop(place);
+    }
+
+    /// What the question brings. It never ends where that was taken away.
+    async fn seen(&self) -> Seen {
+        std::future::poll_fn(|cx| {
+            // Not under the lock: what a question brings may be dropped, and that asks for others.
+            let State::Asks(mut question) = self.take() else {
+                return Poll::Pending;
+            };
+            let poll = Pin::new(&mut question).poll(cx);
+            if poll.is_pending() {
+                *self.0.lock() = State::Asks(question);
+            }
+            poll
+        })
+        .await
+    }
+
     fn take(&self) -> State {
         std::mem::take(&mut *self.0.lock())
     }
@@ -202,19 +235,41 @@ impl Mine {
     }
 }
 
+impl Abandon for Mine {
+    /// The place is kept, where the store keeps it; what the question brings besides is given back.
+    fn abandon(&self) {
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            State::Asks(question) => {
+                drop(state);
+                let mine = self.clone();
+                question.finish(move |seen| {
+                    if let Seen::Busy(place, _) | Seen::Failed(_, Some(place)) = seen {
+                        mine.keep(place);
+                    }
+                });
+            }
+            other => *state = other,
+        }
+    }
+}
+
 /// One who waits; the place is given up before the turn passes on, which asks for the next one here.
 struct Leaves<'a>(Option<&'a Mine>);
 
 impl Leaves<'_> {
     /// What was handed over is taken, and the place with it, unless that is over already: then it goes on waiting there.
-    fn takes(mut self, guard: LockGuard, asks: Option<Carry<Seen>>) -> LockGuard {
-        if !guard.is_held()
-            && let Some(mine) = self.0.take()
-            && let Some(question) = asks
-        {
-            *mine.0.lock() = State::Asks(question);
+    fn takes(&mut self, guard: LockGuard) -> LockGuard {
+        if !guard.is_held() {
+            self.0 = None;
         }
         guard
+    }
+
+    /// It goes on waiting at its place.
+    fn stays(&mut self) -> Option<LockGuard> {
+        self.0 = None;
+        None
     }
 }
 
@@ -229,65 +284,72 @@ impl Wait<'_, Attempt> {
     pub(super) async fn in_store_queue(&self) -> Result<LockGuard, Error> {
         let mine = Mine::default();
         let mut heard = Evidence::default();
-        let mut limit = self.attempt.options.max_waiters;
+        let mut line = Line::End(self.attempt.options.max_waiters);
         loop {
-            let guard = self.in_line(&mine, limit, &mut heard).await?;
+            let Attempt {
+                handle,
+                key,
+                options,
+                by,
+                ..
+            } = self.attempt;
+            let wanted = self.attempt.wanted();
+            let waiters = &handle.shared().waiters;
+            let ticket = waiters.join(options.kind, key, line, wanted, by)?;
+            ticket.asks(Arc::new(mine.clone()));
+            let waits = std::pin::pin!(self.in_line(&ticket, &mine, &mut heard));
+            let guard = ticket.attended(waits).await?;
             // Handed over before, and taken only now, after the process was stopped perhaps.
-            if guard.is_held() {
+            if let Some(guard) = guard.filter(LockGuard::is_held) {
                 return Ok(guard);
             }
             // It was let in before.
-            limit = None;
+            line = Line::Front;
         }
     }
 
-    /// The same, until something is had that may be lost again.
+    /// The same, until something is had that may be lost again; `None` where this was not polled in time.
     async fn in_line(
         &self,
+        ticket: &Ticket,
         mine: &Mine,
-        limit: Option<usize>,
         heard: &mut Evidence,
-    ) -> Result<LockGuard, Error> {
+    ) -> Result<Option<LockGuard>, Error> {
         let attempt = self.attempt;
         let Attempt {
-            handle,
-            key,
-            options,
-            by,
-            ..
+            handle, key, options, ..
         } = attempt;
         let shared = handle.shared();
-        let ticket = shared
-            .waiters
-            .join(options.kind, key, limit, attempt.wanted(), by)?;
         let mut turn = ticket.turn();
         let mut watch: Option<Watch> = None;
         // Dropped before those above.
-        let leaves = Leaves(Some(mine));
+        let mut leaves = Leaves(Some(mine));
         loop {
             let asked = clock::now();
             let mut ask = |place: Place| {
                 // What happened before the question is in the answer.
                 watch.iter_mut().for_each(Watch::seen);
                 ticket.stands_at(place.id);
-                ticket.looks_by(asked + ASK_EVERY + LATE);
+                ticket.looks_by(asked + ASK_EVERY + POLL_DEADLINE);
                 place.ask()
             };
-            let mut question = match mine.take() {
+            let question = match mine.take() {
                 // Put when the turn came: what has happened since is not in its answer.
                 State::Asks(question) => question,
                 State::Waits(place) => ask(place),
                 State::Nothing => ask(Place::new(attempt)),
             };
+            *mine.0.lock() = State::Asks(question);
             heard.asks(asked);
             let mut came = false;
             let seen = loop {
                 tokio::select! {
                     biased;
-                    seen = &mut question => break seen,
-                    called = ticket.called(), if turn.is_none() => match called? {
+                    seen = mine.seen() => break seen,
+                    called = ticket.called() => match called? {
                         Called::Turn(its) => (turn, came) = (Some(its), true),
-                        Called::Guard(guard) => return Ok(leaves.takes(guard, Some(question))),
+                        Called::Guard(guard) => return Ok(Some(leaves.takes(guard))),
+                        Called::Withdrawn => return Ok(leaves.stays()),
                     },
                     () = self.over() => return Err(self.gave_up(heard, true)),
                     () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
@@ -301,7 +363,7 @@ impl Wait<'_, Attempt> {
                         turn.behind = behind.iter().rev().map(|place| place.number()).collect();
                         guard.rest(turn);
                     }
-                    return Ok(guard);
+                    return Ok(Some(guard));
                 }
                 Seen::Busy(place, left) => {
                     self.is_busy(left, heard);
@@ -326,7 +388,7 @@ impl Wait<'_, Attempt> {
             };
             let id = place.id;
             let ask_at = clock::now() + sleep;
-            ticket.looks_by(ask_at + LATE);
+            ticket.looks_by(ask_at + POLL_DEADLINE);
             *mine.0.lock() = State::Waits(place);
             if came {
                 continue;
@@ -341,9 +403,10 @@ impl Wait<'_, Attempt> {
                 tokio::select! {
                     biased;
                     () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                    called = ticket.called(), if turn.is_none() => match called? {
+                    called = ticket.called() => match called? {
                         Called::Turn(its) => turn = Some(its),
-                        Called::Guard(guard) => return Ok(leaves.takes(guard, None)),
+                        Called::Guard(guard) => return Ok(Some(leaves.takes(guard))),
+                        Called::Withdrawn => return Ok(leaves.stays()),
                     },
                     () = changed(&mut watch) => {}
                     () = clock::sleep_until(ask_at) => {}

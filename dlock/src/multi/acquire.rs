@@ -110,7 +110,10 @@ impl Attempt {
                     until,
                 };
                 let round = match self.first.once {
-                    true => all.asks(0, None, |round| round).await.map_err(|error| one.failed(error))?,
+                    true => all
+                        .asks(0, None, |round| round)
+                        .await
+                        .map_err(|error| one.failed(error))?,
                     false => wait.in_turn(&mut heard).await?,
                 };
                 match round {

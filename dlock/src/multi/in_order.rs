@@ -144,7 +144,11 @@ impl Goal for Next<'_> {
         let undo = step.undone_by(&gone);
         let round = take(step, std::iter::empty(), handed, waiter, gone).map(move |round| {
             Ok(match round? {
-                Round::Busy((_, left)) => Look::Busy { left, again, listeners: None },
+                Round::Busy((_, left)) => Look::Busy {
+                    left,
+                    again,
+                    listeners: None,
+                },
                 round => Look::Got(round),
             })
         });

@@ -126,10 +126,14 @@ pub(super) async fn look(
 ) -> Result<Round<Guards>, BackendError> {
     let mut others = others.peekable();
     let in_one_step = others.peek().is_none();
-    Ok(match take(first, others, handed, waiter, gone).await? {
+    Ok(match take(first, others, handed, waiter, gone.clone()).await? {
         Round::All(mut taken) => {
             if !in_one_step {
                 taken.begin_now(false).await?;
+            }
+            // Released already: a guard would hand on what is not held.
+            if gone.load(Ordering::Relaxed) {
+                return Err(caller_has_gone());
             }
             Round::All(taken.guards()?)
         }
@@ -171,13 +175,19 @@ pub(super) async fn take(
         }
         match others.next() {
             Some(_) if gone.load(Ordering::Relaxed) => {
-                let why = "the caller has gone before all locks were asked for";
-                return Err(BackendError::not_done(Reason::Unreachable, why));
+                return Err(caller_has_gone());
             }
             Some(group) => step = Step::new(group, handed, waiter),
             None => return Ok(Round::All(taken)),
         }
     }
+}
+
+fn caller_has_gone() -> BackendError {
+    BackendError::not_done(
+        Reason::Unreachable,
+        "the caller has gone before all locks were acquired",
+    )
 }
 
 fn place(questions: &[At<Question>], at: usize) -> usize {

@@ -207,10 +207,10 @@ impl Held {
         taken_until
     }
 
-    /// Takes who waits out of the queue. Whether it was in front of a lock that is free: it was told so, and
-    /// now the next has to hear of it.
+    /// Takes a waiter out of the queue. Whether it was in front of a lock that was released, and is free or kept by its
+    /// `min_hold`: it was told so, and now the next has to hear of it.
     fn give_up(&mut self, key: &LockKey, grant: GrantId) -> bool {
-        self.queues.leave(key, grant) && !self.entries.contains_key(key)
+        self.queues.leave(key, grant) && self.entries.get(key).is_none_or(|entry| entry.kept)
     }
 
     /// Where the one in front of the queue hears of a release.

@@ -22,12 +22,15 @@ pub(crate) enum KindStep {
 }
 
 impl KindStep {
-    /// The grant that this acquires.
-    pub(super) fn acquires(&self) -> Option<GrantId> {
-        match self {
-            KindStep::Acquire(request) => Some(request.grant),
+    /// The ids under which this takes something: the grant, and the place of the waiter.
+    pub(super) fn acquires(&self) -> impl Iterator<Item = GrantId> + use<> {
+        let request = match self {
+            KindStep::Acquire(request) => Some((request.grant, request.waiter)),
             _ => None,
-        }
+        };
+        request
+            .into_iter()
+            .flat_map(|(grant, waiter)| [grant].into_iter().chain(waiter))
     }
 
     /// The grant that this releases.
@@ -153,4 +156,26 @@ pub(super) fn semaphore_of(held_key: &str) -> Option<&str> {
     let tag = held_key.strip_suffix(":timeout")?;
     let inner = tag.strip_prefix('{').and_then(|tag| tag.strip_suffix('}'));
     Some(inner.filter(|inner| !inner.contains(['{', '}'])).unwrap_or(tag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::AcquireRequest;
+
+    /// A copy of an acquire that is on its way may take the place of its waiter as well as the lock: the releases of both
+    /// count only once it cannot take effect any more.
+    #[test]
+    fn acquire_takes_its_grant_and_the_place_of_its_waiter() {
+        let id = |number| GrantId::from_parts(1, number);
+        let lease = std::time::Duration::from_secs(1);
+        let mut request = AcquireRequest::new(Kind::Write, "k".into(), id(1), lease);
+        let takes = |request: &AcquireRequest| {
+            let step = KindStep::Acquire(Box::new(request.clone()));
+            step.acquires().collect::<Vec<_>>()
+        };
+        assert_eq!(takes(&request), [id(1)]);
+        request.waiter = Some(id(2));
+        assert_eq!(takes(&request), [id(1), id(2)]);
+    }
 }

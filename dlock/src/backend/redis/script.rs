@@ -63,7 +63,6 @@ pub(super) struct Call {
 pub(crate) struct OneAcquire {
     /// The key as the server knows it.
     pub(crate) key: Arc<str>,
-    pub(crate) grant: GrantId,
     tokens: u32,
     step: KindStep,
 }
@@ -72,7 +71,6 @@ impl OneAcquire {
     pub(crate) fn new(key: Arc<str>, request: AcquireRequest) -> OneAcquire {
         OneAcquire {
             key,
-            grant: request.grant,
             tokens: request.tokens.max(1),
             step: KindStep::Acquire(Box::new(request)),
         }
@@ -253,8 +251,11 @@ impl Call {
     pub(super) fn takes(&self) -> Vec<String> {
         match &self.verb {
             Verb::Acquire { grant, .. } => vec![grant.to_string()],
-            Verb::As(step) => step.acquires().iter().map(GrantId::to_string).collect(),
-            Verb::All(all) => all.iter().map(|one| one.grant.to_string()).collect(),
+            Verb::As(step) => step.acquires().map(|id| id.to_string()).collect(),
+            Verb::All(all) => {
+                let ids = all.iter().flat_map(|one| one.step.acquires());
+                ids.map(|id| id.to_string()).collect()
+            }
             _ => self.claims().map(str::to_owned).into_iter().collect(),
         }
     }

@@ -267,6 +267,12 @@ local function add_fair_steps()
   -- Where the release of a lock is told: to the one in front, or to those who wait for the key as a plain lock.
   local function next_channel(key) return channel_of(key, next_of(key)) end
 
+  -- Whether nobody holds it: it is free, or was released and is kept for a while yet.
+  local function is_released(key)
+    local holder = run('PTTL', key) ~= -2 and holder_of(key)
+    return not holder or holder[2] == '0'
+  end
+
   local function give_up(key, grant)
     local queue, times = names_of(key)
     local was_first = on('LINDEX', queue, 0) == grant
@@ -280,8 +286,8 @@ local function add_fair_steps()
       on('PEXPIRE', queue, 2 * PLACE)
       on('PEXPIRE', times, 2 * PLACE)
     end
-    -- It was told already that the lock is free.
-    if was_first and first and run('PTTL', key) == -2 then tell(channel_of(key, first)) end
+    -- It was told already that the lock was released, also where that is kept for a while yet.
+    if was_first and first and is_released(key) then tell(channel_of(key, first)) end
   end
 
   function steps.release_fair(key, grant, keep)
