@@ -187,6 +187,7 @@ macro_rules! record_suite {
             steps_may_be_repeated
             a_released_record_is_forgotten
             a_released_takeover_is_an_orphan_again
+            abandoned_claim_keeps_its_fingerprint_and_its_attempts
             the_retention_counts_from_the_claim
             the_retention_counts_anew_from_the_completion
             a_record_outlives_its_lease

@@ -91,7 +91,7 @@ enum State {
     Claimed {
         lease_until: Instant,
     },
-    /// A claim that was taken over was given back: what the owner before did is still unknown.
+    /// A claim was given up, or one that was taken over was given back: what was done is unknown.
     Orphaned,
     Completed {
         response: Box<[u8]>,
@@ -263,7 +263,8 @@ impl Table {
         Change::Made
     }
 
-    fn release(&mut self, key: &RecordKey, token: &ClaimToken, now: Instant) -> Change {
+    /// `forget`: nothing was done under this claim, so that a first one leaves no record.
+    fn give_back(&mut self, key: &RecordKey, token: &ClaimToken, forget: bool, now: Instant) -> Change {
         if self.get(key, now).is_none() {
             return Change::MadeBefore;
         }
@@ -271,7 +272,7 @@ impl Table {
             return Change::Refused;
         };
         match record.state {
-            State::Claimed { .. } if record.attempt == 1 => {
+            State::Claimed { .. } if forget && record.attempt == 1 => {
                 let until = record.until;
                 self.records.remove(key);
                 self.forget_end(key.clone(), until);
@@ -344,7 +345,18 @@ impl RecordStore for MemoryRecords {
         ready(Ok(self
             .0
             .shelf()
-            .end(&key, |table, now| table.release(&key, &token, now))))
+            .end(&key, |table, now| table.give_back(&key, &token, true, now))))
+    }
+
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        ready(Ok(self
+            .0
+            .shelf()
+            .end(&key, |table, now| table.give_back(&key, &token, false, now))))
     }
 
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {

@@ -243,6 +243,18 @@ pub trait RecordStore: Send + Sync + 'static {
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
 
+    /// Gives the claim up after work whose outcome is unknown: the record stays as an orphan at once, with its
+    /// fingerprint and its attempts, and those who wait are told. The next claim that
+    /// [takes over](OnOrphan::TakeOver) is the next attempt; a request for something else is a
+    /// [`Mismatch`](ClaimReply::Mismatch) as before.
+    ///
+    /// Otherwise as [`release`](Self::release).
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+
     /// What became of a claim that may have been completed by another way than [`complete`](Self::complete),
     /// in its owner's own transaction: a commit whose reply was lost looks like a failure. Waits, within
     /// bounds, for a transaction that is just doing so.
@@ -277,6 +289,7 @@ trait DynRecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> Step<OwnerReply>;
     fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
+    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
     fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState>;
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
@@ -302,6 +315,9 @@ impl<S: RecordStore> DynRecordStore for S {
     }
     fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
         Box::pin(RecordStore::release(self, key, token))
+    }
+    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
+        Box::pin(RecordStore::abandon(self, key, token))
     }
     fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState> {
         Box::pin(RecordStore::read(self, key, token))
@@ -379,6 +395,15 @@ impl Records {
         token: &ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
         self.0.clone().release(key.clone(), token.clone())
+    }
+
+    /// See [`RecordStore::abandon`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store; the claim may or may not have been given up, and doing so again is safe.
+    pub async fn abandon(&self, key: &RecordKey, token: &ClaimToken) -> Result<OwnerReply, BackendError> {
+        self.0.clone().abandon(key.clone(), token.clone()).await
     }
 
     /// See [`RecordStore::read`].

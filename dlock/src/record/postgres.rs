@@ -264,7 +264,15 @@ impl RecordStore for PostgresRecords {
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
-        self.change(&key.clone(), Step::Release(key, token), true)
+        self.change(&key.clone(), Step::GiveBack(key, token, true), true)
+    }
+
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.change(&key.clone(), Step::GiveBack(key, token, false), true)
     }
 
     fn read(

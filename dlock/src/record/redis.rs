@@ -93,7 +93,15 @@ impl RecordStore for RedisRecords {
         key: RecordKey,
         token: ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
-        self.change(&key, Verb::Forget { token })
+        self.change(&key, Verb::GiveBack { token, forget: true })
+    }
+
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.change(&key, Verb::GiveBack { token, forget: false })
     }
 
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {

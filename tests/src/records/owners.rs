@@ -149,3 +149,32 @@ pub async fn a_released_takeover_is_an_orphan_again(a: &Records, b: &Records) {
     assert_eq!(a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap(), Done);
     is_completed(b, &key, b"x").await;
 }
+
+/// A claim that its owner gave up with an unknown outcome leaves its fingerprint and its attempts to the next one.
+pub async fn abandoned_claim_keeps_its_fingerprint_and_its_attempts(a: &Records, b: &Records) {
+    let key = fresh_key();
+    let (mut token, mut fence) = claimed(a, ask(&key), 1).await;
+    for attempt in 2..5 {
+        let mut watch = b.watch(&key);
+        assert_eq!(a.abandon(&key, &ClaimToken::new()).await.unwrap(), NotOwner);
+        for _ in 0..2 {
+            assert_eq!(a.abandon(&key, &token).await.unwrap(), Done);
+        }
+        tokio::time::timeout(Duration::from_secs(60), watch.changed())
+            .await
+            .expect("those who wait are told");
+        changes(b, &key, &token, [NotOwner, NotOwner, Done]).await;
+        assert_eq!(reply(b, ask_other(&key)).await, ClaimReply::Mismatch);
+        let attempts = attempt - 1;
+        assert_eq!(
+            reply(b, leaving(ask(&key))).await,
+            ClaimReply::Orphan { attempt: attempts }
+        );
+        let next = claimed(b, ask(&key), attempt).await;
+        assert!(next.1 > fence);
+        (token, fence) = next;
+    }
+    assert_eq!(a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap(), Done);
+    assert_eq!(a.abandon(&key, &token).await.unwrap(), NotOwner);
+    is_completed(b, &key, b"x").await;
+}

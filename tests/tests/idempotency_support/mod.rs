@@ -385,6 +385,14 @@ impl RecordStore for Faulty {
         }
     }
 
+    async fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<OwnerReply, BackendError> {
+        self.faults.releases.fetch_add(1, Ordering::SeqCst);
+        if self.faults.down.load(Ordering::SeqCst) {
+            return unreachable();
+        }
+        self.inner.abandon(&key, &token).await
+    }
+
     async fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<ClaimState, BackendError> {
         self.faults.reads.fetch_add(1, Ordering::SeqCst);
         if self.faults.down.load(Ordering::SeqCst) {

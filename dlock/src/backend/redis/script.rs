@@ -125,9 +125,10 @@ pub(crate) enum Verb {
         response: Response,
         retention: Duration,
     },
-    /// Releases a record.
-    Forget {
+    /// Releases a record, or leaves it as an orphan.
+    GiveBack {
         token: ClaimToken,
+        forget: bool,
     },
 }
 
@@ -271,7 +272,7 @@ impl Call {
     /// The id of a claim that this ends.
     pub(super) fn ends_claim(&self) -> Option<&str> {
         match &self.verb {
-            Verb::Complete { token, .. } | Verb::Forget { token } => Some(token.as_str()),
+            Verb::Complete { token, .. } | Verb::GiveBack { token, .. } => Some(token.as_str()),
             _ => None,
         }
     }
@@ -283,7 +284,7 @@ impl Call {
             Verb::Claim(_)
                 | Verb::Extend { .. }
                 | Verb::Complete { .. }
-                | Verb::Forget { .. }
+                | Verb::GiveBack { .. }
                 | Verb::Count(_)
         )
     }
@@ -417,8 +418,9 @@ impl Call {
                 cmd.arg("complete").arg(3).arg(token.as_str());
                 cmd.arg(millis(capped(*retention))).arg(&response.0);
             }
-            Verb::Forget { token } => {
-                cmd.arg("forget").arg(1).arg(token.as_str());
+            Verb::GiveBack { token, forget } => {
+                let step = if *forget { "forget" } else { "abandon" };
+                cmd.arg(step).arg(1).arg(token.as_str());
             }
         }
     }

@@ -27,7 +27,8 @@ pub(super) enum Step {
     Claim(ClaimRequest),
     Extend(RecordKey, ClaimToken, Duration, Duration),
     Complete(RecordKey, ClaimToken, Vec<u8>, Duration),
-    Release(RecordKey, ClaimToken),
+    /// Whether to forget it: nothing was done under this claim.
+    GiveBack(RecordKey, ClaimToken, bool),
     Read(RecordKey, ClaimToken),
     Sweep(u32),
 }
@@ -122,8 +123,9 @@ impl Step {
                 let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), response, &retention];
                 owned(&on.ask(Sql::Complete, &values).await?, "completed")
             }
-            Step::Release(key, token) => {
-                let row = on.ask(Sql::Release, &[&key.as_str(), &token.as_str()]).await?;
+            Step::GiveBack(key, token, forget) => {
+                let values: [&(dyn ToSql + Sync); 3] = [&key.as_str(), &token.as_str(), forget];
+                let row = on.ask(Sql::Release, &values).await?;
                 if column::<Option<String>>(&row, "state")?.is_none_or(|state| state == "released") {
                     return Ok(done());
                 }
@@ -141,7 +143,7 @@ impl Step {
     /// Of which record this answer is news. A result that its owner reads was committed by another way.
     pub(super) fn news(&self, answer: &Answer) -> Option<&RecordKey> {
         match (self, answer) {
-            (Step::Complete(key, ..) | Step::Release(key, _), Answer::Owner(OwnerReply::Done))
+            (Step::Complete(key, ..) | Step::GiveBack(key, ..), Answer::Owner(OwnerReply::Done))
             | (Step::Read(key, _), Answer::State(ClaimState::Completed { .. })) => Some(key),
             _ => None,
         }

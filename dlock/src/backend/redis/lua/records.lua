@@ -9,7 +9,7 @@
 --
 -- Data: STRING key, its TTL is the retention:
 --   dlock1 STATE LEASE ATTEMPT FENCE TOKEN FINGERPRINT+RESPONSE
--- STATE is c (claimed), o (an orphan at once: given back by an owner that had taken it over) or d (done).
+-- STATE is c (claimed), o (an orphan at once: given back by its owner, and what was done is unknown) or d (done).
 -- LEASE has 16 digits: the end of the claim's lease, server time in µs. The fingerprint has 32 bytes, any
 -- bytes, and all that follows is the response. News go to the channel that is called like the key.
 
@@ -114,19 +114,24 @@ local function add_record_steps()
     return { 'done', tell(key) }
   end
 
-  -- token
-  function steps.forget(key, token)
+  local function give_back(key, token, forget)
     local record = record_at(key)
     if not record then return { 'done', 0 } end
     if record.token ~= token or record.state == 'd' then return { 'not-owner' } end
     if record.state == 'o' then return { 'done', 0 } end
-    if record.attempt == 1 then
+    if forget and record.attempt == 1 then
       run('DEL', key)
     else
-      -- What the owners before did is unknown, and stays so.
+      -- What this owner or the owners before did is unknown, and stays so.
       keep(key, 0)
       run('SETRANGE', key, 7, 'o')
     end
     return { 'done', tell(key) }
   end
+
+  -- token; nothing was done under this claim
+  function steps.forget(key, token) return give_back(key, token, true) end
+
+  -- token; what was done under this claim is unknown
+  function steps.abandon(key, token) return give_back(key, token, false) end
 end

@@ -98,7 +98,7 @@ impl Actor {
             let deadline = clock::now() + self.connector.access.patience() * 4;
             self.line.keep(unanswered(step.call.clone(), deadline));
         }
-        if let Verb::Forget { token } = &step.call.verb
+        if let Verb::GiveBack { token, .. } = &step.call.verb
             && reply.is_closed()
             && error.is_outlasted()
             && self.unsettled.get(token.as_str()).is_some()
@@ -349,12 +349,12 @@ impl Actor {
         };
         match (&step.call.verb, answer) {
             // Released, and a copy of the claim may yet arrive: once more when none can take effect any more.
-            (Verb::Forget { .. }, _) if server_time <= refuse_after => {
+            (Verb::GiveBack { .. }, _) if server_time <= refuse_after => {
                 let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
                 self.release_again(step.call.clone(), wait);
             }
             // Whatever comes finds the result.
-            (Verb::Forget { .. }, _) | (_, Ok(Answer::Done { .. })) => self.unsettled.settle(id),
+            (Verb::GiveBack { .. }, _) | (_, Ok(Answer::Done { .. })) => self.unsettled.settle(id),
             _ => {}
         }
     }

@@ -1,6 +1,6 @@
--- Forgets the record. One that had been taken over becomes an orphan at once instead: what the owners before did
--- is unknown, and stays so.
---   $1 key  $2 token
+-- Forgets the record, if nothing was done under this claim. Otherwise, and where it had been taken over, it becomes
+-- an orphan at once instead: what was done is unknown, and stays so.
+--   $1 key  $2 token  $3 whether nothing was done
 -- One row, always: whether that was done, and the record as it was seen. Nobody is waited for, but an insert of
 -- the same key that is just being committed.
 --
@@ -14,9 +14,9 @@ WITH clock AS MATERIALIZED (
      FOR NO KEY UPDATE OF t SKIP LOCKED
 ), changed AS (
   UPDATE {table} t SET
-         state = CASE WHEN t.attempt = 1 THEN 'released' ELSE 'orphaned' END,
+         state = CASE WHEN $3::bool AND t.attempt = 1 THEN 'released' ELSE 'orphaned' END,
          lease_until = clock.now,
-         expires_at = CASE WHEN t.attempt = 1 THEN clock.now + interval '10 minutes' ELSE t.expires_at END
+         expires_at = CASE WHEN $3::bool AND t.attempt = 1 THEN clock.now + interval '10 minutes' ELSE t.expires_at END
     FROM open, clock WHERE t.key = open.key
   RETURNING t.key
 ), trace AS (

@@ -2,7 +2,7 @@
 CREATE TABLE IF NOT EXISTS {table} (
   key         text COLLATE "C" PRIMARY KEY,
   version     int4 NOT NULL,         -- of this format: 1
-  state       text NOT NULL,         -- claimed, completed, orphaned (given back after a take-over), released
+  state       text NOT NULL,         -- claimed, completed, orphaned (given back, and what was done is unknown), released
   token       text NOT NULL,         -- of the claim
   fingerprint bytea NOT NULL,        -- of what was asked
   attempt     int4 NOT NULL,
