@@ -378,6 +378,48 @@ fn a_runtime_that_ends_takes_the_work_with_it_and_nothing_panics() {
     });
 }
 
+/// A runtime that blocks or ends takes no claim of another one along: each renews its own.
+#[test]
+fn claims_are_renewed_on_each_runtime_when_another_one_blocks_or_ends() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    for ends in [false, true] {
+        let store = Faulty::new();
+        let layer = store.layer().lease(LEASE);
+        let run = Counting::default();
+        let service = around(&layer, run.taking(LEASE * 3));
+        let start = |runtime: &tokio::runtime::Runtime, key: &'static str| {
+            let (service, claims) = (service.clone(), layer.handle().claims());
+            let request = runtime.spawn(async move { send(&service, post(key)).await });
+            runtime.block_on(async {
+                while layer.handle().claims() == claims {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            });
+            request
+        };
+        let first = runtime();
+        let _request = start(&first, "a");
+        // From here on nothing runs on the first one: it is not driven.
+        let second = runtime();
+        let request = start(&second, "b");
+        let first = (!ends).then_some(first);
+        second.block_on(async {
+            sleep(LEASE * 3 / 2).await;
+            let again = send(&service, post("b")).await;
+            assert_eq!(again.problem(), problem(409, "in-progress"), "{ends}");
+            assert_eq!(request.await.unwrap().text(), "run 2");
+        });
+        assert_eq!(run.count(), 2);
+        drop(first);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_runs_on_keeps_its_span() {
     use tracing::Instrument;

@@ -1,15 +1,19 @@
 //! Keeps the claims of handlers that take long.
 //!
-//! Most requests are done long before a third of the lease is over, so they only pass through a list: one
-//! task looks when the first of them is due, and is gone when there is none left. A claim that becomes due
-//! gets a task of its own, until its outcome is decided.
+//! Most requests are done long before a third of the lease is over, so they only pass through a list: a task looks
+//! when the first of them is due, and is gone when there is none left. A claim that becomes due gets a task of its
+//! own, until its outcome is decided.
+//!
+//! Each runtime has a list and a task of its own: a runtime that blocks or ends takes no claim of another one along.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::record::OwnerReply;
 use parking_lot::Mutex;
+use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -20,18 +24,25 @@ use super::settings::Shared;
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
     state: Mutex<State>,
-    /// A claim is due earlier than the task expects.
-    sooner: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By when they are due, and their numbers.
-    waiting: BTreeMap<(Instant, u64), Arc<Claim>>,
+    /// Those that are not due yet, by the runtime that they were made on.
+    lists: HashMap<runtime::Id, List>,
     /// Those that have a task of their own.
     renewed: HashMap<u64, AbortHandle>,
-    /// When the task looks next; `None` when there is no task.
-    look: Option<Instant>,
+}
+
+/// The claims of a runtime. It is there for as long as a task looks after it.
+#[derive(Debug)]
+struct List {
+    /// By when they are due, and their numbers.
+    waiting: BTreeMap<(Instant, u64), Arc<Claim>>,
+    /// When the task looks next.
+    look: Instant,
+    /// A claim is due earlier than the task expects.
+    sooner: Arc<Notify>,
 }
 
 /// When a claim is to be renewed for the first time.
@@ -44,16 +55,29 @@ impl Renewals {
     pub(super) fn register(&self, claim: &Arc<Claim>) {
         let at = due(claim);
         let mut state = self.state.lock();
-        state.waiting.insert(at, claim.clone());
-        match state.look {
-            None => {
-                state.look = Some(at.0);
-                drop(state);
-                let (shared, done) = (claim.core.shared.clone(), false);
-                claim.runtime.spawn(look_out(Lookout { shared, done }));
+        match state.lists.entry(claim.runtime.id()) {
+            Entry::Occupied(mut list) => {
+                let list = list.get_mut();
+                list.waiting.insert(at, claim.clone());
+                if at.0 < list.look {
+                    list.sooner.notify_one();
+                }
             }
-            Some(look) if at.0 < look => self.sooner.notify_one(),
-            Some(_) => {}
+            Entry::Vacant(none) => {
+                let sooner = Arc::new(Notify::new());
+                none.insert(List {
+                    waiting: BTreeMap::from([(at, claim.clone())]),
+                    look: at.0,
+                    sooner: sooner.clone(),
+                });
+                drop(state);
+                let lookout = Lookout {
+                    shared: claim.core.shared.clone(),
+                    runtime: claim.runtime.id(),
+                    done: false,
+                };
+                claim.runtime.spawn(look_out(lookout, sooner));
+            }
         }
     }
 
@@ -66,7 +90,8 @@ impl Renewals {
     /// Renews it no more. A renewal that is under way may still arrive.
     pub(super) fn stop(&self, claim: &Claim) {
         let mut state = self.state.lock();
-        let waited = state.waiting.remove(&due(claim));
+        let list = state.lists.get_mut(&claim.runtime.id());
+        let waited = list.and_then(|list| list.waiting.remove(&due(claim)));
         let task = match waited {
             Some(_) => None,
             None => state.renewed.remove(&claim.id),
@@ -80,49 +105,52 @@ impl Renewals {
     /// How many claims are kept at present.
     pub(super) fn len(&self) -> usize {
         let state = self.state.lock();
-        state.waiting.len() + state.renewed.len()
+        let waiting: usize = state.lists.values().map(|list| list.waiting.len()).sum();
+        waiting + state.renewed.len()
     }
 
-    /// Gives those that are due their tasks; answers when to look again.
-    fn begin_due(&self) -> Option<Instant> {
+    /// Gives those of the runtime that are due their tasks; answers when to look again.
+    fn begin_due(&self, runtime: runtime::Id) -> Option<Instant> {
         let now = Instant::now();
-        let mut state = self.state.lock();
-        while let Some(first) = state.waiting.first_entry() {
+        let State { lists, renewed } = &mut *self.state.lock();
+        let list = lists.get_mut(&runtime)?;
+        while let Some(first) = list.waiting.first_entry() {
             let (at, id) = *first.key();
             if at > now {
-                state.look = Some(at);
+                list.look = at;
                 return Some(at);
             }
             let claim = first.remove();
             let task = claim.runtime.spawn(renew(claim.clone())).abort_handle();
-            state.renewed.insert(id, task);
+            renewed.insert(id, task);
         }
-        state.look = None;
+        lists.remove(&runtime);
         None
     }
 }
 
-/// The task that looks which claims are due.
+/// The task that looks which claims of its runtime are due.
 struct Lookout {
     shared: Arc<Shared>,
+    runtime: runtime::Id,
     done: bool,
 }
 
 impl Drop for Lookout {
-    // Its runtime ended before it was done: the next claim starts another one.
+    // Its runtime ended before it was done, and the work under its claims with it.
     fn drop(&mut self) {
         if !self.done {
-            self.shared.renewals.state.lock().look = None;
+            let ended = self.shared.renewals.state.lock().lists.remove(&self.runtime);
+            drop(ended);
         }
     }
 }
 
-async fn look_out(mut lookout: Lookout) {
-    let renewals = &lookout.shared.renewals;
-    while let Some(look) = renewals.begin_due() {
+async fn look_out(mut lookout: Lookout, sooner: Arc<Notify>) {
+    while let Some(look) = lookout.shared.renewals.begin_due(lookout.runtime) {
         tokio::select! {
             () = sleep_until(look) => {}
-            () = renewals.sooner.notified() => {}
+            () = sooner.notified() => {}
         }
     }
     lookout.done = true;
