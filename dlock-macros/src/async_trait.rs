@@ -120,6 +120,7 @@ impl<'a> Parts<'a> {
             },
             arguments: &arguments,
             body: group(body, &function.body),
+            may_be_handler: false,
         };
         let (hint, locked) = (self.hint, locked.expand());
         quote!(#(#hint)* #locked)
@@ -169,6 +170,7 @@ fn lock_written_by_hand(options: &Options, function: &Function, block: &mut Expr
         told_at: told_at(function),
         arguments: &Arguments::default(),
         body: group(block.block.to_token_stream(), &function.body),
+        may_be_handler: false,
     };
     block.block.stmts = vec![Stmt::Expr(Expr::Verbatim(locked.expand()), None)];
 }

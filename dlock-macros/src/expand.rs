@@ -79,6 +79,7 @@ fn expand(options: &Options, mut function: Function) -> Result<TokenStream> {
                 told_at: told_at(&function),
                 arguments: &arguments,
                 body: braces(&function.body, body),
+                may_be_handler: function::may_be_handler(&function.sig),
             };
             let locked = locked.expand();
             Ok(function.with_body(quote!(#(#inner)* #locked)))
@@ -111,6 +112,8 @@ pub(crate) struct Locked<'a> {
     pub(crate) told_at: (Span, Span),
     pub(crate) arguments: &'a Arguments,
     pub(crate) body: Group,
+    /// Whether a router may call the function.
+    pub(crate) may_be_handler: bool,
 }
 
 impl Locked<'_> {
@@ -126,6 +129,7 @@ impl Locked<'_> {
         let key = self.user(self.options.keys.expression(&krate));
         let acquired = self.acquired(&krate);
         let dropped_on_loss = self.options.dropped_on_loss;
+        let may_be_handler = self.may_be_handler;
         let take = self.arguments.take_all();
         let site = Span::mixed_site();
         let body = unlinted(&self.body);
@@ -144,7 +148,7 @@ impl Locked<'_> {
                 #unpack
                 #take
                 let __dlock_key = #key;
-                let __dlock_acquired = #acquired;
+                let __dlock_acquired = #krate::__macro::acquired(#acquired, #may_be_handler);
                 __dlock_entrance.enter(__dlock_acquired).await;
                 #body
             })

@@ -123,3 +123,28 @@ pub(crate) fn inner_attributes(body: &Group) -> Result<(Vec<Attribute>, TokenStr
     let split = |input: ParseStream<'_>| Ok((input.call(Attribute::parse_inner)?, input.parse()?));
     syn::parse::Parser::parse2(split, body.stream())
 }
+
+/// Whether a router may call the function: no extractor gives a reference, a number or a `self`.
+pub(crate) fn may_be_handler(sig: &Signature) -> bool {
+    const NEVER_EXTRACTED: [&str; 16] = [
+        "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64",
+        "u128", "usize",
+    ];
+    sig.inputs.iter().all(|input| match input {
+        syn::FnArg::Receiver(_) => false,
+        syn::FnArg::Typed(input) => match bare(&input.ty) {
+            Type::Reference(_) | Type::Ptr(_) => false,
+            Type::Path(ty) => !NEVER_EXTRACTED.iter().any(|name| ty.path.is_ident(name)),
+            _ => true,
+        },
+    })
+}
+
+/// The type without the parentheses around it, and the invisible ones of `macro_rules!`.
+fn bare(ty: &Type) -> &Type {
+    match ty {
+        Type::Group(group) => bare(&group.elem),
+        Type::Paren(paren) => bare(&paren.elem),
+        ty => ty,
+    }
+}

@@ -66,6 +66,15 @@ mod watched {
             Lock
         }
 
+        pub(crate) fn acquired<T>(acquired: Result<T, Error>, may_be_handler: bool) -> Result<T, Error> {
+            note(if may_be_handler {
+                "acquired by a handler"
+            } else {
+                "acquired"
+            });
+            acquired
+        }
+
         pub(crate) const fn never<T>() -> Option<T> {
             None
         }
@@ -148,6 +157,8 @@ fn every_step_is_in_its_place() {
             "lease 120s",
             "wait 1.5s",
             "acquire",
+            // A number is no extractor.
+            "acquired",
             "enter",
             "body",
             "argument dropped",

@@ -160,6 +160,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod asker;
 pub mod body;
 pub mod client;
 mod grpc;
@@ -170,6 +171,7 @@ mod held;
 pub mod idempotency;
 pub mod key;
 pub mod lock;
+mod not_started;
 mod problem;
 mod rejection;
 
@@ -177,4 +179,5 @@ mod rejection;
 pub use held::HeldLock;
 pub use idempotency::{Idempotency, IdempotencyLayer, IdempotencyService};
 pub use lock::{LockLayer, LockService, OnLost};
-pub use rejection::{NotStarted, Reason, Rejection};
+pub use not_started::NotStarted;
+pub use rejection::{Reason, Rejection};

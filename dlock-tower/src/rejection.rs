@@ -7,15 +7,6 @@ use http::{HeaderValue, StatusCode};
 
 use crate::idempotency;
 
-/// Marks a response that a layer made before the handler ran: whatever the request asks for has not
-/// begun. It stands in the response's extensions.
-///
-/// Layers further out read it to tell "nothing happened, try again" from "nobody knows how far it got".
-/// A 503 without it may have had effects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NotStarted;
-
 /// What kind of trouble a [`Rejection`] tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -231,6 +222,11 @@ impl Rejection {
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.inner.started
+    }
+
+    /// Whether an equal request is at work, so that this one was not begun.
+    pub(crate) fn is_in_progress(&self) -> bool {
+        self.inner.reason == Reason::Idempotency(idempotency::Problem::InProgress)
     }
 
     /// The content type of the request, if that was gRPC: gRPC clients understand nothing but a

@@ -157,6 +157,9 @@ mod watchdog;
 #[doc(hidden)]
 #[path = "macro_support.rs"]
 pub mod __macro;
+#[doc(hidden)]
+#[path = "request.rs"]
+pub mod __request;
 
 pub use backend::Kind;
 pub use builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, LockClientBuilder};

@@ -42,6 +42,16 @@ pub fn key<K: IntoKey>(key: K) -> LockKey {
     key.into_key()
 }
 
+/// Tells the layer around the request, if there is one, whether the body begins.
+///
+/// # Errors
+///
+/// That of the acquire.
+pub fn acquired<T>(acquired: Result<T, Error>, may_be_handler: bool) -> Result<T, Error> {
+    crate::__request::note(&acquired, may_be_handler);
+    acquired
+}
+
 /// No value of the type, ever: code behind it is dead, but tells the compiler the type of a block.
 #[must_use]
 pub const fn never<T>() -> Option<T> {

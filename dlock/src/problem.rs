@@ -96,6 +96,9 @@ impl axum_core::response::IntoResponse for Error {
         let mut response = axum_core::response::Response::new(axum_core::body::Body::from(body.to_string()));
         *response.status_mut() =
             http::StatusCode::from_u16(problem.status).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
+        if let Some(refused) = crate::__request::refused_by(&self) {
+            response.extensions_mut().insert(refused);
+        }
         let headers = response.headers_mut();
         headers.insert(
             http::header::CONTENT_TYPE,

@@ -204,9 +204,9 @@ async fn otherwise_they_pass_untouched() {
 }
 
 #[tokio::test]
-async fn the_status_of_a_call_is_kept_with_its_details_or_releases() {
+async fn status_of_a_call_is_kept_with_its_details() {
     let served = serve(layer().grpc_unary(), None).await;
-    for code in [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15] {
+    for code in 1..=16 {
         let (before, key) = (served.run.count(), format!("k{code}"));
         let first = served.call(&key, &code.to_string()).await.unwrap_err();
         let second = served.call(&key, &code.to_string()).await.unwrap_err();
@@ -216,13 +216,6 @@ async fn the_status_of_a_call_is_kept_with_its_details_or_releases() {
             assert_eq!(status.message(), format!("run {}, 100 %", before + 1));
             assert_eq!(status.details(), b"\0\x01detail");
         }
-    }
-    for code in [7, 8, 16] {
-        let (before, key) = (served.run.count(), format!("k{code}"));
-        for _ in 0..2 {
-            served.call(&key, &code.to_string()).await.unwrap_err();
-        }
-        assert_eq!(served.run.count(), before + 2, "{code}");
     }
     let served = serve(layer().grpc_unary().retry_ambiguous(), None).await;
     for (code, runs) in [(14, 2), (5, 1)] {

@@ -83,11 +83,35 @@ mod in_axum {
                 assert_eq!(got.is_replay(), round == 1);
             }
         }
-        // One route, one key, another resource: that is another request.
-        assert_eq!(
-            call(&app, "POST", "/accounts/2", "k").await.problem(),
-            problem(422, "mismatch")
-        );
+        // Another resource of the same route has keys of its own.
+        assert_eq!(call(&app, "POST", "/accounts/2", "k").await.text(), "run 7");
+    }
+
+    /// A rolling deploy that renames a path parameter, or nests a router otherwise, does not change the keys.
+    #[tokio::test]
+    async fn renamed_path_parameter_and_another_nesting_keep_the_key() {
+        let run = Counting::default();
+        let handler = {
+            let run = run.clone();
+            move || async move { format!("run {}", run.next()) }
+        };
+        let layer = layer();
+        let inner = |path| Router::new().route(path, post(handler.clone()));
+        let apps = [
+            inner("/v1/orders/{id}").layer(layer.clone()),
+            inner("/v1/orders/{order_id}").layer(layer.clone()),
+            Router::new()
+                .nest("/v1", inner("/orders/{id}"))
+                .layer(layer.clone()),
+            Router::new().nest("/v1", inner("/orders/{id}").layer(layer.clone())),
+            Router::new().nest_service("/v1", inner("/orders/{id}").layer(layer.clone())),
+            Router::new()
+                .nest_service("/v1", inner("/orders/{id}"))
+                .layer(layer.clone()),
+        ];
+        for app in apps {
+            assert_eq!(call(&app, "POST", "/v1/orders/7", "k").await.text(), "run 1");
+        }
     }
 
     #[tokio::test]

@@ -178,6 +178,29 @@ async fn keys_of_two_callers_two_methods_two_paths_and_two_namespaces_are_differ
         !answer.is_replay(),
         "nobody in particular is not the caller without a name"
     );
+    let per_host = layer.clone().per_host();
+    let hosts = [
+        ("/pay", "a.example"),
+        ("/pay", "b.example"),
+        ("/pay", "a.example:8080"),
+        ("/pay", ""),
+        ("http://c.example/pay", ""),
+    ];
+    for round in 0..2 {
+        for (uri, host) in hosts {
+            let mut request = asked("POST", uri, "ann");
+            if !host.is_empty() {
+                let host = if round == 0 {
+                    host.to_owned()
+                } else {
+                    host.to_uppercase()
+                };
+                request.headers_mut().insert("host", host.parse().unwrap());
+            }
+            let answer = send(&around(&per_host, run.service()), request).await;
+            assert_eq!(answer.is_replay(), round == 1, "{uri} {host}");
+        }
+    }
     let other = layer.namespace("other service");
     let answer = send(&around(&other, run.service()), asked("POST", "/pay", "ann")).await;
     assert!(!answer.is_replay());

@@ -41,22 +41,17 @@ async fn runs_of_two(
     run.count()
 }
 
+/// A status alone never releases the key: an inner timeout answers 408 after work began, and a handler may
+/// refuse after its effect.
 #[tokio::test]
-async fn results_are_kept_refusals_release_and_what_is_ambiguous_is_kept() {
+async fn no_status_releases_the_key() {
     for status in [
-        200, 201, 204, 301, 303, 400, 404, 405, 409, 410, 412, 415, 422, 423, 451, 500, 501, 502, 503, 504,
-        507,
+        200, 201, 204, 301, 303, 400, 401, 403, 404, 405, 408, 409, 410, 412, 413, 415, 422, 423, 425, 429,
+        451, 500, 501, 502, 503, 504, 507,
     ] {
         assert_eq!(
             runs_of_two(layer, move |n| with_status(status, n)).await,
             1,
-            "{status}"
-        );
-    }
-    for status in [401, 403, 408, 413, 425, 429] {
-        assert_eq!(
-            runs_of_two(layer, move |n| with_status(status, n)).await,
-            2,
             "{status}"
         );
     }
@@ -70,37 +65,94 @@ async fn what_is_ambiguous_is_released_by_policy() {
     }
 }
 
+/// What was not begun releases the key, if that is said of this very request.
 #[tokio::test]
-async fn an_answer_from_before_the_handler_releases() {
+async fn not_started_releases_the_key_of_its_own_request_only() {
     for status in [200, 409, 423, 503] {
-        let runs = runs_of_two(layer, move |n| {
-            let mut response = with_status(status, n);
-            response.extensions_mut().insert(not_started());
-            response
-        });
-        assert_eq!(runs.await, 2, "{status}");
+        for own in [true, false] {
+            let run = Counting::default();
+            let counting = run.clone();
+            let handler = tower::service_fn(move |request: Req| {
+                let mut response = with_status(status, counting.next());
+                let other = request_of_another_layer();
+                let of = if own { &request } else { &other };
+                response.extensions_mut().insert(NotStarted::of(of.extensions()));
+                async { Ok::<_, Infallible>(response) }
+            });
+            let service = around(&layer(), handler);
+            let first = send(&service, post("k")).await;
+            let second = send(&service, post("k")).await;
+            assert_eq!(run.count(), if own { 2 } else { 1 }, "{status}");
+            assert_eq!((first.not_started(), second.is_replay()), (own, !own), "{status}");
+        }
     }
 }
 
-/// The marker, which only a layer makes.
-fn not_started() -> NotStarted {
-    let client = Box::pin(async {
-        let lock = LockLayer::new(dlock::LockClient::memory(), key::header("x-missing"));
-        let service = lock.layer(tower::service_fn(|_: Req| async {
-            Ok::<_, Infallible>(Res::default())
-        }));
-        let response = service.oneshot(post("k")).await.unwrap();
-        *response.extensions().get::<NotStarted>().unwrap()
-    });
-    std::thread::spawn(|| {
+/// A request as another layer has handed it in.
+fn request_of_another_layer() -> Req {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let service = around(
+        &layer(),
+        tower::service_fn(move |request: Req| {
+            sender.send(request).unwrap();
+            async { Ok::<_, Infallible>(Res::default()) }
+        }),
+    );
+    let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap()
-            .block_on(client)
-    })
-    .join()
-    .unwrap()
+    };
+    std::thread::spawn(move || runtime().block_on(send(&service, post("k"))));
+    receiver.recv().unwrap()
+}
+
+/// The statuses that a service never answers after an effect, by its own word.
+#[tokio::test]
+async fn release_on_releases_the_key_for_the_named_statuses_only() {
+    for (status, runs) in [(401, 2), (429, 2), (403, 1), (200, 1), (503, 1)] {
+        let named = [StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS];
+        let counted = runs_of_two(|| layer().release_on(named), move |n| with_status(status, n)).await;
+        assert_eq!(counted, runs, "{status}");
+    }
+}
+
+/// A retry after an ambiguous end is the next attempt, and another request under the same key stays another one.
+#[tokio::test]
+async fn retry_after_an_ambiguous_end_counts_on_and_knows_the_request() {
+    let run = Counting::default();
+    let counting = run.clone();
+    let handler = tower::service_fn(move |request: Req| {
+        let n = counting.next();
+        let attempt = request.extensions().get::<Idempotency>().unwrap().attempt();
+        async move {
+            assert_ne!(n, 2, "a panic in the second attempt");
+            let mut response = with_status(if n < 4 { 502 } else { 200 }, n);
+            *response.body_mut() = Full::from(format!("attempt {attempt}"));
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let layer = layer().retry_ambiguous();
+    let service = around(&layer, handler);
+    let pay = |amount| request("POST", "/pay", "k", amount);
+    for (n, wanted) in ["attempt 1", "a panic", "attempt 3", "attempt 4"]
+        .into_iter()
+        .enumerate()
+    {
+        if n > 0 {
+            let other = send(&service, pay("9000")).await;
+            assert_eq!(other.problem(), problem(422, "mismatch"), "before {wanted}");
+        }
+        let service = service.clone();
+        match tokio::spawn(async move { send(&service, pay("5")).await }).await {
+            Ok(answer) => assert_eq!((answer.text(), answer.is_replay()), (wanted, false)),
+            Err(_) => assert_eq!(wanted, "a panic"),
+        }
+        layer.handle().shutdown(SECOND * 10).await;
+    }
+    assert_eq!(run.count(), 4);
+    assert!(send(&service, pay("5")).await.is_replay());
 }
 
 #[tokio::test]

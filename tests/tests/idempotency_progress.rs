@@ -90,7 +90,13 @@ async fn who_waits_for_a_request_that_releases_runs_itself() {
             &layer().wait(SECOND * 10),
             run.answering(|n| async move {
                 sleep(SECOND).await;
-                with_status(if n < 3 { 429 } else { 200 }, n)
+                let mut response = with_status(if n < 3 { 429 } else { 200 }, n);
+                if n < 3 {
+                    response
+                        .extensions_mut()
+                        .insert(dlock_tower::idempotency::Outcome::Retry);
+                }
+                response
             }),
         );
         let all = futures_util::future::join_all((0..5).map(|_| send(&service, post("k")))).await;
@@ -219,6 +225,13 @@ impl dlock::record::RecordStore for Noting {
         token: ClaimToken,
     ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
         self.inner.release(&key, &token).await
+    }
+    async fn abandon(
+        self: Arc<Self>,
+        key: dlock::record::RecordKey,
+        token: ClaimToken,
+    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+        self.inner.abandon(&key, &token).await
     }
     fn watch(self: Arc<Self>, key: &dlock::record::RecordKey) -> dlock::backend::Watch {
         self.inner.watch(key)

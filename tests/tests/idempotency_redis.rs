@@ -102,6 +102,9 @@ async fn a_reply_that_is_lost_changes_nothing() {
                 let mut response = Response::new(Full::from(format!("run {n}")));
                 if released && n == 1 {
                     *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+                    response
+                        .extensions_mut()
+                        .insert(dlock_tower::idempotency::Outcome::Retry);
                 }
                 response
             });

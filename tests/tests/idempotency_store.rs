@@ -190,6 +190,9 @@ async fn a_release_that_did_not_reach_the_store_is_repeated() {
                     let mut response = Response::new(Full::from(format!("run {n}")));
                     *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
                     response
+                        .extensions_mut()
+                        .insert(dlock_tower::idempotency::Outcome::Retry);
+                    response
                 }
             }),
         );
@@ -354,6 +357,9 @@ async fn an_owner_that_lost_its_claim_stores_nothing_and_its_caller_gets_the_tru
                     let mut response = Response::new(Full::from(format!("run {n}")));
                     if n == 1 && releases {
                         *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+                        response
+                            .extensions_mut()
+                            .insert(dlock_tower::idempotency::Outcome::Retry);
                     }
                     response
                 }),

@@ -20,6 +20,7 @@ enum End {
     Answers(u16),
     Panics,
     StoreAway,
+    StoreAwayAndFails,
 }
 
 /// A handler that commits or rolls back, and then ends somehow.
@@ -44,12 +45,15 @@ fn handler(
             }
             match end {
                 End::Panics => panic!("as told"),
-                End::StoreAway => store.faults.set_down(true),
+                End::StoreAway | End::StoreAwayAndFails => store.faults.set_down(true),
                 End::Answers(_) => {}
             }
             let mut response = Response::new(Full::from(format!("answered {n}")));
             if let End::Answers(status) = end {
                 *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            }
+            if end == End::StoreAwayAndFails {
+                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
             }
             Ok(response)
         }
@@ -69,7 +73,7 @@ async fn two(
         async move { send(&service, post("k")).await }
     });
     let first = first.await.ok();
-    if end == End::StoreAway {
+    if matches!(end, End::StoreAway | End::StoreAwayAndFails) {
         sleep(SECOND * 20).await;
         assert_eq!(layer.handle().tasks(), 1);
         store.faults.set_down(false);
@@ -133,6 +137,58 @@ async fn what_was_rolled_back_was_not_done_and_the_handlers_answer_counts() {
             let store = Faulty::new();
             let (_, second, runs) = two(&store, &store.layer().retry_ambiguous(), false, end).await;
             assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
+        }
+    })
+    .await;
+}
+
+/// A transaction that was rolled back has had no effect: a conflict with another transaction does not spend
+/// the key, by any policy. A refusal that the handler meant stays one.
+#[tokio::test(start_paused = true)]
+async fn rolled_back_transaction_releases_the_key_unless_the_handler_refused() {
+    bounded(async {
+        let cases = [
+            (End::Answers(409), (409, "answered 1", 1)),
+            (End::Answers(500), (200, "run 2", 2)),
+            (End::Answers(503), (200, "run 2", 2)),
+            (End::Panics, (200, "run 2", 2)),
+            (End::StoreAwayAndFails, (200, "run 2", 2)),
+        ];
+        for (end, wanted) in cases {
+            let store = Faulty::new();
+            let (_, second, runs) = two(&store, &store.layer(), false, end).await;
+            assert_eq!((second.status(), second.text(), runs), wanted, "{end:?}");
+        }
+    })
+    .await;
+}
+
+/// A handler whose effects are all in a transaction says so before it begins: a conflict in its first statement
+/// has spent nothing.
+#[tokio::test(start_paused = true)]
+async fn transactional_handler_that_fails_before_its_record_releases_the_key() {
+    bounded(async {
+        for (status, runs) in [(500, 2), (0, 2), (409, 1), (200, 1)] {
+            let (store, run) = (Faulty::new(), Counting::default());
+            let (layer, counting) = (store.layer(), run.clone());
+            let handler = tower::service_fn(move |request: Req| {
+                let n = counting.next();
+                let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+                async move {
+                    claim.transactional();
+                    assert_ne!(status, 0, "a panic in run {n}");
+                    let mut response = Response::new(Full::<Bytes>::from(format!("run {n}")));
+                    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+                    Ok::<_, Infallible>(response)
+                }
+            });
+            let service = around(&layer, handler);
+            for _ in 0..2 {
+                let service = service.clone();
+                let _ = tokio::spawn(async move { send(&service, post("k")).await }).await;
+                assert_eq!(layer.handle().shutdown(SECOND * 20).await, 0);
+            }
+            assert_eq!(run.count(), runs, "{status}");
         }
     })
     .await;

@@ -152,6 +152,96 @@ async fn buy(shop: &Arc<Shop>, key: &str, fate: Fate) -> (StatusCode, String, bo
     )
 }
 
+/// A transaction that loses against another one (SQLSTATE 40001) has had no effect, and spends no key.
+#[tokio::test]
+async fn serialization_conflict_releases_the_key() {
+    let shop = shop().await;
+    let sql = format!(
+        "CREATE TABLE {0}_stock (n bigint); INSERT INTO {0}_stock VALUES (10)",
+        shop.table
+    );
+    let other = shop.server.client().await;
+    other.batch_execute(&sql).await.unwrap();
+    for late in [false, true] {
+        let layer = IdempotencyLayer::new(Records::new(shop.store.clone()), caller::public());
+        let seller = shop.clone();
+        let handler = tower::service_fn(move |request: Request<Body>| {
+            let shop = seller.clone();
+            async move {
+                let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+                let answer = take_from_stock(&shop, &claim, late).await;
+                Ok::<_, Infallible>(answer.unwrap_or_else(|error| {
+                    let mut response = Response::new(Body::from(error.to_string()));
+                    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                    response
+                }))
+            }
+        });
+        let service = layer.layer(handler);
+        for wanted in [500, 200, 200] {
+            let request = Request::post("/orders")
+                .header("idempotency-key", if late { "late" } else { "early" })
+                .body(Body::empty())
+                .unwrap();
+            let response = service.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status().as_u16(), wanted, "late: {late}");
+        }
+    }
+    let sql = format!("SELECT n FROM {}_stock", shop.table);
+    let left: i64 = other.query_one(&sql, &[]).await.unwrap().get(0);
+    // Two sales, and one by the other transaction in each of the two conflicts.
+    assert_eq!(left, 6);
+}
+
+/// Sells one. The first time another transaction is quicker: before the response is put into the transaction, or
+/// afterwards (`late`).
+async fn take_from_stock(
+    shop: &Shop,
+    claim: &Idempotency,
+    late: bool,
+) -> Result<Response<Body>, Box<dyn std::error::Error + Send + Sync>> {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    claim.transactional();
+    let mut client = connect(&shop.server.config()).await?;
+    let tx = client
+        .build_transaction()
+        .isolation_level(tokio_postgres::IsolationLevel::Serializable)
+        .start()
+        .await?;
+    let table = format!("{}_stock", shop.table);
+    let seen: i64 = tx.query_one(&format!("SELECT n FROM {table}"), &[]).await?.get(0);
+    let is_first = RUNS.fetch_add(1, Ordering::SeqCst).is_multiple_of(2);
+    let conflict = async {
+        let other = shop.server.client().await;
+        let sell = format!("UPDATE {table} SET n = n - 1");
+        other.batch_execute(&sell).await
+    };
+    if is_first && !late {
+        conflict.await?;
+        tx.execute(&format!("UPDATE {table} SET n = $1"), &[&(seen - 1)])
+            .await?;
+        unreachable!("the conflict is noticed");
+    }
+    let owned = shop
+        .store
+        .owned(claim.record_key(), claim.claim_token(), claim.retention());
+    let sold = Response::new(Bytes::from("sold"));
+    if is_first {
+        let stored = claim.in_transaction(sold);
+        conflict.await?;
+        tx.execute(&format!("UPDATE {table} SET n = $1"), &[&(seen - 1)])
+            .await?;
+        owned.complete_in(&tx, &stored).await?;
+        unreachable!("the conflict is noticed");
+    }
+    tx.execute(&format!("UPDATE {table} SET n = $1"), &[&(seen - 1)])
+        .await?;
+    owned.complete_in(&tx, &claim.in_transaction(sold)).await?;
+    tx.commit().await?;
+    Ok(Response::new(Body::empty()))
+}
+
 #[tokio::test]
 async fn sale_and_record_commit_together_and_a_retry_is_a_replay() {
     let shop = shop().await;

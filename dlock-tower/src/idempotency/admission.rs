@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::backend::{BackendError, Outcome, Reason, Watch};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
-use http::{HeaderValue, Request, Version};
+use http::{Request, Version};
 use http_body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
@@ -275,6 +275,3 @@ impl Drop for Asking {
         }
     }
 }
-
-/// A gRPC request's content type, for the answer.
-pub(super) type Grpc = Option<HeaderValue>;

@@ -3,23 +3,24 @@
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::response::Parts;
-use http::{Extensions, HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode};
 use http_body::Frame;
 
 use super::claim::{Claim, Settlement};
-use super::policy::{Ending, Outcome, Verdict};
+use super::policy::{Ending, Fate, Outcome};
 use super::replay;
 use super::stored::{Kept, Stored};
 use crate::body::BoxError;
-use crate::{NotStarted, grpc};
+use crate::grpc;
 
 /// A response, as far as it was seen.
 pub(super) struct Capture {
     status: StatusCode,
     /// Those that are kept.
     headers: HeaderMap,
-    /// What becomes of the key; a gRPC call tells only at its end.
-    verdict: Option<Verdict>,
+    /// What becomes of the record; a gRPC call tells only at its end.
+    fate: Option<Fate>,
+    rolled_back: bool,
     body: Vec<Bytes>,
     len: usize,
     limit: usize,
@@ -29,13 +30,15 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    pub(super) fn new(parts: &Parts, claim: &Claim) -> Capture {
+    /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
+    pub(super) fn new(parts: &Parts, claim: &Claim, rolled_back: bool) -> Capture {
         let settings = &claim.core.settings;
         let announced = parts.headers.get(http::header::CONTENT_LENGTH);
         Capture {
             status: parts.status,
             headers: replay::kept(&parts.headers, &settings.kept_headers),
-            verdict: verdict(parts, claim),
+            fate: fate(parts, claim, rolled_back),
+            rolled_back,
             body: Vec::new(),
             len: 0,
             limit: settings.response_limit,
@@ -44,9 +47,13 @@ impl Capture {
         }
     }
 
-    /// The key is to be released, whatever the body says.
-    pub(super) fn is_released(&self) -> bool {
-        self.verdict == Some(Verdict::Release)
+    /// What is to be done, where that is settled whatever the body says: the key is released.
+    pub(super) fn released(&self) -> Option<Settlement> {
+        match self.fate? {
+            Fate::Keep => None,
+            Fate::Abandon => Some(Settlement::Abandon),
+            Fate::Forget => Some(Settlement::Release),
+        }
     }
 
     /// A response of so many bytes is too long.
@@ -93,17 +100,18 @@ impl Capture {
 
     /// What is to be stored at the end of the response.
     pub(super) fn conclude(self, claim: &Claim) -> Settlement {
-        let verdict = self.verdict.unwrap_or_else(|| {
+        let fate = self.fate.unwrap_or_else(|| {
             let code = self.trailers.as_ref().and_then(grpc_status);
-            let extensions = &Extensions::new();
-            claim.judge(&Ending::Grpc {
+            let ending = Ending::Grpc {
                 code: code.unwrap_or(2),
-                extensions,
-            })
+                not_started: false,
+            };
+            claim.judge(&ending, self.rolled_back)
         });
-        match verdict {
-            Verdict::Release => Settlement::Release,
-            Verdict::Keep => Stored::Response(Box::new(Kept {
+        match fate {
+            Fate::Abandon => Settlement::Abandon,
+            Fate::Forget => Settlement::Release,
+            Fate::Keep => Stored::Response(Box::new(Kept {
                 status: self.status,
                 headers: self.headers,
                 body: self.body,
@@ -115,25 +123,25 @@ impl Capture {
 }
 
 /// What the head tells of the key.
-fn verdict(parts: &Parts, claim: &Claim) -> Option<Verdict> {
+fn fate(parts: &Parts, claim: &Claim, rolled_back: bool) -> Option<Fate> {
     if let Some(outcome) = parts.extensions.get::<Outcome>() {
         return Some((*outcome).into());
     }
-    let extensions = &parts.extensions;
+    let not_started = claim.was_not_begun();
     if parts.status == StatusCode::OK && grpc::content_type(&parts.headers).is_some() {
         let code = match grpc_status(&parts.headers) {
             // With this the code does not matter.
-            None if extensions.get::<NotStarted>().is_some() => 2,
+            None if not_started => 2,
             code => code?,
         };
-        return Some(claim.judge(&Ending::Grpc { code, extensions }));
+        return Some(claim.judge(&Ending::Grpc { code, not_started }, rolled_back));
     }
-    let (status, headers) = (parts.status, &parts.headers);
-    Some(claim.judge(&Ending::Response {
-        status,
-        headers,
-        extensions,
-    }))
+    let ending = Ending::Response {
+        status: parts.status,
+        headers: &parts.headers,
+        not_started,
+    };
+    Some(claim.judge(&ending, rolled_back))
 }
 
 fn grpc_status(headers: &HeaderMap) -> Option<u16> {

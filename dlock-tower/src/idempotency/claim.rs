@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::policy::{Ending, Verdict, Word};
+use super::policy::{Class, Ending, Fate, Verdict, Word};
 use super::settings::Core;
 use super::stored::Stored;
 use super::transaction::Transaction;
@@ -50,6 +50,8 @@ pub(super) struct Claim {
     pub(super) since: Instant,
     pub(super) word: Word,
     pub(super) transaction: Transaction,
+    /// The answer says that this request was not begun.
+    not_begun: AtomicBool,
     /// Until then nobody can take the claim over.
     held_until: Mutex<Instant>,
     /// Of the lock layers further out.
@@ -63,6 +65,9 @@ pub(super) struct Claim {
 #[derive(Debug, Clone)]
 pub(super) enum Settlement {
     Keep(Arc<Stored>),
+    /// The next request with this key is the next attempt.
+    Abandon,
+    /// The next request with this key is the first one.
     Release,
 }
 
@@ -104,6 +109,7 @@ impl Claim {
             since: grant.since,
             word: Word::default(),
             transaction: Transaction::default(),
+            not_begun: AtomicBool::new(false),
             held_until,
             locks: grant.locks,
             phase: AtomicU8::new(Phase::Waiting as u8),
@@ -134,6 +140,14 @@ impl Claim {
         self.settled.load(Ordering::Relaxed)
     }
 
+    pub(super) fn was_not_begun(&self) -> bool {
+        self.not_begun.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_not_begun(&self, not_begun: bool) {
+        self.not_begun.store(not_begun, Ordering::Relaxed);
+    }
+
     /// The store has extended the claim.
     pub(super) fn hold_until(&self, until: Instant) {
         *self.held_until.lock() = until;
@@ -157,18 +171,29 @@ impl Claim {
     }
 
     /// What becomes of the key of a request that ended so, unless its handler said something else.
-    pub(super) fn judge(&self, ending: &Ending<'_>) -> Verdict {
-        match self.word.said() {
-            Some(outcome) => outcome.into(),
-            None => self.core.settings.policy.judge(ending),
+    ///
+    /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
+    pub(super) fn judge(&self, ending: &Ending<'_>, rolled_back: bool) -> Fate {
+        if let Some(outcome) = self.word.said() {
+            return outcome.into();
+        }
+        let class = ending.class();
+        if rolled_back && class == Class::Ambiguous {
+            return Fate::Forget;
+        }
+        match (self.core.settings.judge(ending), class) {
+            (Verdict::Keep, _) => Fate::Keep,
+            (Verdict::Release, Class::Ambiguous) => Fate::Abandon,
+            (Verdict::Release, Class::Result | Class::NothingDone) => Fate::Forget,
         }
     }
 
     /// What is to be done after an end without a response.
-    pub(super) fn verdict_on_failure(&self, ending: &Ending<'_>) -> Settlement {
-        match self.judge(ending) {
-            Verdict::Keep => Stored::Failed.into(),
-            Verdict::Release => Settlement::Release,
+    pub(super) fn verdict_on_failure(&self, ending: &Ending<'_>, rolled_back: bool) -> Settlement {
+        match self.judge(ending, rolled_back) {
+            Fate::Keep => Stored::Failed.into(),
+            Fate::Abandon => Settlement::Abandon,
+            Fate::Forget => Settlement::Release,
         }
     }
 
@@ -187,6 +212,7 @@ impl Claim {
         let step = async {
             match settlement {
                 Settlement::Keep(stored) => self.store(stored).await,
+                Settlement::Abandon => records.abandon(&self.record, &self.token).await,
                 Settlement::Release => records.release(&self.record, &self.token).await,
             }
         };
@@ -304,7 +330,7 @@ impl Owned {
     /// of the next request: that is a loss only where the lease had `ran_out` before the release was sent first.
     fn refused(&self, settlement: &Settlement, ran_out: bool) {
         match settlement {
-            Settlement::Release if !ran_out => tracing::debug!(
+            Settlement::Abandon | Settlement::Release if !ran_out => tracing::debug!(
                 record = self.record.as_str(),
                 "a repeated release found the claim of the next request"
             ),

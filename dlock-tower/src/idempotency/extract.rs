@@ -30,14 +30,14 @@ pub struct Idempotency {
 }
 
 impl Idempotency {
-    /// The key, as the client gave it. It is unique for this caller, method and route only: see
+    /// The key, as the client gave it. It is unique for this caller, method and path only: see
     /// [`record_key`](Self::record_key).
     #[must_use]
     pub fn key(&self) -> &str {
         &self.claim.key
     }
 
-    /// The name of the record: a hash of caller, method, route and key. Fit to be sent along to other
+    /// The name of the record: a hash of caller, method, path and key. Fit to be sent along to other
     /// services as *their* idempotency key.
     #[must_use]
     pub fn record_key(&self) -> &RecordKey {
@@ -57,8 +57,8 @@ impl Idempotency {
         self.claim.fence
     }
 
-    /// 1 for the first time. More after an attempt that was begun and whose end nobody knows: its process
-    /// crashed, or was cut off from the store for longer than the lease.
+    /// 1 for the first time. More after an attempt whose outcome is unknown: its process crashed or was cut off from the
+    /// store for longer than the lease, or it ended in an ambiguous way (a 502, a panic) and the policy retries that.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.claim.attempt
@@ -70,13 +70,25 @@ impl Idempotency {
         self.claim.core.settings.retention
     }
 
+    /// Says that all effects of the handler are in one transaction, which ends with what
+    /// [`in_transaction`](Self::in_transaction) gives, or has none. Say so first of all.
+    ///
+    /// A conflict with another transaction (SQLSTATE 40001, 40P01), a lost connection, a panic before the commit then
+    /// release the key: nothing has happened. An answer that is a result, such as a 409, is kept all the same.
+    /// From [`in_transaction`](Self::in_transaction) on this is so without being said.
+    pub fn transactional(&self) {
+        self.claim.transaction.declare();
+    }
+
     /// For a handler that stores its result in a transaction of its own, together with its effect, so that
     /// both are there or neither is (on Postgres by `PostgresClaim::complete_in`): what is to be stored of
     /// this response, as the last statement of the transaction.
     ///
     /// From here on the claim is not renewed, and the layer reads the record before it decides anything: a
     /// lost reply to the COMMIT looks like a failure. If the transaction was committed, the layer sends
-    /// exactly this response, whatever the handler answers; otherwise the handler's answer counts.
+    /// exactly this response, whatever the handler answers. Otherwise nothing has happened: the key is released
+    /// where the handler's answer is [ambiguous](super::Class::Ambiguous) (a 5xx, a panic), and a result (a 409) is
+    /// kept. So have no effect outside of the transaction.
     #[must_use = "the layer expects it in the record"]
     pub fn in_transaction(&self, response: http::Response<bytes::Bytes>) -> Vec<u8> {
         self.claim.put_in_transaction(response)
@@ -95,7 +107,7 @@ impl Idempotency {
         self.claim.word.say(Outcome::Final);
     }
 
-    /// Says that it is worth a retry, however the handler ends: the key is released then.
+    /// Says that nothing was done which a retry would do twice, however the handler ends: the key is released then.
     pub fn forget(&self) {
         self.claim.word.say(Outcome::Retry);
     }

@@ -7,6 +7,7 @@ use http::request::Parts;
 use sha2::{Digest, Sha256};
 
 use super::Caller;
+use super::settings::Settings;
 use crate::Rejection;
 use crate::key::original_uri;
 
@@ -38,22 +39,26 @@ impl Parted {
     }
 }
 
-/// The name of the record: of the caller, the method, the route and the key.
+/// The name of the record: of the caller, the method, the path and the key.
 pub(super) fn record_key(
-    namespace: &str,
+    settings: &Settings,
     caller: &Caller,
     parts: &Parts,
     route: Option<&str>,
     key: &str,
 ) -> Result<RecordKey, Rejection> {
     const HEX: &[u8; 16] = b"0123456789abcdef";
-    let name = Parted::new("dlock idempotency key 1")
-        .with(namespace)
+    let mut name = Parted::new("dlock idempotency key 1")
+        .with(&settings.namespace)
         .with_optional(caller.id())
         .with(parts.method.as_str());
+    if settings.per_host {
+        name = name.with("host").with_optional(host(parts));
+    }
     let name = match route {
         Some(route) => name.with("given").with(route),
-        None => with_route(name, parts),
+        // As it was sent: what the router makes of it changes from one deploy to the next.
+        None => name.with("path").with(original_uri(parts).path()),
     };
     let digest = name.with(key).digest();
     let hex: String = digest
@@ -64,18 +69,13 @@ pub(super) fn record_key(
     RecordKey::new(hex).map_err(|error| Rejection::internal(error.to_string()))
 }
 
-/// The route that the router has matched, or the path where no router has left one.
-fn with_route(name: Parted, parts: &Parts) -> Parted {
-    #[cfg(feature = "axum")]
-    if let Some(route) = parts.extensions.get::<axum::extract::MatchedPath>() {
-        // Inside of `nest_service` a route is the inner one only.
-        let nested = parts.extensions.get::<axum::extract::NestedPath>();
-        return name
-            .with("route")
-            .with_optional(nested.map(axum::extract::NestedPath::as_str))
-            .with(route.as_str());
-    }
-    name.with("path").with(original_uri(parts).path())
+/// The authority that the request was sent to: of the URI (HTTP/2), otherwise the `Host` header.
+fn host(parts: &Parts) -> Option<String> {
+    let authority = match original_uri(parts).authority() {
+        Some(authority) => authority.as_str(),
+        None => parts.headers.get(header::HOST)?.to_str().ok()?,
+    };
+    Some(authority.to_ascii_lowercase())
 }
 
 /// Headers that change what a request asks for: on which state of the resource and to which part of it, and how its

@@ -10,13 +10,14 @@ use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
 
-use super::admission::{Admitted, Grpc, Refused};
+use super::admission::{Admitted, Refused};
 use super::body::ResponseBody;
 use super::replay;
 use super::run::run;
 use super::settings::Core;
 use super::task::{BoxFuture, Work};
 use crate::Rejection;
+use crate::asker::Asker;
 use crate::body::BoxError;
 
 type Admission<B> = BoxFuture<Result<Admitted<B>, Refused>>;
@@ -59,14 +60,14 @@ pin_project! {
         Refused {
             rejection: Option<Rejection>,
             core: Core,
-            grpc: Grpc,
+            asker: Asker,
         },
         /// Its body is read and its key claimed.
         Admitting {
             admission: Admission<B>,
             inner: Option<S>,
             core: Core,
-            grpc: Grpc,
+            asker: Asker,
         },
         /// The handler runs under a claim.
         Running {
@@ -88,23 +89,23 @@ where
         }
     }
 
-    pub(super) fn refused(rejection: Rejection, core: Core, grpc: Grpc) -> Self {
+    pub(super) fn refused(rejection: Rejection, core: Core, asker: Asker) -> Self {
         ResponseFuture {
             state: State::Refused {
                 rejection: Some(rejection),
                 core,
-                grpc,
+                asker,
             },
         }
     }
 
-    pub(super) fn admitting(inner: S, admission: Admission<B>, core: Core, grpc: Grpc) -> Self {
+    pub(super) fn admitting(inner: S, admission: Admission<B>, core: Core, asker: Asker) -> Self {
         ResponseFuture {
             state: State::Admitting {
                 admission,
                 inner: Some(inner),
                 core,
-                grpc,
+                asker,
             },
         }
     }
@@ -131,11 +132,11 @@ where
                 StateProj::Refused {
                     rejection,
                     core,
-                    grpc,
+                    asker,
                 } => {
                     let answer = rejection
                         .take()
-                        .map(|rejection| core.settings.respond(rejection, grpc.take()));
+                        .map(|rejection| core.settings.respond(rejection, asker));
                     state.set(State::Done);
                     match answer {
                         Some(answer) => return Poll::Ready(Ok(answer)),
@@ -146,7 +147,7 @@ where
                     admission,
                     inner,
                     core,
-                    grpc,
+                    asker,
                 } => match (ready!(admission.as_mut().poll(cx)), inner.take()) {
                     (Ok(Admitted::Claimed(request, claim)), Some(inner)) => {
                         let shared = (*claim).clone();
@@ -161,7 +162,7 @@ where
                     (Err(Refused::Rejected(rejection)), _) => State::Refused {
                         rejection: Some(rejection),
                         core: core.clone(),
-                        grpc: grpc.take(),
+                        asker: asker.clone(),
                     },
                     (Err(Refused::Replay(kept, version)), _) => {
                         state.set(State::Done);

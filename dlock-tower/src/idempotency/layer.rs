@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dlock::record::{OnOrphan, Records};
 use http::header::HeaderName;
 use http::request::Parts;
-use http::{Method, Response};
+use http::{Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tower_layer::Layer;
@@ -117,8 +117,16 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.namespace = namespace.into())
     }
 
-    /// What the route of a request is: equal keys on different routes are different keys. By default the
-    /// route that axum has matched (feature `axum`), otherwise the path.
+    /// Keeps the keys of requests to different hosts apart, for a service that serves several under one app: equal keys
+    /// of `a.example` and `b.example` are different keys then. The host is the authority of the URI, otherwise the
+    /// `Host` header, with its port; clients choose it, so have the edge check it.
+    pub fn per_host(self) -> Self {
+        self.set(|settings| settings.per_host = true)
+    }
+
+    /// What the route of a request is: equal keys on different routes are different keys. By default the path as it
+    /// was sent. What the router makes of it (`/orders/{id}`) is a poor choice: renaming a parameter in a rolling
+    /// deploy changes every key.
     pub fn route<F>(self, route: F) -> Self
     where
         F: Fn(&Parts) -> String + Send + Sync + 'static,
@@ -196,8 +204,18 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.policy = Arc::new(policy))
     }
 
-    /// Releases the key after an ambiguous end (a 5xx, a panic), so that a retry runs again; by default what
-    /// is ambiguous is kept. Short for the policy [`RetryAmbiguous`].
+    /// Releases the key when the handler answers with one of these statuses, whatever the policy says; by default no
+    /// status releases it. Only for statuses that are never answered after an effect, by the handler and by every
+    /// layer inside: `release_on([StatusCode::UNAUTHORIZED])` where extractors authenticate. After a status that is
+    /// [ambiguous](super::Class::Ambiguous) by itself (a 5xx, 408, 429) the retry is the next attempt, and only the
+    /// same request may be sent.
+    pub fn release_on(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
+        self.set(|settings| settings.released_on = statuses.into_iter().collect())
+    }
+
+    /// Has a retry run again after an ambiguous end (a 5xx, a panic), as the next
+    /// [attempt](super::Idempotency::attempt) and only with the same request; by default what is ambiguous is kept.
+    /// Short for the policy [`RetryAmbiguous`]. Under [`OnOrphan::Leave`] nothing whose outcome is unknown runs again.
     pub fn retry_ambiguous(self) -> Self {
         self.policy(RetryAmbiguous)
     }

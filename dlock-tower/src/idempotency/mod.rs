@@ -51,9 +51,10 @@
 //! 2. **The key** is a structured-field string (`Idempotency-Key: "abc"`) or bare (`abc`), which are the same
 //!    key, of 1 to 255 bytes. An empty, repeated or malformed one is refused before anything is touched.
 //!    Parameters of the string are passed over.
-//! 3. **The record** is that of the caller ([`caller`]), the method, the route and the key: equal keys of two
-//!    users, or on two routes, have nothing to do with each other. The route is what axum has matched,
-//!    otherwise the path; [`route`](IdempotencyLayer::route) says something else.
+//! 3. **The record** is that of the caller ([`caller`]), the method, the path as it was sent and the key: equal keys of
+//!    two users, or on two paths, have nothing to do with each other, and no change of the router changes a key.
+//!    [`route`](IdempotencyLayer::route) takes something else for the path, and
+//!    [`per_host`](IdempotencyLayer::per_host) adds the host.
 //! 4. **The body is read**, up to [`body_limit`](IdempotencyLayer::body_limit), and a fingerprint made of
 //!    method, path, query, content type and encoding, preconditions and ranges (`If-Match`, `Range` and their kin)
 //!    and the body's bytes. A body shorter than its `Content-Length` is refused. Nothing bounds the time that a client takes
@@ -75,15 +76,28 @@
 //!
 //! | the handler's answer | the key |
 //! |---|---|
-//! | 2xx, 3xx, 4xx (a 409 or 423 of the handler too) | is kept: a retry gets the same |
-//! | 401, 403, 408, 413, 425, 429 | is released: a retry runs |
-//! | anything with [`NotStarted`](crate::NotStarted), such as a busy lock inside | is released |
-//! | 5xx, an error of the service, a panic | is ambiguous: kept ([`AtMostOnce`], the default), or released ([`RetryAmbiguous`]) |
+//! | anything with [`NotStarted`](crate::NotStarted) for this request | is released: a retry runs |
+//! | 2xx, 3xx, 4xx (a 401, 409 or 423 of the handler too) | is kept: a retry gets the same |
+//! | 5xx, 408, 425, 429, a 4xx with `Retry-After`, an error of the service, a panic | is ambiguous: kept ([`AtMostOnce`], the default), or left to the next attempt ([`RetryAmbiguous`]) |
+//! | an ambiguous one, after all effects were [in a transaction](#in-the-handlers-own-transaction) that was rolled back | is released |
 //!
-//! In gRPC `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED` release, and `CANCELLED`,
-//! `UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS` are ambiguous.
-//! A handler decides otherwise by an [`Outcome`] in its response, or by [`Idempotency::keep`] and
-//! [`forget`](Idempotency::forget); and the whole is a [`Policy`] that can be replaced.
+//! **No status releases a key by itself.** A handler may refuse after its effect, and an inner timeout answers 408 after
+//! the handler began. What does is the word that this request was not begun:
+//!
+//! - A [`LockLayer`](crate::LockLayer) inside that does not get its lock says so, and so does a layer of this kind that
+//!   finds an equal request in progress.
+//! - So does the [`dlock::Error`] of a `#[distributed_lock]` *on the handler* that is answered as it is (feature `axum`
+//!   of `dlock`): its body did not begin. Once a locked body has begun, errors of other locks say nothing any more, nor
+//!   do those of functions that cannot be a handler (with a reference, a number or `self` among their arguments). A
+//!   handler without a lock that calls a locked function *after an effect* must not answer with its error as it is:
+//!   put [`Outcome::Final`] beside it.
+//! - A handler or layer of your own puts a [`NotStarted`](crate::NotStarted) into its response, or
+//!   [`Outcome::Retry`]. A bare 503 of an inner load-shed or a 429 of an inner rate limit is ambiguous without it.
+//!
+//! In gRPC `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `UNIMPLEMENTED`, `INTERNAL`,
+//! `UNAVAILABLE` and `DATA_LOSS` are ambiguous. A handler decides otherwise by an [`Outcome`] in its response, or by
+//! [`Idempotency::keep`] and [`forget`](Idempotency::forget); [`release_on`](IdempotencyLayer::release_on) names statuses
+//! that release; and the whole is a [`Policy`] that can be replaced.
 //!
 //! # What a retry gets
 //!
@@ -139,7 +153,9 @@
 //! Where the effect is in a database that keeps records too (Postgres), both can be committed together, and
 //! whatever dies in between, the work is done once. The handler asks [`Idempotency::in_transaction`] what to
 //! store of its response and makes that the last statement of its transaction; the layer then sends exactly
-//! that response, if the transaction was committed.
+//! that response, if the transaction was committed. If it was not, nothing has happened: a conflict with another
+//! transaction (SQLSTATE 40001, 40P01) that the handler answers with a 5xx releases the key. A handler that says
+//! [`transactional`](Idempotency::transactional) first has that for conflicts in its first statements too.
 //!
 //! # What it does not give
 //!

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use http::{Extensions, HeaderMap, StatusCode};
-
-use crate::NotStarted;
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, StatusCode};
 
 /// How a request ended that had claimed its key.
 #[derive(Debug)]
@@ -17,16 +16,16 @@ pub enum Ending<'a> {
         status: StatusCode,
         /// Its headers.
         headers: &'a HeaderMap,
-        /// Its extensions, where [`NotStarted`] stands if no work was begun.
-        extensions: &'a Extensions,
+        /// Whether it carries [`NotStarted`](crate::NotStarted) for this very request.
+        not_started: bool,
     },
     /// A gRPC call came to its end, and told this status; 2 (unknown) if it told none.
     #[non_exhaustive]
     Grpc {
         /// The code.
         code: u16,
-        /// The extensions of the response.
-        extensions: &'a Extensions,
+        /// Whether the response carries [`NotStarted`](crate::NotStarted) for this very call.
+        not_started: bool,
     },
     /// The inner service failed with an error of its own instead of a response.
     ServiceError,
@@ -41,13 +40,14 @@ pub enum Ending<'a> {
 /// What an [`Ending`] is by the usual rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// No work was done: [`NotStarted`], or a status that refuses the request before its work: 401, 403,
-    /// 408, 413, 425, 429; in gRPC `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `UNAUTHENTICATED`.
+    /// The work has not begun: [`NotStarted`](crate::NotStarted) for this very request. No status says that: a
+    /// handler may refuse after its effect, and an inner timeout answers 408 after the handler began.
     NothingDone,
-    /// It is a result: 2xx, 3xx and the other 4xx. In gRPC `OK` and the codes that tell of the request.
+    /// The result: 2xx, 3xx and the other 4xx. In gRPC `OK` and the codes that speak of the request.
     Result,
-    /// Nobody knows how far the work got: every 5xx, a failure of the service, a panic, a handler that was
-    /// dropped. In gRPC `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`,
+    /// It is unknown how far the work got, or the answer itself speaks of the moment only: every 5xx, 408, 425,
+    /// 429, a 4xx with `Retry-After`, a failure of the service, a panic, a handler that was dropped. In gRPC
+    /// `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `UNIMPLEMENTED`, `INTERNAL`,
     /// `UNAVAILABLE`, `DATA_LOSS`.
     Ambiguous,
 }
@@ -57,8 +57,18 @@ pub enum Class {
 pub enum Verdict {
     /// What came of the request is kept, and a retry gets it.
     Keep,
-    /// The key is released, and a retry runs.
+    /// A retry runs. After an [ambiguous](Class::Ambiguous) end the record stays: the retry is the next attempt, and
+    /// another request under the same key is refused. Otherwise the key is as if it had never been used.
     Release,
+}
+
+/// What is done with the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Keep,
+    /// Left for the next attempt.
+    Abandon,
+    Forget,
 }
 
 impl Ending<'_> {
@@ -66,19 +76,19 @@ impl Ending<'_> {
     #[must_use]
     pub fn class(&self) -> Class {
         match self {
-            Ending::Response { extensions, .. } | Ending::Grpc { extensions, .. }
-                if extensions.get::<NotStarted>().is_some() =>
-            {
-                Class::NothingDone
+            Ending::Response {
+                not_started: true, ..
             }
-            Ending::Response { status, .. } => match status.as_u16() {
-                401 | 403 | 408 | 413 | 425 | 429 => Class::NothingDone,
-                500.. => Class::Ambiguous,
+            | Ending::Grpc {
+                not_started: true, ..
+            } => Class::NothingDone,
+            Ending::Response { status, headers, .. } => match status.as_u16() {
+                408 | 425 | 429 | 500.. => Class::Ambiguous,
+                400.. if headers.contains_key(RETRY_AFTER) => Class::Ambiguous,
                 _ => Class::Result,
             },
             Ending::Grpc { code, .. } => match code {
-                7 | 8 | 16 => Class::NothingDone,
-                1 | 2 | 4 | 12..=15 => Class::Ambiguous,
+                1 | 2 | 4 | 8 | 10 | 12..=15 => Class::Ambiguous,
                 0..=16 => Class::Result,
                 _ => Class::Ambiguous,
             },
@@ -124,8 +134,9 @@ impl Policy for AtMostOnce {
     }
 }
 
-/// What is ambiguous is released, so that a retry runs again. For handlers whose work does no harm when it
-/// is done twice, or that see from the attempt and the fence what was done before.
+/// What is ambiguous is released, so that a retry runs again, as the next attempt and only with the same request.
+/// For handlers whose work does no harm when it is done twice, or that see from the attempt and the fence what was
+/// done before.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RetryAmbiguous;
 
@@ -157,15 +168,15 @@ impl Policy for RetryAmbiguous {
 pub enum Outcome {
     /// This is final, an error too: it is kept, and a retry gets it.
     Final,
-    /// It is worth a retry: the key is released.
+    /// Nothing was done that a retry would do twice: the key is released, as if it had never been used.
     Retry,
 }
 
-impl From<Outcome> for Verdict {
-    fn from(outcome: Outcome) -> Verdict {
+impl From<Outcome> for Fate {
+    fn from(outcome: Outcome) -> Fate {
         match outcome {
-            Outcome::Final => Verdict::Keep,
-            Outcome::Retry => Verdict::Release,
+            Outcome::Final => Fate::Keep,
+            Outcome::Retry => Fate::Forget,
         }
     }
 }

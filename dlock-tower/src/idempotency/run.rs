@@ -19,6 +19,7 @@ use super::stored::Stored;
 use super::stream::{Last, Stream};
 use super::transaction::Ended;
 use crate::body::BoxError;
+use crate::not_started::HandedIn;
 
 /// Has the handler answer. When this is done the outcome is in the store, or on its way there, or the body
 /// that was given back sees to it.
@@ -39,25 +40,25 @@ where
         claim: (*claim).clone(),
     };
     request.extensions_mut().insert(idempotency);
+    let handed_in = HandedIn::new(request.extensions_mut());
     claim.enter(Phase::Working);
-    let answer = inner.call(request).await;
+    let mut answer = handed_in.run(inner.call(request)).await;
     claim.enter(Phase::Answered);
-    let (claim, known) = match claim.end_transaction().await {
-        Ended::Committed(response) => return Ok(response),
-        Ended::Open(claim) => (claim, true),
-        Ended::Unknown(claim) => (claim, false),
-    };
-    match answer {
-        Ok(response) if known => Ok(keep(claim, response).await),
-        Ok(response) => Ok(look_later(claim, response)),
-        Err(error) => {
-            let settlement = claim.verdict_on_failure(&Ending::ServiceError);
-            if known {
-                claim.settle(settlement).await;
-            } else {
-                let kept = (*claim).clone();
-                kept.spawn(claim.settle_by_record(settlement));
-            }
+    if let Ok(response) = &mut answer {
+        claim.set_not_begun(handed_in.was_not_begun(response.extensions_mut()));
+    }
+    match (claim.end_transaction().await, answer) {
+        (Ended::Committed(response), _) => Ok(response),
+        (Ended::Open { claim, rolled_back }, Ok(response)) => Ok(keep(claim, response, rolled_back).await),
+        (Ended::Open { claim, rolled_back }, Err(error)) => {
+            let settlement = claim.verdict_on_failure(&Ending::ServiceError, rolled_back);
+            claim.settle(settlement).await;
+            Err(error)
+        }
+        (Ended::Unknown(claim), Ok(response)) => Ok(look_later(claim, response)),
+        (Ended::Unknown(claim), Err(error)) => {
+            let kept = (*claim).clone();
+            kept.spawn(claim.settle_after_failure(Ending::ServiceError));
             Err(error)
         }
     }
@@ -66,25 +67,27 @@ where
 /// Gives the response back, and finds out later what became of the handler's transaction.
 fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>> {
     let (parts, body) = response.into_parts();
-    let settlement = if Capture::new(&parts, &claim).is_released() {
-        Settlement::Release
-    } else {
-        Stored::Unavailable.into()
+    let settlement = |rolled_back| {
+        let released = Capture::new(&parts, &claim, rolled_back).released();
+        released.unwrap_or_else(|| Stored::Unavailable.into())
     };
+    let (otherwise, rolled_back) = (settlement(false), settlement(true));
     let kept = (*claim).clone();
-    kept.spawn(claim.settle_by_record(settlement));
+    kept.spawn(claim.settle_by_record(otherwise, rolled_back));
     Response::from_parts(parts, ResponseBody::bare(body))
 }
 
 /// Stores what is to be kept of a response, and gives the response back as it was.
-async fn keep<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>>
+///
+/// `rolled_back`: all effects of the handler were in a transaction that was not committed.
+async fn keep<R>(claim: Owned, response: Response<R>, rolled_back: bool) -> Response<ResponseBody<R>>
 where
     R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let (parts, body) = response.into_parts();
-    let mut capture = Capture::new(&parts, &claim);
-    if capture.is_released() {
-        claim.settle(Settlement::Release).await;
+    let mut capture = Capture::new(&parts, &claim, rolled_back);
+    if let Some(settlement) = capture.released() {
+        claim.settle(settlement).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
     if is_endless(&parts) || capture.exceeds(body.size_hint().lower()) {

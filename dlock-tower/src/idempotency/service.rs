@@ -13,8 +13,9 @@ use super::caller::FindCaller;
 use super::fingerprint::record_key;
 use super::settings::Core;
 use super::{Problem, ResponseFuture, key};
+use crate::Rejection;
+use crate::asker::Asker;
 use crate::body::{BoxError, FromBuffered};
-use crate::{Rejection, grpc};
 
 /// A service that runs each request with an idempotency key once; made by
 /// [`IdempotencyLayer`](super::IdempotencyLayer).
@@ -78,33 +79,33 @@ where
         if !settings.methods.contains(request.method()) {
             return ResponseFuture::bare(inner, request);
         }
-        let grpc = grpc::content_type(request.headers());
-        if grpc.is_some() && !settings.grpc_unary {
+        let asker = Asker::of(&request);
+        if asker.is_grpc() && !settings.grpc_unary {
             return ResponseFuture::bare(inner, request);
         }
-        let refuse = |rejection, grpc| ResponseFuture::refused(rejection, self.core.clone(), grpc);
+        let refuse = |rejection, asker| ResponseFuture::refused(rejection, self.core.clone(), asker);
         let key = match key::find(request.headers(), &settings.header) {
             Ok(Some(key)) => key,
             Ok(None) if settings.required => {
                 let name = &settings.header;
                 let detail = format!("header {name} is missing: send one that is new for each operation");
-                return refuse(Problem::KeyMissing.with_detail(detail), grpc);
+                return refuse(Problem::KeyMissing.with_detail(detail), asker);
             }
             Ok(None) => return ResponseFuture::bare(inner, request),
-            Err(reason) => return refuse(Problem::KeyInvalid.with_detail(reason), grpc),
+            Err(reason) => return refuse(Problem::KeyInvalid.with_detail(reason), asker),
         };
         if let Some(invalid) = &self.invalid {
-            return refuse(Rejection::internal(invalid.to_string()), grpc);
+            return refuse(Rejection::internal(invalid.to_string()), asker);
         }
         let (parts, body) = request.into_parts();
         let route = settings.route.as_ref().map(|route| route(&parts));
-        let record = self.caller.find(&parts).and_then(|caller| {
-            let (namespace, route) = (&settings.namespace, route.as_deref());
-            record_key(namespace, &caller, &parts, route, &key)
-        });
+        let record = self
+            .caller
+            .find(&parts)
+            .and_then(|caller| record_key(settings, &caller, &parts, route.as_deref(), &key));
         let record = match record {
             Ok(record) => record,
-            Err(rejection) => return refuse(rejection, grpc),
+            Err(rejection) => return refuse(rejection, asker),
         };
         let question = Question {
             core: self.core.clone(),
@@ -112,7 +113,7 @@ where
             record,
             request: Request::from_parts(parts, body),
         };
-        ResponseFuture::admitting(inner, Box::pin(admit(question)), self.core.clone(), grpc)
+        ResponseFuture::admitting(inner, Box::pin(admit(question)), self.core.clone(), asker)
     }
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use dlock::record::{OnOrphan, Records};
 use http::header::HeaderName;
 use http::request::Parts;
-use http::{HeaderValue, Method, Response};
+use http::{Method, Response, StatusCode};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use tokio::sync::{Semaphore, watch};
@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::body::ResponseBody;
 use super::places::Places;
-use super::policy::{AtMostOnce, Policy};
+use super::policy::{AtMostOnce, Ending, Policy, Verdict};
 use super::renewal::Renewals;
 use super::replay::is_of_one_exchange;
 use super::stats::Counters;
@@ -26,8 +26,9 @@ use super::{
     DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,
     DEFAULT_RETENTION, DEFAULT_RETRY_FOR,
 };
+use crate::Rejection;
+use crate::asker::Asker;
 use crate::body::BoxError;
-use crate::{NotStarted, Rejection};
 
 /// How many results at most are sent again at the same time when the store was away.
 const CONCURRENT_REPEATS: usize = 16;
@@ -43,6 +44,7 @@ pub(super) struct Settings {
     pub(super) required: bool,
     pub(super) methods: Vec<Method>,
     pub(super) namespace: String,
+    pub(super) per_host: bool,
     pub(super) route: Option<Arc<Route>>,
     pub(super) lease: Duration,
     pub(super) retention: Duration,
@@ -54,6 +56,7 @@ pub(super) struct Settings {
     pub(super) read_on: Duration,
     pub(super) retry_for: Duration,
     pub(super) on_orphan: OnOrphan,
+    pub(super) released_on: Vec<StatusCode>,
     pub(super) policy: Arc<dyn Policy>,
     pub(super) kept_headers: Vec<HeaderName>,
     pub(super) cancel_on_disconnect: bool,
@@ -69,6 +72,7 @@ impl Default for Settings {
             required: false,
             methods: vec![Method::POST, Method::PATCH],
             namespace: String::new(),
+            per_host: false,
             route: None,
             lease: DEFAULT_LEASE,
             retention: DEFAULT_RETENTION,
@@ -80,6 +84,7 @@ impl Default for Settings {
             read_on: DEFAULT_READ_ON,
             retry_for: DEFAULT_RETRY_FOR,
             on_orphan: OnOrphan::TakeOver,
+            released_on: Vec::new(),
             policy: Arc::new(AtMostOnce),
             kept_headers: Vec::new(),
             cancel_on_disconnect: false,
@@ -91,6 +96,14 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What becomes of the key of a request that ended so.
+    pub(super) fn judge(&self, ending: &Ending<'_>) -> Verdict {
+        match ending {
+            Ending::Response { status, .. } if self.released_on.contains(status) => Verdict::Release,
+            ending => self.policy.judge(ending),
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), String> {
         const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
         const SHORTEST: Duration = Duration::from_millis(100);
@@ -137,24 +150,16 @@ impl Settings {
     }
 
     /// The layer's own response.
-    pub(super) fn respond<R>(
-        &self,
-        rejection: Rejection,
-        grpc: Option<HeaderValue>,
-    ) -> Response<ResponseBody<R>> {
+    pub(super) fn respond<R>(&self, rejection: Rejection, asker: &Asker) -> Response<ResponseBody<R>> {
         rejection.log();
-        let rejection = rejection.with_grpc(grpc);
+        let rejection = asker.told(rejection);
         let mut response = match &self.render {
             Some(render) => render(&rejection),
             None => rejection
                 .response()
                 .map(|body| body.map_err(Into::into).boxed_unsync()),
         };
-        if rejection.has_started() {
-            response.extensions_mut().remove::<NotStarted>();
-        } else {
-            response.extensions_mut().insert(NotStarted);
-        }
+        asker.mark(&rejection, &mut response);
         response.map(ResponseBody::answer)
     }
 }
@@ -166,6 +171,7 @@ impl fmt::Debug for Settings {
             .field("required", &self.required)
             .field("methods", &self.methods)
             .field("namespace", &self.namespace)
+            .field("per_host", &self.per_host)
             .field("lease", &self.lease)
             .field("retention", &self.retention)
             .field("body_limit", &self.body_limit)
@@ -175,6 +181,7 @@ impl fmt::Debug for Settings {
             .field("max_detached", &self.max_detached)
             .field("read_on", &self.read_on)
             .field("on_orphan", &self.on_orphan)
+            .field("released_on", &self.released_on)
             .field("kept_headers", &self.kept_headers)
             .field("cancel_on_disconnect", &self.cancel_on_disconnect)
             .field("fail_open", &self.fail_open)

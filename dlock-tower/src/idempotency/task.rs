@@ -71,12 +71,15 @@ impl<T> Work<T> {
         }
     }
 
-    /// Drops the work and has its claim settled. First the handler goes, then the claim.
-    fn end(&mut self, settlement: Settlement) {
+    /// Drops the work and has its claim settled; `None` where the handler was not begun. First the handler goes, then
+    /// the claim.
+    fn end(&mut self, ending: Option<Ending<'static>>) {
         let owned = Owned::unsettled(&self.claim);
         self.future = None;
-        if let Some(owned) = owned {
-            self.claim.spawn(owned.settle_after_failure(settlement));
+        match (owned, ending) {
+            (Some(owned), Some(ending)) => self.claim.spawn(owned.settle_after_failure(ending)),
+            (Some(owned), None) => self.claim.spawn(owned.settle(Settlement::Release)),
+            (None, _) => {}
         }
     }
 
@@ -92,7 +95,7 @@ impl<T> Work<T> {
             Phase::Working => {
                 let record = self.claim.record.as_str();
                 tracing::warn!(record, error = %lost, "a handler that ran on without its client was stopped");
-                self.end(self.claim.verdict_on_failure(&Ending::Cancelled));
+                self.end(Some(Ending::Cancelled));
             }
             _ => drop(self.await),
         }
@@ -126,7 +129,7 @@ impl<T> Drop for Work<T> {
         }
         let claim = self.claim.clone();
         if self.polling {
-            return self.end(claim.verdict_on_failure(&Ending::Panic));
+            return self.end(Some(Ending::Panic));
         }
         if self.detached {
             // The runtime ends.
@@ -134,8 +137,8 @@ impl<T> Drop for Work<T> {
         }
         let stops = claim.core.settings.cancel_on_disconnect || self.locks.is_lost();
         match claim.phase() {
-            Phase::Waiting => self.end(Settlement::Release),
-            Phase::Working if stops => self.end(claim.verdict_on_failure(&Ending::Cancelled)),
+            Phase::Waiting => self.end(None),
+            Phase::Working if stops => self.end(Some(Ending::Cancelled)),
             _ => {
                 claim.core.shared.counters.detached();
                 tracing::debug!(

@@ -4,6 +4,7 @@
 //! its COMMIT looks like a failure. So the record is read before anything is decided.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,16 +16,30 @@ use tokio::time::{sleep, timeout};
 
 use super::body::ResponseBody;
 use super::claim::{Claim, Owned, Settlement};
+use super::policy::Ending;
 use super::replay;
 use super::stored::{Kept, Stored};
 
-/// The response that a handler has put into its transaction.
+/// A handler's transaction.
 #[derive(Debug, Default)]
-pub(super) struct Transaction(Mutex<Option<Arc<Response<Bytes>>>>);
+pub(super) struct Transaction {
+    /// The handler has said that all of its effects are in it.
+    declared: AtomicBool,
+    /// The response that was put into it.
+    response: Mutex<Option<Arc<Response<Bytes>>>>,
+}
 
 impl Transaction {
+    pub(super) fn declare(&self) {
+        self.declared.store(true, Ordering::Relaxed);
+    }
+
+    fn is_declared(&self) -> bool {
+        self.declared.load(Ordering::Relaxed)
+    }
+
     fn response(&self) -> Option<Arc<Response<Bytes>>> {
-        self.0.lock().clone()
+        self.response.lock().clone()
     }
 }
 
@@ -42,14 +57,10 @@ impl Claim {
                 trailers: None,
             }))
         };
-        *self.transaction.0.lock() = Some(Arc::new(response));
+        *self.transaction.response.lock() = Some(Arc::new(response));
         // The transaction holds the record now.
         self.core.shared.renewals.stop(self);
         stored.encode()
-    }
-
-    pub(super) fn is_in_transaction(&self) -> bool {
-        self.transaction.response().is_some()
     }
 
     async fn read(&self) -> Result<ClaimState, BackendError> {
@@ -66,7 +77,11 @@ pub(super) enum Ended<R> {
     /// It was committed: this is the response.
     Committed(Response<ResponseBody<R>>),
     /// It was not, or there was none: the handler's answer counts.
-    Open(Owned),
+    Open {
+        claim: Owned,
+        /// There was one, and nothing of it happened.
+        rolled_back: bool,
+    },
     /// Nobody knows yet.
     Unknown(Owned),
 }
@@ -74,8 +89,10 @@ pub(super) enum Ended<R> {
 impl Owned {
     /// Asks the record, if there was a transaction.
     pub(super) async fn end_transaction<R>(self) -> Ended<R> {
+        let open = |claim: Owned, rolled_back| Ended::Open { claim, rolled_back };
         let Some(response) = self.transaction.response() else {
-            return Ended::Open(self);
+            let rolled_back = self.transaction.is_declared();
+            return open(self, rolled_back);
         };
         match self.read().await {
             Ok(ClaimState::Completed { .. }) => {
@@ -85,23 +102,24 @@ impl Owned {
             }
             Ok(ClaimState::Lost) => {
                 self.lose();
-                Ended::Open(self)
+                open(self, false)
             }
+            Ok(ClaimState::Open) => open(self, true),
             Err(error) if !matches!(error.reason, Reason::Unsupported) => {
                 self.core.shared.counters.settle_failures();
                 Ended::Unknown(self)
             }
             Err(error) => {
                 tracing::error!(%error, "a handler has put its response into a transaction of another store");
-                Ended::Open(self)
+                open(self, false)
             }
-            Ok(_) => Ended::Open(self),
+            Ok(_) => open(self, false),
         }
     }
 
-    /// Asks the record until it is known what became of the transaction. If it was not committed, this is
-    /// done instead.
-    pub(super) async fn settle_by_record(self, otherwise: Settlement) {
+    /// Asks the record until it is known what became of the transaction. If that was not committed, `rolled_back` is
+    /// done instead, and `otherwise` if the record cannot tell.
+    pub(super) async fn settle_by_record(self, otherwise: Settlement, rolled_back: Settlement) {
         const LONGEST: Duration = Duration::from_secs(5);
         let mut pause = Duration::from_millis(50);
         self.core.shared.renewals.start(&self);
@@ -112,6 +130,7 @@ impl Owned {
             match state {
                 Ok(ClaimState::Completed { .. }) => return self.settle_by_transaction(),
                 Ok(ClaimState::Lost) => return self.lose(),
+                Ok(ClaimState::Open) => return self.settle(rolled_back).await,
                 Err(error) if !matches!(error.reason, Reason::Unsupported | Reason::Closed) => {
                     self.core.shared.counters.settle_failures();
                 }
@@ -123,11 +142,15 @@ impl Owned {
     }
 
     /// Settles in the background, by the record first if there was a transaction.
-    pub(super) async fn settle_after_failure(self, settlement: Settlement) {
-        if self.is_in_transaction() {
-            self.settle_by_record(settlement).await;
+    pub(super) async fn settle_after_failure(self, ending: Ending<'static>) {
+        let otherwise = self.verdict_on_failure(&ending, false);
+        let rolled_back = self.verdict_on_failure(&ending, true);
+        if self.transaction.response().is_some() {
+            self.settle_by_record(otherwise, rolled_back).await;
+        } else if self.transaction.is_declared() {
+            self.settle(rolled_back).await;
         } else {
-            self.settle(settlement).await;
+            self.settle(otherwise).await;
         }
     }
 }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use dlock::scope::InScope;
 use dlock::{LockKey, Loss};
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower::util::Oneshot;
@@ -16,6 +16,7 @@ use super::ResponseBody;
 use super::kept::{Hold, give_back};
 use super::layer::{OnLost, Settings};
 use super::service::Admitted;
+use crate::asker::Asker;
 use crate::{Rejection, grpc};
 
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -75,12 +76,12 @@ pin_project! {
 /// How to answer in the handler's stead.
 struct Answers {
     settings: Arc<Settings>,
-    grpc: Option<HeaderValue>,
+    asker: Asker,
 }
 
 impl Answers {
     fn respond<R>(&mut self, rejection: Rejection) -> Response<ResponseBody<R>> {
-        self.settings.respond(rejection, self.grpc.take())
+        self.settings.respond(rejection, &self.asker)
     }
 }
 
@@ -96,13 +97,8 @@ where
         }
     }
 
-    pub(super) fn locked(
-        inner: S,
-        admission: Admission<B>,
-        settings: Arc<Settings>,
-        grpc: Option<HeaderValue>,
-    ) -> Self {
-        let answers = Answers { settings, grpc };
+    pub(super) fn locked(inner: S, admission: Admission<B>, settings: Arc<Settings>, asker: Asker) -> Self {
+        let answers = Answers { settings, asker };
         ResponseFuture {
             state: State::Admitting {
                 admission,
@@ -135,7 +131,7 @@ where
                             let call = Oneshot::new(inner, request);
                             let answers = Answers {
                                 settings: answers.settings.clone(),
-                                grpc: answers.grpc.take(),
+                                asker: answers.asker.clone(),
                             };
                             enter(call, hold, answers)
                         }

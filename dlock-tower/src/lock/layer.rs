@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::{Kind, LockClient, LockKey, MultiLock};
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use tower_layer::Layer;
 
 use super::{LockService, ReadAhead, ResponseBody, Streaming};
+use crate::asker::Asker;
 use crate::body::BoxError;
-use crate::{NotStarted, Reason, Rejection};
+use crate::{Reason, Rejection};
 
 /// How long a request waits for its lock, unless said otherwise: 5 s.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(5);
@@ -22,7 +23,7 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(5);
 #[non_exhaustive]
 pub enum OnLost {
     /// It is dropped, and the answer is 503. Nobody knows what effects it had, so the answer does not
-    /// carry [`NotStarted`]. The default.
+    /// carry [`NotStarted`](crate::NotStarted). The default.
     #[default]
     Stop,
     /// It runs on, and its answer goes out. It sees the loss by the [`Held`](dlock::Held) in the request's
@@ -310,7 +311,7 @@ impl<K, P> LockLayer<K, P> {
     }
 
     /// Renders the layer's own answers, instead of [`Rejection::response`]. The layer still marks them
-    /// with [`NotStarted`] where that is so; everything else is up to the closure, `Retry-After` and gRPC
+    /// with [`NotStarted`](crate::NotStarted) where that is so; everything else is up to the closure, `Retry-After` and gRPC
     /// included.
     ///
     /// ```
@@ -418,13 +419,9 @@ impl Settings {
     }
 
     /// The layer's own response.
-    pub(super) fn respond<B>(
-        &self,
-        rejection: Rejection,
-        grpc: Option<HeaderValue>,
-    ) -> Response<ResponseBody<B>> {
+    pub(super) fn respond<B>(&self, rejection: Rejection, asker: &Asker) -> Response<ResponseBody<B>> {
         rejection.log();
-        let mut rejection = rejection.with_grpc(grpc);
+        let mut rejection = asker.told(rejection);
         if rejection.reason() == Reason::Busy {
             rejection = rejection.with_status(self.busy);
         }
@@ -434,11 +431,7 @@ impl Settings {
                 .response()
                 .map(|body| body.map_err(Into::into).boxed_unsync()),
         };
-        if rejection.has_started() {
-            response.extensions_mut().remove::<NotStarted>();
-        } else {
-            response.extensions_mut().insert(NotStarted);
-        }
+        asker.mark(&rejection, &mut response);
         response.map(ResponseBody::answer)
     }
 }

@@ -11,9 +11,10 @@ use tower_service::Service;
 use super::kept::{Hold, RequestLocks};
 use super::layer::Settings;
 use super::{PrepareBody, ReadAhead, ResponseFuture};
+use crate::Rejection;
+use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::key::{ExtractKey, Found};
-use crate::{Rejection, grpc};
 
 /// A service that runs each request while it holds a lock; made by [`LockLayer`](super::LockLayer).
 ///
@@ -132,7 +133,7 @@ where
         if settings.skips(request.method()) {
             return ResponseFuture::bare(inner, request);
         }
-        let grpc = grpc::content_type(request.headers());
+        let asker = Asker::of(&request);
         let admission = admit(
             self.client.clone(),
             self.key.clone(),
@@ -140,7 +141,7 @@ where
             self.body.clone(),
             request,
         );
-        ResponseFuture::locked(inner, Box::pin(admission), settings, grpc)
+        ResponseFuture::locked(inner, Box::pin(admission), settings, asker)
     }
 }
 

@@ -1,0 +1,279 @@
+//! The idempotency layer: a key is released only where it is certain that nothing has happened.
+
+mod idempotency_support;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::IntoResponse;
+use axum::routing::post as route;
+use dlock::{Error, LockClient, distributed_lock};
+use dlock_tower::idempotency::caller;
+use dlock_tower::{IdempotencyLayer, LockLayer, key};
+use http::Request;
+use idempotency_support::*;
+use tower::{Layer, ServiceExt};
+
+#[derive(Clone)]
+struct App {
+    locks: LockClient,
+    run: Counting,
+}
+
+impl App {
+    fn new() -> App {
+        App {
+            locks: LockClient::memory(),
+            run: Counting::default(),
+        }
+    }
+
+    fn layer(&self) -> IdempotencyLayer<caller::Public> {
+        IdempotencyLayer::new(self.locks.records().unwrap(), caller::public())
+    }
+
+    async fn hold(&self, name: &str) -> dlock::LockGuard {
+        self.locks.lock(name).acquire().await.unwrap()
+    }
+}
+
+fn ask(uri: &str) -> Request<Body> {
+    Request::post(uri)
+        .header("idempotency-key", "k")
+        .body(Body::empty())
+        .unwrap()
+}
+
+async fn call(app: &Router, uri: &str) -> Answer {
+    answer(app.clone().oneshot(ask(uri)).await.unwrap()).await
+}
+
+#[distributed_lock(key = "account:{id}", lock = app.locks, wait = try)]
+async fn charge(State(app): State<App>, Path(id): Path<u64>) -> Result<String, Error> {
+    Ok(format!("run {}", app.run.next()))
+}
+
+/// A helper that a handler calls, maybe after it has had effects.
+#[distributed_lock(key = "account:{id}", lock = app.locks, wait = try)]
+async fn book(app: &App, id: u64) -> Result<String, Error> {
+    Ok(format!("booked {}", app.run.count()))
+}
+
+#[distributed_lock(key = "till", lock = app.locks, wait = try)]
+async fn locked_and_then_another(State(app): State<App>, id: Path<u64>) -> Result<String, Error> {
+    app.run.next();
+    charge(State(app), id).await
+}
+
+#[distributed_lock(key = "account:{id}", lock = app.locks, wait = try, max_hold = "100ms")]
+async fn too_slow(State(app): State<App>, Path(id): Path<u64>) -> Result<String, Error> {
+    app.run.next();
+    tokio::time::sleep(SECOND * 10).await;
+    Ok(String::new())
+}
+
+/// A busy lock of the attribute spends no key: the retry runs once the lock is free.
+#[tokio::test]
+async fn busy_attribute_of_a_handler_releases_the_key() {
+    let app = App::new();
+    let router = Router::new()
+        .route("/charge/{id}", route(charge))
+        .layer(app.layer())
+        .with_state(app.clone());
+    let guard = app.hold("account:7").await;
+    for _ in 0..2 {
+        let refused = call(&router, "/charge/7").await;
+        assert_eq!((refused.status(), refused.is_replay()), (423, false));
+        assert!(refused.not_started(), "for layers further out");
+    }
+    guard.release().await.unwrap();
+    assert_eq!(call(&router, "/charge/7").await.both(), (200, "run 1"));
+    assert!(call(&router, "/charge/7").await.is_replay());
+}
+
+/// Once the body of a locked handler has begun, an error of another lock does not release the key.
+#[tokio::test]
+async fn busy_lock_after_the_body_began_keeps_the_key() {
+    let app = App::new();
+    let router = Router::new()
+        .route("/pay/{id}", route(locked_and_then_another))
+        .layer(app.layer())
+        .with_state(app.clone());
+    let _guard = app.hold("account:7").await;
+    for _ in 0..2 {
+        let refused = call(&router, "/pay/7").await;
+        assert_eq!((refused.status(), app.run.count()), (423, 1));
+        assert!(!refused.not_started());
+    }
+}
+
+/// A lock that was lost half way does not release the key: the work has begun.
+#[tokio::test(start_paused = true)]
+async fn loss_of_the_lock_of_a_handler_keeps_the_key() {
+    bounded(async {
+        let app = App::new();
+        let router = Router::new()
+            .route("/slow/{id}", route(too_slow))
+            .layer(app.layer())
+            .with_state(app.clone());
+        for _ in 0..2 {
+            let lost = call(&router, "/slow/7").await;
+            assert_eq!((lost.status(), app.run.count()), (503, 1));
+            assert!(!lost.not_started());
+        }
+    })
+    .await;
+}
+
+/// A helper that no router can call says nothing of the handler around it, which may have had effects.
+#[tokio::test]
+async fn busy_helper_of_a_handler_keeps_the_key() {
+    async fn handler(State(app): State<App>, Path(id): Path<u64>) -> Result<String, Error> {
+        app.run.next();
+        book(&app, id).await
+    }
+    async fn by_hand(State(app): State<App>, Path(id): Path<u64>) -> Result<String, Error> {
+        app.run.next();
+        let _guard = app.locks.lock(format!("account:{id}")).try_acquire().await?;
+        Ok("held".to_owned())
+    }
+    let app = App::new();
+    let router = Router::new()
+        .route("/pay/{id}", route(handler))
+        .route("/hand/{id}", route(by_hand))
+        .layer(app.layer())
+        .with_state(app.clone());
+    let _guard = app.hold("account:7").await;
+    for (n, uri) in ["/pay/7", "/hand/7"].into_iter().enumerate() {
+        for _ in 0..2 {
+            let refused = call(&router, uri).await;
+            assert_eq!((refused.status(), app.run.count()), (423, n + 1));
+        }
+    }
+}
+
+/// The answer of another router, which its lock refused, says nothing of the request that was sent there.
+#[tokio::test]
+async fn busy_answer_of_another_router_keeps_the_key() {
+    let app = App::new();
+    let lock = LockLayer::new(app.locks.clone(), key::fixed("account")).try_once();
+    let done = || route(|| async { "done" });
+    let other = Router::new()
+        .route("/pay", done())
+        .route("/forward", done())
+        .layer(lock);
+    let charging = |own: bool| {
+        let (app, other) = (app.clone(), other.clone());
+        move |request: Request<Body>| async move {
+            app.run.next();
+            let request = if own { request } else { ask("/pay") };
+            other.oneshot(request).await.into_response()
+        }
+    };
+    let router = Router::new()
+        .route("/pay", route(charging(false)))
+        .route("/forward", route(charging(true)))
+        .layer(app.layer());
+    let _guard = app.hold("account").await;
+    for (n, uri) in ["/pay", "/forward"].into_iter().enumerate() {
+        for _ in 0..2 {
+            let refused = call(&router, uri).await;
+            assert_eq!((refused.status(), app.run.count()), (423, n + 1), "{uri}");
+            assert!(!refused.not_started(), "the charge was made");
+        }
+    }
+}
+
+/// A lock layer inside may stand anywhere on the way to the handler.
+#[tokio::test]
+async fn busy_lock_layer_inside_releases_the_key_wherever_the_layers_are() {
+    let app = App::new();
+    let lock = LockLayer::new(app.locks.clone(), key::fixed("account")).try_once();
+    let counting = {
+        let run = app.run.clone();
+        route(move || async move { format!("run {}", run.next()) })
+    };
+    let locked = |path| Router::new().route(path, counting.clone()).layer(lock.clone());
+    let once = || app.layer();
+    let apps = [
+        locked("/a/pay").layer(once()),
+        Router::new().nest("/a", locked("/pay")).layer(once()),
+        Router::new().nest("/a", locked("/pay").layer(once())),
+        Router::new().nest_service("/a", locked("/pay")).layer(once()),
+        Router::new().nest_service("/a", locked("/pay").layer(once())),
+        Router::new().merge(locked("/a/pay")).layer(once()),
+        Router::new().fallback_service(locked("/a/pay")).layer(once()),
+        Router::new().fallback_service(once().layer(locked("/a/pay"))),
+    ];
+    for (n, router) in apps.into_iter().enumerate() {
+        let uri = format!("/a/pay?{n}");
+        let ask = || {
+            let mut request = ask(&uri);
+            let key = n.to_string().parse().unwrap();
+            request.headers_mut().insert("idempotency-key", key);
+            router.clone().oneshot(request)
+        };
+        let guard = app.hold("account").await;
+        let refused = answer(ask().await.unwrap()).await;
+        assert_eq!((refused.status(), refused.not_started()), (423, true), "{n}");
+        guard.release().await.unwrap();
+        assert_eq!(
+            answer(ask().await.unwrap()).await.text(),
+            format!("run {}", n + 1)
+        );
+    }
+}
+
+/// Handlers, and what turns the errors of services inside into answers, may say that a request was not begun.
+#[tokio::test]
+async fn not_started_of_a_handler_and_of_an_error_handler_releases_the_key() {
+    use axum::error_handling::HandleErrorLayer;
+    use dlock_tower::NotStarted;
+    use http::StatusCode;
+
+    async fn overloaded(word: NotStarted, _: tower::BoxError) -> impl IntoResponse {
+        (StatusCode::SERVICE_UNAVAILABLE, word, "overloaded")
+    }
+    let app = App::new();
+    let closed = {
+        let run = app.run.clone();
+        move |word: NotStarted| async move { (StatusCode::SERVICE_UNAVAILABLE, word, run.next().to_string()) }
+    };
+    let shed = tower::ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(overloaded))
+        .layer(tower::load_shed::LoadShedLayer::new())
+        .layer(tower::limit::GlobalConcurrencyLimitLayer::new(0));
+    let router = Router::new()
+        .route("/closed", route(closed))
+        .route("/shed", route(|| async { "never" }).layer(shed))
+        .layer(app.layer());
+    for uri in ["/closed", "/shed"] {
+        for _ in 0..2 {
+            let refused = call(&router, uri).await;
+            assert_eq!((refused.status(), refused.is_replay()), (503, false), "{uri}");
+        }
+    }
+    assert_eq!(app.run.count(), 2);
+}
+
+/// An equal request that a layer further in works on is no result: once it is done, a retry gets that.
+#[tokio::test(start_paused = true)]
+async fn in_progress_answer_of_a_layer_inside_releases_the_key() {
+    bounded(async {
+        let app = App::new();
+        let inner = app.layer().namespace("inner");
+        let slow = inner.layer(app.run.taking(SECOND));
+        let both = app.layer().namespace("outer").layer(slow.clone());
+        let first = tokio::spawn({
+            let slow = slow.clone();
+            async move { send(&slow, post("k")).await }
+        });
+        tokio::time::sleep(SECOND / 10).await;
+        let meanwhile = send(&both, post("k")).await;
+        assert_eq!(meanwhile.problem(), problem(409, "in-progress"));
+        assert_eq!(first.await.unwrap().text(), "run 1");
+        let again = send(&both, post("k")).await;
+        assert_eq!((again.status(), again.text()), (200, "run 1"));
+    })
+    .await;
+}
