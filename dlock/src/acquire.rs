@@ -117,9 +117,12 @@ impl Goal for Attempt {
 }
 
 impl Attempt {
-    pub(crate) async fn run(self) -> Result<LockGuard, Error> {
-        let (started, scope) = begin().await;
-        told(self.go(started, &scope).await, started, &self.key)
+    pub(crate) fn run(self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
+        let handle = self.handle.clone();
+        handle.with_timers(async move {
+            let (started, scope) = begin().await;
+            told(self.go(started, &scope).await, started, &self.key)
+        })
     }
 
     async fn go(&self, started: Instant, scope: &Scope) -> Result<LockGuard, Error> {
@@ -397,6 +400,10 @@ impl<G: Goal> Wait<'_, G> {
         let backend = &shared.backend;
         let mut watch = Some(backend.clone().watch(options.kind, key, shared.next_grant()));
         let mut pause = Duration::ZERO;
+        tracing::warn!(
+            semaphore = %key, wanted = self.attempt.amount(),
+            "a semaphore has fewer permits in all than are wanted, or none was set: waiting until some are added"
+        );
         loop {
             let news = async {
                 tokio::time::sleep(pause).await;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime;
@@ -71,6 +71,9 @@ pub(crate) struct Shared {
     pub(crate) closing: CancellationToken,
     /// The background work is done, in good order.
     finished: CancellationToken,
+    /// Where the background work runs.
+    pub(crate) runtime: runtime::Handle,
+    runtime_ended: AtomicBool,
 }
 
 #[derive(Debug, Clone)]
@@ -96,6 +99,11 @@ impl Drop for Handle {
 }
 
 impl Shared {
+    /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.
+    pub(crate) fn has_lost_its_runtime(&self) -> bool {
+        self.runtime_ended.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn next_grant(&self) -> GrantId {
         GrantId::new(self.issuer.uuid, self.grants.fetch_add(1, Ordering::Relaxed))
     }
@@ -107,6 +115,7 @@ struct RuntimeWatch(Arc<Shared>);
 impl Drop for RuntimeWatch {
     fn drop(&mut self) {
         if !self.0.finished.is_cancelled() {
+            self.0.runtime_ended.store(true, Ordering::Relaxed);
             self.0.closing.cancel();
             self.0.registry.close(Loss::RuntimeEnded);
         }
@@ -146,7 +155,7 @@ impl LockClient {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a tokio runtime, and in one without timers (`enable_time`).
     pub async fn connect(url: &str) -> Result<LockClient, Error> {
         LockClient::builder().url(url).build().await
     }
@@ -155,7 +164,7 @@ impl LockClient {
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// Outside of a tokio runtime, and in one without timers (`enable_time`).
     #[must_use]
     pub fn memory() -> LockClient {
         LockClient::on_memory(MemoryBackend::new())
@@ -190,6 +199,10 @@ impl LockClient {
         uuid: Uuid,
         runtime: &runtime::Handle,
     ) -> LockClient {
+        let entered = runtime.enter();
+        // Without timers every lease would end: better to find out here.
+        drop(tokio::time::sleep(Duration::ZERO));
+        drop(entered);
         let shared = Arc::new_cyclic(|client| Shared {
             issuer: Arc::new(Issuer {
                 uuid,
@@ -205,6 +218,8 @@ impl LockClient {
             pending: TaskTracker::new(),
             closing: CancellationToken::new(),
             finished: CancellationToken::new(),
+            runtime: runtime.clone(),
+            runtime_ended: AtomicBool::new(false),
         });
         let (worker, queue) = mpsc::unbounded_channel();
         runtime.spawn({
@@ -398,6 +413,10 @@ impl LockClient {
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        self.handle.with_timers(self.end(deadline)).await
+    }
+
+    async fn end(&self, deadline: Duration) -> ShutdownReport {
         let shared = &self.handle.shared;
         shared.closing.cancel();
         self.give_back_unfinished();

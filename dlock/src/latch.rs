@@ -140,7 +140,7 @@ impl Latch {
     ///
     /// Cancel safe: nothing is left of a wait that is dropped.
     pub async fn wait(&self) -> Result<(), Error> {
-        self.wait_until(None).await.map(drop)
+        self.handle.with_timers(self.wait_until(None)).await.map(drop)
     }
 
     /// The same for at most this long; `false` when the latch was not open by then.
@@ -153,7 +153,8 @@ impl Latch {
     /// Cancel safe: nothing is left of a wait that is dropped.
     pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
         check_duration("wait", Some(most))?;
-        self.wait_until(Some(clock::now() + most)).await
+        let opened = self.wait_until(Some(clock::now() + most));
+        self.handle.with_timers(opened).await
     }
 
     async fn wait_until(&self, until: Option<Instant>) -> Result<bool, Error> {

@@ -138,6 +138,7 @@ mod lock;
 mod multi;
 mod name;
 mod numbers;
+mod outside;
 mod problem;
 mod question;
 pub mod record;

@@ -209,7 +209,12 @@ impl Handle {
 
     /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
     /// result is its outcome.
-    pub(crate) fn release(&self, grant: Arc<Grant>, told: Option<Told>, now: Instant) -> ReleaseOutcome {
+    pub(crate) fn release(
+        self: &Arc<Self>,
+        grant: Arc<Grant>,
+        told: Option<Told>,
+        now: Instant,
+    ) -> ReleaseOutcome {
         let shared = self.shared().clone();
         shared.registry.remove(grant.number);
         let until = grant.deadline();
@@ -226,7 +231,12 @@ impl Handle {
             counted,
         ));
         let key = grant.key.clone();
-        Box::pin(async move {
+        let handle = self.clone();
+        Box::pin(self.with_timers(async move {
+            if handle.shared().has_lost_its_runtime() {
+                let ended = || Err(unknown(&key, "the client's runtime has ended".to_owned()));
+                return going_on.now_or_never().unwrap_or_else(ended);
+            }
             match tokio::time::timeout(patience, going_on).await {
                 Ok(outcome) => outcome,
                 Err(_) => Err(last.lock().take().map_or_else(
@@ -234,7 +244,7 @@ impl Handle {
                     |error: BackendError| error.into_error("the release of lock", &key),
                 )),
             }
-        })
+        }))
     }
 
     /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its place in line now;

@@ -554,3 +554,71 @@ async fn test_store_is_busy_for_as_long_as_it_is_told() {
     drop(busy);
     drop(client.lock("k").try_acquire().await.unwrap());
 }
+
+/// Locks are for any executor: outside of tokio their timers are those of the client's runtime.
+#[test]
+fn calls_outside_of_a_runtime_wait_and_release() {
+    use futures_util::future::join;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (one, two) = runtime.block_on(async {
+        let store = TestStore::new();
+        (store.client(), store.client())
+    });
+    let guard = block_on(one.lock("k").acquire()).unwrap();
+    let busy = block_on(two.lock("k").wait(Duration::from_millis(20)).acquire());
+    assert!(busy.unwrap_err().is_busy());
+    let (next, released) = block_on(join(two.lock("k").acquire(), guard.release()));
+    released.unwrap();
+    let next = next.unwrap();
+    block_on(two.shutdown(Duration::from_millis(20)));
+    drop(runtime);
+    // Nobody answers any more, and nothing panics.
+    let _ = block_on(next.release());
+    let closed = block_on(one.lock("k").acquire());
+    assert!(matches!(closed, Err(dlock::Error::ClientClosed)), "{closed:?}");
+}
+
+/// A future on this thread, by an executor that is not tokio's.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+/// Without timers all holds would end: the client says so before there are any.
+#[test]
+#[should_panic = "timers are disabled"]
+fn client_refuses_a_runtime_without_timers() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async { drop(dlock::LockClient::memory()) });
+}
+
+/// A semaphore that nobody has set is waited for, and the log says what is missing.
+#[tokio::test(start_paused = true)]
+async fn semaphore_without_permits_is_warned_of_and_waited_for() {
+    let log = dlock_tests::Log::default();
+    let _listening = log.listen();
+    let client = TestStore::new().client();
+    let semaphore = client.semaphore("s");
+    let waiting = tokio::spawn(semaphore.acquire());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!waiting.is_finished());
+    assert_eq!(log.count("none was set"), 1);
+    semaphore.try_set_permits(1).await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+}

@@ -60,7 +60,12 @@ impl Attempt {
         options.check()
     }
 
-    pub(super) async fn run(self) -> Result<MultiGuard, Error> {
+    pub(super) fn run(self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
+        let handle = self.first.handle.clone();
+        handle.with_timers(self.acquire())
+    }
+
+    async fn acquire(self) -> Result<MultiGuard, Error> {
         if self.keys.len() == 1 {
             let only = self.first.run().await?;
             return Ok(MultiGuard::new(only, std::iter::empty()));
