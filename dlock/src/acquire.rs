@@ -402,7 +402,7 @@ impl<G: Goal> Wait<'_, G> {
         let mut pause = Duration::ZERO;
         tracing::warn!(
             semaphore = %key, wanted = self.attempt.amount(),
-            "a semaphore has fewer permits in all than are wanted, or none was set: waiting until some are added"
+            "a semaphore has fewer permits in all than are wanted: waiting until some are added"
         );
         loop {
             let news = async {
