@@ -203,6 +203,8 @@ impl Model {
                 let first = self.stored(key).map(|(_, grant)| grant.ends);
                 match free {
                     Some(free) if free >= i64::from(amount) => None,
+                    // However many come back, there are too few.
+                    Some(free) if free + self.held_permits(key) < i64::from(amount) => busy(None),
                     Some(_) => busy(first.reduce(Span::or_earlier)),
                     None => busy(None),
                 }
