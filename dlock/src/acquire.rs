@@ -491,6 +491,7 @@ impl<G: Goal> Wait<'_, G> {
         let mut place = Place::new(self.attempt, waiter);
         let mut longest = Duration::ZERO;
         let mut crowd = Crowd::default();
+        let mut warned = false;
         loop {
             let asked = clock::now();
             // Waiters behind a head whose patience is over do not each begin anew.
@@ -548,6 +549,13 @@ impl<G: Goal> Wait<'_, G> {
                     courtesies.came(of);
                     self.is_busy(left, heard);
                     turn.waits(options.max_waiters, heard)?;
+                    if options.kind == Kind::Permit && left.or(again).is_none() && !warned {
+                        warned = true;
+                        tracing::warn!(
+                            semaphore = %key,
+                            "no permit is free and no lease of one ends: waiting until permits are set or given back"
+                        );
+                    }
                     crowd.is_busy(listeners, asked);
                     if turn.watch.is_none() {
                         turn.watch = Some(listen());
