@@ -4,9 +4,12 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use dlock::backend::BackendError;
+use dlock::record::{ClaimReply, RecordKey};
 use dlock::{Error, HoldState, LockClient, LockClientBuilder};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, is_confirmed, within};
 use dlock_tests::permissions::{commands, give, in_a_cluster, patterns};
+use dlock_tests::records::{ask, fresh_key};
 use dlock_tests::{Cluster, Flavor, Log, Replicas, Server, Store, eventually, settle};
 use futures_util::future::join_all;
 
@@ -21,6 +24,8 @@ static FOR_FAIR: Words = LazyLock::new(|| commands("Fair locks"));
 static FOR_FENCED: Words = LazyLock::new(|| commands("Fenced locks"));
 static FOR_READ_WRITE: Words = LazyLock::new(|| commands("Read-write locks"));
 static FOR_SEMAPHORES: Words = LazyLock::new(|| commands("Semaphores"));
+static FOR_RECORDS: Words = LazyLock::new(|| commands("Records"));
+static KEYS_OF_RECORDS: Words = LazyLock::new(|| patterns("Records"));
 static FOR_LATCHES: Words = LazyLock::new(|| commands("Latches"));
 static FOR_LIST: Words = LazyLock::new(|| commands("A list of all locks"));
 /// What makes a connection better and is done without where it is forbidden.
@@ -485,6 +490,73 @@ async fn semaphores_need_what_the_documentation_lists_and_no_less() {
         let store = server_for(&others, all()).await;
         assert!(
             everything_of_semaphores(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+    }
+}
+
+/// Everything that can be done with records; where something is wrong, what.
+async fn everything_of_records(store: &Store) -> Result<(), String> {
+    let text = |error: Error| error.to_string();
+    let failed = |error: BackendError| error.to_string();
+    let a = client(store).await.map_err(text)?.records().map_err(text)?;
+    let b = client(store).await.map_err(text)?.records().map_err(text)?;
+    let (key, other) = (fresh_key(), fresh_key());
+    let claim = async |key: &RecordKey| {
+        let request = ask(key);
+        let token = request.token.clone();
+        match a.claim(request).await.map_err(failed)? {
+            ClaimReply::Claimed { .. } => Ok(token),
+            reply => Err(format!("{reply:?}")),
+        }
+    };
+    let token = claim(&key).await?;
+    let mut watch = b.watch(&key);
+    settle().await;
+    let subscribed = store.as_server().pubsub_channels().await.len();
+    match b.claim(ask(&key)).await.map_err(failed)? {
+        ClaimReply::InProgress { .. } if subscribed == 1 => {}
+        reply => return Err(format!("{reply:?}, {subscribed} subscriptions")),
+    }
+    a.extend(&key, &token, PATIENCE, PATIENCE).await.map_err(failed)?;
+    a.complete(&key, &token, b"done".to_vec(), PATIENCE)
+        .await
+        .map_err(failed)?;
+    (tokio::time::timeout(PATIENCE, watch.changed()).await).map_err(|_| "nobody told who waits")?;
+    match b.claim(ask(&key)).await.map_err(failed)? {
+        ClaimReply::Completed { .. } => {}
+        reply => return Err(format!("{reply:?}")),
+    }
+    let token = claim(&other).await?;
+    a.abandon(&other, &token).await.map_err(failed)?;
+    let token = claim(&other).await?;
+    a.release(&other, &token).await.map_err(failed)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_need_what_the_documentation_lists_and_no_less() {
+    let store = server_for(&KEYS_OF_RECORDS, FOR_RECORDS.iter().copied()).await;
+    in_rounds("everything can be done", async || {
+        everything_of_records(&store).await
+    })
+    .await;
+    join_all(FOR_RECORDS.iter().map(|missing| async move {
+        let others = FOR_RECORDS.iter().copied().filter(|command| command != missing);
+        let store = server_for(&KEYS_OF_RECORDS, others).await;
+        assert!(
+            everything_of_records(&store).await.is_err(),
+            "{missing} is not needed"
+        );
+    }))
+    .await;
+    for missing in KEYS_OF_RECORDS.iter() {
+        let others: Vec<_> = (KEYS_OF_RECORDS.iter().copied())
+            .filter(|keys| keys != missing)
+            .collect();
+        let store = server_for(&others, FOR_RECORDS.iter().copied()).await;
+        assert!(
+            everything_of_records(&store).await.is_err(),
             "{missing} is not needed"
         );
     }
