@@ -607,34 +607,3 @@ fn client_refuses_a_runtime_without_timers() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async { drop(dlock::LockClient::memory()) });
 }
-
-/// A wait for more permits than there are is no dead-lock, and the log says what is missing.
-#[tokio::test(start_paused = true)]
-async fn wait_for_more_permits_than_there_are_is_warned_of() {
-    let log = dlock_tests::Log::default();
-    let _listening = log.listen();
-    let client = TestStore::new().client();
-    let semaphore = client.semaphore("s");
-    semaphore.try_set_permits(1).await.unwrap();
-    let waiting = tokio::spawn(semaphore.acquire_many(2));
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(!waiting.is_finished());
-    assert_eq!(log.count("fewer permits in all"), 1);
-    semaphore.set_permits(2).await.unwrap();
-    drop(waiting.await.unwrap().unwrap());
-}
-
-/// A semaphore whose permits nobody has set is waited for, and the log says what is missing.
-#[tokio::test(start_paused = true)]
-async fn semaphore_without_permits_is_warned_of_and_waited_for() {
-    let log = dlock_tests::Log::default();
-    let _listening = log.listen();
-    let client = TestStore::new().client();
-    let semaphore = client.semaphore("s");
-    let waiting = tokio::spawn(semaphore.acquire());
-    tokio::time::sleep(Duration::from_secs(100)).await;
-    assert!(!waiting.is_finished());
-    assert_eq!(log.count("waiting until permits are set"), 1);
-    semaphore.try_set_permits(1).await.unwrap();
-    drop(waiting.await.unwrap().unwrap());
-}

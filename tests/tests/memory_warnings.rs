@@ -74,3 +74,34 @@ async fn ten_thousand_cycles_and_an_hour_later_nothing_is_left() {
     sleep(Duration::from_millis(1)).await;
     assert_eq!(metrics.num_alive_tasks(), 0);
 }
+
+/// A wait for more permits than there are is no dead-lock, and the log says what is missing.
+#[tokio::test(start_paused = true)]
+async fn wait_for_more_permits_than_there_are_is_warned_of() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = LockClient::memory();
+    let semaphore = client.semaphore("s");
+    semaphore.try_set_permits(1).await.unwrap();
+    let waiting = tokio::spawn(semaphore.acquire_many(2));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!waiting.is_finished());
+    assert_eq!(log.count("fewer permits in all"), 1);
+    semaphore.set_permits(2).await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+}
+
+/// A semaphore whose permits nobody has set is waited for, and the log says what is missing.
+#[tokio::test(start_paused = true)]
+async fn semaphore_without_permits_is_warned_of_and_waited_for() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = LockClient::memory();
+    let semaphore = client.semaphore("s");
+    let waiting = tokio::spawn(semaphore.acquire());
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert!(!waiting.is_finished());
+    assert_eq!(log.count("waiting until permits are set"), 1);
+    semaphore.try_set_permits(1).await.unwrap();
+    drop(waiting.await.unwrap().unwrap());
+}
