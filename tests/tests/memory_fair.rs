@@ -458,3 +458,29 @@ fn a_release_between_a_question_and_the_look_at_its_answer_is_not_missed() {
         assert!(store.is_empty() && store.queued() == 0);
     });
 }
+
+/// A waiter whose first question never reached the store has no place yet: it comes after those that wait already.
+#[tokio::test(start_paused = true)]
+async fn waiter_whose_first_question_was_not_done_overtakes_nobody() {
+    let store = TestStore::new();
+    let (a, b, c) = (store.client(), store.client(), store.client());
+    let holder = a.fair_lock("k").acquire().await.unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let waits = |client: &LockClient, name: &'static str| {
+        let (lock, order) = (client.fair_lock("k"), order.clone());
+        tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap();
+            order.lock().push(name);
+            guard.release().await.unwrap();
+        })
+    };
+    let first = waits(&b, "first");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    store.fail_next(Step::Acquire, Fault::Unreachable);
+    let second = waits(&c, "second");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    holder.release().await.unwrap();
+    first.await.unwrap();
+    second.await.unwrap();
+    assert_eq!(*order.lock(), ["first", "second"]);
+}

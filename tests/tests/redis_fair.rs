@@ -551,7 +551,8 @@ async fn queue_in_which_all_have_given_up_has_an_end() {
 
 /// Protects "Those who wait are served in the order in which they came" where many were taken for gone: they are back in
 /// front of all who came later, in their order.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+// One thread, so that waiters ask in the order of their numbers.
+#[tokio::test]
 async fn many_that_were_taken_for_gone_are_back_in_their_order() {
     const MANY: usize = 700;
     let (store, a, b) = setting().await;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock::backend::{AcquireReply, AcquireRequest, Backend, GrantId};
+use dlock::backend::{AcquireReply, AcquireRequest, Announce, Backend, GrantId};
 use dlock::{Kind, LockClient, LockKey};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, ordinary, within};
 use dlock_tests::{Flavor, Server, Store, eventually, settle};
@@ -550,4 +550,37 @@ async fn after_a_flush_no_reservation_reaches_back() {
         last = token + count - 1;
         server.flush().await;
     }
+}
+
+/// One of many processes that wait takes no lock whose lease has less than a millisecond left, and none without a token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquire_in_a_crowd_takes_a_free_lock_only_and_leaves_nothing_without_a_token() {
+    let server = server().await;
+    let builder = LockClient::builder().url(server.url());
+    let backend = Arc::new(builder.build_backend().await.unwrap());
+    let key = LockKey::new("k").unwrap();
+    let acquire = async |number: u64| {
+        let grant = GrantId::from_parts(7, number);
+        let mut request = AcquireRequest::new(Kind::Lock, key.clone(), grant, 30 * SECOND);
+        request.announce = Announce::Grant;
+        Backend::acquire(backend.clone(), request).await
+    };
+    let other = "11111111-1111-4111-8111-111111111111:1";
+    let mut conn = server.conn().await;
+    for number in 1..300 {
+        let mut pipe = redis::pipe();
+        pipe.cmd("DEL").arg("k").cmd("HSET").arg("k").arg(other).arg("1");
+        pipe.cmd("PEXPIRE").arg("k").arg(1);
+        let (_, reply) = tokio::join!(
+            async { pipe.query_async::<()>(&mut conn).await.unwrap() },
+            acquire(number)
+        );
+        reply.unwrap();
+        let holders: Vec<String> = server.query(&["HKEYS", "k"]).await;
+        assert!(holders.len() < 2, "{holders:?}");
+    }
+    server.command(&["DEL", "k", "dlock:fence"]).await;
+    server.command(&["RPUSH", "dlock:fence", "x"]).await;
+    acquire(1000).await.unwrap_err();
+    assert_eq!(server.keys().await, ["dlock:fence"], "no lock without a token");
 }

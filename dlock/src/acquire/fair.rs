@@ -100,6 +100,11 @@ impl Place {
 
     /// The store has taken it out of the queue.
     fn has_gone(mut self) {
+        self.is_nowhere();
+    }
+
+    /// The store has no such entry in the queue: the next question is a first one.
+    fn is_nowhere(&mut self) {
         self.asked = None;
         self.attempt.handle.shared().unfinished.remove(self.id.number());
     }
@@ -124,7 +129,7 @@ impl Asked for Stands {
     type Brings = Seen;
 
     fn answered(self, reply: Result<AcquireReply, BackendError>) -> Seen {
-        let Stands { place, question } = self;
+        let Stands { mut place, question } = self;
         match reply {
             Ok(AcquireReply::Acquired {
                 first_token,
@@ -145,6 +150,9 @@ impl Asked for Stands {
             Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
             Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
             Err(error) => {
+                if error.outcome == Outcome::NotDone && question.request.last_asked.is_none() {
+                    place.is_nowhere();
+                }
                 let kept = (error.outcome == Outcome::NotDone).then_some(place);
                 Seen::Failed(error, kept)
             }

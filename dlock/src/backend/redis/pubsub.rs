@@ -93,6 +93,7 @@ impl PubSub {
             told_refusal: false,
             again: AGAIN.0,
             not_before: None,
+            connects_at: None,
             probe: None,
         };
         runtime.spawn(actor.run());
@@ -139,6 +140,8 @@ struct Actor {
     again: Duration,
     /// When it is asked next; `None` when nothing is known against it.
     not_before: Option<Instant>,
+    /// When a connection is made again that let no subscription stand.
+    connects_at: Option<Instant>,
     /// The channel that it was asked for again.
     probe: Option<Arc<str>>,
 }
@@ -206,7 +209,7 @@ impl Actor {
         let mut pause = SHORTEST_PAUSE;
         loop {
             let now = Instant::now();
-            if self.not_before.is_none_or(|at| at <= now) {
+            if self.connects_at.is_none_or(|at| at <= now) {
                 let opened = match self.spare.take() {
                     Some(spare) => Ok(spare),
                     None => self.connector.open().await,
@@ -217,6 +220,7 @@ impl Actor {
                         // The server is there and let no subscription stand: it may be long before it does.
                         if self.told {
                             self.put_off();
+                            self.connects_at = self.not_before;
                         }
                         trouble
                     }
@@ -262,6 +266,7 @@ impl Actor {
         tracing::info!(server = %self.connector.place, "subscribed to releases again");
         self.again = AGAIN.0;
         self.not_before = None;
+        self.connects_at = None;
         if was_refused {
             self.told_refusal = false;
             for channel in std::mem::take(&mut self.refused) {

@@ -281,8 +281,10 @@ local function add_fair_steps()
     if was_first or not upto then go() else keeping_distance(times, upto, go) end
     local first, _, kept = front(queue, times)
     local last = tidy_end(queue, times)
-    if kept == 0 and last and is_ours(last) then
-      -- Perhaps nobody waits any more behind so many that have left. Who does asks before these are gone.
+    local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')
+    if kept == 0 and last and is_ours(last) and tonumber(longest[2] or 0) <= now_ms + PLACE then
+      -- Perhaps nobody waits any more behind so many that have left. A waiter of ours asks before these are gone, and with
+      -- such times none of Redisson's is among them.
       on('PEXPIRE', queue, 2 * PLACE)
       on('PEXPIRE', times, 2 * PLACE)
     end

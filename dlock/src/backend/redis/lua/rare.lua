@@ -17,12 +17,16 @@ end
 local function add_crowded_steps()
   -- grant, lease in ms, how many tokens, whether to tell also where another one has it
   function acquire_as.crowded(key, grant, lease, tokens, always)
-    local left = ask('PTTL', key)
-    local reply = left ~= -2 and busy(key, left)
-    if not reply or reply == -2 then
+    local left = run('PTTL', key)
+    local reply
+    -- It may have ended since its time was asked for. A lease in its last millisecond has no time left, and is held.
+    if left == -2 or not holder_of(key) then
+      local first, count = take(tonumber(tokens), key, lease)
       hold(key, grant, lease)
-      reply = { 'acquired', take(tonumber(tokens), key, lease) }
+      reply = { 'acquired', first, count }
       always = '1'
+    else
+      reply = busy(key, left)
     end
     if always == '1' then tell(prefixed('redisson_lock__channel', key), '2') end
     return reply

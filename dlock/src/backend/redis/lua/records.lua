@@ -51,7 +51,10 @@ local function add_record_steps()
   -- Keeps the record for so many ms at least. It is a write in any case, so that the next goes through on a server that is
   -- full, see shorten.
   local function keep(key, retention)
-    run('PEXPIRE', key, math.max(run('PTTL', key), retention, 1))
+    local left = run('PTTL', key)
+    -- A record without an end got that from elsewhere: it is kept for a day rather than forgotten.
+    if left < 0 then left = 86400000 end
+    run('PEXPIRE', key, math.max(left, retention))
   end
 
   -- Lets the claim last until then, and the record for so many ms at least.

@@ -128,6 +128,8 @@ impl Actor {
     pub(super) fn is_demoted(&self, error: &BackendError) -> bool {
         self.part.cluster.is_none()
             && error.outcome == Outcome::NotDone
+            // Names that a message repeats may have the word in them.
+            && error.reason == Reason::RefusedForNow
             && (error.message.contains("READONLY") || error.message.contains("read only replica"))
     }
 
