@@ -523,6 +523,7 @@ impl<G: Goal> Wait<'_, G> {
             };
             let sleep = match look {
                 Ok(Look::Got(got)) => {
+                    heard.replied();
                     turn.handed = 0;
                     // Where one may read, all may.
                     turn.opened = options.kind == Kind::Read;

@@ -17,6 +17,7 @@ use crate::backend::{Backend, BackendError, DynBackend, GrantId, Holder, Kind, O
 use crate::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::courtesy::Courtesies;
 use crate::grants::Issuer;
+use crate::outside::is_outside;
 use crate::record::Records;
 use crate::release::{self, Job};
 use crate::unfinished::Unfinished;
@@ -186,6 +187,10 @@ impl LockClient {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.handle.shared()
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
     }
 
     /// Sets up a client with options.
@@ -413,6 +418,14 @@ impl LockClient {
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        let shared = self.handle.shared();
+        if shared.has_lost_its_runtime() && is_outside() {
+            // The holders were told when the runtime ended, and there is no timer to wait by.
+            return ShutdownReport {
+                lost: 0,
+                unconfirmed: shared.pending.len(),
+            };
+        }
         self.handle.with_timers(self.end(deadline)).await
     }
 

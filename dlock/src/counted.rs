@@ -26,10 +26,13 @@ pub(crate) async fn count(
         repeated_for: REMEMBERED.max(shared.settings.retry_for.saturating_mul(2)),
         ..CounterRequest::new(key.clone(), shared.next_grant(), step)
     };
-    let outcome = match step.is_look() {
-        true => repeat(shared, request).await,
-        false => handle.carry(repeat(shared, request)).await,
+    let outcome = async {
+        match step.is_look() {
+            true => repeat(shared, request).await,
+            false => handle.carry(repeat(shared, request)).await,
+        }
     };
+    let outcome = handle.with_timers(outcome).await;
     outcome.map_err(|error| error.into_error(what, key))
 }
 

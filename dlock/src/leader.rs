@@ -215,9 +215,10 @@ impl Leader {
                 }
                 Err(error) => return Err(error),
             }
+            let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + fastrand::f64())).await };
             tokio::select! {
                 () = self.client.shared().closing.cancelled() => {}
-                () = tokio::time::sleep(PAUSE.mul_f64(0.5 + fastrand::f64())) => {}
+                () = self.client.handle().with_timers(pause) => {}
             }
         }
     }

@@ -151,6 +151,7 @@ impl LockGuard {
             once: false,
             by,
         };
-        attempt.read_instead(self.hold(), scope).await
+        let handle = self.handle();
+        handle.with_timers(attempt.read_instead(self.hold(), scope)).await
     }
 }

@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::panic::Location;
+use std::panic::{AssertUnwindSafe, Location};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -79,15 +79,21 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
             // What is woken from now on rings again.
             waiters.alarm.armed.store(false, Ordering::Release);
             let (mut late, some_woken) = waiters.overdue();
-            while !late.is_empty() {
+            // The queues of all others are looked at in between.
+            let end = Instant::now() + 4 * POLL_DEADLINE;
+            while !late.is_empty() && Instant::now() < end {
                 let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
                 for (of, seat) in late {
-                    waiters.withdraw(&of, &seat);
+                    let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &seat));
+                    if std::panic::catch_unwind(withdraws).is_err() {
+                        tracing::error!("a step of the lock store panicked");
+                    }
                 }
+                waiters.mark_woken(&queues);
                 tokio::time::sleep(HURRIED).await;
-                late = waiters.woken_in(&queues);
+                late = waiters.late_in(&queues);
             }
-            if !some_woken {
+            if !some_woken && late.is_empty() {
                 break;
             }
         }
@@ -497,11 +503,20 @@ impl Waiters {
         (overdue, some_woken)
     }
 
-    /// Those at the head of these queues that were woken and have not been polled since.
-    fn woken_in(&self, queues: &[Name]) -> Vec<(Name, Arc<Seat>)> {
+    /// From now on those at the head of these queues are late that were woken and are not polled.
+    fn mark_woken(&self, queues: &[Name]) {
+        let all = self.queues.lock();
+        for seat in queues.iter().filter_map(|of| all.get(of)).flat_map(Queue::heads) {
+            let _ = seat.is_late();
+        }
+    }
+
+    /// Those at the head of these queues that are late.
+    fn late_in(&self, queues: &[Name]) -> Vec<(Name, Arc<Seat>)> {
         let all = self.queues.lock();
         let late = queues.iter().filter_map(|of| {
-            let seat = all.get(of)?.heads().find(|seat| seat.is_late())?;
+            let is_late = |seat: &&Arc<Seat>| seat.attention.load(Ordering::Acquire) == LATE;
+            let seat = all.get(of)?.heads().find(is_late)?;
             Some((of.clone(), seat.clone()))
         });
         late.collect()

@@ -484,3 +484,27 @@ async fn waiter_whose_first_question_was_not_done_overtakes_nobody() {
     second.await.unwrap();
     assert_eq!(*order.lock(), ["first", "second"]);
 }
+
+/// A lock that a shutdown gives back while its grant is on its way to the waiter is not the waiter's.
+#[tokio::test(start_paused = true)]
+async fn grant_that_a_shutdown_has_given_back_is_no_guard() {
+    let memory = MemoryBackend::new();
+    let watched = Watched::new(memory.clone());
+    watched.seen().slow_answers.store(50, SeqCst);
+    let ending = LockClient::builder().backend(watched).build().await.unwrap();
+    let other = client(&memory).await;
+    let mut waiting = std::pin::pin!(ending.fair_lock("k").acquire());
+    assert!(poll!(&mut waiting).is_pending());
+    sleep(60 * MS).await;
+    let shutdown = tokio::spawn({
+        let ending = ending.clone();
+        async move { ending.shutdown(30 * SEC).await }
+    });
+    sleep(60 * MS).await;
+    let held = other.fair_lock("k").try_acquire().await.unwrap();
+    let outcome = waiting.await;
+    assert!(matches!(outcome, Err(Error::ClientClosed)), "{outcome:?}");
+    assert!(held.is_held());
+    drop(held);
+    shutdown.await.unwrap();
+}

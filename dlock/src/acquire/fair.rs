@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Attempt, Wait, changed, sleep_until};
-use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Watch};
+use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Reason, Watch};
 use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::lock::LONGEST;
@@ -104,9 +104,22 @@ impl Place {
     }
 
     /// The store has no such entry in the queue: the next question is a first one.
-    fn is_nowhere(&mut self) {
+    /// Answers `false` where a shutdown has given it back meanwhile, and the lock with it.
+    fn is_nowhere(&mut self) -> bool {
         self.asked = None;
-        self.attempt.handle.shared().unfinished.remove(self.id.number());
+        self.attempt.handle.shared().unfinished.remove(self.id.number())
+    }
+
+    /// The lock is granted under its id. The failure where a shutdown has released that.
+    fn is_granted(&mut self) -> Result<(), BackendError> {
+        if self.is_nowhere() {
+            return Ok(());
+        }
+        drop(self.give_up());
+        Err(BackendError::not_done(
+            Reason::Closed,
+            "the reply came only after the client was shut down",
+        ))
     }
 
     /// The wake-ups of who waits here.
@@ -135,7 +148,9 @@ impl Asked for Stands {
                 first_token,
                 last_token,
             }) => {
-                place.has_gone();
+                if let Err(error) = place.is_granted() {
+                    return Seen::Failed(error, None);
+                }
                 Seen::granted(question, (first_token, last_token), Vec::new())
             }
             Ok(AcquireReply::AcquiredInLine {
@@ -143,7 +158,9 @@ impl Asked for Stands {
                 last_token,
                 behind,
             }) => {
-                place.has_gone();
+                if let Err(error) = place.is_granted() {
+                    return Seen::Failed(error, None);
+                }
                 Seen::granted(question, (first_token, last_token), behind)
             }
             Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
