@@ -101,7 +101,9 @@ impl Topology {
         for server in self.servers() {
             let mut keys = server.keys().await;
             keys.retain(|key| {
-                let stays = key.starts_with("redisson_lock_token:") || is_of_a_step(key);
+                let stays = key.starts_with("redisson_lock_token:")
+                    || key.contains("dlock:fence")
+                    || is_of_a_step(key);
                 key.contains(prefix) && !stays
             });
             left.extend(keys);
@@ -116,7 +118,7 @@ fn name_of(command: &Command) -> Option<String> {
         return None;
     }
     let keys: usize = command.arg(2).parse().ok()?;
-    let at = keys + 6;
+    let at = keys + 7;
     Some(match &*command.arg(at) {
         "vote" => format!("vote {}", command.arg(at + 4)),
         "count" => format!("count {}", command.arg(at + 2)),

@@ -225,8 +225,8 @@ mod arguments {
     }
 }
 
-#[tokio::main]
-async fn main() {
+#[tokio::test]
+async fn locked_bodies_of_every_shape_run_and_are_warned_of_nowhere() {
     let client = LockClient::memory;
     let order = || arguments::Order {
         id: 3,
