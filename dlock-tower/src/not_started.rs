@@ -1,7 +1,8 @@
 //! The word that a request was not begun.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use http::Extensions;
 
@@ -87,11 +88,16 @@ pub(crate) struct HandedIn {
 
 impl HandedIn {
     /// Leaves the word in the request.
-    pub(crate) fn new(request: &mut Extensions) -> HandedIn {
+    pub(crate) fn new(request: &mut Extensions, beginning: Arc<Beginning>) -> HandedIn {
         let outer = NotStarted::of(request);
         let word = NotStarted::of_new_request();
         let place = Place::of(request);
-        request.insert(Token { word, place });
+        request.insert(Token {
+            word,
+            place,
+            beginning,
+            admitted: 0,
+        });
         HandedIn {
             word,
             outer,
@@ -126,6 +132,67 @@ impl HandedIn {
 struct Token {
     word: NotStarted,
     place: Place,
+    beginning: Arc<Beginning>,
+    /// How many layers have let the request in on its way.
+    admitted: usize,
+}
+
+/// Whether a request that is stopped has begun, as the layers tell that it was to pass.
+#[derive(Debug, Default)]
+pub(crate) struct Beginning {
+    /// How often a layer has let the request in. A layer in between may send it more than once.
+    admitted: AtomicUsize,
+    stopping: AtomicBool,
+    not_begun: AtomicBool,
+}
+
+impl Beginning {
+    /// Drops the work of the request, and answers whether a layer was still to let it in.
+    pub(crate) fn stop(&self, work: impl FnOnce()) -> bool {
+        self.stopping.store(true, Ordering::Relaxed);
+        work();
+        self.not_begun.load(Ordering::Relaxed)
+    }
+}
+
+/// A layer that is to let a request in. Dropped before that while the work is stopped, it says that the request was
+/// not begun.
+pub(crate) struct Entry {
+    beginning: Arc<Beginning>,
+    admitted: usize,
+}
+
+impl Entry {
+    /// `None` where no layer further out wants to know.
+    pub(crate) fn of(request: &Extensions) -> Option<Entry> {
+        let token = request.get::<Token>()?;
+        token.place.leads_to(request).then(|| Entry {
+            beginning: token.beginning.clone(),
+            admitted: token.admitted,
+        })
+    }
+
+    /// The layer lets the request in.
+    pub(crate) fn admit(self, request: &mut Extensions) {
+        self.beginning.admitted.fetch_add(1, Ordering::Relaxed);
+        if let Some(token) = request.get_mut::<Token>() {
+            token.admitted += 1;
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let Beginning {
+            admitted,
+            stopping,
+            not_begun,
+        } = &*self.beginning;
+        // More than the layers further out on this way: the request was let in on another way too.
+        if stopping.load(Ordering::Relaxed) && admitted.load(Ordering::Relaxed) == self.admitted {
+            not_begun.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Where in the routers a request was handed in. A handler may pass it on to another router, after effects.
@@ -146,18 +213,25 @@ impl Place {
         }
     }
 
-    /// Whether the request is still on its way to the handler of its route. A router that is nested as a service says
-    /// so; every other one with a route of its own is another way.
+    /// Whether the request is still on its way to the handler of its route. Every other router with a route of its own
+    /// is another way, except one that is nested as a service at that route.
     fn leads_to(&self, request: &Extensions) -> bool {
         let now = Place::of(request);
-        let same_route = match (&self.route, &now.route) {
-            // The text is shared by all requests of a route, and by no others.
-            (Some(then), Some(now)) => std::ptr::eq(then.as_str(), now.as_str()),
-            (None, _) => true,
-            (Some(_), None) => false,
+        let Some(then) = &self.route else {
+            return true;
         };
-        let nest = |place: &Place| place.nest.as_ref().map(|nest| nest.as_str().to_owned());
-        same_route || nest(self) != nest(&now)
+        // The text is shared by all requests of a route, and by no others.
+        let same_route = now
+            .route
+            .as_ref()
+            .is_some_and(|now| std::ptr::eq(then.as_str(), now.as_str()));
+        let nest = |place: &Place| {
+            let nest = place.nest.as_ref()?;
+            Some(nest.as_str().trim_end_matches('/').to_owned())
+        };
+        let nested_here =
+            nest(self) != nest(&now) && nest(&now).as_deref() == Some(then.as_str().trim_end_matches('/'));
+        same_route || nested_here
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dlock::LockClient;
 use dlock_tower::idempotency::{DEFAULT_LIMIT, Outcome};
+use dlock_tower::{LockLayer, key};
 use futures_util::stream::{self, StreamExt};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
@@ -16,7 +18,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use idempotency_support::*;
 use tokio::time::sleep;
-use tower::ServiceExt;
+use tower::{Layer, ServiceExt};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Streamed = UnsyncBoxBody<Bytes, Error>;
@@ -64,6 +66,43 @@ async fn a_request_of_the_limit_passes_and_one_byte_more_is_refused_with_nothing
         assert_eq!(send(&service, of_size(limit)).await.text(), "run 1");
         assert!(send(&service, of_size(limit)).await.is_replay());
     }
+}
+
+/// A client that sends no body holds a lock outside for the bound of the body only, and claims nothing.
+#[tokio::test(start_paused = true)]
+async fn request_body_that_does_not_come_ends_in_408_with_nothing_claimed() {
+    bounded(async {
+        for (limit, seconds) in [(None, 30), (Some(SECOND * 2), 2)] {
+            let store = Faulty::new();
+            let locks = LockClient::memory();
+            let lock = LockLayer::new(locks.clone(), key::fixed("account")).streaming();
+            let layer = match limit {
+                None => store.layer(),
+                Some(limit) => store.layer().body_timeout(limit),
+            };
+            let handler = tower::service_fn(|_: Request<Streamed>| async {
+                Ok::<_, Infallible>(Response::new(Full::from("run")))
+            });
+            let service = lock.layer(layer.layer(handler));
+            let ask = |body: Streamed| {
+                let request = Request::post("/pay").header("idempotency-key", "k");
+                service.clone().oneshot(request.body(body).unwrap())
+            };
+            let begun = tokio::time::Instant::now();
+            let never = StreamBody::new(stream::pending::<Result<Frame<Bytes>, Error>>());
+            let Ok(refused) = ask(never.boxed_unsync()).await;
+            let refused = answer(refused).await;
+            assert_eq!(refused.problem(), problem(408, "body-timeout"));
+            assert_eq!(
+                (refused.not_started(), begun.elapsed().as_secs()),
+                (true, seconds)
+            );
+            assert_eq!((locks.held(), store.faults.seen()), (0, (0, 0, 0, 0)));
+            let Ok(retry) = ask(slowly(vec![data(1)], SECOND)).await;
+            assert_eq!(answer(retry).await.text(), "run");
+        }
+    })
+    .await;
 }
 
 /// Sends the same request twice to a handler that answers with this body.

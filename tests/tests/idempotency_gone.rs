@@ -131,6 +131,77 @@ async fn a_result_on_its_way_to_the_store_gets_there_without_the_client() {
     .await;
 }
 
+/// A handler that was not begun, since a lock layer inside still waited, spends no key when its client goes away.
+#[tokio::test(start_paused = true)]
+async fn dropped_request_releases_the_key_when_lock_layers_inside_still_wait() {
+    bounded(async {
+        let locks = LockClient::memory();
+        let lock = |name: &'static str| LockLayer::new(locks.clone(), key::fixed(name)).wait(SECOND * 60);
+        let layer = layer().cancel_on_disconnect();
+        let run = Counting::default();
+        // One of them has its lock, the other waits.
+        let service = layer.layer(lock("free").layer(lock("busy").layer(run.service())));
+        let guard = locks.lock("busy").acquire().await.unwrap();
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        layer.handle().shutdown(SECOND).await;
+        guard.release().await.unwrap();
+        let answer = send(&service, post("k")).await;
+        assert_eq!((answer.both(), answer.is_replay()), ((200, "run 1"), false));
+    })
+    .await;
+}
+
+/// A lock layer that still waits says nothing of a handler that a layer in between has begun another time.
+#[tokio::test(start_paused = true)]
+async fn dropped_request_keeps_the_key_when_it_was_let_in_another_time() {
+    bounded(async {
+        let locks = LockClient::memory();
+        let lock = LockLayer::new(locks.clone(), key::fixed("account")).wait(SECOND * 60);
+        let layer = layer().cancel_on_disconnect();
+        let run = Counting::default();
+        let locked = lock.layer(run.taking(SECOND * 60));
+        let hedged = tower::service_fn(move |request: Req| {
+            let (first, second) = (locked.clone(), locked.clone());
+            async move {
+                let again = request.clone();
+                tokio::select! {
+                    answer = first.oneshot(request) => answer,
+                    answer = second.oneshot(again) => answer,
+                }
+            }
+        });
+        let service = layer.layer(hedged);
+        assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+        layer.handle().shutdown(SECOND).await;
+        let answer = send(&service, post("k")).await;
+        assert_eq!((answer.problem(), run.count()), (problem(500, "failed"), 1));
+    })
+    .await;
+}
+
+/// The same when the lock of a layer outside is lost meanwhile.
+#[tokio::test(start_paused = true)]
+async fn request_that_loses_its_outer_lock_releases_the_key_when_an_inner_one_still_waits() {
+    bounded(async {
+        let locks = LockClient::memory();
+        let outer = LockLayer::new(locks.clone(), key::fixed("outer")).max_hold(SECOND);
+        let inner = LockLayer::new(locks.clone(), key::fixed("inner")).wait(SECOND * 60);
+        let layer = layer();
+        let run = Counting::default();
+        let service = outer.layer(layer.layer(inner.layer(run.service())));
+        let ask = || async {
+            let Ok(response) = service.clone().oneshot(post("k")).await;
+            answer(response).await
+        };
+        let guard = locks.lock("inner").acquire().await.unwrap();
+        assert_eq!(ask().await.status(), 503);
+        layer.handle().shutdown(SECOND).await;
+        guard.release().await.unwrap();
+        assert_eq!(ask().await.both(), (200, "run 1"));
+    })
+    .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn with_cancel_on_disconnect_the_handler_is_dropped_and_the_policy_decides() {
     struct Dropped(Arc<AtomicBool>);

@@ -184,6 +184,33 @@ async fn busy_answer_of_another_router_keeps_the_key() {
     }
 }
 
+/// A handler that charges and forwards its own request to a router that nests another keeps the key.
+#[tokio::test]
+async fn busy_answer_of_a_nesting_router_that_a_handler_forwards_to_keeps_the_key() {
+    let app = App::new();
+    let lock = LockLayer::new(app.locks.clone(), key::fixed("account")).try_once();
+    let locked = Router::new()
+        .route("/forward", route(|| async { "done" }))
+        .layer(lock);
+    let other = Router::new().nest("/pay", locked);
+    let charging = {
+        let app = app.clone();
+        move |request: Request<Body>| async move {
+            app.run.next();
+            other.oneshot(request).await.into_response()
+        }
+    };
+    let router = Router::new()
+        .route("/pay/forward", route(charging))
+        .layer(app.layer());
+    let _guard = app.hold("account").await;
+    for _ in 0..2 {
+        let refused = call(&router, "/pay/forward").await;
+        assert_eq!((refused.status(), app.run.count()), (423, 1));
+        assert!(!refused.not_started(), "the charge was made");
+    }
+}
+
 /// A lock layer inside may stand anywhere on the way to the handler.
 #[tokio::test]
 async fn busy_lock_layer_inside_releases_the_key_wherever_the_layers_are() {

@@ -208,3 +208,46 @@ async fn a_store_that_cannot_tell_leaves_the_word_to_the_handler() {
     let again = send(&service, post("k")).await;
     assert!(again.is_replay() && again.text() == "answered");
 }
+
+/// A handler that was not told of its COMMIT, and tries again with another response, has the one sent that is stored.
+#[tokio::test(start_paused = true)]
+async fn committed_response_is_sent_when_a_second_transaction_put_another_one() {
+    bounded(async {
+        for (first_body, second_body, sent) in [
+            ("A", "B", (201, "A")),
+            ("much too long", "B", (409, "result-unavailable")),
+            ("much too long", "also too long", (409, "result-unavailable")),
+        ] {
+            let store = Faulty::new();
+            let records = store.clone();
+            let handler = tower::service_fn(move |request: Req| {
+                let store = records.clone();
+                let claim = request.extensions().get::<Idempotency>().unwrap().clone();
+                async move {
+                    let mut response = Response::new(Bytes::from(first_body));
+                    *response.status_mut() = StatusCode::CREATED;
+                    let bytes = claim.in_transaction(response);
+                    let (record, token) = (claim.record_key(), claim.claim_token());
+                    let kept = claim.retention();
+                    store.inner().complete(record, token, bytes, kept).await.unwrap();
+                    // The reply to the COMMIT is lost; the second transaction changes no row.
+                    let _ = claim.in_transaction(Response::new(Bytes::from(second_body)));
+                    let mut response = Response::new(Full::from("failed"));
+                    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                    Ok::<_, Infallible>(response)
+                }
+            });
+            let layer = store.layer().response_limit(4);
+            let service = around(&layer, handler);
+            for is_replay in [false, true] {
+                let answer = send(&service, post("k")).await;
+                if sent.0 == 409 {
+                    assert_eq!(answer.problem(), problem(sent.0, sent.1));
+                } else {
+                    assert_eq!((answer.both(), answer.is_replay()), (sent, is_replay));
+                }
+            }
+        }
+    })
+    .await;
+}

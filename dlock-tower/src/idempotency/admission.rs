@@ -64,7 +64,7 @@ where
         request,
     } = question;
     let (parts, body) = request.into_parts();
-    let body = Buffered::read(body, core.settings.body_limit).await?;
+    let body = Buffered::read_within(body, core.settings.body_limit, core.settings.body_timeout).await?;
     body.check_length(&parts.headers)?;
     let mut claim = ClaimRequest::new(
         record,

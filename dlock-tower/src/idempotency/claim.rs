@@ -18,6 +18,7 @@ use super::settings::Core;
 use super::stored::Stored;
 use super::transaction::Transaction;
 use crate::lock::RequestLocks;
+use crate::not_started::Beginning;
 
 /// How long a response waits for the store to take it, before it goes out all the same and the store is
 /// asked again behind its back.
@@ -52,6 +53,8 @@ pub(super) struct Claim {
     pub(super) transaction: Transaction,
     /// The answer says that this request was not begun.
     not_begun: AtomicBool,
+    /// The same of a request that is stopped.
+    pub(super) beginning: Arc<Beginning>,
     /// Until then nobody can take the claim over.
     held_until: Mutex<Instant>,
     /// Of the lock layers further out.
@@ -110,6 +113,7 @@ impl Claim {
             word: Word::default(),
             transaction: Transaction::default(),
             not_begun: AtomicBool::new(false),
+            beginning: Arc::default(),
             held_until,
             locks: grant.locks,
             phase: AtomicU8::new(Phase::Waiting as u8),
@@ -146,6 +150,11 @@ impl Claim {
 
     pub(super) fn set_not_begun(&self, not_begun: bool) {
         self.not_begun.store(not_begun, Ordering::Relaxed);
+    }
+
+    /// Nothing was said of the key, nor put into a transaction.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.word.said().is_none() && !self.transaction.has_response()
     }
 
     /// The store has extended the claim.

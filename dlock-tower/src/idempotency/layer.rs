@@ -152,6 +152,12 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.body_limit = bytes)
     }
 
+    /// How long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](crate::lock::DEFAULT_BODY_TIMEOUT)
+    /// (30 s) by default. One that takes longer is answered with 408, before its key is claimed.
+    pub fn body_timeout(self, timeout: Duration) -> Self {
+        self.set(|settings| settings.body_timeout = timeout)
+    }
+
     /// How many bytes the body of a response may have to be kept; 1 MiB by default. Of what is longer is
     /// kept only that there was one.
     pub fn response_limit(self, bytes: usize) -> Self {

@@ -57,8 +57,8 @@
 //!    [`per_host`](IdempotencyLayer::per_host) adds the host.
 //! 4. **The body is read**, up to [`body_limit`](IdempotencyLayer::body_limit), and a fingerprint made of
 //!    method, path, query, content type and encoding, preconditions and ranges (`If-Match`, `Range` and their kin)
-//!    and the body's bytes. A body shorter than its `Content-Length` is refused. Nothing bounds the time that a client takes
-//!    for its body: put a timeout around.
+//!    and the body's bytes. A body shorter than its `Content-Length` is refused, and so is one that takes longer than
+//!    [`body_timeout`](IdempotencyLayer::body_timeout).
 //! 5. **The key is claimed**: one step on the store, which also tells what was done before. A result is sent
 //!    again; another fingerprint is refused; an equal request that is in progress is told so, or waited for
 //!    ([`wait`](IdempotencyLayer::wait)).
@@ -84,8 +84,8 @@
 //! **No status releases a key by itself.** A handler may refuse after its effect, and an inner timeout answers 408 after
 //! the handler began. What does is the word that this request was not begun:
 //!
-//! - A [`LockLayer`](crate::LockLayer) inside that does not get its lock says so, and so does a layer of this kind that
-//!   finds an equal request in progress.
+//! - A [`LockLayer`](crate::LockLayer) inside that does not get its lock says so, also one that is stopped while it waits;
+//!   and so does a layer of this kind that finds an equal request in progress.
 //! - So does the [`dlock::Error`] of a `#[distributed_lock]` *on the handler* that is answered as it is (feature `axum`
 //!   of `dlock`): its body did not begin. Once a locked body has begun, errors of other locks say nothing any more, nor
 //!   do those of functions that cannot be a handler (with a reference, a number or `self` among their arguments). A
@@ -120,6 +120,7 @@
 //! | `idempotency-key-invalid` | 400 | `INVALID_ARGUMENT` | the key is empty, longer than 255 bytes, malformed or given twice | correct it; a UUID will do |
 //! | `idempotency-no-caller` | 401 | `UNAUTHENTICATED` | it is not known who sends the request | authenticate |
 //! | `content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is over the limit; nothing was claimed | send less |
+//! | `body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time ([`body_timeout`](IdempotencyLayer::body_timeout)); nothing was claimed | try again |
 //! | `idempotency-mismatch` | 422 | `INVALID_ARGUMENT` | the key was used for another request | use a new key for a new operation; send a retry exactly as the first time |
 //! | `idempotency-in-progress` | 409 | `ABORTED` | an equal request is at work | **try again** after `Retry-After`, with the same key |
 //! | `idempotency-outcome-unknown` | 409 | `FAILED_PRECONDITION` | an equal request was begun and its end is not known ([`on_orphan`](IdempotencyLayer::on_orphan)) | look up what became of the operation; not send it under another key before that |
@@ -177,7 +178,7 @@
 //! lock → handler. Authentication stands outside, so that a caller who lost access gets no replay;
 //! compression too, so that what is kept is sent to every client as it can read it. The lock stands inside:
 //! a replay needs none, and a busy one releases the key. In axum, put the layer on the `Router` (`layer`,
-//! `route_layer`) or a route: around the router there is no route to tell, and the path takes its place.
+//! `route_layer`) or a route. Where it stands makes no difference to the keys.
 //!
 //! A timeout further out drops the request like a client that goes away: the handler runs on.
 

@@ -18,6 +18,7 @@ use super::policy::Ending;
 use super::stored::Stored;
 use super::stream::{Last, Stream};
 use super::transaction::Ended;
+use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::not_started::HandedIn;
 
@@ -36,18 +37,19 @@ where
         claim.settle(Settlement::Release).await;
         return Err(error);
     }
+    let asker = Asker::of(&request);
     let idempotency = Idempotency {
         claim: (*claim).clone(),
     };
     request.extensions_mut().insert(idempotency);
-    let handed_in = HandedIn::new(request.extensions_mut());
+    let handed_in = HandedIn::new(request.extensions_mut(), claim.beginning.clone());
     claim.enter(Phase::Working);
     let mut answer = handed_in.run(inner.call(request)).await;
     claim.enter(Phase::Answered);
     if let Ok(response) = &mut answer {
         claim.set_not_begun(handed_in.was_not_begun(response.extensions_mut()));
     }
-    match (claim.end_transaction().await, answer) {
+    match (claim.end_transaction(&asker).await, answer) {
         (Ended::Committed(response), _) => Ok(response),
         (Ended::Open { claim, rolled_back }, Ok(response)) => Ok(keep(claim, response, rolled_back).await),
         (Ended::Open { claim, rolled_back }, Err(error)) => {

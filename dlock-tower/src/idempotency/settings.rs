@@ -29,6 +29,7 @@ use super::{
 use crate::Rejection;
 use crate::asker::Asker;
 use crate::body::BoxError;
+use crate::lock::DEFAULT_BODY_TIMEOUT;
 
 /// How many results at most are sent again at the same time when the store was away.
 const CONCURRENT_REPEATS: usize = 16;
@@ -49,6 +50,7 @@ pub(super) struct Settings {
     pub(super) lease: Duration,
     pub(super) retention: Duration,
     pub(super) body_limit: usize,
+    pub(super) body_timeout: Duration,
     pub(super) response_limit: usize,
     pub(super) wait: Option<Duration>,
     pub(super) max_waiters: usize,
@@ -77,6 +79,7 @@ impl Default for Settings {
             lease: DEFAULT_LEASE,
             retention: DEFAULT_RETENTION,
             body_limit: DEFAULT_LIMIT,
+            body_timeout: DEFAULT_BODY_TIMEOUT,
             response_limit: DEFAULT_LIMIT,
             wait: None,
             max_waiters: DEFAULT_MAX_WAITERS,
@@ -125,6 +128,7 @@ impl Settings {
             );
         }
         for (option, time) in [
+            ("body_timeout", Some(self.body_timeout)),
             ("wait", self.wait),
             ("retry_for", Some(self.retry_for)),
             ("read_on", Some(self.read_on)),
@@ -175,6 +179,7 @@ impl fmt::Debug for Settings {
             .field("lease", &self.lease)
             .field("retention", &self.retention)
             .field("body_limit", &self.body_limit)
+            .field("body_timeout", &self.body_timeout)
             .field("response_limit", &self.response_limit)
             .field("wait", &self.wait)
             .field("max_waiters", &self.max_waiters)

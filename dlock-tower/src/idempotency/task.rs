@@ -75,7 +75,12 @@ impl<T> Work<T> {
     /// the claim.
     fn end(&mut self, ending: Option<Ending<'static>>) {
         let owned = Owned::unsettled(&self.claim);
-        self.future = None;
+        let not_begun = self.claim.beginning.stop(|| self.future = None);
+        let ending = match ending {
+            // A layer inside was still waiting, for a lock; unless something was said or stored on the way there.
+            Some(Ending::Cancelled) if not_begun && self.claim.is_untouched() => None,
+            ending => ending,
+        };
         match (owned, ending) {
             (Some(owned), Some(ending)) => self.claim.spawn(owned.settle_after_failure(ending)),
             (Some(owned), None) => self.claim.spawn(owned.settle(Settlement::Release)),

@@ -14,19 +14,29 @@ use http::{HeaderMap, Response};
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
+use super::Problem;
 use super::body::ResponseBody;
 use super::claim::{Claim, Owned, Settlement};
 use super::policy::Ending;
 use super::replay;
 use super::stored::{Kept, Stored};
+use crate::asker::Asker;
 
 /// A handler's transaction.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
     /// The handler has said that all of its effects are in it.
     declared: AtomicBool,
-    /// The response that was put into it.
-    response: Mutex<Option<Arc<Response<Bytes>>>>,
+    /// The response that was put into it last.
+    response: Mutex<Option<Put>>,
+}
+
+/// A response that a handler has put into a transaction.
+#[derive(Debug, Clone)]
+struct Put {
+    response: Arc<Response<Bytes>>,
+    /// An earlier transaction of the same handler was given a response too.
+    again: bool,
 }
 
 impl Transaction {
@@ -38,7 +48,19 @@ impl Transaction {
         self.declared.load(Ordering::Relaxed)
     }
 
-    fn response(&self) -> Option<Arc<Response<Bytes>>> {
+    fn put(&self, response: Response<Bytes>) {
+        let mut put = self.response.lock();
+        *put = Some(Put {
+            response: Arc::new(response),
+            again: put.is_some(),
+        });
+    }
+
+    pub(super) fn has_response(&self) -> bool {
+        self.response.lock().is_some()
+    }
+
+    fn response(&self) -> Option<Put> {
         self.response.lock().clone()
     }
 }
@@ -46,21 +68,57 @@ impl Transaction {
 impl Claim {
     /// What is to be stored of the response; from now on it depends on the record what becomes of the claim.
     pub(super) fn put_in_transaction(&self, response: Response<Bytes>) -> Vec<u8> {
-        let headers: HeaderMap = replay::kept(response.headers(), &self.core.settings.kept_headers);
-        let stored = if response.body().len() > self.core.settings.response_limit {
-            Stored::Unavailable
-        } else {
-            Stored::Response(Box::new(Kept {
-                status: response.status(),
-                headers,
-                body: vec![response.body().clone()],
-                trailers: None,
-            }))
-        };
-        *self.transaction.response.lock() = Some(Arc::new(response));
+        let stored = self.to_store(&response);
+        self.transaction.put(response);
         // The transaction holds the record now.
         self.core.shared.renewals.stop(self);
         stored.encode()
+    }
+
+    fn to_store(&self, response: &Response<Bytes>) -> Stored {
+        if response.body().len() > self.core.settings.response_limit {
+            return Stored::Unavailable;
+        }
+        let headers: HeaderMap = replay::kept(response.headers(), &self.core.settings.kept_headers);
+        Stored::Response(Box::new(Kept {
+            status: response.status(),
+            headers,
+            body: vec![response.body().clone()],
+            trailers: None,
+        }))
+    }
+
+    /// The response of the transaction that was committed. A handler that was not told of its COMMIT may have put
+    /// another response into a second transaction, which then found the record completed: what is stored counts.
+    fn committed<R>(&self, put: Put, stored: Vec<u8>, asker: &Asker) -> Response<ResponseBody<R>> {
+        let last = self.to_store(&put.response);
+        // All responses that are too long are stored alike.
+        let is_last = last.encode() == stored && !(put.again && last == Stored::Unavailable);
+        if is_last {
+            let response = Response::clone(&put.response);
+            return response.map(|body| ResponseBody::whole(vec![body], None));
+        }
+        let problem = match Stored::decode(stored) {
+            Ok(Stored::Response(kept)) => {
+                let Kept {
+                    status,
+                    headers,
+                    body,
+                    trailers,
+                } = *kept;
+                let mut response = Response::new(ResponseBody::whole(body, trailers));
+                *response.status_mut() = status;
+                *response.headers_mut() = headers;
+                return response;
+            }
+            Ok(Stored::Unavailable) => Problem::ResultUnavailable.rejection(),
+            Ok(Stored::Failed) => Problem::Failed.rejection(),
+            Err(why) => {
+                let log = format!("record {} cannot be read: {why}", self.record.as_str());
+                Problem::ResultUnavailable.rejection().with_log(log)
+            }
+        };
+        self.core.settings.respond(problem, asker)
     }
 
     async fn read(&self) -> Result<ClaimState, BackendError> {
@@ -88,17 +146,16 @@ pub(super) enum Ended<R> {
 
 impl Owned {
     /// Asks the record, if there was a transaction.
-    pub(super) async fn end_transaction<R>(self) -> Ended<R> {
+    pub(super) async fn end_transaction<R>(self, asker: &Asker) -> Ended<R> {
         let open = |claim: Owned, rolled_back| Ended::Open { claim, rolled_back };
-        let Some(response) = self.transaction.response() else {
+        let Some(put) = self.transaction.response() else {
             let rolled_back = self.transaction.is_declared();
             return open(self, rolled_back);
         };
         match self.read().await {
-            Ok(ClaimState::Completed { .. }) => {
+            Ok(ClaimState::Completed { response }) => {
                 self.settle_by_transaction();
-                let response = Response::clone(&response);
-                Ended::Committed(response.map(|body| ResponseBody::whole(vec![body], None)))
+                Ended::Committed(self.committed(put, response, asker))
             }
             Ok(ClaimState::Lost) => {
                 self.lose();
@@ -145,7 +202,7 @@ impl Owned {
     pub(super) async fn settle_after_failure(self, ending: Ending<'static>) {
         let otherwise = self.verdict_on_failure(&ending, false);
         let rolled_back = self.verdict_on_failure(&ending, true);
-        if self.transaction.response().is_some() {
+        if self.transaction.has_response() {
             self.settle_by_record(otherwise, rolled_back).await;
         } else if self.transaction.is_declared() {
             self.settle(rolled_back).await;

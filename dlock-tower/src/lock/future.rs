@@ -17,6 +17,7 @@ use super::kept::{Hold, give_back};
 use super::layer::{OnLost, Settings};
 use super::service::Admitted;
 use crate::asker::Asker;
+use crate::not_started::Entry;
 use crate::{Rejection, grpc};
 
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -49,6 +50,7 @@ pin_project! {
             admission: Admission<B>,
             inner: Option<S>,
             answers: Answers,
+            entry: Option<Entry>,
         },
         /// The handler runs without a lock.
         Bare {
@@ -97,13 +99,20 @@ where
         }
     }
 
-    pub(super) fn locked(inner: S, admission: Admission<B>, settings: Arc<Settings>, asker: Asker) -> Self {
+    pub(super) fn locked(
+        inner: S,
+        admission: Admission<B>,
+        entry: Option<Entry>,
+        settings: Arc<Settings>,
+        asker: Asker,
+    ) -> Self {
         let answers = Answers { settings, asker };
         ResponseFuture {
             state: State::Admitting {
                 admission,
                 inner: Some(inner),
                 answers,
+                entry,
             },
         }
     }
@@ -124,10 +133,14 @@ where
                     admission,
                     inner,
                     answers,
+                    entry,
                 } => {
                     let admitted = ready!(admission.as_mut().poll(cx));
                     match (admitted, inner.take()) {
-                        (Ok(Admitted { request, hold }), Some(inner)) => {
+                        (Ok(Admitted { mut request, hold }), Some(inner)) => {
+                            if let Some(entry) = entry.take() {
+                                entry.admit(request.extensions_mut());
+                            }
                             let call = Oneshot::new(inner, request);
                             let answers = Answers {
                                 settings: answers.settings.clone(),

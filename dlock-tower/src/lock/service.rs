@@ -15,6 +15,7 @@ use crate::Rejection;
 use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::key::{ExtractKey, Found};
+use crate::not_started::Entry;
 
 /// A service that runs each request while it holds a lock; made by [`LockLayer`](super::LockLayer).
 ///
@@ -134,6 +135,7 @@ where
             return ResponseFuture::bare(inner, request);
         }
         let asker = Asker::of(&request);
+        let entry = Entry::of(request.extensions());
         let admission = admit(
             self.client.clone(),
             self.key.clone(),
@@ -141,7 +143,7 @@ where
             self.body.clone(),
             request,
         );
-        ResponseFuture::locked(inner, Box::pin(admission), settings, asker)
+        ResponseFuture::locked(inner, Box::pin(admission), entry, settings, asker)
     }
 }
 
