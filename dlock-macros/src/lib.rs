@@ -211,6 +211,12 @@ use proc_macro::TokenStream;
 /// A release that fails after the body is done does not change what the function returns: it is logged,
 /// and the lock ends with its lease.
 ///
+/// Under an `IdempotencyLayer` of dlock-tower, a handler that answers with the error of a locked function whose body did
+/// not begin releases the request's idempotency key (feature `axum` of dlock). Functions with a reference, a number or
+/// `self` among their arguments cannot be handlers, and their errors release nothing. **Any other locked function that a
+/// handler calls after an effect passes for the handler**: its refusal releases the key, and a retry repeats the effect.
+/// Such a handler puts `dlock_tower::idempotency::Outcome::Final` beside the error.
+///
 /// # Losing the lock
 ///
 /// When the lock is lost while the body runs (the store was out of reach for a whole lease, the lock was

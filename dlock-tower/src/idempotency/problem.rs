@@ -25,7 +25,8 @@ pub enum Problem {
     InProgress,
     /// A request with this key was begun, and nobody knows how far it got.
     OutcomeUnknown,
-    /// The request was done, but its response was not of a kind that is kept.
+    /// The request was done, but its response is not kept: it was too large, a stream, or broke off, or the store had
+    /// no room for it.
     ResultUnavailable,
     /// The request failed without a response; it may have had effects.
     Failed,
@@ -118,8 +119,8 @@ impl Problem {
                  happened before sending it under another key"
             }
             Problem::ResultUnavailable => {
-                "the request was carried out, and its response was too large or a stream; it is not kept, and \
-                 the request is not carried out again"
+                "the request was carried out, and its response is not kept: it was too large, a stream, or broke \
+                 off, or the store had no room for it; the request is not carried out again"
             }
             Problem::Failed => {
                 "the request was begun and failed without a response; it may have had effects, and is not \
