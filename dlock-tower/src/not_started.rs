@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Extensions;
 
@@ -64,9 +64,8 @@ impl NotStarted {
     }
 
     fn of_new_request() -> NotStarted {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         NotStarted {
-            request: Some(NEXT.fetch_add(1, Ordering::Relaxed)),
+            request: Some(dlock::__chance::next_id()),
         }
     }
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use self::crowd::Crowd;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::backend::{Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
+use crate::base::chance;
 use crate::client::Handle;
 use crate::courtesy::Debt;
 use crate::evidence::Evidence;
@@ -708,5 +709,5 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 pub(crate) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + fastrand::f64())
+    pause.mul_f64(0.5 + chance::fraction())
 }

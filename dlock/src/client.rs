@@ -231,6 +231,7 @@ impl LockClient {
             let waiters = shared.waiters.clone();
             async move {
                 tokio::select! {
+                    biased;
                     () = release::work(queue) => {}
                     () = waiters::attend(waiters) => {}
                 }

@@ -6,8 +6,9 @@
 //! the monotonic one.
 
 use std::ops::Add;
+#[cfg(not(dlock_sim))]
 use std::sync::OnceLock;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -15,8 +16,23 @@ use tokio::time::Instant;
 
 /// The present, as leases count it: the monotonic clock plus all the time this process slept through.
 pub(crate) fn now() -> Instant {
+    #[cfg(dlock_sim)]
+    if let Some(of_store) = crate::sim::store_clock() {
+        return of_store.now;
+    }
     Instant::now() + suspended()
 }
+
+/// The time since the Unix epoch, by which fencing tokens are drawn.
+#[cfg(not(dlock_sim))]
+pub(crate) fn wall() -> Duration {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(dlock_sim)]
+pub(crate) use crate::sim::{origin, suspended, wall};
 
 /// Sleeps until [`now`] has reached `deadline`, as well as a timer can: one that was set before a suspend
 /// fires late, and whoever asks the clock in between is told the truth.
@@ -76,6 +92,7 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 }
 
 /// A clock that was paused began before, or was set forward since: those instants are not before this one.
+#[cfg(not(dlock_sim))]
 fn origin() -> std::time::Instant {
     static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
     *ORIGIN.get_or_init(|| {
@@ -87,7 +104,7 @@ fn origin() -> std::time::Instant {
 }
 
 /// How long the machine was suspended since this process first asked.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
 fn suspended() -> Duration {
     use rustix::time::ClockId;
 
@@ -102,14 +119,14 @@ fn suspended() -> Duration {
 /// The two clocks that tell it cost as much as the present itself, which is asked for all the time. So they are read
 /// only when the wall clock has moved against the monotonic one: as it does by a suspend, and when it is set. To see
 /// that costs a fifth, by the coarse readings of both, which are of the same tick and so differ exactly.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
 struct Suspended {
     /// By how much the wall clock was ahead when it was looked up.
     wall: AtomicI64,
     slept_ms: AtomicU64,
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
 impl Suspended {
     const fn new() -> Suspended {
         Suspended {
@@ -130,7 +147,7 @@ impl Suspended {
 
 /// The same by the two clocks; whole milliseconds, so that the two readings not being taken at the same instant never
 /// shows.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
 fn slept_ms() -> u64 {
     use rustix::time::ClockId;
 
@@ -142,7 +159,7 @@ fn slept_ms() -> u64 {
 }
 
 /// By how many nanoseconds a clock is ahead of another one. Good for 292 years.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
 fn ahead(clock: rustix::time::ClockId, of: rustix::time::ClockId) -> i64 {
     // The nanoseconds are shorter on some machines.
     #[allow(clippy::useless_conversion)]
@@ -153,7 +170,7 @@ fn ahead(clock: rustix::time::ClockId, of: rustix::time::ClockId) -> i64 {
     nanos(clock) - nanos(of)
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(all(not(target_os = "linux"), not(dlock_sim)))]
 fn suspended() -> Duration {
     Duration::ZERO
 }
@@ -182,7 +199,7 @@ mod tests {
         assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(dlock_sim)))]
     #[test]
     fn what_was_slept_is_looked_up_when_the_wall_clock_has_moved_and_never_shrinks() {
         let suspended = Suspended::new();

@@ -1,15 +1,14 @@
 //! The client that `#[distributed_lock]` uses where no `lock = ...` is given: of the code around, of the runtime, or of
 //! the process.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use tokio::runtime;
 
+use crate::base::chance::{HashMap, next_id};
 use crate::{Error, LockClient};
 
 static PROCESS: RwLock<Option<LockClient>> = RwLock::new(None);
@@ -77,10 +76,9 @@ pub fn set_default(client: LockClient) -> Result<(), Error> {
 ///
 /// Outside of a tokio runtime.
 pub fn set_runtime_default(client: LockClient) -> RuntimeDefault {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
     let set = RuntimeDefault {
         runtime: runtime::Handle::current().id(),
-        id: NEXT.fetch_add(1, Ordering::Relaxed),
+        id: next_id(),
     };
     let entry = Entry { id: set.id, client };
     RUNTIMES.write().entry(set.runtime).or_default().push(entry);

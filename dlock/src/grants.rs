@@ -6,7 +6,7 @@
 mod room;
 
 use std::panic::Location;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -19,6 +19,7 @@ use uuid::Uuid;
 pub(crate) use self::room::{Around, Asker, InTheWay, Manner};
 use self::room::{Inside, Room, Told};
 use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
+use crate::base::chance::next_id;
 use crate::client::Shared;
 use crate::clock::Moment;
 use crate::guard::HoldState;
@@ -656,10 +657,4 @@ fn tell(signals: Option<Arc<Signals>>) {
     for first in also.iter().filter_map(Weak::upgrade) {
         first.0.cancel();
     }
-}
-
-/// A number that is unique in this process.
-pub(crate) fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }

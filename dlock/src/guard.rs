@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::base::chance::next_id;
 use crate::client::Handle;
-use crate::grants::{Around, Asker, Grant, Manner, Refused, next_id};
+use crate::grants::{Around, Asker, Grant, Manner, Refused};
 use crate::release::ReleaseOutcome;
 use crate::run::{Framed, Guarding};
 use crate::scope::{Frames, HoldRef, InScope, Scope};

@@ -81,7 +81,7 @@ impl Held {
         }
     }
 
-    fn each(&self) -> &[Arc<Grant>] {
+    pub(crate) fn each(&self) -> &[Arc<Grant>] {
         match &self.of {
             Of::One(grant) => std::slice::from_ref(grant),
             Of::All(members) => &members.all,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Holder;
+use crate::base::chance;
 use crate::guard::{HoldState, LockGuard, finish};
 use crate::{Error, Held, Lock, LockClient, LockKey, Loss};
 
@@ -215,8 +216,9 @@ impl Leader {
                 }
                 Err(error) => return Err(error),
             }
-            let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + fastrand::f64())).await };
+            let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + chance::fraction())).await };
             tokio::select! {
+                biased;
                 () = self.client.shared().closing.cancelled() => {}
                 () = self.client.handle().with_timers(pause) => {}
             }

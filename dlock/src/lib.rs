@@ -118,6 +118,7 @@
 
 mod acquire;
 pub mod backend;
+mod base;
 mod builder;
 mod client;
 mod clock;
@@ -147,6 +148,9 @@ mod run;
 mod rwlock;
 pub mod scope;
 mod semaphore;
+#[cfg(dlock_sim)]
+#[doc(hidden)]
+pub mod sim;
 mod telemetry;
 pub mod testing;
 mod under;
@@ -155,6 +159,12 @@ mod url;
 mod waiters;
 mod watchdog;
 
+#[doc(hidden)]
+pub mod __chance {
+    //! The chance of the layers, which is the library's.
+
+    pub use crate::base::chance::{fraction, next_id, uuid};
+}
 #[doc(hidden)]
 #[path = "macro_support.rs"]
 pub mod __macro;

@@ -1,11 +1,10 @@
 //! What is waited for: a name and a kind, with their hash, since each acquire looks them up several times.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-use std::sync::LazyLock;
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use crate::LockKey;
 use crate::backend::Kind;
+use crate::base::chance::{HashMap, hash_state};
 use crate::numbers::ByNumber;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,9 +20,8 @@ pub(crate) type ByName<V> = HashMap<Name, V, ByNumber>;
 impl Name {
     pub(crate) fn new(kind: Kind, key: &LockKey) -> Name {
         // Names are made from user input: nobody shall know which of them collide.
-        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         Name {
-            hash: STATE.hash_one((kind, key)),
+            hash: hash_state().hash_one((kind, key)),
             kind,
             key: key.clone(),
         }

@@ -10,8 +10,9 @@ use crate::acquire::Attempt;
 use crate::backend::{
     AcquireReply, AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
 };
+use crate::base::chance::next_id;
 use crate::client::Handle;
-use crate::grants::{Grant, Granted, Terms, next_id};
+use crate::grants::{Grant, Granted, Terms};
 use crate::guard::{HoldState, LockGuard};
 use crate::handover::{self, Chain, Wanted};
 use crate::lock::Options;

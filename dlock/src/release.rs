@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::CatchUnwind;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
@@ -161,20 +162,23 @@ impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
 
 /// Runs what was dropped half way, until the last handle of the client is gone and nothing is left to do.
 pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
-    let mut jobs = FuturesUnordered::new();
+    let mut jobs = FuturesUnordered::<CatchUnwind<AssertUnwindSafe<Job>>>::new();
     let mut open = true;
     while open || !jobs.is_empty() {
         tokio::select! {
-            job = queue.recv(), if open => match job {
-                // A backend that panics takes no other job along.
-                Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
-                None => open = false,
-            },
+            biased;
+            // Jobs first: there are only as many as the queue gave, so they cannot keep it waiting for ever, as a queue
+            // that is never empty could do with them.
             Some(done) = jobs.next(), if !jobs.is_empty() => {
                 if done.is_err() {
                     tracing::error!("a step of the lock store panicked");
                 }
             }
+            job = queue.recv(), if open => match job {
+                // A backend that panics takes no other job along.
+                Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
+                None => open = false,
+            },
         }
     }
 }

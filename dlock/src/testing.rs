@@ -37,7 +37,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use uuid::Uuid;
 
 use crate::backend::counter::{CounterReply, CounterRequest};
 use crate::backend::memory::MemoryBackend;
@@ -136,7 +135,7 @@ impl TestStore {
         let key = key.into();
         let lease = lease.min(LONGEST);
         self.lose(key.clone());
-        let grant = GrantId::new(Uuid::new_v4(), 1);
+        let grant = GrantId::new(crate::base::chance::uuid(), 1);
         let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, lease);
         drop(Backend::acquire(Arc::new(self.memory.clone()), request));
         Busy {

@@ -1,12 +1,12 @@
 //! What calls that are not done have at the store: locks of a set that is not complete yet, and places in queues. They
 //! have no guard, so the registry of grants does not know them, and a shutdown gives them back from here.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::backend::ReleaseRequest;
+use crate::base::chance::HashMap;
 use crate::numbers::ByNumber;
 
 /// One of them.
@@ -42,6 +42,11 @@ impl Unfinished {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.lock().is_empty()
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn len(&self) -> usize {
+        self.parts.lock().len()
     }
 
     /// How many of them are locks.

@@ -30,9 +30,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::backend::{GrantId, Kind, Watch};
+use crate::base::chance::next_id;
 use crate::courtesy::After;
 use crate::evidence::Evidence;
-use crate::grants::next_id;
 use crate::guard::LockGuard;
 use crate::handover::Wanted;
 use crate::name::{ByName, Name};

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use self::entries::Entries;
 use self::schedule::Schedule;
 use crate::backend::{BackendError, Kind, Lane, Reason, Renewal};
+use crate::base::chance;
 use crate::client::Shared;
 use crate::clock::{self, Moment};
 use crate::grants::{Grant, margin};
@@ -358,7 +359,7 @@ impl Registry {
                         // What was renewed together stays together.
                         Some((same, its, moment)) if (same, its) == (due, lease) => moment,
                         _ => {
-                            let moment = spread(many, grant, due, fastrand::f64() / 5.0);
+                            let moment = spread(many, grant, due, chance::fraction() / 5.0);
                             planned = Some((due, lease, moment));
                             moment
                         }
@@ -537,15 +538,17 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
     loop {
         let due = registry.first_due();
         let news = tokio::select! {
+            biased;
             () = &mut over => return,
-            () = sleep_until(due) => true,
-            () = registry.sooner.notified() => false,
-            // Only makes room: what failed a moment ago is not due yet, if nearly.
-            Some(_) = chunks.join_next(), if !chunks.is_empty() => false,
             lane = next_doubt(&mut doubts) => {
                 registry.doubt(lane, |key| shared.backend.lane(key));
                 true
             }
+            // What was due is not due any more after the look, so nothing below waits for long.
+            () = sleep_until(due) => true,
+            () = registry.sooner.notified() => false,
+            // Only makes room: what failed a moment ago is not due yet, if nearly.
+            Some(_) = chunks.join_next(), if !chunks.is_empty() => false,
         };
         if news {
             let lane_of = |key: &LockKey| shared.backend.lane(key);

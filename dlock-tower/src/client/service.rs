@@ -11,13 +11,13 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
-use uuid::Uuid;
 
 use super::layer::{RetryError, Settings};
 use super::retry_after::retry_after;
 use super::{ResponseBody, SendError};
 use crate::body::BoxError;
 use crate::idempotency::{Problem, REPLAYED};
+use dlock::__chance as chance;
 
 /// How much of a 409 is read to see whether it tells of a request in progress.
 const PROBLEM_LIMIT: usize = 64 * 1024;
@@ -134,7 +134,7 @@ where
 
 /// A key that nobody else has, as a structured-field string.
 fn new_key() -> HeaderValue {
-    let key = format!("\"{}\"", Uuid::new_v4());
+    let key = format!("\"{}\"", chance::uuid());
     HeaderValue::try_from(key).unwrap_or_else(|_| unreachable!("it is plain text"))
 }
 
@@ -230,7 +230,7 @@ impl<E> Tries<E> {
     /// was asked for.
     fn pause(&self, headers: &HeaderMap) -> Duration {
         match retry_after(headers, SystemTime::now()) {
-            Some(asked) => asked.saturating_add(self.settings.pause.mul_f64(fastrand::f64())),
+            Some(asked) => asked.saturating_add(self.settings.pause.mul_f64(chance::fraction())),
             None => self.own_pause(),
         }
     }
@@ -240,7 +240,7 @@ impl<E> Tries<E> {
             pause, longest_pause, ..
         } = &*self.settings;
         let grown = pause.saturating_mul(1 << self.sent.attempts.saturating_sub(1).min(20));
-        grown.min(*longest_pause).mul_f64(0.5 + fastrand::f64() / 2.0)
+        grown.min(*longest_pause).mul_f64(0.5 + chance::fraction() / 2.0)
     }
 }
 

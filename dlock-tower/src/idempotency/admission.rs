@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dlock::__chance as chance;
 use dlock::backend::{BackendError, Outcome, Reason, Watch};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
 use http::{Request, Version};
@@ -165,6 +166,7 @@ impl Asking {
                 .min(self.core.settings.lease / 3)
                 .max(Duration::from_millis(10));
             tokio::select! {
+                biased;
                 () = watch.changed() => {}
                 () = sleep(look.min(left)) => {}
             }
@@ -255,7 +257,7 @@ impl Asking {
             if !passing || begun.elapsed() + pause > self.core.settings.retry_for {
                 return Err(error);
             }
-            sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            sleep(pause.mul_f64(0.5 + chance::fraction() / 2.0)).await;
             pause = (pause * 2).min(Duration::from_millis(200));
         }
     }

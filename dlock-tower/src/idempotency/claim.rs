@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use dlock::__chance as chance;
 use dlock::backend::{BackendError, Outcome, Reason};
 use dlock::record::{ClaimToken, OwnerReply, RecordKey};
 use parking_lot::Mutex;
@@ -354,7 +355,7 @@ impl Owned {
         shared.renewals.start(&self.0);
         let mut pause = Duration::from_millis(50);
         loop {
-            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            sleep(pause.mul_f64(0.5 + chance::fraction())).await;
             pause = (pause * 2).min(LONGEST);
             // One at the end of whose wait the store is back must not find all others at it at once.
             let turn = shared.repeats.acquire().await;

@@ -149,6 +149,7 @@ impl Drop for Lookout {
 async fn look_out(mut lookout: Lookout, sooner: Arc<Notify>) {
     while let Some(look) = lookout.shared.renewals.begin_due(lookout.runtime) {
         tokio::select! {
+            biased;
             () = sleep_until(look) => {}
             () = sooner.notified() => {}
         }

@@ -239,6 +239,7 @@ impl Shared {
         loop {
             let closes = *closing.borrow_and_update();
             tokio::select! {
+                biased;
                 () = sleep_until(closes.map_or(until, |closes| closes.min(until))) => return,
                 Ok(()) = closing.changed() => {}
             }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dlock::__chance as chance;
 use dlock::backend::{BackendError, Reason};
 use dlock::record::ClaimState;
 use http::{HeaderMap, Response};
@@ -193,7 +194,7 @@ impl Owned {
                 }
                 _ => return self.settle(otherwise).await,
             }
-            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            sleep(pause.mul_f64(0.5 + chance::fraction())).await;
             pause = (pause * 2).min(LONGEST);
         }
     }

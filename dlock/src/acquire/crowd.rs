@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::came_free;
 use crate::backend::{Announce, Heard, Watch};
+use crate::base::chance;
 use crate::clock;
 use crate::courtesy::{Debt, some_round_trips};
 
@@ -81,7 +82,7 @@ impl Crowd {
     /// The lock has come free. Whether it is for this process to ask for it; if not, another one has it.
     async fn comes_up(&mut self, watch: &mut Watch, end: Instant) -> bool {
         loop {
-            let slots = fastrand::u64(..self.listeners) / FEW;
+            let slots = chance::below(self.listeners) / FEW;
             if slots == 0 {
                 self.announce = Announce::Grant;
                 return true;

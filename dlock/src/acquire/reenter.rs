@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::{Attempt, Wait, jittered};
 use crate::backend::Kind;
+use crate::base::chance::next_id;
 use crate::evidence::Evidence;
-use crate::grants::{Around, Asker, Grant, InTheWay, Manner, Refused, next_id};
+use crate::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
 use crate::guard::{HoldState, LockGuard};
 use crate::question::{Goal, Look, Question};
 use crate::scope::{HoldRef, Scope};

@@ -3,13 +3,13 @@
 //! One entry for each name that is listened for, and none when the last listener is gone. The memory
 //! backend tells its news straight through this; the Redis backend feeds it from one subscription.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{TAKEN, Watch};
+use crate::base::chance::HashMap;
 
 /// Listeners by name.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl Hub {
 
     /// News may have been missed: everybody looks. With `live` false, further listeners do not take
     /// silence for "nothing happened" until the next `confirm`.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "postgres", dlock_sim))]
     pub(crate) fn tell_all(&self, live: bool) {
         let mut topics = self.topics.lock();
         let all: Vec<_> = topics
@@ -129,7 +129,7 @@ impl Hub {
     }
 
     /// All names that are listened for.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "postgres", dlock_sim))]
     pub(crate) fn names(&self) -> Vec<Arc<str>> {
         self.topics.lock().keys().cloned().collect()
     }

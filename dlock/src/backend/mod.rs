@@ -37,12 +37,14 @@ use uuid::Uuid;
 
 pub use self::any::AnyBackend;
 use self::counter::{CounterReply, CounterRequest};
+use crate::base::chance;
 use crate::error::Cause;
 use crate::record::Records;
 use crate::{Error, LockKey};
 
 /// What a key is locked as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
 #[non_exhaustive]
 pub enum Kind {
     /// One holder at a time, re-entrant. The default.
@@ -161,7 +163,7 @@ impl GrantId {
     /// The first part of the ids of a client: random, and of a version that tells dlock's grants from the holders of
     /// others, whose ids are UUIDs of version 4.
     pub(crate) fn new_client() -> Uuid {
-        uuid::Builder::from_custom_bytes(Uuid::new_v4().into_bytes()).into_uuid()
+        uuid::Builder::from_custom_bytes(chance::uuid().into_bytes()).into_uuid()
     }
 
     pub(crate) fn new(client: Uuid, number: u64) -> GrantId {
@@ -192,6 +194,11 @@ impl GrantId {
     /// Whether both are of one client.
     pub(crate) fn is_of_client_of(self, other: GrantId) -> bool {
         self.client == other.client
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn client(self) -> Uuid {
+        self.client
     }
 
     /// Unique in its client.

@@ -5,7 +5,7 @@
 //! leaves costs nothing for those who wait for others. The first who may come in then is *called*, and those who stood in
 //! the same line stand behind it from then on. One who is called and not polled in time is passed over, until it is polled.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 use std::sync::Arc;
 use std::task::Waker;
@@ -14,7 +14,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::{Signals, next_id};
+use super::Signals;
+use crate::base::chance::{HashMap, next_id};
 use crate::clock;
 use crate::numbers::ByNumber;
 use crate::scope::Scope;

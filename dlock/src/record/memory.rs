@@ -25,6 +25,9 @@ const REMOVED: usize = 256;
 pub(crate) struct Shelf {
     table: Mutex<Table>,
     hub: Arc<Hub>,
+    /// Where news were told since it was asked last.
+    #[cfg(dlock_sim)]
+    told: Mutex<Vec<Arc<str>>>,
 }
 
 impl Shelf {
@@ -53,10 +56,31 @@ impl Shelf {
         step(&mut table, now)
     }
 
+    /// A copy that nobody listens to.
+    #[cfg(dlock_sim)]
+    pub(crate) fn fork(&self) -> Shelf {
+        Shelf {
+            table: Mutex::new(self.table.lock().clone()),
+            ..Shelf::default()
+        }
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn take_told(&self) -> Vec<Arc<str>> {
+        std::mem::take(&mut self.told.lock())
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn listen(&self, key: Arc<str>) -> Watch {
+        self.hub.listen(key, |_| true, |_| ())
+    }
+
     /// A step after which those who wait look again, if it changed the record.
     fn end(&self, key: &RecordKey, step: impl FnOnce(&mut Table, Instant) -> Change) -> OwnerReply {
         match self.with(step) {
             Change::Made => {
+                #[cfg(dlock_sim)]
+                self.told.lock().push(crate::sim::record_topic(key));
                 self.hub.tell(key.as_str());
                 OwnerReply::Done
             }
@@ -66,7 +90,7 @@ impl Shelf {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Table {
     /// A tree: a million records are added and removed without a pause for all of them, as a table that
     /// grows has.
@@ -75,7 +99,7 @@ struct Table {
     ends: BTreeSet<(Instant, RecordKey)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Record {
     token: ClaimToken,
     fingerprint: Fingerprint,
@@ -86,7 +110,7 @@ struct Record {
     state: State,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum State {
     Claimed {
         lease_until: Instant,

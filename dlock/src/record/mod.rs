@@ -27,8 +27,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use crate::backend::{BackendError, Reason, Watch};
 
 /// What a record is found by: a name that says nothing of its makers, as a hash does.
@@ -73,7 +71,7 @@ impl ClaimToken {
         reason = "no two are equal, so none is the default"
     )]
     pub fn new() -> ClaimToken {
-        ClaimToken(Uuid::new_v4().to_string().into())
+        ClaimToken(crate::base::chance::uuid().to_string().into())
     }
 
     /// The token as it stands in the store.

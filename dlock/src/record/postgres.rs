@@ -75,6 +75,7 @@ pub use self::transaction::{CompleteError, PostgresClaim};
 use super::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordStore};
 use crate::Error;
 use crate::backend::{BackendError, Watch};
+use crate::base::chance;
 
 /// Records in a table. Cheap to clone; the connections close when the last clone, and every
 /// [`Records`](crate::record::Records) made of one, is gone.
@@ -158,7 +159,7 @@ impl PostgresRecords {
         let mut removed = 0;
         loop {
             let (rows, begun) = (batch.rows(), Instant::now());
-            match lanes[fastrand::usize(..lanes.len())]
+            match lanes[chance::below(lanes.len() as u64) as usize]
                 .step(Step::Sweep(rows))
                 .await
             {

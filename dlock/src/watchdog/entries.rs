@@ -5,10 +5,10 @@
 
 use std::borrow::Borrow;
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use crate::base::chance::HashSet;
 use crate::clock::Moment;
 use crate::grants::Grant;
 use crate::numbers::ByNumber;

@@ -3,10 +3,11 @@
 //! Those that are due at the same moment stand in one bucket, so that a renewal of many moves them for little: a
 //! number in a bucket whose grant is due at another moment by now is left there, and means nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use smallvec::SmallVec;
 
+use crate::base::chance::HashMap;
 use crate::clock::Moment;
 use crate::numbers::ByNumber;
 

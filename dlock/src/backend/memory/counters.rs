@@ -1,7 +1,5 @@
 //! The semaphores and latches of a store in memory.
 
-use std::collections::HashMap;
-
 use tokio::time::Instant;
 
 use super::Busy;
@@ -10,9 +8,10 @@ use super::read_write::Left;
 use crate::LockKey;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
+use crate::base::chance::HashMap;
 
 /// All counters of a store, and the answers to steps that may come again.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Counters {
     kept: HashMap<LockKey, Counter>,
     answers: HashMap<GrantId, (CounterReply, Instant)>,
@@ -22,7 +21,7 @@ pub(super) struct Counters {
     news: Vec<LockKey>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Counter {
     Semaphore(Box<Semaphore>),
     /// A semaphore of which nobody has anything or waits: how many permits are free. That many names may stay.
@@ -74,6 +73,13 @@ impl Counters {
     pub(super) fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
         self.semaphore(key)
             .map_or_else(Vec::new, |semaphore| semaphore.holders(now))
+    }
+
+    /// Every grant of permits of a semaphore.
+    #[cfg(dlock_sim)]
+    pub(super) fn held(&self, key: &LockKey, now: Instant) -> Vec<(Kind, GrantId, Instant, bool, u32)> {
+        self.semaphore(key)
+            .map_or_else(Vec::new, |semaphore| semaphore.held(now))
     }
 
     pub(super) fn knows(&self, kind: Kind, key: &LockKey, grant: GrantId) -> bool {

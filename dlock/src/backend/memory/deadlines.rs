@@ -1,12 +1,13 @@
 //! Grants and when each of them ends: the first and the last end are known without a look at all.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use tokio::time::Instant;
 
 use crate::backend::GrantId;
+use crate::base::chance::HashMap;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Deadlines {
     ends: HashMap<GrantId, Instant>,
     in_order: BTreeSet<(Instant, GrantId)>,

@@ -1,13 +1,14 @@
 //! Who waits for fair locks in memory: a queue for each of them, in which a place is kept for those who are
 //! heard of.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::LockKey;
 use crate::backend::{AcquireRequest, GrantId};
+use crate::base::chance::HashMap;
 
 /// For how long a place is kept for one who does not ask again.
 const PLACE: Duration = Duration::from_secs(5);
@@ -16,17 +17,17 @@ const PLACE: Duration = Duration::from_secs(5);
 const GAP: i128 = 1 << 40;
 const STEP: i128 = 1 << 20;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Queues(HashMap<LockKey, Queue>);
 
 /// The waiters of a lock in their order. None is looked for along the queue.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Queue {
     places: BTreeMap<i128, Place>,
     positions: BTreeMap<GrantId, i128>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Place {
     grant: GrantId,
     /// From then on, once it is in front, it counts as gone.

@@ -8,12 +8,14 @@ mod deadlines;
 mod fair;
 mod permits;
 mod read_write;
+#[cfg(dlock_sim)]
+mod sim;
 mod writers;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::future::{Future, ready};
 use std::sync::{Arc, LazyLock, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -27,9 +29,10 @@ use super::{
     AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
-use crate::LockKey;
+use crate::base::chance::HashMap;
 use crate::record::Records;
 use crate::record::memory::{MemoryRecords, Shelf};
+use crate::{LockKey, clock};
 
 /// A store of locks, and of [records](crate::record), in this process's memory.
 ///
@@ -45,9 +48,11 @@ struct Store {
     held: Mutex<Held>,
     hub: Arc<Hub>,
     shelf: Shelf,
+    #[cfg(dlock_sim)]
+    said: sim::Said,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Held {
     entries: HashMap<LockKey, Entry>,
     /// The entries by their end, so that expired ones go without a search.
@@ -291,10 +296,7 @@ impl Held {
 
     /// Reserves tokens without outrunning the clock: reservations reach back.
     fn tokens(&mut self, count: u32) -> (u64, u64) {
-        let micros = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_micros();
+        let micros = clock::wall().as_micros();
         let now = u64::try_from(micros).unwrap_or(u64::MAX);
         let least = self.last_token + 1;
         let last = now.max(least);
@@ -397,7 +399,7 @@ impl MemoryBackend {
     }
 
     fn with<T>(&self, step: impl FnOnce(&mut Held, Instant) -> T) -> T {
-        let now = crate::clock::now();
+        let now = clock::now();
         let mut held = self.store.held.lock();
         held.purge(now);
         let brought = step(&mut held, now);
@@ -411,7 +413,16 @@ impl MemoryBackend {
 
     /// How many heard of it.
     fn tell(&self, topic: &str) -> u64 {
+        #[cfg(dlock_sim)]
+        self.store.said.told.lock().push(topic.into());
         self.store.hub.tell(topic) as u64
+    }
+
+    /// Tells those who wait for a plain lock that it is taken.
+    fn tell_taken(&self, key: &LockKey) {
+        #[cfg(dlock_sim)]
+        self.store.said.taken.lock().push(key.as_str().into());
+        self.store.hub.taken(key.as_str());
     }
 }
 
@@ -429,8 +440,8 @@ impl Backend for MemoryBackend {
             _ => false,
         };
         match request.announce {
-            Announce::Grant if !is_busy => self.store.hub.taken(request.key.as_str()),
-            Announce::Taken => self.store.hub.taken(request.key.as_str()),
+            Announce::Grant if !is_busy => self.tell_taken(&request.key),
+            Announce::Taken => self.tell_taken(&request.key),
             _ => {}
         }
         ready(reply)
@@ -556,7 +567,7 @@ impl Backend for MemoryBackend {
 }
 
 /// Where news of a key come: for all who wait for it, or for one.
-fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
+pub(crate) fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
     match kind {
         // No key has a line break.
         Kind::Fair => format!("{key}\n{grant}").into(),

@@ -1,6 +1,6 @@
 //! A semaphore in memory: its permits, who holds them, and who waits for several.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Busy;
 use crate::backend::counter::{CounterReply, CounterStep};
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
+use crate::base::chance::HashMap;
 
 /// For how long one who waits is kept in the queue without being heard of, and within which time it says so.
 const KEPT: Duration = Duration::from_secs(5);
@@ -15,7 +16,7 @@ const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// The most permits that there may be, and the fewest that may be free.
 const MOST: i64 = i32::MAX as i64;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Semaphore {
     /// `None` where nobody has said how many permits there are.
     free: Option<i64>,
@@ -27,7 +28,7 @@ pub(super) struct Semaphore {
 }
 
 /// Grants with their permits, until their leases end.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Holds {
     grants: HashMap<GrantId, Hold>,
     /// By their end, so that expired ones go without a search.
@@ -98,7 +99,7 @@ impl Holds {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Waiting {
     waiter: GrantId,
     amount: u32,
@@ -171,6 +172,14 @@ impl Semaphore {
             Kind::Permit => &mut self.held,
             _ => &mut self.taken,
         }
+    }
+
+    /// Every grant: until when, whether it was released and keeps its permits yet, and how many these are.
+    #[cfg(dlock_sim)]
+    pub(super) fn held(&self, now: Instant) -> Vec<(Kind, GrantId, Instant, bool, u32)> {
+        let all = self.held.alive(now);
+        all.map(|(grant, hold)| (Kind::Permit, grant, hold.until, hold.kept, hold.amount))
+            .collect()
     }
 
     pub(super) fn holders(&self, now: Instant) -> Vec<Holder> {

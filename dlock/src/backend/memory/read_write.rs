@@ -1,6 +1,6 @@
 //! Read-write locks in memory: many readers, or one writer and those readers that it let in itself.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,9 +10,10 @@ use super::deadlines::Deadlines;
 use super::writers::{HEARD_WITHIN, Writers};
 use crate::LockKey;
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
+use crate::base::chance::{HashMap, HashSet};
 
 /// The read-write locks of a store.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct ReadWriteLocks {
     locks: HashMap<LockKey, Inside>,
     /// When the next holder of each lock is over its time.
@@ -22,7 +23,7 @@ pub(super) struct ReadWriteLocks {
 }
 
 /// Who is inside.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Inside {
     writer: Option<GrantId>,
     /// The leases of the writer and of all readers.
@@ -248,6 +249,25 @@ impl ReadWriteLocks {
         // The writer first.
         holders.sort_by_key(|holder| holder.kind != Kind::Write);
         holders
+    }
+
+    /// Every holder of a lock: what it holds it as, until when, and whether it was released and keeps the lock yet.
+    #[cfg(dlock_sim)]
+    pub(super) fn inside(&self, key: &LockKey) -> Vec<(Kind, GrantId, Instant, bool, u32)> {
+        let Some(inside) = self.locks.get(key) else {
+            return Vec::new();
+        };
+        let all = inside.leases.iter();
+        all.map(|(grant, until)| {
+            (
+                inside.kind_of(grant),
+                grant,
+                until,
+                inside.kept.contains(&grant),
+                1,
+            )
+        })
+        .collect()
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &LockKey> {

@@ -1,6 +1,5 @@
 //! The writers of read-write locks in memory whom readers stand back for: each has a place as long as it is heard of.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -8,13 +7,14 @@ use tokio::time::Instant;
 use super::deadlines::Deadlines;
 use crate::LockKey;
 use crate::backend::GrantId;
+use crate::base::chance::HashMap;
 
 /// For how long a writer counts that does not ask again.
 const KEPT: Duration = Duration::from_secs(5);
 /// Within which time one who waits asks again.
 pub(super) const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Writers {
     /// Until when each of them counts.
     waiting: HashMap<LockKey, Deadlines>,

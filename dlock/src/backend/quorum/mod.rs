@@ -21,7 +21,6 @@ mod news;
 mod sayings;
 mod votes;
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -41,6 +40,7 @@ use super::{
     AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind, Lane, Outcome,
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
+use crate::base::chance::{HashMap, HashSet};
 use crate::{LockKey, clock};
 
 /// The longest lease on a quorum, unless said otherwise.
@@ -490,7 +490,7 @@ impl Quorum {
 
     /// The holders that a majority knows, each with the lease that a majority gives it at least.
     fn agreed(&self, seen: impl IntoIterator<Item = Holder>) -> Vec<Holder> {
-        let mut known: HashMap<(Kind, String), Vec<Holder>> = HashMap::new();
+        let mut known: HashMap<(Kind, String), Vec<Holder>> = HashMap::default();
         for holder in seen {
             known
                 .entry((holder.kind, holder.id.clone()))
@@ -557,7 +557,7 @@ impl Backend for Quorum {
 
     async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
         let seen = self.looks(self.ask(|member| member.list(prefix.clone()))).await?;
-        let mut by_key: HashMap<LockKey, Vec<Holder>> = HashMap::new();
+        let mut by_key: HashMap<LockKey, Vec<Holder>> = HashMap::default();
         for (key, holder) in seen.into_iter().flatten() {
             by_key.entry(key).or_default().push(holder);
         }

@@ -1,6 +1,5 @@
 //! News of a key from all members of a quorum.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use super::Member;
 use crate::LockKey;
 use crate::backend::hub::Hub;
 use crate::backend::{GrantId, Kind, Watch};
+use crate::base::chance::{self, HashMap};
 
 /// A release is told by every member, and the lock is free when a majority has done it: after the first news
 /// the others are waited for, by everybody for another while, so that not all ask at once and nobody gets a
@@ -71,7 +71,7 @@ async fn forward(watches: Vec<Watch>, hub: &Hub, name: &str) {
     let mut all: FuturesUnordered<_> = watches.into_iter().map(next).collect();
     while let Some(watch) = all.next().await {
         all.push(next(watch));
-        let pause = GATHERED + (AT_MOST - GATHERED).mul_f64(fastrand::f64());
+        let pause = GATHERED + (AT_MOST - GATHERED).mul_f64(chance::fraction());
         let others = async {
             while let Some(watch) = all.next().await {
                 all.push(next(watch));

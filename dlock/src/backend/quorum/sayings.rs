@@ -1,6 +1,5 @@
 //! What the members said of keys that were not had, for the error of a caller that gives up.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::LockKey;
 use crate::backend::Kind;
+use crate::base::chance::HashMap;
 
 /// How long what was said of a key is remembered at least; twice as long at the most, while there is news.
 const SAID_FOR: Duration = Duration::from_secs(60);

@@ -28,6 +28,7 @@ use super::cluster::Shard;
 use super::connect::Connector;
 use super::script;
 use crate::backend::hub::Hub;
+use crate::base::chance;
 use crate::url::Address;
 
 /// How often the connection is tested while somebody waits.
@@ -238,7 +239,7 @@ impl Actor {
             // No news from here on: everybody looks, now and in a while.
             self.take_in();
             self.hub.doubt(self.channels.keys());
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
             pause = (pause * 2).min(POLL);
             self.take_in();
             if self.orders.is_closed() {
@@ -252,7 +253,7 @@ impl Actor {
 
     /// Asks a server that takes no subscriptions again only after a while, each time a longer one.
     fn put_off(&mut self) {
-        self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + fastrand::f64() / 2.0));
+        self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + chance::fraction() / 2.0));
         self.again = (self.again * 2).min(AGAIN.1);
     }
 

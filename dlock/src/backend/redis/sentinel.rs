@@ -18,6 +18,7 @@ use tokio::sync::{Notify, watch};
 use super::access::{Access, Open, Pushes};
 use super::connect::explain_with;
 use crate::backend::{BackendError, Outcome, Reason};
+use crate::base::chance;
 use crate::url::Address;
 
 /// How often each sentinel is asked, whatever it tells by itself.
@@ -200,7 +201,7 @@ impl Table {
             tokio::select! {
                 () = self.names.closed() => return,
                 () = self.council.look.notified() => {}
-                () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
+                () = tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())) => {}
             }
             pause = (pause * 2).min(PAUSES.1);
         }

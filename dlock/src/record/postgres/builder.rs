@@ -17,6 +17,7 @@ use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
 use crate::Error;
 use crate::backend::{BackendError, Reason};
+use crate::base::chance;
 use crate::builder::DEFAULT_TIMEOUT;
 
 /// Options of [`PostgresRecords`].
@@ -141,7 +142,7 @@ where
 /// Removes what is forgotten, now and then, for as long as the store is there.
 async fn sweep(store: Weak<Inner>, every: Duration) {
     loop {
-        tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())).await;
+        tokio::time::sleep(every.mul_f64(0.5 + chance::fraction())).await;
         let Some(inner) = store.upgrade() else { return };
         if let Err(error) = PostgresRecords(inner).remove_expired().await {
             tracing::debug!(%error, "records that are forgotten were not removed");

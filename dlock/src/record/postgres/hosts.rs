@@ -53,7 +53,7 @@ pub(super) fn candidates(config: &Config, timeout: Duration) -> Vec<Candidate> {
         })
         .collect();
     if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
-        fastrand::shuffle(&mut candidates);
+        crate::base::chance::shuffle(&mut candidates);
     }
     candidates
 }

@@ -23,6 +23,7 @@ use super::failure::{self, Failure};
 use super::step::{Answer, Prepared, Step};
 use super::table::Table;
 use crate::backend::{BackendError, Outcome, Reason};
+use crate::base::chance;
 
 /// Between two attempts to connect, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
@@ -239,7 +240,7 @@ impl Worker {
             if self.line.is_closed() && self.next.is_empty() {
                 return None;
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
             pause = (pause * 2).min(PAUSE.1);
         }
     }

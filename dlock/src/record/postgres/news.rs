@@ -17,6 +17,7 @@ use super::connect::Session;
 use super::lane::Setup;
 use crate::backend::Watch;
 use crate::backend::hub::Hub;
+use crate::base::chance;
 use crate::record::RecordKey;
 
 /// How often the connection is tested while somebody waits.
@@ -92,7 +93,7 @@ impl Listener {
                 }
                 self.news.live.store(false, Ordering::SeqCst);
                 self.news.hub.tell_all(false);
-                tokio::time::sleep(POLL.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+                tokio::time::sleep(POLL.mul_f64(0.75 + chance::fraction() / 2.0)).await;
             }
         }
     }

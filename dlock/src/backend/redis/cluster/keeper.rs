@@ -15,6 +15,7 @@ use crate::backend::redis::access::Access;
 use crate::backend::redis::connect::explain;
 use crate::backend::redis::node::Node;
 use crate::backend::{BackendError, Reason};
+use crate::base::chance;
 use crate::url::Address;
 
 /// How often the slots are asked for when nothing is amiss.
@@ -32,7 +33,7 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
     loop {
         let amiss = tokio::select! {
             () = wanted.notified() => true,
-            () = tokio::time::sleep(PERIOD.mul_f64(0.8 + 0.4 * fastrand::f64())) => false,
+            () = tokio::time::sleep(PERIOD.mul_f64(0.8 + 0.4 * chance::fraction())) => false,
         };
         let Some(cluster) = cluster.upgrade() else { return };
         let news = match ask(&cluster).await {
@@ -65,14 +66,14 @@ async fn ask(cluster: &Cluster) -> Result<View, BackendError> {
         others.extend(cluster.seeds.iter().cloned());
         (members, others)
     };
-    fastrand::shuffle(&mut members);
+    chance::shuffle(&mut members);
     members.truncate(SOME);
     let known = newest(members.iter().map(|(address, node)| of_node(address, node))).await;
     if let Ok(view) = known {
         return Ok(view);
     }
     // Those that were not asked yet may know who has taken over.
-    fastrand::shuffle(&mut others);
+    chance::shuffle(&mut others);
     others.truncate(SOME);
     newest(others.iter().map(|address| of_stranger(&cluster.access, address))).await
 }

@@ -24,6 +24,7 @@ use crate::backend::redis::cluster::slot::Slot;
 use crate::backend::redis::connect::{Connected, Connector};
 use crate::backend::redis::script::{self, By};
 use crate::backend::{BackendError, Reason};
+use crate::base::chance;
 use crate::clock;
 use crate::url::Address;
 
@@ -379,7 +380,7 @@ impl Actor {
 
     /// Waits for about this long before the next attempt to connect. `None` when nobody wants it any more.
     async fn wait_between(&mut self, pause: Duration) -> Option<()> {
-        let again = clock::now() + pause.mul_f64(0.5 + fastrand::f64());
+        let again = clock::now() + pause.mul_f64(0.5 + chance::fraction());
         loop {
             let due = self.due().map_or(again, |due| due.min(again));
             tokio::select! {

@@ -13,6 +13,7 @@ use crate::backend::redis::cluster::slot::Slot;
 use crate::backend::redis::connect::is_of_a_cluster;
 use crate::backend::redis::script::{Answer, DOWN, NOT_LOCAL};
 use crate::backend::{BackendError, Outcome, Reason};
+use crate::base::chance;
 use crate::clock;
 
 /// The shortest and the longest that a step is held back.
@@ -24,7 +25,7 @@ impl Queuing {
     /// Not now: the longer, the more often that was so.
     pub(super) fn hold_back(&mut self, now: Instant) {
         let pause = (PAUSES.0 * (1 << self.hops.min(8))).min(PAUSES.1);
-        self.not_before = Some(now + pause.mul_f64(0.5 + fastrand::f64() / 2.0));
+        self.not_before = Some(now + pause.mul_f64(0.5 + chance::fraction() / 2.0));
         self.hops = self.hops.saturating_add(1);
     }
 

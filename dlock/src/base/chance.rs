@@ -1,0 +1,86 @@
+//! All chance of the library, in one place: ids, jitter, and the order of hash maps. In the simulation all of it comes
+//! from a seed.
+
+use std::hash::BuildHasher;
+
+use uuid::Uuid;
+
+#[cfg(not(dlock_sim))]
+use self::real as source;
+#[cfg(dlock_sim)]
+use crate::sim::chance as source;
+
+/// A map whose order is drawn anew for each map; the same in every run of a simulation.
+pub(crate) type HashMap<K, V, S = source::State> = std::collections::HashMap<K, V, S>;
+/// The same for a set.
+pub(crate) type HashSet<T, S = source::State> = std::collections::HashSet<T, S>;
+
+/// A random id.
+pub fn uuid() -> Uuid {
+    source::uuid()
+}
+
+/// A number from 0 up to, but not including, 1.
+pub fn fraction() -> f64 {
+    source::fraction()
+}
+
+/// A number below `n`, which is not zero.
+pub(crate) fn below(n: u64) -> u64 {
+    source::below(n)
+}
+
+/// Puts them into a random order.
+#[cfg_attr(
+    not(any(feature = "redis", feature = "postgres")),
+    allow(dead_code, reason = "only servers are tried in a random order")
+)]
+pub(crate) fn shuffle<T>(all: &mut [T]) {
+    source::shuffle(all);
+}
+
+/// A number that is unique in this process.
+pub fn next_id() -> u64 {
+    source::next_id()
+}
+
+/// Hashes with a secret of this process, so that nobody can choose input whose hashes collide.
+pub(crate) fn hash_state() -> &'static impl BuildHasher {
+    source::hash_state()
+}
+
+#[cfg(not(dlock_sim))]
+mod real {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use uuid::Uuid;
+
+    pub(super) type State = std::hash::RandomState;
+
+    pub(super) fn uuid() -> Uuid {
+        Uuid::new_v4()
+    }
+
+    pub(super) fn fraction() -> f64 {
+        fastrand::f64()
+    }
+
+    pub(super) fn below(n: u64) -> u64 {
+        fastrand::u64(..n)
+    }
+
+    pub(super) fn shuffle<T>(all: &mut [T]) {
+        fastrand::shuffle(all);
+    }
+
+    pub(super) fn next_id() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn hash_state() -> &'static State {
+        static STATE: LazyLock<State> = LazyLock::new(State::new);
+        &STATE
+    }
+}

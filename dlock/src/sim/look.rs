@@ -1,0 +1,70 @@
+//! What the checker looks at, which changes nothing.
+
+use tokio::time::Instant;
+
+use crate::backend::{GrantId, Kind};
+use crate::clock::Moment;
+use crate::guard::HoldState;
+use crate::{Held, LockClient, LockKey};
+
+/// What a hold would answer at `now` by the clock of its process, which must be entered; of several the worst. Nobody is
+/// told of anything, and a grant that has run out is not ended by it.
+#[must_use]
+pub fn peek(held: &Held, now: Instant) -> HoldState {
+    let now = Moment::of(now);
+    let mut worst = HoldState::Held;
+    for grant in held.each() {
+        match grant.peek_at(now).0 {
+            HoldState::Held => {}
+            HoldState::Suspect => worst = HoldState::Suspect,
+            lost @ HoldState::Lost(_) => return lost,
+        }
+    }
+    worst
+}
+
+/// What a hold is known by at the store.
+#[must_use]
+pub fn grants(held: &Held) -> Vec<(LockKey, Kind, GrantId)> {
+    let grants = held.each().iter();
+    grants
+        .map(|grant| (grant.key.clone(), grant.kind, grant.id()))
+        .collect()
+}
+
+/// What is left in a client; nothing of it when all its users are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Left {
+    /// Grants that it believes to hold.
+    pub grants: usize,
+    /// Locks of sets that are not complete, and places in queues.
+    pub unfinished: usize,
+    /// Keys that are waited for.
+    pub waiters: usize,
+    /// Steps under way that nobody may be waiting for.
+    pub pending: usize,
+}
+
+/// Looks what is left in a client.
+#[must_use]
+pub fn left(client: &LockClient) -> Left {
+    let shared = client.shared();
+    Left {
+        grants: shared.registry.len(),
+        unfinished: shared.unfinished.len(),
+        waiters: shared.waiters.len(),
+        pending: shared.pending.len(),
+    }
+}
+
+/// The client that a grant was given to.
+#[must_use]
+pub fn client_of(grant: GrantId) -> u128 {
+    grant.client().as_u128()
+}
+
+/// The id of a client, as in its grants.
+#[must_use]
+pub fn id_of(client: &LockClient) -> u128 {
+    client.shared().issuer.uuid.as_u128()
+}

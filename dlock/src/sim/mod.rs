@@ -1,0 +1,17 @@
+//! What the simulation in `tests/sim` puts in the place of chance and time, and what it looks at. Compiled only with
+//! `--cfg dlock_sim`; it changes without notice.
+
+pub(crate) mod chance;
+mod look;
+mod news;
+mod process;
+mod store;
+
+pub use self::look::{Left, client_of, grants, id_of, left, peek};
+pub use self::news::News;
+pub use self::process::{Entered, Process, reset};
+pub(crate) use self::process::{origin, suspended};
+pub use self::store::{
+    Entry, at_store, entries, fork, holders_of, listen, listen_record, record_topic, taken, told, topic,
+};
+pub(crate) use self::store::{store_clock, wall};

@@ -1,0 +1,62 @@
+//! The listeners of a simulated connection.
+
+use std::sync::Arc;
+
+use crate::backend::Watch;
+use crate::backend::hub::Hub;
+
+/// The listeners at the client's end of a simulated connection. Clones are the same ones.
+#[derive(Debug, Clone, Default)]
+pub struct News(Arc<Hub>);
+
+impl News {
+    /// Nobody listens yet.
+    #[must_use]
+    pub fn new() -> News {
+        News::default()
+    }
+
+    /// Listens for a topic. `first` is called where nobody did before: its news are uncertain until they are
+    /// [confirmed](Self::confirm). `last` is called when nobody does any more. `first` must not call back.
+    #[must_use]
+    pub fn listen(
+        &self,
+        topic: Arc<str>,
+        first: impl FnOnce(),
+        last: impl FnOnce() + Send + Sync + 'static,
+    ) -> Watch {
+        let first = |_: &Arc<str>| {
+            first();
+            false
+        };
+        self.0.listen(topic, first, |_| last())
+    }
+
+    /// From now on news of the topic are certain; its listeners look once.
+    pub fn confirm(&self, topic: &str) {
+        self.0.confirm(topic);
+    }
+
+    /// Something changed; how many listen.
+    pub fn tell(&self, topic: &str) -> usize {
+        self.0.tell(topic)
+    }
+
+    /// Another process has taken the lock that came free.
+    pub fn taken(&self, topic: &str) {
+        self.0.taken(topic);
+    }
+
+    /// The connection is broken: everybody looks, and no news are certain until they are confirmed again.
+    pub fn doubt_all(&self) {
+        self.0.tell_all(false);
+    }
+
+    /// All that is listened for, sorted.
+    #[must_use]
+    pub fn topics(&self) -> Vec<Arc<str>> {
+        let mut topics = self.0.names();
+        topics.sort();
+        topics
+    }
+}
