@@ -1,0 +1,171 @@
+//! What a client of a simulated process takes for its store: every step goes over the simulated network.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use dlock::LockKey;
+use dlock::backend::counter::{CounterReply, CounterRequest};
+use dlock::backend::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+use dlock::sim::{self, News};
+use tokio::sync::broadcast;
+
+use crate::net::{self, End};
+use crate::store::{Reply, Request};
+use crate::world::with;
+
+/// The connection of a process to a store.
+pub(crate) struct SimBackend {
+    process: (usize, u32),
+    store: usize,
+    news: News,
+    doubts: broadcast::Sender<Lane>,
+}
+
+impl SimBackend {
+    pub(crate) fn connect(process: usize, incarnation: u32, store: usize) -> SimBackend {
+        let (doubts, _) = broadcast::channel(16);
+        let news = News::new();
+        let end = End {
+            incarnation,
+            news: news.clone(),
+            doubts: doubts.clone(),
+        };
+        with(|world| world.links.connect(process, store, end));
+        SimBackend {
+            process: (process, incarnation),
+            store,
+            news,
+            doubts,
+        }
+    }
+
+    /// Sends a request now; its reply, as the right sort of it.
+    fn ask<T>(
+        &self,
+        request: Request,
+        sort: fn(Reply) -> Option<T>,
+    ) -> impl Future<Output = Result<T, BackendError>> + Send + use<T> {
+        let reply = net::send(self.process, self.store, request);
+        async move {
+            match reply.await {
+                Ok(Ok(reply)) => Ok(sort(reply).expect("the reply to this request")),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(BackendError::unknown("the connection is gone")),
+            }
+        }
+    }
+
+    fn listen(&self, topic: Arc<str>) -> Watch {
+        let (process, store) = (self.process, self.store);
+        let first = {
+            let topic = topic.clone();
+            move || net::subscribe(process, store, topic, true)
+        };
+        let last = {
+            let topic = topic.clone();
+            move || net::subscribe(process, store, topic, false)
+        };
+        self.news.listen(topic, first, last)
+    }
+}
+
+macro_rules! of_sort {
+    ($sort:ident) => {
+        |reply| match reply {
+            Reply::$sort(value) => Some(value),
+            _ => None,
+        }
+    };
+}
+
+impl Backend for SimBackend {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        self.ask(Request::Acquire(request), |reply| match reply {
+            Reply::Acquire(_, reply) => Some(reply),
+            _ => None,
+        })
+    }
+
+    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
+        (kind != Kind::Fair).then_some(0)
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        self.ask(Request::AcquireAll(requests), |reply| match reply {
+            Reply::AcquireAll(_, reply) => Some(reply),
+            _ => None,
+        })
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        self.ask(Request::Release(request), of_sort!(Release))
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        self.ask(Request::Renew(requests), of_sort!(Renew))
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+        self.ask(Request::Inspect(key), of_sort!(Inspect))
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        self.ask(Request::List(prefix), of_sort!(List))
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        self.ask(Request::ForceRelease(key), of_sort!(ForceRelease))
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        self.listen(sim::topic(kind, key, grant))
+    }
+
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        self.ask(Request::Count(request), of_sort!(Count))
+    }
+
+    fn raise_fence(
+        self: Arc<Self>,
+        kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        self.ask(
+            Request::RaiseFence(kind, key, grant, at_least),
+            of_sort!(RaiseFence),
+        )
+    }
+
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        Some(self.doubts.subscribe())
+    }
+}

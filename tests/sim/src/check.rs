@@ -1,0 +1,616 @@
+//! What must be true at every step, and what a user would have suffered where it is not.
+
+use std::collections::BTreeMap;
+
+use dlock::backend::{AcquireReply, BackendError, GrantId, Kind};
+use dlock::sim;
+use dlock::{Held, HoldState, LockKey};
+
+use crate::plan::{Millis, Plan};
+use crate::store::{Reply, Request};
+use crate::trace::Who;
+use crate::world::{Event, World, tell, with};
+
+/// A promise that was broken.
+#[derive(Debug, Clone)]
+pub(crate) struct Violation {
+    /// The number and the name of the invariant.
+    pub(crate) of: &'static str,
+    pub(crate) at: Millis,
+    pub(crate) story: String,
+}
+
+pub(crate) const EXCLUSION: &str = "1 exclusion";
+pub(crate) const LOSS: &str = "2 loss is told in time";
+pub(crate) const FENCING: &str = "3 fencing tokens";
+pub(crate) const WAITING: &str = "4 waiting";
+pub(crate) const CLEANUP: &str = "5 cleanup";
+pub(crate) const ORDER: &str = "6 order";
+
+/// A piece of a user's code that a lock protects.
+struct Section {
+    process: usize,
+    user: usize,
+    key: LockKey,
+    kind: Kind,
+    held: Held,
+    token: u64,
+    /// Sections of the same frames, in which this one began.
+    inside: Vec<u64>,
+}
+
+/// A user that waits for a lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Waiter {
+    pub(crate) process: usize,
+    pub(crate) user: usize,
+    pub(crate) key: LockKey,
+    pub(crate) kind: Kind,
+    pub(crate) since: Millis,
+    pub(crate) until: Option<Millis>,
+    /// It asks once, and takes no place in the queue.
+    pub(crate) once: bool,
+    /// Whether it is polled whenever it is woken.
+    pub(crate) attentive: bool,
+    /// Inside a frame, which has an order of its own.
+    pub(crate) nested: bool,
+    /// Since when the queue is there in which it waits.
+    queue_since: Millis,
+}
+
+/// A write to the resource that a lock protects.
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) section: u64,
+    pub(crate) process: usize,
+    pub(crate) user: usize,
+    pub(crate) key: LockKey,
+    pub(crate) token: u64,
+}
+
+/// Something that is looked at later.
+#[derive(Debug)]
+pub(crate) enum Due {
+    /// A key came free then: somebody who waited has it by now.
+    Taken { key: LockKey, free_since: Millis },
+}
+
+pub(crate) struct Checks {
+    excludes: bool,
+    single_store: bool,
+    some_unpolled: bool,
+    names: BTreeMap<u128, String>,
+    next: u64,
+    sections: BTreeMap<u64, Section>,
+    by_key: BTreeMap<LockKey, Vec<u64>>,
+    waiters: BTreeMap<u64, Waiter>,
+    /// The last token that a store granted, and that a section had.
+    granted: BTreeMap<LockKey, u64>,
+    begun: BTreeMap<LockKey, u64>,
+    registers: BTreeMap<LockKey, u64>,
+    free_since: BTreeMap<LockKey, Millis>,
+    /// When a process last heard that another one has a lock, and when it last had it itself.
+    heard_busy: BTreeMap<(usize, LockKey), Millis>,
+    held_here: BTreeMap<(usize, LockKey), Millis>,
+    pub(crate) violation: Option<Violation>,
+}
+
+impl Checks {
+    pub(crate) fn new(plan: &Plan) -> Checks {
+        Checks {
+            excludes: plan.excludes(),
+            single_store: plan.stores.count() == 1,
+            some_unpolled: plan.has_unpolled(),
+            names: BTreeMap::new(),
+            next: 0,
+            sections: BTreeMap::new(),
+            by_key: BTreeMap::new(),
+            waiters: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            registers: BTreeMap::new(),
+            free_since: BTreeMap::new(),
+            heard_busy: BTreeMap::new(),
+            held_here: BTreeMap::new(),
+            violation: None,
+        }
+    }
+
+    /// What a trace calls a client.
+    pub(crate) fn name_client(&mut self, client: u128, name: String) {
+        self.names.insert(client, name);
+    }
+
+    /// What a trace calls a grant.
+    pub(crate) fn name_of(&self, grant: GrantId) -> String {
+        let number = grant.to_string();
+        let number = number.rsplit(':').next().unwrap_or_default();
+        match self.names.get(&sim::client_of(grant)) {
+            Some(name) => format!("{name}#{number}"),
+            None => format!("?#{number}"),
+        }
+    }
+
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiter> {
+        self.waiters.values()
+    }
+
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl World {
+    pub(crate) fn violated(&mut self, of: &'static str, story: String) {
+        tell!(self, Who::World, "VIOLATION of {of}: {story}");
+        let at = self.now;
+        self.checks.violation.get_or_insert(Violation { of, at, story });
+    }
+
+    fn is_held(&self, section: &Section) -> bool {
+        let now = self.instant_of(section.process);
+        !matches!(sim::peek(&section.held, now), HoldState::Lost(_))
+    }
+
+    /// A user's code begins that a lock protects.
+    pub(crate) fn section_begins(
+        &mut self,
+        (process, user): (usize, usize),
+        (kind, key): (Kind, &LockKey),
+        held: Held,
+        inside: &[u64],
+    ) -> u64 {
+        let id = self.checks.next();
+        let token = held.fencing_token_of(key.clone()).unwrap_or_default();
+        self.counts.acquisitions += 1;
+        tell!(
+            self,
+            Who::User(process, user),
+            "is inside {key} ({kind}, token {token})"
+        );
+        let section = Section {
+            process,
+            user,
+            key: key.clone(),
+            kind,
+            held,
+            token,
+            inside: inside.to_vec(),
+        };
+        if self.is_held(&section) {
+            self.excludes_others(&section);
+            self.has_greater_token(&section);
+        } else {
+            self.counts
+                .sometimes("a lock that was lost before its user could work");
+        }
+        self.checks.by_key.entry(key.clone()).or_default().push(id);
+        self.checks.sections.insert(id, section);
+        id
+    }
+
+    fn excludes_others(&mut self, section: &Section) {
+        if !self.checks.excludes {
+            return;
+        }
+        let Some(others) = self.checks.by_key.get(&section.key) else {
+            return;
+        };
+        let other = others.iter().copied().find(|id| {
+            let other = &self.checks.sections[id];
+            let both_read = section.kind == Kind::Read && other.kind == Kind::Read;
+            !both_read && !section.inside.contains(id) && self.is_held(other)
+        });
+        if let Some(other) = other {
+            let Section {
+                process, user, token, ..
+            } = self.checks.sections[&other];
+            let Section { key, token: ours, .. } = section;
+            self.violated(
+                EXCLUSION,
+                format!(
+                    "p{}/u{} is inside {key} with token {ours} while p{process}/u{user} is, with token {token}, and both \
+                     are told that they hold it",
+                    section.process, section.user
+                ),
+            );
+        }
+    }
+
+    fn has_greater_token(&mut self, section: &Section) {
+        if section.kind == Kind::Read || section.inside.iter().any(|id| self.is_same_lock(*id, section)) {
+            return;
+        }
+        let before = self.checks.begun.insert(section.key.clone(), section.token);
+        let before = before.unwrap_or_default();
+        if section.token == before || section.token < before && self.checks.excludes {
+            let Section { key, token, .. } = section;
+            self.violated(
+                FENCING,
+                format!("{key} has token {token} now and had {before} before: a resource refuses its holder"),
+            );
+        }
+    }
+
+    fn is_same_lock(&self, id: u64, section: &Section) -> bool {
+        self.checks
+            .sections
+            .get(&id)
+            .is_some_and(|other| other.key == section.key)
+    }
+
+    pub(crate) fn section_ends(&mut self, id: u64) {
+        let Some(section) = self.checks.sections.remove(&id) else {
+            return;
+        };
+        if let Some(all) = self.checks.by_key.get_mut(&section.key) {
+            all.retain(|other| *other != id);
+        }
+        self.checks
+            .held_here
+            .insert((section.process, section.key), self.now);
+    }
+
+    /// The sections of a process that is gone.
+    pub(crate) fn process_gone(&mut self, process: usize) {
+        let of_process = |section: &Section| section.process == process;
+        self.checks.sections.retain(|_, section| !of_process(section));
+        let sections = &self.checks.sections;
+        for all in self.checks.by_key.values_mut() {
+            all.retain(|id| sections.contains_key(id));
+        }
+        self.checks.waiters.retain(|_, waiter| waiter.process != process);
+    }
+
+    /// Sends a write to the resource.
+    pub(crate) fn writes(&mut self, section: u64) {
+        let Some(of) = self.checks.sections.get(&section) else {
+            return;
+        };
+        if of.kind == Kind::Read {
+            return;
+        }
+        let write = Write {
+            section,
+            process: of.process,
+            user: of.user,
+            key: of.key.clone(),
+            token: of.token,
+        };
+        let delay = crate::chance::mix(self.plan.seed ^ section ^ self.now) % 20;
+        self.schedule(
+            self.now + delay,
+            Event::Arrival(crate::net::Arrival::Write(write)),
+        );
+    }
+
+    pub(crate) fn begins_to_wait(&mut self, mut waiter: Waiter) -> u64 {
+        let id = self.checks.next();
+        let same = |other: &&Waiter| {
+            other.process == waiter.process && other.key == waiter.key && other.kind == waiter.kind
+        };
+        let others = self
+            .checks
+            .waiters
+            .values()
+            .filter(same)
+            .map(|other| other.queue_since);
+        waiter.queue_since = others.min().unwrap_or(waiter.since);
+        self.checks.waiters.insert(id, waiter);
+        id
+    }
+
+    pub(crate) fn waits_no_longer(&mut self, id: u64) -> Option<Waiter> {
+        self.checks.waiters.remove(&id)
+    }
+
+    /// A waiter has the lock: nobody of its process who came before it still waits.
+    pub(crate) fn served(&mut self, waiter: &Waiter) {
+        if waiter.once || waiter.nested || matches!(waiter.kind, Kind::Read | Kind::Fair | Kind::Permit) {
+            return;
+        }
+        let now = self.now;
+        let passed_by = self.checks.waiters.values().find(|other| {
+            other.process == waiter.process
+                && other.key == waiter.key
+                && other.kind == waiter.kind
+                && other.attentive
+                && !other.nested
+                && !other.once
+                && other.since + 2 < waiter.since
+                && other.until.is_none_or(|until| until > now + 2)
+        });
+        if let Some(other) = passed_by {
+            let story = format!(
+                "u{} waits for {} since {} ms, and u{} of the same process has it, which waits since {} ms",
+                other.user, other.key, other.since, waiter.user, waiter.since
+            );
+            self.violated(ORDER, story);
+        }
+    }
+
+    /// A call ended with "held by others".
+    pub(crate) fn told_busy(&mut self, waiter: &Waiter) {
+        let at = (waiter.process, waiter.key.clone());
+        let from = waiter.queue_since;
+        let heard = self
+            .checks
+            .heard_busy
+            .get(&at)
+            .is_some_and(|heard| *heard >= from);
+        let here = self.checks.held_here.get(&at).is_some_and(|until| *until >= from)
+            || self.checks.by_key.get(&at.1).is_some_and(|all| {
+                all.iter()
+                    .any(|id| self.checks.sections[id].process == waiter.process)
+            });
+        if !heard && !here {
+            let story = format!(
+                "u{} was told that {} is held by others, which no store has said since {from} ms",
+                waiter.user, waiter.key
+            );
+            self.violated(WAITING, story);
+        }
+    }
+
+    /// A reply has come to a process.
+    pub(crate) fn replied(&mut self, process: usize, reply: &Reply) {
+        let now = self.now;
+        match reply {
+            Reply::Acquire(key, reply) => {
+                tell!(self, Who::Process(process), "hears: {key} {reply:?}");
+                if !matches!(
+                    reply,
+                    AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }
+                ) {
+                    self.checks.heard_busy.insert((process, key.clone()), now);
+                }
+            }
+            Reply::AcquireAll(keys, reply) => {
+                tell!(self, Who::Process(process), "hears: {reply:?}");
+                for key in keys {
+                    self.checks.heard_busy.insert((process, key.clone()), now);
+                }
+            }
+            other => tell!(self, Who::Process(process), "hears: {other:?}"),
+        }
+    }
+
+    /// For how long a lock may be free while somebody waits for it.
+    fn patience(&self) -> Millis {
+        // The poll deadline: one that is not polled keeps what it has for up to two seconds, and then the next.
+        let unpolled = if self.checks.some_unpolled { 30_000 } else { 0 };
+        2 * self.plan.network.round_trip() * 2 + 20 + unpolled
+    }
+
+    /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
+    fn settling(&self) -> Millis {
+        2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000
+    }
+
+    /// What must be true of a world in which nobody is at work any more.
+    pub(crate) fn all_done(&mut self, left: &[(usize, sim::Left)]) {
+        for (process, left) in left {
+            let sim::Left {
+                grants,
+                unfinished,
+                waiters,
+                pending,
+                ..
+            } = left;
+            if grants + unfinished + waiters + pending > 0 {
+                let story = format!(
+                    "p{process} has nothing to do and keeps {grants} grants, {unfinished} parts of sets, {waiters} \
+                     queues and {pending} requests"
+                );
+                self.violated(CLEANUP, story);
+            }
+        }
+        for store in 0..self.stores.len() {
+            let subscribed = self.stores[store].subscribed();
+            if subscribed > 0 {
+                self.violated(
+                    CLEANUP,
+                    format!("store {store} has {subscribed} subscriptions that nobody needs"),
+                );
+            }
+        }
+    }
+
+    /// The grants that a store has of clients that live.
+    pub(crate) fn orphans(&mut self, store: usize, entries: &[sim::Entry], living: &[u128]) {
+        let orphan = entries
+            .iter()
+            .find(|entry| !entry.kept && living.contains(&sim::client_of(entry.grant)));
+        if let Some(sim::Entry { key, grant, .. }) = orphan {
+            let story = format!(
+                "store {store} has {key} granted to {}, where nobody holds it: it is busy for a lease",
+                self.checks.name_of(*grant)
+            );
+            self.violated(CLEANUP, story);
+        }
+    }
+}
+
+/// A store has carried out a request.
+pub(crate) fn carried_out(
+    store: usize,
+    process: usize,
+    request: &Request,
+    result: &Result<Reply, BackendError>,
+) {
+    with(|world| match (request, result) {
+        (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) => match reply {
+            AcquireReply::Acquired {
+                first_token,
+                last_token,
+            }
+            | AcquireReply::AcquiredInLine {
+                first_token,
+                last_token,
+                ..
+            } => {
+                let name = world.checks.name_of(request.grant);
+                tell!(world, Who::Store(store), "grants {key} to {name}");
+                world.granted((request.kind, key), request.grant, (*first_token, *last_token));
+            }
+            other => tell!(world, Who::Store(store), "says to p{process}: {key} {other:?}"),
+        },
+        (Request::Release(request), Ok(reply)) => {
+            let name = world.checks.name_of(request.grant);
+            tell!(
+                world,
+                Who::Store(store),
+                "ends {} of {name}: {reply:?}",
+                request.key
+            );
+        }
+        (_, result) => tell!(world, Who::Store(store), "p{process}: {result:?}"),
+    });
+    if let (Request::Release(request), Ok(_)) = (request, result) {
+        let key = &request.key;
+        let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());
+        with(|world| world.came_free(key, is_free));
+    }
+}
+
+impl World {
+    fn granted(&mut self, (kind, key): (Kind, &LockKey), grant: GrantId, (first, last): (u64, u64)) {
+        self.checks.free_since.remove(key);
+        if !self.checks.single_store {
+            return;
+        }
+        let before = self.checks.granted.insert(key.clone(), last).unwrap_or_default();
+        if first <= before {
+            self.violated(
+                FENCING,
+                format!("the store granted {key} with token {first} after {before}"),
+            );
+        }
+        if !self.checks.excludes || kind.is_exclusive() == (kind == Kind::Read) {
+            return;
+        }
+        let Some(all) = self.checks.by_key.get(key) else {
+            return;
+        };
+        let believer = all.iter().copied().find(|id| {
+            let section = &self.checks.sections[id];
+            let excludes = kind != Kind::Read || section.kind != Kind::Read;
+            let is_other = sim::grants(&section.held)
+                .iter()
+                .all(|(_, _, other)| *other != grant);
+            // A writer that reads under its own lock.
+            let reads_under = kind == Kind::Read && section.kind == Kind::Write;
+            excludes && is_other && !reads_under && self.is_held(section)
+        });
+        if let Some(id) = believer {
+            let Section {
+                process, user, token, ..
+            } = self.checks.sections[&id];
+            let name = self.checks.name_of(grant);
+            self.violated(
+                LOSS,
+                format!("the store granted {key} to {name} while p{process}/u{user} is told that it holds it (token {token})"),
+            );
+        }
+    }
+
+    fn came_free(&mut self, key: &LockKey, is_free: bool) {
+        if !is_free || !self.checks.single_store {
+            return;
+        }
+        let free_since = self.now;
+        self.checks.free_since.insert(key.clone(), free_since);
+        if self.checks.waiters.values().any(|waiter| waiter.key == *key) {
+            let key = key.clone();
+            self.schedule(
+                free_since + self.patience(),
+                Event::Check(Due::Taken { key, free_since }),
+            );
+        }
+    }
+}
+
+/// Looks at what was to be looked at later.
+pub(crate) fn due(world: &mut World, due: Due) {
+    match due {
+        Due::Taken { key, free_since } => {
+            let settled = world
+                .weather
+                .calm_since()
+                .is_some_and(|since| since + world.settling() <= free_since);
+            if !settled || world.checks.free_since.get(&key) != Some(&free_since) {
+                return;
+            }
+            let patience = world.patience();
+            let waits = |waiter: &&Waiter| {
+                waiter.key == key && waiter.attentive && !waiter.nested && waiter.since < free_since
+            };
+            if let Some(waiter) = world.checks.waiters.values().find(waits) {
+                let Waiter {
+                    process, user, since, ..
+                } = waiter;
+                let story = format!(
+                    "{key} is free since {patience} ms, and p{process}/u{user}, which waits for it since {since} ms, \
+                     does not get it"
+                );
+                world.violated(WAITING, story);
+            }
+        }
+    }
+}
+
+/// A write has come to the resource.
+pub(crate) fn written(world: &mut World, write: Write) {
+    let Write {
+        section,
+        process,
+        user,
+        key,
+        token,
+    } = write;
+    let newest = world.checks.registers.get(&key).copied().unwrap_or_default();
+    if token >= newest {
+        world.checks.registers.insert(key, token);
+        return;
+    }
+    let is_held = world
+        .checks
+        .sections
+        .get(&section)
+        .is_some_and(|section| world.is_held(section));
+    if is_held && world.checks.excludes {
+        let story = format!(
+            "the resource of {key} refuses token {token} of p{process}/u{user}, which holds it: it has {newest}"
+        );
+        world.violated(FENCING, story);
+    } else {
+        world.counts.sometimes("a stale write that was refused");
+        tell!(
+            world,
+            Who::User(process, user),
+            "its late write to {key} with token {token} is refused"
+        );
+    }
+}
+
+impl Waiter {
+    pub(crate) fn new(
+        (process, user): (usize, usize),
+        (kind, key): (Kind, LockKey),
+        since: Millis,
+    ) -> Waiter {
+        Waiter {
+            process,
+            user,
+            key,
+            kind,
+            since,
+            until: None,
+            once: false,
+            attentive: true,
+            nested: false,
+            queue_since: since,
+        }
+    }
+}

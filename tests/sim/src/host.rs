@@ -1,0 +1,97 @@
+//! Runs the users of a process, in an order that the seed draws.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use fastrand::Rng;
+
+use crate::chance::Draws;
+
+/// How many times in a thousand a user that is ready is left for later.
+const LATER: u32 = 100;
+
+pub(crate) type User = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+pub(crate) struct Host {
+    users: Vec<Slot>,
+    waker: Arc<Mutex<Option<Waker>>>,
+    rng: Rng,
+    ready: Vec<usize>,
+}
+
+struct Slot {
+    future: Option<User>,
+    flag: Arc<Flag>,
+    waker: Waker,
+}
+
+/// Whether a user is to be polled.
+struct Flag {
+    ready: AtomicBool,
+    host: Arc<Mutex<Option<Waker>>>,
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        if !self.ready.swap(true, Ordering::Relaxed)
+            && let Some(host) = &*self.host.lock().expect("no user panics under it")
+        {
+            host.wake_by_ref();
+        }
+    }
+}
+
+impl Host {
+    pub(crate) fn new(users: impl IntoIterator<Item = User>, rng: Rng) -> Host {
+        let waker = Arc::new(Mutex::new(None));
+        let slot = |future| {
+            let flag = Arc::new(Flag {
+                ready: AtomicBool::new(true),
+                host: waker.clone(),
+            });
+            Slot {
+                future: Some(future),
+                waker: Waker::from(flag.clone()),
+                flag,
+            }
+        };
+        Host {
+            users: users.into_iter().map(slot).collect(),
+            waker: waker.clone(),
+            rng,
+            ready: Vec::new(),
+        }
+    }
+
+    /// Polls those that are ready; whether there was one. The caller is woken when there is another one.
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> bool {
+        {
+            let mut waker = self.waker.lock().expect("no user panics under it");
+            if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                *waker = Some(cx.waker().clone());
+            }
+        }
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.extend((0..self.users.len()).filter(|at| self.users[*at].flag.ready.load(Ordering::Relaxed)));
+        self.rng.shuffle(&mut ready);
+        let any = !ready.is_empty();
+        for at in ready.drain(..) {
+            if self.rng.permille(LATER) {
+                continue;
+            }
+            let user = &mut self.users[at];
+            user.flag.ready.store(false, Ordering::Relaxed);
+            let Some(future) = &mut user.future else {
+                continue;
+            };
+            if let Poll::Ready(()) = future.as_mut().poll(&mut Context::from_waker(&user.waker)) {
+                user.future = None;
+            }
+        }
+        self.ready = ready;
+        any
+    }
+}

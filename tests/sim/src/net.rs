@@ -1,0 +1,467 @@
+//! The network between processes and stores: what is sent arrives later, twice, out of order, or not at all.
+//!
+//! Between a process and a store there is a connection: what is sent over one arrives in order. When it breaks, what was
+//! on its way may still be carried out, even after what the next connection brings; its replies are lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dlock::backend::{BackendError, Lane, Reason};
+use dlock::sim::News;
+use fastrand::Rng;
+use tokio::sync::{broadcast, oneshot};
+
+use crate::chance::{Draws, stream};
+use crate::plan::{Millis, Plan};
+use crate::store::{self, Reply, Request};
+use crate::trace::Who;
+use crate::world::{Event, World, streams, tell, with};
+
+/// One end of a connection, as the other end knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peer {
+    pub(crate) process: usize,
+    pub(crate) incarnation: u32,
+    pub(crate) store: usize,
+    connection: u32,
+    /// How many times the store had begun anew.
+    epoch: u32,
+}
+
+/// What comes at its destination.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    Request {
+        peer: Peer,
+        id: u64,
+        request: Box<Request>,
+        /// Of a message that was doubled, the second: nobody waits for its reply.
+        copy: bool,
+    },
+    Reply {
+        id: u64,
+        result: Box<Result<Reply, BackendError>>,
+    },
+    Timeout {
+        id: u64,
+    },
+    Subscription {
+        peer: Peer,
+        topic: Arc<str>,
+        on: bool,
+    },
+    Subscribed {
+        peer: Peer,
+        topic: Arc<str>,
+    },
+    News {
+        peer: Peer,
+        topic: Arc<str>,
+        taken: bool,
+    },
+    Reconnected {
+        peer: Peer,
+    },
+    Write(crate::check::Write),
+}
+
+struct Link {
+    rng: Rng,
+    tie: u32,
+    connection: u32,
+    /// When the last message of the connection arrives, each way.
+    to_store: Millis,
+    to_process: Millis,
+    end: Option<End>,
+}
+
+/// What a process has of a connection.
+#[derive(Clone)]
+pub(crate) struct End {
+    pub(crate) incarnation: u32,
+    pub(crate) news: News,
+    pub(crate) doubts: broadcast::Sender<Lane>,
+}
+
+struct Waiting {
+    peer: Peer,
+    reply: oneshot::Sender<Result<Reply, BackendError>>,
+}
+
+/// All connections.
+pub(crate) struct Links {
+    stores: usize,
+    links: Vec<Link>,
+    waiting: BTreeMap<u64, Waiting>,
+    next_id: u64,
+}
+
+impl Links {
+    pub(crate) fn new(plan: &Plan) -> Links {
+        let stores = plan.stores.count();
+        let link = |at: usize| {
+            let mut rng = stream(plan.seed, &[streams::LINK, at as u64]);
+            Link {
+                tie: rng.u32(..),
+                rng,
+                connection: 0,
+                to_store: 0,
+                to_process: 0,
+                end: None,
+            }
+        };
+        Links {
+            stores,
+            links: (0..plan.processes.len() * stores).map(link).collect(),
+            waiting: BTreeMap::new(),
+            next_id: 0,
+        }
+    }
+
+    fn of(&mut self, process: usize, store: usize) -> &mut Link {
+        &mut self.links[process * self.stores + store]
+    }
+
+    /// A process is there, or again.
+    pub(crate) fn connect(&mut self, process: usize, store: usize, end: End) {
+        let link = self.of(process, store);
+        link.connection += 1;
+        link.end = Some(end);
+    }
+}
+
+impl World {
+    fn peer(&mut self, process: usize, store: usize) -> Option<(Peer, End)> {
+        let epoch = self.stores[store].epoch;
+        let link = self.links.of(process, store);
+        let end = link.end.clone()?;
+        let peer = Peer {
+            process,
+            incarnation: end.incarnation,
+            store,
+            connection: link.connection,
+            epoch,
+        };
+        Some((peer, end))
+    }
+
+    /// Whether what this peer has sent or is sent still means something.
+    fn is_current(&mut self, peer: Peer) -> bool {
+        self.lives(peer.process, peer.incarnation)
+            && self.stores[peer.store].epoch == peer.epoch
+            && self.links.of(peer.process, peer.store).connection == peer.connection
+    }
+
+    /// When a message arrives; `None` where it does not. And when a second one does.
+    fn travels(&mut self, peer: Peer, to_store: bool) -> (Option<Millis>, Option<Millis>) {
+        let plan = self.plan.clone();
+        let chances = self.weather.chances(&plan);
+        let is_cut = self.weather.is_cut(&plan, (peer.process, peer.store), to_store);
+        let now = self.now;
+        let link = self.links.of(peer.process, peer.store);
+        let mut delay = link.rng.between(plan.network.least, plan.network.most);
+        // Drawn in any case, so that the next draws are the same in a storm and out of it.
+        let (lost, late, doubled) = (link.rng.u32(..1000), link.rng.u32(..1000), link.rng.u32(..1000));
+        let by = link.rng.between(1, chances.by.max(1));
+        let mut faults = 0;
+        if late < chances.late {
+            delay += by;
+            faults += 1;
+        }
+        let last = if to_store {
+            &mut link.to_store
+        } else {
+            &mut link.to_process
+        };
+        let at = (now + delay).max(*last);
+        let is_lost = is_cut || lost < chances.lost;
+        let mut copy = None;
+        if is_lost {
+            faults += 1;
+        } else {
+            *last = at;
+            if doubled < chances.doubled {
+                faults += 1;
+                copy = Some(at + by);
+            }
+        }
+        self.counts.faults += faults;
+        ((!is_lost).then_some(at), copy)
+    }
+
+    /// A connection breaks, and there is a new one.
+    pub(crate) fn break_connection(&mut self, process: usize, store: usize) {
+        let Some((old, _)) = self.peer(process, store) else {
+            return;
+        };
+        self.counts.faults += 1;
+        tell!(
+            self,
+            Who::Process(process),
+            "loses its connection to store {store}"
+        );
+        let link = self.links.of(process, store);
+        link.connection += 1;
+        (link.to_store, link.to_process) = (0, 0);
+        let ids: Vec<_> = self
+            .links
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| waiting.peer == old)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            if let Some(waiting) = self.links.waiting.remove(&id) {
+                let _ = waiting
+                    .reply
+                    .send(Err(BackendError::unknown("the connection broke")));
+            }
+        }
+        self.stores[store].unsubscribe_all(process);
+        self.reconnects(process, store);
+    }
+
+    /// Has a process connect again, a round trip from now.
+    pub(crate) fn reconnects(&mut self, process: usize, store: usize) {
+        let at = self.now + self.plan.network.round_trip();
+        if let Some((peer, _)) = self.peer(process, store) {
+            self.schedule(at, Event::Arrival(Arrival::Reconnected { peer }));
+        }
+    }
+
+    /// Fails what waits for a reply from a store that is gone.
+    pub(crate) fn store_gone(&mut self, store: usize) {
+        for process in 0..self.plan.processes.len() {
+            if self.links.of(process, store).end.is_some() {
+                self.break_connection(process, store);
+            }
+        }
+    }
+
+    /// Sends what a connection does not lose without breaking.
+    fn deliver(&mut self, peer: Peer, arrival: Arrival, to_store: bool) {
+        let tie = self.links.of(peer.process, peer.store).tie;
+        match self.travels(peer, to_store) {
+            (Some(at), _) => self.schedule_in_order(at, tie, Event::Arrival(arrival)),
+            (None, _) => self.break_connection(peer.process, peer.store),
+        }
+    }
+}
+
+/// Sends a request; what comes of it.
+pub(crate) fn send(
+    (process, incarnation): (usize, u32),
+    store: usize,
+    request: Request,
+) -> oneshot::Receiver<Result<Reply, BackendError>> {
+    let (reply, outcome) = oneshot::channel();
+    crate::world::if_any(|world| {
+        if !world.lives(process, incarnation) {
+            // Nothing leaves a process that has crashed.
+            return;
+        }
+        let Some((peer, _)) = world.peer(process, store) else {
+            return;
+        };
+        world.counts.requests += 1;
+        tell!(
+            world,
+            Who::Process(process),
+            "sends: {}",
+            request.told(&world.checks)
+        );
+        world.links.next_id += 1;
+        let id = world.links.next_id;
+        if !world.stores[store].is_up() && world.links.of(process, store).rng.bool() {
+            tell!(world, Who::Process(process), "cannot connect");
+            world.counts.faults += 1;
+            let error = BackendError::not_done(Reason::Unreachable, "the connection was refused");
+            let at = world.now + world.plan.network.round_trip();
+            world.links.waiting.insert(id, Waiting { peer, reply });
+            let result = Box::new(Err(error));
+            world.schedule(at, Event::Arrival(Arrival::Reply { id, result }));
+            return;
+        }
+        world.links.waiting.insert(id, Waiting { peer, reply });
+        let timeout = world.now + world.plan.settings.timeout;
+        world.schedule(timeout, Event::Arrival(Arrival::Timeout { id }));
+        let (at, copy_at) = world.travels(peer, true);
+        let tie = world.links.of(process, store).tie;
+        let arrival = |request, copy| {
+            Event::Arrival(Arrival::Request {
+                peer,
+                id,
+                request: Box::new(request),
+                copy,
+            })
+        };
+        match at {
+            Some(at) => world.schedule_in_order(at, tie, arrival(request.clone(), false)),
+            None => tell!(world, Who::World, "that request is lost"),
+        }
+        if let Some(at) = copy_at {
+            tell!(world, Who::World, "that request will come twice");
+            world.schedule(at, arrival(request, true));
+        }
+        let broken = world.weather.chances(&world.plan.clone()).broken;
+        if world.links.of(process, store).rng.permille(broken) {
+            world.break_connection(process, store);
+        }
+    });
+    outcome
+}
+
+/// A process listens for a topic of a store, or does so no longer.
+pub(crate) fn subscribe((process, incarnation): (usize, u32), store: usize, topic: Arc<str>, on: bool) {
+    crate::world::if_any(|world| {
+        if !world.lives(process, incarnation) {
+            return;
+        }
+        let Some((peer, _)) = world.peer(process, store) else {
+            return;
+        };
+        world.deliver(peer, Arrival::Subscription { peer, topic, on }, true);
+    });
+}
+
+/// Something has come where it was sent to.
+pub(crate) fn arrive(arrival: Arrival) {
+    match arrival {
+        Arrival::Request {
+            peer,
+            id,
+            request,
+            copy,
+        } => at_store(peer, id, *request, copy),
+        Arrival::Reply { id, result } => with(|world| {
+            let Some(waiting) = world.links.waiting.remove(&id) else {
+                world.counts.sometimes("a late reply");
+                return;
+            };
+            if !world.lives(waiting.peer.process, waiting.peer.incarnation) {
+                return;
+            }
+            if let Ok(reply) = &*result {
+                world.replied(waiting.peer.process, reply);
+            }
+            if waiting.reply.send(*result).is_err() {
+                world.counts.sometimes("a reply that nobody waits for");
+            }
+        }),
+        Arrival::Timeout { id } => with(|world| {
+            if let Some(waiting) = world.links.waiting.remove(&id) {
+                tell!(world, Who::Process(waiting.peer.process), "has no reply in time");
+                let _ = waiting.reply.send(Err(BackendError::unknown("no reply in time")));
+            }
+        }),
+        Arrival::Subscription { peer, topic, on } => with(|world| {
+            if !world.is_current(peer) || !world.stores[peer.store].is_up() {
+                return;
+            }
+            if on {
+                world.stores[peer.store].subscribe(peer.process, topic.clone());
+                world.deliver(peer, Arrival::Subscribed { peer, topic }, false);
+            } else {
+                world.stores[peer.store].unsubscribe(peer.process, &topic);
+            }
+        }),
+        Arrival::Subscribed { peer, topic } => {
+            if let Some(end) = current_end(peer) {
+                end.news.confirm(&topic);
+            }
+        }
+        Arrival::News { peer, topic, taken } => {
+            if let Some(end) = current_end(peer) {
+                with(|world| tell!(world, Who::Process(peer.process), "hears of {}", readable(&topic)));
+                match taken {
+                    true => end.news.taken(&topic),
+                    false => drop(end.news.tell(&topic)),
+                }
+            }
+        }
+        Arrival::Reconnected { peer } => {
+            let is_cut = with(|world| {
+                let (plan, link) = (world.plan.clone(), (peer.process, peer.store));
+                let is_cut = |to_store| world.weather.is_cut(&plan, link, to_store);
+                is_cut(true) || is_cut(false)
+            });
+            if is_cut {
+                with(|world| world.reconnects(peer.process, peer.store));
+            } else if let Some(end) = current_end(peer)
+                && with(|world| world.stores[peer.store].is_up())
+            {
+                with(|world| tell!(world, Who::Process(peer.process), "is connected again"));
+                end.news.doubt_all();
+                let _ = end.doubts.send(Lane::default());
+                for topic in end.news.topics() {
+                    subscribe((peer.process, peer.incarnation), peer.store, topic, true);
+                }
+            }
+        }
+        Arrival::Write(write) => with(|world| crate::check::written(world, write)),
+    }
+}
+
+fn current_end(peer: Peer) -> Option<End> {
+    with(|world| {
+        if !world.is_current(peer) {
+            return None;
+        }
+        world.peer(peer.process, peer.store).map(|(_, end)| end)
+    })
+}
+
+fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
+    let Peer { process, store, .. } = peer;
+    let carried_out = with(|world| {
+        let is_there = world.stores[store].is_up() && world.stores[store].epoch == peer.epoch;
+        let link = world.links.of(process, store);
+        // What was sent over a connection that broke since is there, or it is not.
+        let comes = link.connection == peer.connection || link.rng.bool();
+        is_there && comes
+    });
+    if !carried_out {
+        return;
+    }
+    let result = store::carry_out(store, process, &request);
+    with(|world| {
+        for (topic, taken) in world.stores[store].told() {
+            let topic = &topic;
+            for listener in world.stores[store].subscribers(topic) {
+                let Some((peer, _)) = world.peer(listener, store) else {
+                    continue;
+                };
+                let (at, copy_at) = world.travels(peer, false);
+                if at.is_none() {
+                    tell!(
+                        world,
+                        Who::World,
+                        "p{listener} will not hear of {}",
+                        readable(topic)
+                    );
+                }
+                for at in at.into_iter().chain(copy_at) {
+                    let topic = topic.clone();
+                    world.schedule(at, Event::Arrival(Arrival::News { peer, topic, taken }));
+                }
+            }
+        }
+        if copy || !world.is_current(peer) {
+            return;
+        }
+        let (at, _) = world.travels(peer, false);
+        let tie = world.links.of(process, store).tie;
+        match at {
+            Some(at) => {
+                let result = Box::new(result);
+                world.schedule_in_order(at, tie, Event::Arrival(Arrival::Reply { id, result }));
+            }
+            None => tell!(world, Who::World, "that reply is lost"),
+        }
+    });
+}
+
+/// A topic as a trace has it.
+pub(crate) fn readable(topic: &str) -> &str {
+    topic.split('\n').next().unwrap_or(topic)
+}

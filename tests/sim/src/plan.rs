@@ -1,0 +1,267 @@
+//! A world as data: processes, what their users do, and what goes wrong. Times are milliseconds of the world.
+//!
+//! Everything that a plan leaves open (the order of polls, the delay of each message) follows from its seed.
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) type Millis = u64;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) runtimes: Runtimes,
+    pub(crate) network: Network,
+    pub(crate) stores: Stores,
+    pub(crate) settings: Settings,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// Whose clock is whose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Runtimes {
+    /// All processes in one runtime, by one clock: fast.
+    One,
+    /// Each process in a runtime of its own, with a clock of its own: it can stop, crash, and run fast or slow.
+    Each,
+}
+
+/// Delays of a message, one way.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Network {
+    pub(crate) least: Millis,
+    pub(crate) most: Millis,
+}
+
+impl Network {
+    pub(crate) fn round_trip(self) -> Millis {
+        2 * self.most
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Stores {
+    One,
+    /// A majority of so many.
+    Quorum(usize),
+}
+
+impl Stores {
+    pub(crate) fn count(self) -> usize {
+        match self {
+            Stores::One => 1,
+            Stores::Quorum(members) => members,
+        }
+    }
+}
+
+/// Settings of all clients.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) lease: Millis,
+    pub(crate) retry_for: Millis,
+    /// After this time without a reply the outcome of a request is unknown.
+    pub(crate) timeout: Millis,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Process {
+    /// Its clock runs so many millionths too fast, or too slow. Only where each process has a runtime.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) drift: i64,
+    pub(crate) users: Vec<User>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct User {
+    /// When it begins.
+    pub(crate) begins: Millis,
+    pub(crate) tasks: Vec<Task>,
+}
+
+/// What a user does, one after the other.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Task {
+    Pause(Millis),
+    Lock(Lock),
+}
+
+/// Takes a lock, works, and gives it back.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Lock {
+    pub(crate) key: u32,
+    pub(crate) kind: Kind,
+    /// Asks once.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) once: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) wait: Option<Millis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fixed_lease: Option<Millis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) min_hold: Option<Millis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_hold: Option<Millis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_waiters: Option<usize>,
+    /// Write locks: readers stand back while it waits.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) preferred: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) habit: Option<Habit>,
+    /// What is done while it is held.
+    pub(crate) work: Vec<Work>,
+    pub(crate) end: End,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    Plain,
+    Fair,
+    Fenced,
+    Read,
+    Write,
+}
+
+/// What is unusual in how a user awaits its acquire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Habit {
+    /// Drops it after so many polls without an outcome.
+    DropsAfterPolls(u32),
+    /// Drops it after this time.
+    DropsAfter(Millis),
+    /// After so many polls it does not poll for a while.
+    PollsNot { after: u32, lasts: Millis },
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Work {
+    Sleep(Millis),
+    /// Writes to the resource that the lock protects, with the fencing token.
+    Write,
+    /// Makes sure that so much of the lease is left.
+    Ensure(Millis),
+    /// Inside the frame of the lock.
+    Nest(Box<Lock>),
+    /// Side by side, inside the frame.
+    Join(Vec<Lock>),
+    /// In a task of its own, made inside the frame, which it must not inherit.
+    Spawn(Box<Lock>),
+}
+
+/// How a user leaves its lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum End {
+    Release,
+    /// The release is dropped after its first poll.
+    ReleaseUnawaited,
+    Drop,
+    Panic,
+}
+
+/// Something goes wrong for a while.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Fault {
+    pub(crate) at: Millis,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) lasts: Millis,
+    pub(crate) what: Trouble,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Trouble {
+    /// Messages of all links are lost, delayed, doubled, or break their connection; chances in a thousand.
+    Storm {
+        lost: u32,
+        late: u32,
+        doubled: u32,
+        broken: u32,
+        /// By how much at the most, where they are late.
+        by: Millis,
+    },
+    /// Nothing comes through between a process and a store; `None` is all of them.
+    Cut {
+        process: Option<usize>,
+        store: Option<usize>,
+        way: Way,
+    },
+    /// The store is away, and comes back with its data or without.
+    StoreStops { store: usize, loses_data: bool },
+    /// The store forgets everything.
+    StoreLosesData { store: usize },
+    /// The store refuses everything, or acquires alone since it is full.
+    StoreRefuses { store: usize, full: bool },
+    /// The process stands still; the clocks go on.
+    ProcessStops { process: usize },
+    /// The process is gone, and begins anew with the rest of what its users do.
+    ProcessCrashes { process: usize },
+    /// The same in good order, as far as destructors can: nothing keeps it from sending.
+    ProcessEnds { process: usize },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Way {
+    Both,
+    ToStore,
+    ToProcess,
+}
+
+impl Plan {
+    /// Whether some acquire is kept and not polled.
+    pub(crate) fn has_unpolled(&self) -> bool {
+        let users = self.processes.iter().flat_map(|process| &process.users);
+        users.flat_map(|user| &user.tasks).any(|task| match task {
+            Task::Lock(lock) => lock.has_unpolled(),
+            Task::Pause(_) => false,
+        })
+    }
+
+    /// When the last fault is over.
+    pub(crate) fn faults_end(&self) -> Millis {
+        self.faults
+            .iter()
+            .map(|fault| fault.at + fault.lasts)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Whether the promise that no two hold a lock at a time rests on what is true in this world.
+    pub(crate) fn excludes(&self) -> bool {
+        let drifts = self.processes.iter().any(|process| process.drift.abs() > 9_000);
+        let loses = |fault: &Fault| match fault.what {
+            Trouble::StoreStops { loses_data, .. } => loses_data,
+            Trouble::StoreLosesData { .. } => true,
+            _ => false,
+        };
+        let lost = self.faults.iter().any(loses);
+        !drifts && !lost
+    }
+}
+
+impl Lock {
+    fn has_unpolled(&self) -> bool {
+        matches!(self.habit, Some(Habit::PollsNot { .. }))
+            || self.work.iter().any(|work| match work {
+                Work::Nest(lock) | Work::Spawn(lock) => lock.has_unpolled(),
+                Work::Join(locks) => locks.iter().any(Lock::has_unpolled),
+                _ => false,
+            })
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn is_zero(value: &i64) -> bool {
+    *value == 0
+}

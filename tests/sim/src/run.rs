@@ -1,0 +1,468 @@
+//! Runs a world from its plan to its end.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use dlock::LockClient;
+use dlock::backend::quorum::Quorum;
+use dlock::sim;
+use tokio::runtime::{Builder, RngSeed, Runtime};
+use tokio::time::{Instant, Sleep};
+
+use crate::backend::SimBackend;
+use crate::chance::{mix, stream};
+use crate::check::{CLEANUP, Violation, WAITING};
+use crate::count::Counts;
+use crate::fault::Order;
+use crate::host::{Host, User};
+use crate::plan::{Millis, Plan, Runtimes, Stores};
+use crate::trace::{Keep, Trace, Who};
+use crate::user::{Me, user};
+use crate::world::{World, carry_out_due, streams, tell, with};
+
+/// How long a world goes on after all users are done: positions in the queues of stores last for 5 s.
+const AFTER: Millis = 8_000;
+/// Users that are not done so long after the last fault never will be.
+const ENDLESS: Millis = 600_000;
+/// A user that is polled so many times at one moment goes round in circles.
+const MOST_ROUNDS: u32 = 100_000;
+
+/// How a world went.
+pub(crate) struct Outcome {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) counts: Counts,
+    pub(crate) digest: u64,
+    pub(crate) trace: String,
+}
+
+pub(crate) fn run(plan: &Rc<Plan>, keep: Keep) -> Outcome {
+    match plan.runtimes {
+        Runtimes::One => in_one_runtime(plan, keep),
+        Runtimes::Each => in_runtimes_of_their_own(plan, keep),
+    }
+    let world = World::end();
+    Outcome {
+        violation: world.checks.violation,
+        counts: world.counts,
+        digest: world.trace.digest,
+        trace: world.trace.text,
+    }
+}
+
+/// A process that runs.
+struct Process {
+    client: LockClient,
+    host: Host,
+}
+
+impl Process {
+    /// Starts a process: what its users have done in an earlier life is done.
+    async fn start(plan: &Plan, process: usize) -> Process {
+        let incarnation = with(|world| world.clocks[process].incarnation);
+        let client = connect(plan, process, incarnation).await;
+        let name = match incarnation {
+            0 => format!("p{process}"),
+            again => format!("p{process}'{again}"),
+        };
+        let progress = with(|world| {
+            world.checks.name_client(sim::id_of(&client), name);
+            world.progress[process].clone()
+        });
+        let users = plan.processes[process].users.iter().zip(progress).enumerate();
+        let users = users.map(|(index, (of, done))| -> User {
+            let me = Me { process, user: index };
+            Box::pin(user(me, client.clone(), of.clone(), done))
+        });
+        let rng = stream(
+            plan.seed,
+            &[streams::HOST, process as u64, u64::from(incarnation)],
+        );
+        Process {
+            host: Host::new(users, rng),
+            client,
+        }
+    }
+}
+
+async fn connect(plan: &Plan, process: usize, incarnation: u32) -> LockClient {
+    let millis = Duration::from_millis;
+    let builder = LockClient::builder();
+    let builder = match plan.stores {
+        Stores::One => builder.backend(SimBackend::connect(process, incarnation, 0)),
+        Stores::Quorum(members) => {
+            let member = |store| {
+                (
+                    format!("store {store}"),
+                    SimBackend::connect(process, incarnation, store),
+                )
+            };
+            let quorum = Quorum::new((0..members).map(member));
+            let most = millis(plan.settings.lease * 2);
+            builder.backend(quorum.max_lease(most).trust_fresh_servers(true))
+        }
+    };
+    builder
+        .lease(millis(plan.settings.lease))
+        .retry_for(millis(plan.settings.retry_for))
+        .build()
+        .await
+        .expect("settings that are valid")
+}
+
+fn runtime(plan: &Plan, number: u64) -> Runtime {
+    let seed = mix(plan.seed ^ mix(streams::RUNTIME ^ number));
+    Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .rng_seed(RngSeed::from_bytes(&seed.to_le_bytes()))
+        .build()
+        .expect("a runtime without I/O")
+}
+
+/// Whether the world is over; for as long as it is not, when it has to be looked at again.
+struct Ending {
+    since: Option<Millis>,
+    limit: Millis,
+}
+
+impl Ending {
+    fn new(plan: &Plan) -> Ending {
+        Ending {
+            since: None,
+            limit: plan.faults_end() + ENDLESS,
+        }
+    }
+
+    fn is_over(&mut self, world: &mut World) -> bool {
+        if world.checks.violation.is_some() {
+            return true;
+        }
+        if world.at_work > 0 {
+            self.since = None;
+            if world.now > self.limit {
+                let waiting: Vec<_> = world
+                    .checks
+                    .waiting()
+                    .map(|waiter| format!("p{}/u{} for {}", waiter.process, waiter.user, waiter.key))
+                    .collect();
+                let story = format!(
+                    "{} users are not done {ENDLESS} ms after the last fault; waiting: {}",
+                    world.at_work,
+                    waiting.join(", ")
+                );
+                world.violated(WAITING, story);
+                return true;
+            }
+            return false;
+        }
+        let faults_end = world.plan.faults_end();
+        let since = *self.since.get_or_insert(world.now.max(faults_end));
+        world.now >= since + AFTER
+    }
+
+    /// The moment at which it may be over.
+    fn at(&self) -> Option<Millis> {
+        self.since.map(|since| since + AFTER)
+    }
+}
+
+/// Looks for what is left behind.
+fn look_around(processes: &[Option<&LockClient>]) {
+    let living: Vec<_> = processes
+        .iter()
+        .flatten()
+        .map(|client| sim::id_of(client))
+        .collect();
+    let left: Vec<_> = processes
+        .iter()
+        .enumerate()
+        .filter_map(|(process, client)| Some((process, sim::left((*client)?))))
+        .collect();
+    let stores = with(|world| {
+        if world.checks.violation.is_none() {
+            world.all_done(&left);
+        }
+        world.stores.len()
+    });
+    for store in 0..stores {
+        let (entries, queued) = crate::store::inside(store, |memory| (sim::entries(memory), memory.queued()));
+        with(|world| {
+            if world.checks.violation.is_none() {
+                world.orphans(store, &entries, &living);
+            }
+            if world.checks.violation.is_none() && queued > 0 {
+                world.violated(
+                    CLEANUP,
+                    format!("store {store} keeps {queued} positions of waiters that left"),
+                );
+            }
+        });
+    }
+}
+
+fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
+    let runtime = runtime(plan, 0);
+    let epoch = runtime.block_on(async { Instant::now() });
+    World::begin(plan.clone(), epoch, Trace::new(keep));
+    let context = sim::Process::new(mix(plan.seed ^ streams::PROCESS), epoch.into_std());
+    let _entered = context.enter();
+    runtime.block_on(async {
+        let mut processes = Vec::new();
+        for process in 0..plan.processes.len() {
+            processes.push(Process::start(plan, process).await);
+        }
+        let mut ending = Ending::new(plan);
+        {
+            let mut timer = pin!(tokio::time::sleep_until(epoch));
+            let mut order: Vec<_> = (0..processes.len()).collect();
+            let mut rng = stream(plan.seed, &[streams::STEPS]);
+            let mut rounds = 0;
+            std::future::poll_fn(|cx| {
+                let now = millis_since(epoch);
+                let before = with(|world| std::mem::replace(&mut world.now, now));
+                rounds = if before == now { rounds + 1 } else { 0 };
+                carry_out_due();
+                rng.shuffle(&mut order);
+                let mut any = false;
+                for process in &order {
+                    any |= processes[*process].host.poll_ready(cx);
+                }
+                let is_over = with(|world| {
+                    if rounds > MOST_ROUNDS {
+                        world.violated(
+                            WAITING,
+                            "a task goes round in circles and lets no time pass".to_owned(),
+                        );
+                    }
+                    world.weather.orders.clear();
+                    ending.is_over(world)
+                });
+                if is_over {
+                    return Poll::Ready(());
+                }
+                if any {
+                    // The library's own tasks come in between.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                let next = with(|world| world.next_event());
+                let next = next.into_iter().chain(ending.at()).min();
+                wake_at(&mut timer, epoch, next.unwrap_or(now + ENDLESS), cx);
+                Poll::Pending
+            })
+            .await;
+        }
+        let clients: Vec<_> = processes.iter().map(|process| Some(&process.client)).collect();
+        look_around(&clients);
+    });
+    with(|world| tell!(world, Who::World, "is over"));
+}
+
+fn millis_since(epoch: Instant) -> Millis {
+    let since = Instant::now().saturating_duration_since(epoch);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn wake_at(timer: &mut Pin<&mut Sleep>, epoch: Instant, at: Millis, cx: &mut Context<'_>) {
+    let at = epoch + Duration::from_millis(at);
+    if timer.deadline() != at {
+        timer.as_mut().reset(at);
+    }
+    if timer.as_mut().poll(cx).is_ready() {
+        cx.waker().wake_by_ref();
+    }
+}
+
+/// A process with a runtime, and so a clock, of its own.
+struct Machine {
+    runtime: Runtime,
+    context: sim::Process,
+    epoch: Instant,
+    process: Option<Process>,
+}
+
+impl Machine {
+    fn start(plan: &Plan, number: usize) -> Machine {
+        let incarnation = with(|world| world.clocks[number].incarnation);
+        let life = (number as u64) << 32 | u64::from(incarnation);
+        let runtime = runtime(plan, 1 + life);
+        let began = runtime.block_on(async { Instant::now() });
+        // What the clock would have shown when the world began.
+        let epoch = with(|world| {
+            let clock = &mut world.clocks[number];
+            let since = clock.millis(world.now);
+            clock.epoch = began.checked_sub(Duration::from_millis(since)).unwrap_or(began);
+            clock.epoch
+        });
+        let context = sim::Process::new(mix(plan.seed ^ mix(streams::PROCESS ^ life)), epoch.into_std());
+        let process = {
+            let _entered = context.enter();
+            runtime.block_on(Process::start(plan, number))
+        };
+        Machine {
+            runtime,
+            context,
+            epoch,
+            process: Some(process),
+        }
+    }
+
+    /// Runs until the clock of the process shows this much since the world began.
+    fn run_until(&mut self, local: Millis) {
+        let Some(process) = &mut self.process else {
+            return;
+        };
+        let _entered = self.context.enter();
+        let target = self.epoch + Duration::from_millis(local);
+        self.runtime.block_on(async {
+            let mut timer = pin!(tokio::time::sleep_until(target));
+            let (mut rounds, mut quiet) = (0, 0);
+            std::future::poll_fn(|cx| {
+                rounds += 1;
+                let any = process.host.poll_ready(cx);
+                if rounds > MOST_ROUNDS {
+                    with(|world| {
+                        world.violated(
+                            WAITING,
+                            "a task goes round in circles and lets no time pass".to_owned(),
+                        );
+                    });
+                    return Poll::Ready(());
+                }
+                if any {
+                    quiet = 0;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                // The library's own tasks are due at this moment too.
+                quiet += 1;
+                if quiet > 3 {
+                    return Poll::Ready(());
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
+        });
+    }
+
+    /// Ends the process: its destructors run, and the runtime is gone.
+    fn end(mut self) {
+        let _entered = self.context.enter();
+        {
+            let _runtime = self.runtime.enter();
+            drop(self.process.take());
+        }
+        drop(self.runtime);
+    }
+}
+
+fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
+    // Only what it shows at the beginning counts.
+    let epoch = runtime(plan, 0).block_on(async { Instant::now() });
+    World::begin(plan.clone(), epoch, Trace::new(keep));
+    let mut machines: Vec<_> = (0..plan.processes.len())
+        .map(|number| Some(Machine::start(plan, number)))
+        .collect();
+    let mut rng = stream(plan.seed, &[streams::STEPS]);
+    let mut order: Vec<_> = (0..machines.len()).collect();
+    let mut ending = Ending::new(plan);
+    // Nothing that is sent within a step arrives before its end.
+    let step = plan.network.least.max(1);
+    loop {
+        carry_out_due();
+        obey(plan, &mut machines);
+        if with(|world| ending.is_over(world)) {
+            break;
+        }
+        let next = with(|world| world.now + step);
+        rng.shuffle(&mut order);
+        for number in &order {
+            let local = with(|world| {
+                let clock = &world.clocks[*number];
+                (!clock.stopped).then(|| clock.millis(next))
+            });
+            if let (Some(machine), Some(local)) = (&mut machines[*number], local) {
+                machine.run_until(local);
+            }
+        }
+        with(|world| world.now = next);
+    }
+    let clients: Vec<_> = machines
+        .iter()
+        .map(|machine| Some(&machine.as_ref()?.process.as_ref()?.client))
+        .collect();
+    look_around(&clients);
+    with(|world| tell!(world, Who::World, "is over"));
+    for machine in machines.into_iter().flatten() {
+        machine.end();
+    }
+}
+
+/// Does to the processes what is to be done to them from outside.
+fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
+    for order in with(|world| std::mem::take(&mut world.weather.orders)) {
+        match order {
+            Order::Stop(process) => with(|world| world.clocks[process].stopped = true),
+            Order::Resume(process) => {
+                with(|world| world.clocks[process].stopped = false);
+                if let Some(machine) = &mut machines[process] {
+                    jump(machine, process);
+                }
+            }
+            Order::Crash(process) => {
+                // Before its destructors run, which send.
+                with(|world| world.clocks[process].alive = false);
+                stop(machines, process);
+            }
+            Order::End(process) => {
+                stop(machines, process);
+                with(|world| world.clocks[process].alive = false);
+            }
+            Order::Restart(process) => {
+                if machines[process].is_none() {
+                    with(|world| {
+                        let clock = &mut world.clocks[process];
+                        clock.incarnation += 1;
+                        (clock.alive, clock.stopped) = (true, false);
+                        let left = world.plan.processes[process].users.len();
+                        world.at_work += left;
+                        tell!(world, Who::Process(process), "begins anew");
+                    });
+                    machines[process] = Some(Machine::start(plan, process));
+                }
+            }
+        }
+    }
+}
+
+fn stop(machines: &mut [Option<Machine>], process: usize) {
+    if let Some(machine) = machines[process].take() {
+        with(|world| {
+            tell!(world, Who::Process(process), "is gone");
+            world.process_gone(process);
+        });
+        machine.end();
+    }
+}
+
+/// The clock of a process that stood still shows the present before any of its tasks runs.
+fn jump(machine: &mut Machine, process: usize) {
+    let local = with(|world| world.clocks[process].millis(world.now));
+    let target = machine.epoch + Duration::from_millis(local);
+    let _entered = machine.context.enter();
+    machine.runtime.block_on(async {
+        let left = target.saturating_duration_since(Instant::now());
+        tokio::time::advance(left).await;
+    });
+    with(|world| {
+        world.counts.sometimes("a process that stood still");
+        tell!(world, Who::Process(process), "goes on");
+    });
+}

@@ -1,0 +1,246 @@
+//! The world: its clock, what is on its way, and all who are in it. One for each thread; everything in it happens on
+//! that thread, one thing after the other.
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::time::Instant;
+
+use crate::chance::stream;
+use crate::check::Checks;
+use crate::count::Counts;
+use crate::fault::Weather;
+use crate::net::{Arrival, Links};
+use crate::plan::{Millis, Plan, Runtimes};
+use crate::store::SimStore;
+use crate::trace::Trace;
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+/// Names of random streams.
+pub(crate) mod streams {
+    pub(crate) const LINK: u64 = 1;
+    pub(crate) const TIES: u64 = 2;
+    pub(crate) const HOST: u64 = 3;
+    pub(crate) const PROCESS: u64 = 4;
+    pub(crate) const RUNTIME: u64 = 5;
+    pub(crate) const PLAN: u64 = 6;
+    pub(crate) const STEPS: u64 = 7;
+}
+
+pub(crate) struct World {
+    pub(crate) plan: Rc<Plan>,
+    pub(crate) now: Millis,
+    /// What the clocks of stores show at the beginning.
+    epoch: Instant,
+    events: BinaryHeap<Reverse<Scheduled>>,
+    scheduled: u64,
+    ties: Rng,
+    pub(crate) clocks: Vec<LocalClock>,
+    pub(crate) links: Links,
+    pub(crate) stores: Vec<SimStore>,
+    pub(crate) weather: Weather,
+    pub(crate) checks: Checks,
+    pub(crate) counts: Counts,
+    pub(crate) trace: Trace,
+    /// Users that are not done, and what they have spawned.
+    pub(crate) at_work: usize,
+    /// How many tasks each user of each process has done.
+    pub(crate) progress: Vec<Vec<usize>>,
+}
+
+/// What a process knows of the time: `epoch` is what its clock showed when it and the world began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LocalClock {
+    pub(crate) epoch: Instant,
+    pub(crate) drift: i64,
+    /// What the process is: another one after each crash.
+    pub(crate) incarnation: u32,
+    pub(crate) alive: bool,
+    pub(crate) stopped: bool,
+}
+
+impl LocalClock {
+    /// Milliseconds of this clock since the world began.
+    pub(crate) fn millis(&self, now: Millis) -> Millis {
+        let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
+        u64::try_from(drifted).unwrap_or_default()
+    }
+
+    pub(crate) fn instant(&self, now: Millis) -> Instant {
+        self.epoch + Duration::from_millis(self.millis(now))
+    }
+}
+
+/// What happens at a moment of the world.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Arrival(Arrival),
+    FaultBegins(usize),
+    FaultEnds(usize),
+    Check(crate::check::Due),
+}
+
+struct Scheduled {
+    at: Millis,
+    /// Among those of the same moment the order is drawn; what must not overtake each other has the same one.
+    tie: u32,
+    number: u64,
+    event: Event,
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> std::cmp::Ordering {
+        (self.at, self.tie, self.number).cmp(&(other.at, other.tie, other.number))
+    }
+}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Scheduled {}
+
+/// Looks at the world, or changes it.
+pub(crate) fn with<T>(look: impl FnOnce(&mut World) -> T) -> T {
+    WORLD.with_borrow_mut(|world| look(world.as_mut().expect("a world on this thread")))
+}
+
+/// The same where there may be none any more: what is dropped after the end of a world finds nobody.
+pub(crate) fn if_any<T>(look: impl FnOnce(&mut World) -> T) -> Option<T> {
+    WORLD.with(|world| world.try_borrow_mut().ok()?.as_mut().map(look))
+}
+
+impl World {
+    /// Puts a new world on this thread.
+    pub(crate) fn begin(plan: Rc<Plan>, epoch: Instant, trace: Trace) {
+        let clock = |process: &crate::plan::Process| LocalClock {
+            epoch,
+            drift: match plan.runtimes {
+                Runtimes::One => 0,
+                Runtimes::Each => process.drift,
+            },
+            incarnation: 0,
+            alive: true,
+            stopped: false,
+        };
+        let clocks: Vec<_> = plan.processes.iter().map(clock).collect();
+        let stores = (0..plan.stores.count()).map(SimStore::new).collect();
+        let world = World {
+            now: 0,
+            epoch,
+            events: BinaryHeap::new(),
+            scheduled: 0,
+            ties: stream(plan.seed, &[streams::TIES]),
+            links: Links::new(&plan),
+            clocks,
+            stores,
+            weather: Weather::new(&plan),
+            checks: Checks::new(&plan),
+            counts: Counts::default(),
+            trace,
+            at_work: plan.processes.iter().map(|process| process.users.len()).sum(),
+            progress: plan
+                .processes
+                .iter()
+                .map(|process| vec![0; process.users.len()])
+                .collect(),
+            plan,
+        };
+        WORLD.with_borrow_mut(|slot| *slot = Some(world));
+        with(|world| {
+            for index in 0..world.plan.faults.len() {
+                let at = world.plan.faults[index].at;
+                world.schedule(at, Event::FaultBegins(index));
+            }
+        });
+    }
+
+    /// Takes the world from this thread.
+    pub(crate) fn end() -> World {
+        WORLD
+            .with_borrow_mut(Option::take)
+            .expect("a world on this thread")
+    }
+
+    pub(crate) fn schedule(&mut self, at: Millis, event: Event) {
+        let tie = self.ties.u32(..);
+        self.schedule_in_order(at, tie, event);
+    }
+
+    /// Schedules what must not overtake others of the same tie.
+    pub(crate) fn schedule_in_order(&mut self, at: Millis, tie: u32, event: Event) {
+        self.scheduled += 1;
+        self.events.push(Reverse(Scheduled {
+            at: at.max(self.now),
+            tie,
+            number: self.scheduled,
+            event,
+        }));
+    }
+
+    pub(crate) fn next_event(&self) -> Option<Millis> {
+        self.events.peek().map(|Reverse(next)| next.at)
+    }
+
+    /// What a store's clock shows.
+    pub(crate) fn store_instant(&self, store: usize) -> Instant {
+        let offset = self.stores[store].clock_ahead;
+        self.epoch + Duration::from_millis(self.now + offset)
+    }
+
+    /// What a process's clock shows.
+    pub(crate) fn instant_of(&self, process: usize) -> Instant {
+        self.clocks[process].instant(self.now)
+    }
+
+    pub(crate) fn lives(&self, process: usize, incarnation: u32) -> bool {
+        let clock = &self.clocks[process];
+        clock.alive && clock.incarnation == incarnation
+    }
+
+    fn next_due(&mut self) -> Option<Event> {
+        if self.next_event()? > self.now {
+            return None;
+        }
+        self.events.pop().map(|Reverse(next)| next.event)
+    }
+}
+
+/// Carries out what is due by now.
+pub(crate) fn carry_out_due() {
+    while let Some(event) = with(World::next_due) {
+        match event {
+            Event::Arrival(arrival) => crate::net::arrive(arrival),
+            Event::FaultBegins(index) => crate::fault::begin(index),
+            Event::FaultEnds(index) => crate::fault::end(index),
+            Event::Check(due) => with(|world| crate::check::due(world, due)),
+        }
+    }
+}
+
+/// Writes a line of the trace, where one is wanted.
+macro_rules! tell {
+    ($world:expr, $who:expr, $($what:tt)*) => {
+        if $world.trace.is_on() {
+            let line = format!($($what)*);
+            $world.trace.write($world.now, $who, &line);
+        }
+    };
+}
+
+pub(crate) use tell;
