@@ -150,6 +150,9 @@ impl World {
 
     fn is_held(&self, section: &Section) -> bool {
         let now = self.instant_of(section.process);
+        let context = self.clocks[section.process].context.clone();
+        // Its moments are counted from the beginning of its process.
+        let _entered = context.as_ref().map(sim::Process::enter);
         !matches!(sim::peek(&section.held, now), HoldState::Lost(_))
     }
 

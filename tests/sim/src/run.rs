@@ -39,6 +39,7 @@ pub(crate) struct Outcome {
 }
 
 pub(crate) fn run(plan: &Rc<Plan>, keep: Keep) -> Outcome {
+    sim::reset();
     match plan.runtimes {
         Runtimes::One => in_one_runtime(plan, keep),
         Runtimes::Each => in_runtimes_of_their_own(plan, keep),
@@ -208,6 +209,12 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
     let epoch = runtime.block_on(async { Instant::now() });
     World::begin(plan.clone(), epoch, Trace::new(keep));
     let context = sim::Process::new(mix(plan.seed ^ streams::PROCESS), epoch.into_std());
+    with(|world| {
+        world
+            .clocks
+            .iter_mut()
+            .for_each(|clock| clock.context = Some(context.clone()))
+    });
     let _entered = context.enter();
     runtime.block_on(async {
         let mut processes = Vec::new();
@@ -257,8 +264,16 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
         }
         let clients: Vec<_> = processes.iter().map(|process| Some(&process.client)).collect();
         look_around(&clients);
+        is_over();
     });
-    with(|world| tell!(world, Who::World, "is over"));
+}
+
+/// What is dropped from now on is not heard any more.
+fn is_over() {
+    with(|world| {
+        tell!(world, Who::World, "is over");
+        world.clocks.iter_mut().for_each(|clock| clock.alive = false);
+    });
 }
 
 fn millis_since(epoch: Instant) -> Millis {
@@ -298,6 +313,7 @@ impl Machine {
             clock.epoch
         });
         let context = sim::Process::new(mix(plan.seed ^ mix(streams::PROCESS ^ life)), epoch.into_std());
+        with(|world| world.clocks[number].context = Some(context.clone()));
         let process = {
             let _entered = context.enter();
             runtime.block_on(Process::start(plan, number))
@@ -399,7 +415,7 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
         .map(|machine| Some(&machine.as_ref()?.process.as_ref()?.client))
         .collect();
     look_around(&clients);
-    with(|world| tell!(world, Who::World, "is over"));
+    is_over();
     for machine in machines.into_iter().flatten() {
         machine.end();
     }

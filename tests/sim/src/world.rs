@@ -56,7 +56,7 @@ pub(crate) struct World {
 }
 
 /// What a process knows of the time: `epoch` is what its clock showed when it and the world began.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct LocalClock {
     pub(crate) epoch: Instant,
     pub(crate) drift: i64,
@@ -64,6 +64,8 @@ pub(crate) struct LocalClock {
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
     pub(crate) stopped: bool,
+    /// Where its chance and its moments come from.
+    pub(crate) context: Option<dlock::sim::Process>,
 }
 
 impl LocalClock {
@@ -137,6 +139,7 @@ impl World {
             incarnation: 0,
             alive: true,
             stopped: false,
+            context: None,
         };
         let clocks: Vec<_> = plan.processes.iter().map(clock).collect();
         let stores = (0..plan.stores.count()).map(SimStore::new).collect();
