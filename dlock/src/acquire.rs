@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use self::crowd::Crowd;
 use crate::backend::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::backend::{Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
+use crate::base::broken;
 use crate::base::chance;
 use crate::client::Handle;
 use crate::courtesy::Debt;
@@ -576,6 +577,9 @@ impl<G: Goal> Wait<'_, G> {
                     pause
                 }
             };
+            if broken!(NotificationLostBeforeSleep) {
+                turn.watch.iter_mut().for_each(Watch::seen);
+            }
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::acquire::{Attempt, jittered};
 use crate::backend::{BackendError, Outcome, Reason};
+use crate::base::broken;
 use crate::{Error, clock};
 
 /// A request that is unanswered for this long, and for several times as long as earlier ones took, leaves open what the
@@ -131,6 +132,9 @@ impl Evidence {
     /// The error of a call whose wait, or whose patience with the store, has ended. `sent` says whether a request of its
     /// own is on its way.
     pub(crate) fn verdict(self, attempt: &Attempt, started: Instant, sent: bool) -> Error {
+        if broken!(Defect1NoAnswerIsBusy) {
+            return attempt.not_acquired(started, None);
+        }
         if let Some((_, error)) = self.failing {
             return attempt.failed(error);
         }

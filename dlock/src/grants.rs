@@ -19,6 +19,7 @@ use uuid::Uuid;
 pub(crate) use self::room::{Around, Asker, InTheWay, Manner};
 use self::room::{Inside, Room, Told};
 use crate::backend::{GrantId, Kind, ReleaseRequest, RenewRequest};
+use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::client::Shared;
 use crate::clock::Moment;
@@ -31,6 +32,9 @@ use crate::{LockKey, Loss, clock};
 /// What a lease is shortened by on this side, for clocks that run at different rates and for the way back
 /// of the answer.
 pub(crate) fn margin(lease: Duration) -> Duration {
+    if broken!(NoSafetyMargin) {
+        return Duration::ZERO;
+    }
     (lease / 100).max(Duration::from_millis(10))
 }
 
@@ -264,7 +268,9 @@ impl Grant {
             amount: self.amount,
             key: self.key.clone(),
             // The next of the reserved ones.
-            token: self.token.saturating_add(1),
+            token: self
+                .token
+                .saturating_add(u64::from(!broken!(TokenReusedAfterHandoff))),
             number: self.number,
             issuer: self.issuer.clone(),
             lease: self.lease,
@@ -290,7 +296,8 @@ impl Grant {
     }
 
     fn max_end(&self) -> Option<Instant> {
-        self.special.as_ref()?.max_end
+        let max_end = self.special.as_ref()?.max_end;
+        max_end.filter(|_| !broken!(MaxHoldIgnored))
     }
 
     fn min_until(&self) -> Option<Instant> {
@@ -323,7 +330,8 @@ impl Grant {
         // Those who read under it go on, and keep a writer out.
         let alone = !state.room.has_readers();
         let lasts = state.deadline >= Moment::of(now + lease / 3);
-        alone && lasts && !state.suspect && state.chain.is_open(now)
+        let confirmed = !state.suspect || broken!(HandoffOfSuspectGrant);
+        alone && lasts && confirmed && state.chain.is_open(now)
     }
 
     /// Keeps the turn until the grant ends; passes it on if it has.
@@ -477,7 +485,9 @@ impl Grant {
     fn judge(&self, state: &State, now: Moment) -> HoldState {
         match state.ended {
             Some(loss) => HoldState::Lost(loss),
-            None if now >= state.deadline => HoldState::Lost(self.run_out(state.deadline)),
+            None if now >= state.deadline && !broken!(DeadlineNeverJudged) => {
+                HoldState::Lost(self.run_out(state.deadline))
+            }
             None if state.suspect => HoldState::Suspect,
             None => HoldState::Held,
         }
@@ -535,6 +545,9 @@ impl Grant {
 
     /// What is missing to `min_hold` yet.
     fn min_hold_left(&self, now: Instant) -> Duration {
+        if broken!(MinHoldEndsEarly) {
+            return Duration::ZERO;
+        }
         self.min_until()
             .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
@@ -604,11 +617,17 @@ impl Grant {
         let mut state = self.state.lock();
         match self.judge(&state, now) {
             HoldState::Lost(Loss::Released) => return Ok(state.deadline),
+            HoldState::Lost(_) if broken!(RenewalRevivesLostHold) => state.ended = None,
             HoldState::Lost(loss) => return Err(loss),
             HoldState::Held | HoldState::Suspect => {}
         }
         state.suspect &= !ends_doubt;
-        let deadline = sent + (lease - margin(lease));
+        let from = if broken!(RenewalDeadlineFromReply) {
+            now
+        } else {
+            sent
+        };
+        let deadline = from + (lease - margin(lease));
         // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
         // the wire in whole milliseconds.
         if self.renewed {

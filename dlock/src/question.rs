@@ -10,6 +10,7 @@ use crate::acquire::Attempt;
 use crate::backend::{
     AcquireReply, AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
 };
+use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::client::Handle;
 use crate::grants::{Grant, Granted, Terms};
@@ -194,7 +195,11 @@ impl Question {
             key: request.key,
             number: request.grant.number(),
             token: tokens.0,
-            sent,
+            sent: if broken!(AcquireDeadlineFromReply) {
+                now
+            } else {
+                sent
+            },
             lease: request.lease,
             chain: Chain::new(request.kind, self.handovers, tokens, sent, now),
             under: self.under,
@@ -237,7 +242,7 @@ impl Question {
 
     /// The step has failed: nothing stays of it.
     pub(crate) fn failed(&self, error: &BackendError) {
-        if error.outcome == Outcome::Unknown {
+        if error.outcome == Outcome::Unknown && !broken!(UnknownAcquireNotUndone) {
             drop(self.undo());
         }
     }

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backend::{AcquireReply, BackendError, Outcome, ReleaseReply, ReleaseRequest};
+use crate::base::broken;
 use crate::client::{Handle, Shared};
 use crate::grants::Grant;
 use crate::name::Name;
@@ -140,6 +141,13 @@ impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
 
     fn undo(self: Box<Self>) -> Job {
         let Acquiring { step, asked, token } = *self;
+        if broken!(LateAcquireKeepsGrant) {
+            return Box::pin(async move {
+                drop(step.await);
+                asked.into_iter().for_each(Asked::forget);
+                drop(token);
+            });
+        }
         let undo = asked.as_ref().map(Asked::undo);
         Box::pin(async move {
             if let (Some(asked), Some(undo)) = (asked, undo) {
@@ -332,7 +340,7 @@ fn give_back(
                 // An earlier copy may have done it, whatever is known of this one.
                 error.outcome = Outcome::Unknown;
             }
-            if !error.is_outlasted() || clock::now() >= until {
+            if !error.is_outlasted() || clock::now() >= until || broken!(ReleaseNotRepeated) {
                 tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
                 crate::telemetry::release_failed();
                 return Err(error.into_error("the release of lock", key));

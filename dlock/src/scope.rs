@@ -22,6 +22,7 @@ use tokio::task::Id;
 
 use crate::LockKey;
 use crate::backend::Kind;
+use crate::base::broken;
 use crate::client::Shared;
 use crate::grants::Grant;
 use crate::held::{Held, Members};
@@ -61,7 +62,8 @@ struct Active {
 impl Active {
     /// The frames, where the same task asks.
     fn chain(&self) -> Option<&Chain> {
-        (self.task == tokio::task::try_id()).then_some(&self.chain)
+        let is_same = self.task == tokio::task::try_id() || broken!(FrameCarriedIntoSpawnedTask);
+        is_same.then_some(&self.chain)
     }
 }
 
@@ -178,7 +180,13 @@ impl Frames {
             hold,
             all: all.cloned(),
         });
-        Frames::adding(Some(frames.collect()))
+        let own: Chain = frames.collect();
+        if broken!(Defect8ScopeCarriesAllFrames)
+            && let Some(outer) = current().chain
+        {
+            return Frames::adding(Some(join(&outer, &own)));
+        }
+        Frames::adding(Some(own))
     }
 
     /// A handle to them.
@@ -231,6 +239,9 @@ pub(crate) struct Entered(Option<Active>);
 impl Drop for Entered {
     fn drop(&mut self) {
         let outer = self.0.take();
+        if broken!(FrameCarriedIntoSpawnedTask) {
+            return;
+        }
         // Swapped out first: dropping a chain can run code that asks for the active frames.
         drop(ACTIVE.try_with(|slot| slot.replace(outer)));
     }

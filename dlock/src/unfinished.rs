@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::backend::ReleaseRequest;
+use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::numbers::ByNumber;
 
@@ -27,17 +28,23 @@ pub(crate) struct Unfinished {
 
 impl Unfinished {
     pub(crate) fn add(&self, part: Part) {
+        if broken!(Defect2ShutdownKnowsNoPartialSet) {
+            return;
+        }
         self.parts.lock().insert(part.request.grant.number(), part);
     }
 
     /// The call has done with it, or gives it back itself. `false` where a shutdown has given it back.
     pub(crate) fn remove(&self, number: u64) -> bool {
-        self.parts.lock().remove(&number).is_some()
+        self.parts.lock().remove(&number).is_some() || broken!(Defect2ShutdownKnowsNoPartialSet)
     }
 
     /// All that there is, for a shutdown to give back.
     pub(crate) fn take(&self) -> Vec<Part> {
-        self.parts.lock().drain().map(|(_, part)| part).collect()
+        let mut parts = self.parts.lock();
+        let all = parts.drain().map(|(_, part)| part);
+        all.filter(|part| !part.is_held || !broken!(ShutdownForgetsPartialSet))
+            .collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

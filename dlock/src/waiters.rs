@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::backend::{GrantId, Kind, Watch};
+use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::courtesy::After;
 use crate::evidence::Evidence;
@@ -176,7 +177,10 @@ struct Queue {
 impl Queue {
     /// Those that have the turn, or were handed the lock.
     fn heads(&self) -> impl Iterator<Item = &Arc<Seat>> {
-        self.front.iter().chain(&self.offered)
+        let offered = self.offered.iter();
+        self.front
+            .iter()
+            .chain(offered.filter(|_| !broken!(HandoffToUnpolledWaiter)))
     }
 
     fn waiting(&self) -> usize {
@@ -279,7 +283,8 @@ impl Seat {
 
     /// Whether it was not polled when that was due.
     fn is_overdue(&self) -> bool {
-        self.polled_by.lock().is_some_and(|by| clock::now() > by)
+        let is_overdue = self.polled_by.lock().is_some_and(|by| clock::now() > by);
+        is_overdue && !broken!(HandoffToUnpolledWaiter)
     }
 
     fn tell(&self, tell: impl FnOnce(&mut Call)) -> bool {
@@ -490,6 +495,9 @@ impl Waiters {
     /// Those that were woken, have not been polled since, and were found so before. And whether others were woken, which
     /// are found so now.
     fn overdue(&self) -> (Vec<(Name, Arc<Seat>)>, bool) {
+        if broken!(Defect15UnpolledWaiterBlocks) {
+            return (Vec::new(), false);
+        }
         let (mut overdue, mut some_woken) = (Vec::new(), false);
         for (of, queue) in &*self.queues.lock() {
             for seat in queue.heads() {
@@ -768,6 +776,12 @@ impl Turn {
     /// goes to rest in the grant.
     pub(crate) fn rests(self, guard: &LockGuard) {
         let mut queues = self.waiters.queues.lock();
+        if broken!(WaiterForgottenWhenHeadCancelled)
+            && let Some(queue) = self.queue(&mut queues)
+        {
+            // It has the lock, so it is not cancelled.
+            queue.front = None;
+        }
         let others_wait = self.queue(&mut queues).is_some_and(|queue| queue.waiting() > 0);
         drop(queues);
         if others_wait && guard.can_be_handed_on() {
@@ -816,10 +830,14 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let (watch, after) = (self.watch.take(), self.after.take());
+        let (mut watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
         let mut next = None;
         if let Some(queue) = self.queue(&mut queues) {
+            if broken!(WaiterForgottenWhenHeadCancelled) && queue.front.is_some() && queue.waiting() > 0 {
+                queue.front = None;
+                return;
+            }
             next = queue.next();
             queue.front = next.clone();
             queue.front_waits = true;
@@ -837,6 +855,9 @@ impl Drop for Turn {
             let deed = next.at_turn.lock().take();
             if let Some(deed) = deed.filter(|_| !self.quietly && !next.is_overdue()) {
                 deed();
+            }
+            if broken!(SubscriptionDroppedWithHead) {
+                watch.iter_mut().for_each(Watch::end);
             }
             let mut turn = Some(Turn {
                 waiters: self.waiters.clone(),

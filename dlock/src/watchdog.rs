@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use self::entries::Entries;
 use self::schedule::Schedule;
 use crate::backend::{BackendError, Kind, Lane, Reason, Renewal};
+use crate::base::broken;
 use crate::base::chance;
 use crate::client::Shared;
 use crate::clock::{self, Moment};
@@ -180,7 +181,8 @@ impl Registry {
     pub(crate) fn replace(&self, heir: &Arc<Grant>) -> bool {
         let mut books = self.books.lock();
         let entry = books.grants.get(heir.number);
-        let Some(entry) = entry.filter(|entry| !entry.grant.is_suspect()) else {
+        let Some(entry) = entry.filter(|entry| !entry.grant.is_suspect() || broken!(HandoffOfSuspectGrant))
+        else {
             return false;
         };
         heir.is_asked.set(entry.grant.is_asked.get());

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::{Attempt, Wait, changed, sleep_until};
 use crate::backend::{AcquireReply, BackendError, GrantId, Outcome, Reason, Watch};
+use crate::base::broken;
 use crate::evidence::Evidence;
 use crate::guard::LockGuard;
 use crate::lock::LONGEST;
@@ -168,6 +169,9 @@ impl Asked for Stands {
             Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
             Err(error) => {
                 if error.outcome == Outcome::NotDone && question.request.last_asked.is_none() {
+                    place.is_nowhere();
+                }
+                if broken!(UnknownAcquireNotUndone) && error.outcome == Outcome::Unknown {
                     place.is_nowhere();
                 }
                 let kept = (error.outcome == Outcome::NotDone).then_some(place);
@@ -421,6 +425,9 @@ impl Wait<'_, Attempt> {
             if turn.is_none() {
                 let mine = mine.clone();
                 ticket.at_turn(Some(Box::new(move || mine.ask())));
+            }
+            if broken!(NotificationLostBeforeSleep) {
+                watch.iter_mut().for_each(Watch::seen);
             }
             let quiet_until = clock::now() + QUIET;
             loop {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Attempt, Wait, jittered};
 use crate::backend::Kind;
+use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::evidence::Evidence;
 use crate::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
@@ -202,7 +203,7 @@ impl<G: Goal> Wait<'_, G> {
                     }
                 }
                 // Given back just now, it is not around anybody: the frames have another way.
-                Err(Refused::Lost(Loss::Released)) => continue,
+                Err(Refused::Lost(Loss::Released)) if !broken!(Defect3ReleasedFrameIsLost) => continue,
                 Err(Refused::Lost(loss)) => return Err(self.attempt.lost(loss)),
                 Err(Refused::Sibling(in_the_way)) => in_the_way,
             };

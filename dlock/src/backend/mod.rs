@@ -725,6 +725,14 @@ impl Watch {
             .map_or(0, |changes| *changes.borrow() % TAKEN)
     }
 
+    /// Ends the subscription: from now on it hears nothing.
+    pub(crate) fn end(&mut self) {
+        self.changes = None;
+        if let Some(on_drop) = self.on_drop.take() {
+            on_drop();
+        }
+    }
+
     /// Takes what has come so far as seen.
     pub(crate) fn seen(&mut self) {
         if let Some(changes) = &mut self.changes {
@@ -761,10 +769,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.changes = None;
-        if let Some(on_drop) = self.on_drop.take() {
-            on_drop();
-        }
+        self.end();
     }
 }
 

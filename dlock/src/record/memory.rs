@@ -14,6 +14,7 @@ use super::{
 use crate::backend::hub::Hub;
 use crate::backend::memory::MemoryBackend;
 use crate::backend::{BackendError, Watch};
+use crate::base::broken;
 use crate::clock;
 
 /// How many records past their retention a step removes: more than it can make, and so few that it stays
@@ -122,6 +123,15 @@ enum State {
     },
 }
 
+impl Record {
+    fn response(&self) -> Option<&[u8]> {
+        match &self.state {
+            State::Completed { response } => Some(response),
+            _ => None,
+        }
+    }
+}
+
 /// What came of a step that only the owner may take.
 enum Change {
     Made,
@@ -203,6 +213,11 @@ impl Table {
             attempt = record.attempt;
             match &record.state {
                 State::Completed { response } => {
+                    let mut response: &[u8] = response;
+                    if broken!(RecordReplaysOtherResult) {
+                        let first = self.records.values().find_map(|record| record.response());
+                        response = first.unwrap_or(response);
+                    }
                     return ClaimReply::Completed {
                         response: response.to_vec(),
                     };
@@ -272,7 +287,12 @@ impl Table {
         retention: Duration,
         now: Instant,
     ) -> Change {
-        let Some(record) = self.own(key, token, now) else {
+        let owner = if broken!(RecordCompletedUnderForeignClaim) {
+            self.get(key, now).map(|record| record.token.clone())
+        } else {
+            None
+        };
+        let Some(record) = self.own(key, owner.as_ref().unwrap_or(token), now) else {
             return Change::Refused;
         };
         match record.state {

@@ -1,6 +1,7 @@
 //! What the simulation in `tests/sim` puts in the place of chance and time, and what it looks at. Compiled only with
 //! `--cfg dlock_sim`; it changes without notice.
 
+pub mod breaks;
 pub(crate) mod chance;
 mod look;
 mod news;

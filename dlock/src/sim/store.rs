@@ -133,3 +133,44 @@ pub fn listen_record(store: &MemoryBackend, topic: Arc<str>) -> Watch {
     let key = topic.strip_prefix('\n').unwrap_or(&topic);
     store.shelf().listen(key.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{AcquireReply, AcquireRequest, Backend, ReleaseRequest};
+    use futures_util::FutureExt;
+
+    /// Outside of a runtime, by the clocks of the store alone.
+    #[test]
+    fn store_needs_no_runtime_and_is_copied_with_its_last_token() {
+        let store = Arc::new(MemoryBackend::new());
+        let (now, wall) = (Instant::now(), Duration::from_micros(7));
+        let (key, grant) = (LockKey::from("k"), GrantId::from_parts(3, 4));
+        let second = Duration::from_secs(1);
+        let acquire = |store: &Arc<MemoryBackend>, grant| {
+            let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, second);
+            store.clone().acquire(request).now_or_never().unwrap().unwrap()
+        };
+        let granted = |token| AcquireReply::Acquired {
+            first_token: token,
+            last_token: token,
+        };
+        at_store(now, wall, || assert_eq!(acquire(&store, grant), granted(7)));
+        let copy = Arc::new(fork(&store));
+        at_store(now, wall, || {
+            let held = holders_of(&store, &key);
+            assert_eq!(held, entries(&copy));
+            assert_eq!((held[0].grant, held[0].until), (grant, now + second));
+            let _watch = listen(&store, topic(Kind::Lock, &key, grant));
+            let release = ReleaseRequest::new(Kind::Lock, key.clone(), grant);
+            drop(store.clone().release(release));
+            assert_eq!(told(&store), [topic(Kind::Lock, &key, grant)]);
+            assert_eq!((told(&store), told(&copy)), (Vec::new(), Vec::new()));
+            assert!(entries(&store).is_empty());
+        });
+        let other = GrantId::from_parts(3, 5);
+        at_store(now + second, wall, || {
+            assert_eq!(acquire(&copy, other), granted(8))
+        });
+    }
+}

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::LockKey;
 use crate::backend::{AcquireRequest, GrantId};
+use crate::base::broken;
 use crate::base::chance::HashMap;
 
 /// For how long a place is kept for one who does not ask again.
@@ -97,7 +98,7 @@ impl Queues {
         let queue = self.0.get_mut(key)?;
         while let Some(place) = queue.first() {
             let grant = place.grant;
-            if place.until > now || Some(grant) == asks {
+            if place.until > now || Some(grant) == asks || broken!(FairPositionKeptByDeadWaiter) {
                 return Some((grant, place.until));
             }
             queue.remove(grant);

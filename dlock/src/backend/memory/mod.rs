@@ -29,6 +29,7 @@ use super::{
     AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
+use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::record::Records;
 use crate::record::memory::{MemoryRecords, Shelf};
@@ -231,7 +232,12 @@ impl Held {
         if request.kind.is_permits() {
             return self.counters.release(now, request);
         }
-        let Some(entry) = self.entry(&request.key, request.grant) else {
+        let entry = if broken!(ReleaseEndsForeignGrant) {
+            self.entries.get(&request.key)
+        } else {
+            self.entry(&request.key, request.grant)
+        };
+        let Some(entry) = entry else {
             return Left::NotHeld;
         };
         if request.keep_for > Duration::ZERO {
@@ -255,7 +261,7 @@ impl Held {
             return self.counters.renew(now, request);
         }
         let held = self.entry(&request.key, request.grant);
-        let is_held = held.is_some_and(|entry| !entry.kept);
+        let is_held = held.is_some_and(|entry| !entry.kept || broken!(Defect14RenewalStretchesMinHold));
         if is_held {
             self.put(&request.key, Entry::held(request.grant, now + request.lease));
         }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Busy;
 use crate::backend::counter::{CounterReply, CounterStep};
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
+use crate::base::broken;
 use crate::base::chance::HashMap;
 
 /// For how long one who waits is kept in the queue without being heard of, and within which time it says so.
@@ -253,7 +254,11 @@ impl Semaphore {
             }
         }
         let until = now + request.lease;
-        let amount = request.amount.max(1);
+        let amount = if broken!(PermitsCountedOnce) {
+            1
+        } else {
+            request.amount.max(1)
+        };
         self.holds(request.kind)
             .put(request.grant, Hold::held(amount, until));
         self.change(-i64::from(amount));
@@ -306,7 +311,11 @@ impl Semaphore {
     /// Whether the grant was there, and is extended.
     pub(super) fn renew(&mut self, now: Instant, request: &RenewRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
-        let hold = holds.take_held(request.grant);
+        let hold = if broken!(Defect14RenewalStretchesMinHold) {
+            holds.take(request.grant)
+        } else {
+            holds.take_held(request.grant)
+        };
         if let Some(Hold { amount, .. }) = hold {
             holds.put(request.grant, Hold::held(amount, now + request.lease));
         }

@@ -10,6 +10,7 @@ use super::deadlines::Deadlines;
 use super::writers::{HEARD_WITHIN, Writers};
 use crate::LockKey;
 use crate::backend::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
+use crate::base::broken;
 use crate::base::chance::{HashMap, HashSet};
 
 /// The read-write locks of a store.
@@ -130,7 +131,8 @@ impl ReadWriteLocks {
             kind, key, waiter, ..
         } = request;
         // Who reads under its own write lock is not kept out by those who wait for it.
-        let is_newcomer = *kind == Kind::Read && request.under.is_none();
+        let is_newcomer =
+            *kind == Kind::Read && request.under.is_none() && !broken!(ReaderOvertakesPreferredWriter);
         let kept_out = is_newcomer.then(|| self.writers.until(key, now)).flatten();
         let entered = self.enter(request, kept_out, now);
         match (waiter.filter(|_| *kind == Kind::Write), &entered) {
@@ -160,6 +162,9 @@ impl ReadWriteLocks {
             let last_end = inside.leases.last();
             let writer = inside.writer;
             let blocked_until = match (request.kind, request.under) {
+                (Kind::Write, _) if broken!(WriterEntersBesideReaders) => {
+                    writer.and_then(|writer| inside.leases.get(writer))
+                }
                 (Kind::Write, _) => last_end,
                 (_, Some(under)) if writer == Some(under) && !inside.kept.contains(&under) => None,
                 // The writer who is said to ask is not there.
@@ -218,8 +223,8 @@ impl ReadWriteLocks {
     /// Whether the holder is there.
     pub(super) fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
         self.change(&request.key, |inside| {
-            let is_held =
-                inside.is_inside(request.kind, request.grant) && !inside.kept.contains(&request.grant);
+            let kept = inside.kept.contains(&request.grant) && !broken!(Defect14RenewalStretchesMinHold);
+            let is_held = inside.is_inside(request.kind, request.grant) && !kept;
             if is_held {
                 inside.leases.set(request.grant, now + request.lease);
             }

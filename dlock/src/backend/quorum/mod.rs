@@ -40,6 +40,7 @@ use super::{
     AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind, Lane, Outcome,
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
+use crate::base::broken;
 use crate::base::chance::{HashMap, HashSet};
 use crate::{LockKey, clock};
 
@@ -132,7 +133,7 @@ impl Quorum {
     }
 
     fn majority(&self) -> usize {
-        self.members.len() / 2 + 1
+        votes::majority(self.members.len())
     }
 
     /// The same step on all members, queued now, and the answers with the place of the member.
@@ -264,6 +265,9 @@ impl Quorum {
 
     /// Writes the token to a majority that still has the grant.
     async fn raise(&self, request: &AcquireRequest, token: u64, votes: &Votes<'_>) -> bool {
+        if broken!(QuorumForgetsTokens) {
+            return true;
+        }
         let AcquireRequest { kind, grant, .. } = *request;
         let granted = votes.granted().map(|at| {
             let (backend, key) = (self.members[at].backend.clone(), request.key.clone());
@@ -469,7 +473,8 @@ impl Quorum {
     }
 
     fn vote_after(&self) -> Option<Duration> {
-        (!self.trust_fresh).then_some(self.max_lease)
+        let votes_at_once = self.trust_fresh || broken!(QuorumMemberVotesWithoutData);
+        (!votes_at_once).then_some(self.max_lease)
     }
 
     /// What a majority of the members answers in the same words: those for whom `same` is the same, and how

@@ -5,6 +5,15 @@ use std::time::Duration;
 
 use super::Member;
 use crate::backend::{AcquireReply, BackendError, Outcome, Reason};
+use crate::base::broken;
+
+/// How many members decide.
+pub(super) fn majority(members: usize) -> usize {
+    if broken!(QuorumOfAMinority) {
+        return members / 2;
+    }
+    members / 2 + 1
+}
 
 /// What one member says.
 #[derive(Debug)]
@@ -60,7 +69,7 @@ impl<'a> Votes<'a> {
     }
 
     fn majority(&self) -> usize {
-        self.members.len() / 2 + 1
+        majority(self.members.len())
     }
 
     /// The places of those who granted it.

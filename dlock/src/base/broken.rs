@@ -1,0 +1,14 @@
+//! Rules that the simulation takes back, to see how soon it finds what follows.
+
+/// Whether a rule of the library is taken back: never, but in a simulation that asks for it. See `sim::breaks`.
+macro_rules! broken {
+    ($rule:ident) => {{
+        #[cfg(dlock_sim)]
+        let is_broken = $crate::sim::breaks::is_broken($crate::sim::breaks::Broken::$rule);
+        #[cfg(not(dlock_sim))]
+        let is_broken = false;
+        is_broken
+    }};
+}
+
+pub(crate) use broken;

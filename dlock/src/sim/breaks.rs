@@ -1,0 +1,154 @@
+//! Rules of the library that a simulation can take back, one at a time, to see how soon it finds what follows.
+
+use std::cell::Cell;
+
+/// A rule that can be taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    /// Its name, in kebab case.
+    pub name: &'static str,
+    /// What is taken back.
+    pub what: &'static str,
+    /// The invariant that has to find it, named before it was ever run.
+    pub found_by: &'static str,
+}
+
+const EXCLUSION: &str = "1 exclusion";
+const LOSS: &str = "2 loss is told in time";
+const FENCING: &str = "3 fencing tokens";
+const WAITING: &str = "4 waiting";
+const CLEANUP: &str = "5 cleanup";
+const ORDER: &str = "6 order";
+const BOUNDS: &str = "7 min_hold and max_hold";
+const RECORDS: &str = "8 records";
+
+macro_rules! rules {
+    ($($rule:ident $name:literal $found_by:ident $what:literal)*) => {
+        /// The rules, as the library asks for them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "each is explained by its rule")]
+        pub enum Broken {
+            $($rule,)*
+        }
+
+        const ALL: &[Broken] = &[$(Broken::$rule,)*];
+
+        /// All rules that can be taken back.
+        pub const RULES: &[Rule] = &[$(Rule {
+            name: $name,
+            what: $what,
+            found_by: $found_by,
+        },)*];
+    };
+}
+
+rules! {
+    NoSafetyMargin "no-safety-margin" LOSS
+        "a lease is shortened by a safety margin on the client's side"
+    AcquireDeadlineFromReply "acquire-deadline-from-reply" LOSS
+        "the lease of an acquire counts from before it was sent, not from its reply"
+    RenewalDeadlineFromReply "renewal-deadline-from-reply" LOSS
+        "a renewed lease counts from before the renewal was sent, not from its reply"
+    DeadlineNeverJudged "deadline-never-judged" LOSS
+        "a hold that is asked compares its deadline with the clock"
+    RenewalRevivesLostHold "renewal-revives-lost-hold" LOSS
+        "a hold that was lost stays lost, whatever a renewal brings later"
+    TokenReusedAfterHandoff "token-reused-after-handoff" FENCING
+        "each holder of a lock that is handed off has a fencing token of its own"
+    HandoffOfSuspectGrant "handoff-of-suspect-grant" FENCING
+        "a grant that the store has not confirmed is not handed off"
+    UnknownAcquireNotUndone "unknown-acquire-not-undone" CLEANUP
+        "an acquire whose outcome is unknown is undone by a release"
+    LateAcquireKeepsGrant "late-acquire-keeps-grant" CLEANUP
+        "an acquire that is dropped before its reply is undone by a release"
+    ReleaseNotRepeated "release-not-repeated" CLEANUP
+        "a release that has failed is repeated"
+    ShutdownForgetsPartialSet "shutdown-forgets-partial-set" CLEANUP
+        "a shutdown gives back the locks of sets that are not complete"
+    WaiterForgottenWhenHeadCancelled "waiter-forgotten-when-head-cancelled" WAITING
+        "the next waiter becomes the queue head when that is cancelled"
+    NotificationLostBeforeSleep "notification-lost-before-sleep" WAITING
+        "a notification that comes between the request and the sleep ends the sleep"
+    SubscriptionDroppedWithHead "subscription-dropped-with-head" WAITING
+        "the subscription of the queue head is the next head's, and goes on"
+    HandoffToUnpolledWaiter "handoff-to-unpolled-waiter" WAITING
+        "a waiter that is not polled loses the lock that was handed to it"
+    FairPositionKeptByDeadWaiter "fair-position-kept-by-dead-waiter" WAITING
+        "the queue position of a waiter that does not ask any more is given away"
+    SliceNeverEnds "slice-never-ends" ORDER
+        "a lock is handed off inside a process only for the time of a slice"
+    ReaderOvertakesPreferredWriter "reader-overtakes-preferred-writer" ORDER
+        "a new reader waits behind a preferred writer that waits"
+    MinHoldEndsEarly "min-hold-ends-early" BOUNDS
+        "a lock that is released before its min_hold stays taken until then"
+    MaxHoldIgnored "max-hold-ignored" BOUNDS
+        "no renewal goes beyond max_hold"
+    FrameCarriedIntoSpawnedTask "frame-carried-into-spawned-task" EXCLUSION
+        "the frames of a task are not those of tasks that the thread polls next"
+    ReleaseEndsForeignGrant "release-ends-foreign-grant" EXCLUSION
+        "a release ends its own grant only"
+    PermitsCountedOnce "permits-counted-once" EXCLUSION
+        "a grant of several permits takes as many"
+    WriterEntersBesideReaders "writer-enters-beside-readers" EXCLUSION
+        "a writer waits until the last reader has left"
+    QuorumOfAMinority "quorum-of-a-minority" EXCLUSION
+        "a quorum is more than half of the members"
+    QuorumMemberVotesWithoutData "quorum-member-votes-without-data" EXCLUSION
+        "a member that may have lost its data does not vote for the longest lease"
+    QuorumForgetsTokens "quorum-forgets-tokens" FENCING
+        "the fencing token of a quorum is written to a majority"
+    RecordCompletedUnderForeignClaim "record-completed-under-foreign-claim" RECORDS
+        "a record is completed by its own claim only"
+    RecordReplaysOtherResult "record-replays-other-result" RECORDS
+        "what is replayed is the result of that very record"
+    Defect1NoAnswerIsBusy "defect-1-no-answer-is-busy" WAITING
+        "a store that does not answer is not reported as a busy lock"
+    Defect2ShutdownKnowsNoPartialSet "defect-2-shutdown-knows-no-partial-set" CLEANUP
+        "what calls have before they are complete is in a list that a shutdown looks at"
+    Defect3ReleasedFrameIsLost "defect-3-released-frame-is-lost" WAITING
+        "an acquire inside a frame whose guard is released meanwhile goes on, and reports no loss"
+    Defect8ScopeCarriesAllFrames "defect-8-scope-carries-all-frames" EXCLUSION
+        "the scope of a guard carries the frame of that guard alone into another task"
+    Defect14RenewalStretchesMinHold "defect-14-renewal-stretches-min-hold" BOUNDS
+        "a renewal does not stretch what a released lock is kept for"
+    Defect15UnpolledWaiterBlocks "defect-15-unpolled-waiter-blocks" WAITING
+        "a waiter that was woken and is not polled loses what it has to others"
+}
+
+thread_local! {
+    static BROKEN: Cell<Option<Broken>> = const { Cell::new(None) };
+}
+
+/// Takes this rule back on this thread, or none.
+///
+/// # Panics
+///
+/// Where no rule has that name.
+pub fn set(name: Option<&'static str>) {
+    BROKEN.set(name.map(|name| {
+        let at = RULES.iter().position(|rule| rule.name == name);
+        ALL[at.unwrap_or_else(|| panic!("no rule is named {name}"))]
+    }));
+}
+
+/// Whether this rule is taken back.
+#[must_use]
+pub fn is_broken(rule: Broken) -> bool {
+    BROKEN.get() == Some(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rule_is_taken_back_at_a_time_by_its_name() {
+        for (rule, broken) in RULES.iter().zip(ALL) {
+            set(Some(rule.name));
+            let all = ALL.iter().filter(|rule| is_broken(**rule));
+            assert_eq!(all.collect::<Vec<_>>(), [broken]);
+        }
+        set(None);
+        assert!(!ALL.iter().any(|rule| is_broken(*rule)));
+    }
+}
