@@ -247,13 +247,17 @@ impl Quorum {
                     }
                 }
             };
-            let _ = tokio::time::timeout_at(begun + SPLIT, rest).await;
+            let split = begun + SPLIT;
+            let left = split.saturating_duration_since(clock::now());
+            let _ = tokio::time::timeout(left, rest).await;
             if busy.is_empty() {
                 return;
             }
-            tokio::time::sleep_until(begun + SPLIT).await;
+            clock::sleep_until(split).await;
             // No longer than the others have it.
-            let left = request.lease.saturating_sub(begun.elapsed());
+            let left = request
+                .lease
+                .saturating_sub(clock::now().saturating_duration_since(begun));
             if left.is_zero() {
                 return;
             }
@@ -601,5 +605,34 @@ impl fmt::Debug for Quorum {
             .field("members", &names.collect::<Vec<_>>())
             .field("max_lease", &self.max_lease)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, dlock_sim))]
+mod tests {
+    use super::*;
+    use crate::backend::memory::MemoryBackend;
+    use crate::sim::{Process, holders_of};
+
+    /// After a suspend the clock of leases is ahead of the one by which tokio's timers run.
+    #[tokio::test(start_paused = true)]
+    async fn members_are_asked_again_soon_on_a_machine_that_was_suspended() {
+        let process = Process::new(1, Instant::now().into_std());
+        let _inside = process.enter();
+        process.set_suspended(Duration::from_secs(8 * 60 * 60));
+        let stores: [MemoryBackend; 3] = std::array::from_fn(|_| MemoryBackend::new());
+        let members = stores.iter().map(|store| ("member".to_owned(), store.clone()));
+        let quorum = Arc::new(Quorum::new(members).trust_fresh_servers(true));
+        let (key, lease) = (LockKey::from("k"), Duration::from_secs(10));
+        let [ours, other] = [1, 2].map(|client| GrantId::from_parts(client, 1));
+        let of_third = Arc::new(stores[2].clone());
+        let request = AcquireRequest::new(Kind::Lock, key.clone(), other, lease);
+        Backend::acquire(of_third.clone(), request).await.unwrap();
+        let request = AcquireRequest::new(Kind::Lock, key.clone(), ours, lease);
+        Backend::acquire(quorum, request).await.unwrap();
+        let release = ReleaseRequest::new(Kind::Lock, key.clone(), other);
+        Backend::release(of_third, release).await.unwrap();
+        tokio::time::sleep(2 * SPLIT).await;
+        assert_eq!(holders_of(&stores[2], &key)[0].grant, ours);
     }
 }
