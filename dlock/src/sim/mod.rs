@@ -13,6 +13,7 @@ pub use self::news::News;
 pub use self::process::{Entered, Process, reset};
 pub(crate) use self::process::{origin, suspended};
 pub use self::store::{
-    Entry, at_store, entries, fork, holders_of, listen, listen_record, record_topic, taken, told, topic,
+    Entry, at_store, entries, fork, holders_of, listen, listen_record, positions, record_topic, taken, told,
+    topic,
 };
 pub(crate) use self::store::{store_clock, wall};

@@ -81,7 +81,13 @@ pub fn entries(store: &MemoryBackend) -> Vec<Entry> {
     entries
 }
 
-/// The same of one name.
+/// How many positions in queues the store keeps for waiters that it has heard of in time.
+#[must_use]
+pub fn positions(store: &MemoryBackend) -> usize {
+    store.places_kept()
+}
+
+/// All grants of one name.
 #[must_use]
 pub fn holders_of(store: &MemoryBackend, key: &LockKey) -> Vec<Entry> {
     let mut entries = store.grants_of(key);

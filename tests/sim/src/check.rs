@@ -264,6 +264,9 @@ impl World {
             all.retain(|id| sections.contains_key(id));
         }
         self.checks.waiters.retain(|_, waiter| waiter.process != process);
+        for store in &mut self.stores {
+            store.unsubscribe_all(process);
+        }
     }
 
     /// Sends a write to the resource.

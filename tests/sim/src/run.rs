@@ -189,7 +189,8 @@ fn look_around(processes: &[Option<&LockClient>]) {
         world.stores.len()
     });
     for store in 0..stores {
-        let (entries, queued) = crate::store::inside(store, |memory| (sim::entries(memory), memory.queued()));
+        let (entries, queued) =
+            crate::store::inside(store, |memory| (sim::entries(memory), sim::positions(memory)));
         with(|world| {
             if world.checks.violation.is_none() {
                 world.orphans(store, &entries, &living);
@@ -255,9 +256,13 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                let next = with(|world| world.next_event());
-                let next = next.into_iter().chain(ending.at()).min();
-                wake_at(&mut timer, epoch, next.unwrap_or(now + ENDLESS), cx);
+                let next = with(|world| {
+                    let next = world.next_event().into_iter().chain(ending.at()).min();
+                    let next = next.unwrap_or(now + ENDLESS);
+                    world.driver = Some((next, cx.waker().clone()));
+                    next
+                });
+                wake_at(&mut timer, epoch, next, cx);
                 Poll::Pending
             })
             .await;

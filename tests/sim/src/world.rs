@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) checks: Checks,
     pub(crate) counts: Counts,
     pub(crate) trace: Trace,
+    /// Runs the world: woken where something is to happen earlier than it was told.
+    pub(crate) driver: Option<(Millis, std::task::Waker)>,
     /// Users that are not done, and what they have spawned.
     pub(crate) at_work: usize,
     /// How many tasks each user of each process has done.
@@ -156,6 +158,7 @@ impl World {
             checks: Checks::new(&plan),
             counts: Counts::default(),
             trace,
+            driver: None,
             at_work: plan.processes.iter().map(|process| process.users.len()).sum(),
             progress: plan
                 .processes
@@ -188,6 +191,9 @@ impl World {
     /// Schedules what must not overtake others of the same tie.
     pub(crate) fn schedule_in_order(&mut self, at: Millis, tie: u32, event: Event) {
         self.scheduled += 1;
+        if let Some((_, driver)) = self.driver.take_if(|(sleeps_until, _)| at < *sleeps_until) {
+            driver.wake();
+        }
         self.events.push(Reverse(Scheduled {
             at: at.max(self.now),
             tie,

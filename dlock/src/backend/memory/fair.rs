@@ -150,6 +150,13 @@ impl Queues {
         self.0.values().map(|queue| queue.places.len()).sum()
     }
 
+    /// How many keep their places yet.
+    #[cfg(dlock_sim)]
+    pub(super) fn kept(&self, now: Instant) -> usize {
+        let places = self.0.values().flat_map(|queue| queue.places.values());
+        places.filter(|place| place.until > now).count()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

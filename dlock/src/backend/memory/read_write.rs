@@ -220,6 +220,12 @@ impl ReadWriteLocks {
         self.writers.len()
     }
 
+    /// How many writers wait whom readers stand back for, and are not missed.
+    #[cfg(dlock_sim)]
+    pub(super) fn writers_kept(&self, now: Instant) -> usize {
+        self.writers.kept(now)
+    }
+
     /// Whether the holder is there.
     pub(super) fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
         self.change(&request.key, |inside| {

@@ -48,6 +48,10 @@ impl MemoryBackend {
         self.with(|held, now| held.grants_of(key, now))
     }
 
+    pub(crate) fn places_kept(&self) -> usize {
+        self.with(|held, now| held.queues.kept(now) + held.read_write.writers_kept(now))
+    }
+
     pub(crate) fn fork(&self) -> MemoryBackend {
         let store = Store {
             held: Mutex::new(self.store.held.lock().clone()),

@@ -58,6 +58,13 @@ impl Writers {
         self.waiting.values().map(Deadlines::len).sum()
     }
 
+    /// How many count yet.
+    #[cfg(dlock_sim)]
+    pub(super) fn kept(&self, now: Instant) -> usize {
+        let places = self.waiting.values().flat_map(Deadlines::iter);
+        places.filter(|(_, until)| *until > now).count()
+    }
+
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
     }
