@@ -390,8 +390,14 @@ impl World {
     }
 
     /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
-    fn settling(&self) -> Millis {
-        2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000
+    fn settling(&self, kind: Kind) -> Millis {
+        // Positions of waiters that are gone are kept for so long.
+        let kept = if matches!(kind, Kind::Fair | Kind::Read | Kind::Write) {
+            5_000
+        } else {
+            0
+        };
+        kept + 2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000
     }
 
     /// What must be true of a world in which nobody is at work any more.
@@ -541,16 +547,18 @@ impl World {
 pub(crate) fn due(world: &mut World, due: Due) {
     match due {
         Due::Taken { key, free_since } => {
-            let settled = world
-                .weather
-                .calm_since()
-                .is_some_and(|since| since + world.settling() <= free_since);
-            if !settled || world.checks.free_since.get(&key) != Some(&free_since) {
+            let calm_since = world.weather.calm_since();
+            let settled = |kind| calm_since.is_some_and(|since| since + world.settling(kind) <= free_since);
+            if world.checks.free_since.get(&key) != Some(&free_since) {
                 return;
             }
             let patience = world.patience();
             let waits = |waiter: &&Waiter| {
-                waiter.key == key && waiter.attentive && !waiter.nested && waiter.since < free_since
+                waiter.key == key
+                    && waiter.attentive
+                    && !waiter.nested
+                    && waiter.since < free_since
+                    && settled(waiter.kind)
             };
             if let Some(waiter) = world.checks.waiters.values().find(waits) {
                 let Waiter {
