@@ -373,13 +373,15 @@ impl Machine {
         });
     }
 
-    /// Ends the process: its destructors run, and the runtime is gone.
-    fn end(mut self) {
+    /// Ends the process: the destructors of its users run, and the runtime is gone.
+    fn end(mut self, number: usize) {
         let _entered = self.context.enter();
         {
             let _runtime = self.runtime.enter();
             drop(self.process.take());
         }
+        // A runtime drops its tasks in an order that no seed decides. They would hardly be heard: the process is at its end.
+        with(|world| world.clocks[number].alive = false);
         drop(self.runtime);
     }
 }
@@ -421,8 +423,8 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
         .collect();
     look_around(&clients);
     is_over();
-    for machine in machines.into_iter().flatten() {
-        machine.end();
+    for (number, machine) in machines.into_iter().enumerate() {
+        machine.into_iter().for_each(|machine| machine.end(number));
     }
 }
 
@@ -442,10 +444,7 @@ fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
                 with(|world| world.clocks[process].alive = false);
                 stop(machines, process);
             }
-            Order::End(process) => {
-                stop(machines, process);
-                with(|world| world.clocks[process].alive = false);
-            }
+            Order::End(process) => stop(machines, process),
             Order::Restart(process) => {
                 if machines[process].is_none() {
                     with(|world| {
@@ -469,7 +468,7 @@ fn stop(machines: &mut [Option<Machine>], process: usize) {
             tell!(world, Who::Process(process), "is gone");
             world.process_gone(process);
         });
-        machine.end();
+        machine.end(process);
     }
 }
 
