@@ -25,6 +25,8 @@ pub(crate) const LOSS: &str = "2 loss is told in time";
 pub(crate) const FENCING: &str = "3 fencing tokens";
 pub(crate) const WAITING: &str = "4 waiting";
 pub(crate) const CLEANUP: &str = "5 cleanup";
+/// Of the library or of the simulation.
+pub(crate) const PANIC: &str = "panic";
 pub(crate) const ORDER: &str = "6 order";
 
 /// A piece of a user's code that a lock protects.

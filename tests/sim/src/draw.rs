@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 use crate::chance::{Draws, stream};
 use crate::plan::{
-    End, Fault, Habit, Kind, Lock, Millis, Network, Plan, Process, Runtimes, Settings, Stores, Task, Trouble,
+    End, Fault, Habit, Kind, Lock, Millis, Network, Plan, Process, Runtimes, Scheduler, Settings, Stores, Task, Trouble,
     User, Way, Work,
 };
 use crate::world::streams;
@@ -60,6 +60,7 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
         network,
         stores,
         settings,
+        scheduler: Scheduler::Random,
         processes,
         faults,
     }

@@ -1,6 +1,7 @@
 //! Runs the users of a process, in an order that the seed draws.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,6 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use fastrand::Rng;
 
 use crate::chance::Draws;
+use crate::plan::Scheduler;
 
 /// How many times in a thousand a user that is ready is left for later.
 const LATER: u32 = 100;
@@ -18,6 +20,7 @@ pub(crate) type User = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(crate) struct Host {
     users: Vec<Slot>,
     waker: Arc<Mutex<Option<Waker>>>,
+    scheduler: Scheduler,
     rng: Rng,
     ready: Vec<usize>,
 }
@@ -45,7 +48,7 @@ impl Wake for Flag {
 }
 
 impl Host {
-    pub(crate) fn new(users: impl IntoIterator<Item = User>, rng: Rng) -> Host {
+    pub(crate) fn new(users: impl IntoIterator<Item = User>, scheduler: Scheduler, rng: Rng) -> Host {
         let waker = Arc::new(Mutex::new(None));
         let slot = |future| {
             let flag = Arc::new(Flag {
@@ -61,6 +64,7 @@ impl Host {
         Host {
             users: users.into_iter().map(slot).collect(),
             waker: waker.clone(),
+            scheduler,
             rng,
             ready: Vec::new(),
         }
@@ -76,10 +80,13 @@ impl Host {
         }
         let mut ready = std::mem::take(&mut self.ready);
         ready.extend((0..self.users.len()).filter(|at| self.users[*at].flag.ready.load(Ordering::Relaxed)));
-        self.rng.shuffle(&mut ready);
+        let is_random = self.scheduler == Scheduler::Random;
+        if is_random {
+            self.rng.shuffle(&mut ready);
+        }
         let any = !ready.is_empty();
         for at in ready.drain(..) {
-            if self.rng.permille(LATER) {
+            if is_random && self.rng.permille(LATER) {
                 continue;
             }
             let user = &mut self.users[at];
@@ -87,7 +94,10 @@ impl Host {
             let Some(future) = &mut user.future else {
                 continue;
             };
-            if let Poll::Ready(()) = future.as_mut().poll(&mut Context::from_waker(&user.waker)) {
+            let mut cx = Context::from_waker(&user.waker);
+            // What it panicked with is kept by the hook: see panics.rs.
+            let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut cx)));
+            if !matches!(polled, Ok(Poll::Pending)) {
                 user.future = None;
             }
         }

@@ -1,174 +1,164 @@
 //! dlock's own code in simulated worlds: see docs/simulation.md.
 
+mod args;
 mod backend;
+mod batch;
 mod chance;
 mod check;
 mod count;
 mod draw;
 mod fault;
 mod host;
+mod kept;
 mod net;
+mod panics;
 mod plan;
 mod run;
+mod shrink;
 mod store;
+mod story;
 mod trace;
 mod user;
 mod world;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use dlock::sim::breaks;
 use serde_json::json;
 
+use crate::args::Args;
+use crate::batch::{Batch, Found, Total};
 use crate::count::Counts;
-use crate::plan::{Plan, Runtimes};
-use crate::run::Outcome;
+use crate::kept::{Expect, Kept};
+use crate::plan::Plan;
 use crate::trace::Keep;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Mode {
-    /// All processes of a world in one runtime: fast.
-    One,
-    /// A runtime, and so a clock, for each process.
-    Each,
-    /// Both in turns.
-    Both,
-}
-
-/// Runs dlock's own code in simulated worlds, each of which follows from a seed.
-#[derive(Debug, Parser)]
-struct Args {
-    /// The seed of the first world; each further world has the next one.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// How many worlds.
-    #[arg(long, conflicts_with = "seconds")]
-    worlds: Option<u64>,
-    /// For how long to run worlds; 10 s unless said otherwise.
-    #[arg(long)]
-    seconds: Option<u64>,
-    /// Which sort of worlds.
-    #[arg(long, value_enum, default_value_t = Mode::Both)]
-    runtimes: Mode,
-    /// Prints the events of the worlds.
-    #[arg(long)]
-    trace: bool,
-    /// Runs each world twice and compares the traces.
-    #[arg(long)]
-    twice: bool,
-    /// Worlds at a time; as many as there are processors unless said otherwise.
-    #[arg(long)]
-    threads: Option<usize>,
-    /// Goes on after a violation.
-    #[arg(long)]
-    keep_going: bool,
-    /// Ends with one JSON object.
-    #[arg(long)]
-    json: bool,
-}
-
-/// What came of all worlds.
-#[derive(Default)]
-struct Total {
-    worlds: u64,
-    counts: Counts,
-    violations: Vec<(u64, String)>,
-}
-
-fn runtimes_of(mode: Mode, seed: u64) -> Runtimes {
-    match mode {
-        Mode::One => Runtimes::One,
-        Mode::Each => Runtimes::Each,
-        Mode::Both if seed % 2 == 0 => Runtimes::One,
-        Mode::Both => Runtimes::Each,
-    }
-}
+/// How long to make a plan smaller.
+const SHRINKS_FOR: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let silent = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<user::OnPurpose>() {
-            silent(info);
+    if args.list_breaks {
+        for rule in breaks::RULES {
+            println!("{}", rule.name);
         }
-    }));
+        return ExitCode::SUCCESS;
+    }
+    panics::install();
     let begun = Instant::now();
-    let limit = args
-        .worlds
-        .is_none()
-        .then(|| Duration::from_secs(args.seconds.unwrap_or(10)));
-    let next = AtomicU64::new(0);
-    let done = AtomicBool::new(false);
-    let total = Mutex::new(Total::default());
-    let threads = args.threads.unwrap_or_else(|| {
-        let all = std::thread::available_parallelism().map_or(1, usize::from);
-        if args.trace { 1 } else { all }
-    });
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let enough = match (args.worlds, limit) {
-                        (Some(worlds), _) => number >= worlds,
-                        (None, Some(limit)) => begun.elapsed() >= limit,
-                        (None, None) => false,
-                    };
-                    if enough || done.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let seed = args.seed + number;
-                    let plan = Rc::new(draw::plan(seed, runtimes_of(args.runtimes, seed)));
-                    let outcome = one(&args, &plan);
-                    let mut total = total.lock().expect("no thread panics under it");
-                    total.worlds += 1;
-                    total.counts.add(&outcome.counts);
-                    if let Some(violation) = outcome.violation {
-                        eprintln!(
-                            "seed {seed}: violation of {} at {} ms: {}",
-                            violation.of, violation.at, violation.story
-                        );
-                        total.violations.push((seed, violation.of.to_owned()));
-                        if !args.keep_going {
-                            done.store(true, Ordering::Relaxed);
-                        }
-                    }
-                }
-            });
+    let batch = args.batch();
+    if let Some(directory) = &args.plans {
+        let directory = directory.clone().unwrap_or_else(kept::directory);
+        return all_kept(&directory).unwrap_or_else(|error| {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        });
+    }
+    let total = match args.plan.as_deref().map(kept::read) {
+        Some(Ok(kept)) => {
+            let total = alone(&batch, kept);
+            total.found.iter().for_each(|found| tell(&args, found));
+            total
         }
-    });
-    let total = total.into_inner().expect("no thread panics under it");
+        Some(Err(error)) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+        None => batch.run(|found| tell(&args, found)),
+    };
+    if let (true, Some(found)) = (args.shrink, total.found.first()) {
+        shrink(&args, found);
+    }
     report(&args, &total, begun.elapsed());
-    if total.violations.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    match total.found.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
     }
 }
 
-fn one(args: &Args, plan: &Rc<Plan>) -> Outcome {
-    let keep = match (args.trace, args.twice) {
-        (true, _) => Keep::Lines,
-        (false, true) => Keep::Digest,
-        (false, false) => Keep::Nothing,
+/// Runs the world of one plan.
+fn alone(batch: &Batch, kept: Kept) -> Total {
+    breaks::set(batch.broken);
+    let plan = Rc::new(kept.plan);
+    let outcome = batch::run_as_asked(&plan, batch.keep, batch.twice);
+    breaks::set(None);
+    let found = outcome.violation.map(|violation| Found {
+        seed: plan.seed,
+        plan: Plan::clone(&plan),
+        violation,
+    });
+    Total {
+        worlds: 1,
+        counts: outcome.counts,
+        found: found.into_iter().collect(),
+    }
+}
+
+/// Runs all kept plans, and says which of them show something else than they have to.
+fn all_kept(directory: &Path) -> Result<ExitCode, String> {
+    let (mut good, mut bad) = (0, 0);
+    for path in kept::list(directory)? {
+        let kept = kept::read(&path)?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        match kept::check(&kept) {
+            Ok(()) => {
+                good += 1;
+                println!("ok      {name}");
+            }
+            Err(why) => {
+                bad += 1;
+                println!("FAILED  {name}: {why}\n        it found: {}", kept.found);
+            }
+        }
+    }
+    println!("kept plans: {good} passed, {bad} failed");
+    Ok(ExitCode::from(u8::from(bad > 0)))
+}
+
+fn tell(args: &Args, found: &Found) {
+    let Found {
+        seed, violation: it, ..
+    } = found;
+    eprintln!("seed {seed}: violation of {} at {} ms: {}", it.of, it.at, it.story);
+    if !args.shrink {
+        eprintln!("its story: {}", args.again(*seed));
+    }
+}
+
+/// Makes the world of a violation small, and tells its story.
+fn shrink(args: &Args, found: &Found) {
+    eprintln!("shrinking: {}", found.plan.size());
+    breaks::set(args.rule());
+    let shrunk = shrink::shrink(&found.plan, &found.violation, SHRINKS_FOR);
+    let outcome = run::run(&shrunk.plan, Keep::Lines);
+    breaks::set(None);
+    eprintln!("shrunk to: {} ({} tries)\n", shrunk.plan.size(), shrunk.tries);
+    for line in story::told(&outcome.trace) {
+        println!("{line}");
+    }
+    let Some(path) = &args.save else {
+        return;
     };
-    let outcome = run::run(plan, keep);
-    if args.trace {
-        print!("{}", outcome.trace);
+    let violation = outcome.violation.as_ref().unwrap_or(&found.violation);
+    let kept = Kept {
+        found: violation.story.clone(),
+        expect: match args.rule() {
+            None => Expect::Nothing,
+            Some(rule) => Expect::Broken {
+                rule: rule.to_owned(),
+                violates: violation.of.to_owned(),
+            },
+        },
+        plan: Plan::clone(&shrunk.plan),
+    };
+    match kept::write(path, &kept) {
+        Ok(()) => eprintln!("kept in {}", path.display()),
+        Err(error) => eprintln!("{error}"),
     }
-    if args.twice {
-        let again = run::run(plan, keep);
-        assert!(
-            again.digest == outcome.digest && again.trace == outcome.trace,
-            "seed {}: the second time was another story",
-            plan.seed
-        );
-    }
-    outcome
 }
 
 fn report(args: &Args, total: &Total, took: Duration) {
@@ -180,7 +170,7 @@ fn report(args: &Args, total: &Total, took: Duration) {
     } = total.counts;
     let seconds = took.as_secs_f64();
     if args.json {
-        let mut kinds: Vec<_> = total.violations.iter().map(|(_, kind)| kind.as_str()).collect();
+        let mut kinds: Vec<_> = total.found.iter().map(|found| found.violation.of).collect();
         kinds.sort_unstable();
         kinds.dedup();
         let object = json!({
@@ -189,7 +179,7 @@ fn report(args: &Args, total: &Total, took: Duration) {
             "acquisitions": acquisitions,
             "faults": faults,
             "requests": requests,
-            "violations": total.violations.len(),
+            "violations": total.found.len(),
             "seconds": seconds,
             "kinds": kinds,
         });
@@ -202,6 +192,6 @@ fn report(args: &Args, total: &Total, took: Duration) {
     println!(
         "{} worlds, {acquisitions} acquisitions, {faults} faults, {requests} requests in {seconds:.1} s: {} violations",
         total.worlds,
-        total.violations.len()
+        total.found.len()
     );
 }

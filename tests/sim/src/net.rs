@@ -12,7 +12,7 @@ use fastrand::Rng;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::chance::{Draws, stream};
-use crate::plan::{Millis, Plan};
+use crate::plan::{Millis, Plan, Scheduler};
 use crate::store::{self, Reply, Request};
 use crate::trace::Who;
 use crate::world::{Event, World, streams, tell, with};
@@ -101,8 +101,12 @@ impl Links {
         let stores = plan.stores.count();
         let link = |at: usize| {
             let mut rng = stream(plan.seed, &[streams::LINK, at as u64]);
+            let tie = rng.u32(..);
             Link {
-                tie: rng.u32(..),
+                tie: match plan.scheduler {
+                    Scheduler::Random => tie,
+                    Scheduler::InOrder => 0,
+                },
                 rng,
                 connection: 0,
                 to_store: 0,

@@ -13,6 +13,8 @@ pub(crate) struct Plan {
     pub(crate) network: Network,
     pub(crate) stores: Stores,
     pub(crate) settings: Settings,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) scheduler: Scheduler,
     pub(crate) processes: Vec<Process>,
     pub(crate) faults: Vec<Fault>,
 }
@@ -25,6 +27,17 @@ pub(crate) enum Runtimes {
     One,
     /// Each process in a runtime of its own, with a clock of its own: it can stop, crash, and run fast or slow.
     Each,
+}
+
+/// In which order things happen that are due at the same moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Scheduler {
+    /// In a drawn one, and sometimes a user that is ready is left for later.
+    #[default]
+    Random,
+    /// In the one in which they became due.
+    InOrder,
 }
 
 /// Delays of a message, one way.
@@ -216,6 +229,18 @@ pub(crate) enum Way {
 }
 
 impl Plan {
+    /// How much there is in it, for people.
+    pub(crate) fn size(&self) -> String {
+        let users = self.processes.iter().flat_map(|process| &process.users);
+        let tasks: usize = users.clone().map(|user| user.tasks.len()).sum();
+        format!(
+            "{} processes, {} users, {tasks} tasks, {} faults",
+            self.processes.len(),
+            users.count(),
+            self.faults.len()
+        )
+    }
+
     /// Whether some acquire is kept and not polled.
     pub(crate) fn has_unpolled(&self) -> bool {
         let users = self.processes.iter().flat_map(|process| &process.users);

@@ -1,6 +1,7 @@
 //! Runs a world from its plan to its end.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -14,12 +15,13 @@ use tokio::time::{Instant, Sleep};
 
 use crate::backend::SimBackend;
 use crate::chance::{mix, stream};
-use crate::check::{CLEANUP, Violation, WAITING};
+use crate::check::{CLEANUP, PANIC, Violation, WAITING};
 use crate::count::Counts;
 use crate::fault::Order;
 use crate::host::{Host, User};
-use crate::plan::{Millis, Plan, Runtimes, Stores};
-use crate::trace::{Keep, Trace, Who};
+use crate::plan::{Millis, Plan, Runtimes, Scheduler, Stores};
+use crate::panics;
+use crate::trace::{Keep, Line, Trace, Who};
 use crate::user::{Me, user};
 use crate::world::{World, carry_out_due, streams, tell, with};
 
@@ -35,21 +37,28 @@ pub(crate) struct Outcome {
     pub(crate) violation: Option<Violation>,
     pub(crate) counts: Counts,
     pub(crate) digest: u64,
-    pub(crate) trace: String,
+    pub(crate) trace: Vec<Line>,
 }
 
 pub(crate) fn run(plan: &Rc<Plan>, keep: Keep) -> Outcome {
     sim::reset();
-    match plan.runtimes {
+    let _watched = panics::watch();
+    // Users are caught by their host; this is for the simulation itself.
+    let ran = catch_unwind(AssertUnwindSafe(|| match plan.runtimes {
         Runtimes::One => in_one_runtime(plan, keep),
         Runtimes::Each => in_runtimes_of_their_own(plan, keep),
-    }
+    }));
     let world = World::end();
+    let (at, mut violation) = (world.now, world.checks.violation);
+    if let Some(story) = panics::take().or_else(|| ran.err().map(|_| "a panic".to_owned())) {
+        let of = PANIC;
+        violation.get_or_insert(Violation { of, at, story });
+    }
     Outcome {
-        violation: world.checks.violation,
+        violation,
         counts: world.counts,
         digest: world.trace.digest,
-        trace: world.trace.text,
+        trace: world.trace.lines,
     }
 }
 
@@ -82,7 +91,7 @@ impl Process {
             &[streams::HOST, process as u64, u64::from(incarnation)],
         );
         Process {
-            host: Host::new(users, rng),
+            host: Host::new(users, plan.scheduler, rng),
             client,
         }
     }
@@ -138,6 +147,9 @@ impl Ending {
     }
 
     fn is_over(&mut self, world: &mut World) -> bool {
+        if let Some(story) = panics::take() {
+            world.violated(PANIC, story);
+        }
         if world.checks.violation.is_some() {
             return true;
         }
@@ -233,7 +245,9 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
                 let before = with(|world| std::mem::replace(&mut world.now, now));
                 rounds = if before == now { rounds + 1 } else { 0 };
                 carry_out_due();
-                rng.shuffle(&mut order);
+                if plan.scheduler == Scheduler::Random {
+                    rng.shuffle(&mut order);
+                }
                 let mut any = false;
                 for process in &order {
                     any |= processes[*process].host.poll_ready(cx);
@@ -405,7 +419,9 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
             break;
         }
         let next = with(|world| world.now + step);
-        rng.shuffle(&mut order);
+        if plan.scheduler == Scheduler::Random {
+            rng.shuffle(&mut order);
+        }
         for number in &order {
             let local = with(|world| {
                 let clock = &world.clocks[*number];

@@ -1,11 +1,11 @@
 //! What happened, line by line: time, process or store, event.
 
-use std::fmt::Write as _;
+use std::fmt;
 
 use crate::plan::Millis;
 
 /// Whom a line is about.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
     Process(usize),
     User(usize, usize),
@@ -19,14 +19,23 @@ pub(crate) enum Keep {
     Nothing,
     /// A number that two equal traces have in common.
     Digest,
+    /// The same, and the lines.
     Lines,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) at: Millis,
+    pub(crate) who: Who,
+    pub(crate) event: String,
+    /// One of many such ones, as renewals are.
+    pub(crate) is_routine: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Trace {
     keep: Keep,
-    line: String,
-    pub(crate) text: String,
+    pub(crate) lines: Vec<Line>,
     pub(crate) digest: u64,
 }
 
@@ -34,8 +43,7 @@ impl Trace {
     pub(crate) fn new(keep: Keep) -> Trace {
         Trace {
             keep,
-            line: String::new(),
-            text: String::new(),
+            lines: Vec::new(),
             digest: 0xCBF2_9CE4_8422_2325,
         }
     }
@@ -44,29 +52,54 @@ impl Trace {
         self.keep != Keep::Nothing
     }
 
-    pub(crate) fn write(&mut self, at: Millis, who: Who, event: &str) {
-        self.line.clear();
-        let _ = write!(self.line, "{:>5}.{:03}  ", at / 1000, at % 1000);
-        let at = self.line.len();
-        let _ = match who {
-            Who::Process(process) => write!(self.line, "p{process}"),
-            Who::User(process, user) => write!(self.line, "p{process}/u{user}"),
-            Who::Store(store) => write!(self.line, "store {store}"),
-            Who::World => write!(self.line, "world"),
-        };
-        let width = self.line.len() - at;
-        self.line
-            .extend(std::iter::repeat_n(' ', 10_usize.saturating_sub(width)));
-        let _ = writeln!(self.line, "{event}");
-        match self.keep {
-            Keep::Nothing => {}
-            // FNV-1a
-            Keep::Digest => {
-                for byte in self.line.bytes() {
-                    self.digest = (self.digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
-                }
-            }
-            Keep::Lines => self.text.push_str(&self.line),
+    pub(crate) fn write(&mut self, at: Millis, who: Who, event: String) {
+        self.put(Line {
+            at,
+            who,
+            event,
+            is_routine: false,
+        });
+    }
+
+    /// Writes what a story leaves out where it happens again and again.
+    pub(crate) fn write_routine(&mut self, at: Millis, who: Who, event: String) {
+        self.put(Line {
+            at,
+            who,
+            event,
+            is_routine: true,
+        });
+    }
+
+    fn put(&mut self, line: Line) {
+        if !self.is_on() {
+            return;
         }
+        // FNV-1a
+        for byte in line.to_string().bytes() {
+            self.digest = (self.digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+        }
+        if self.keep == Keep::Lines {
+            self.lines.push(line);
+        }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Who::Process(process) => format!("p{process}"),
+            Who::User(process, user) => format!("p{process}/u{user}"),
+            Who::Store(store) => format!("store {store}"),
+            Who::World => "world".to_owned(),
+        };
+        f.pad(&name)
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Line { at, who, event, .. } = self;
+        write!(f, "{:>5}.{:03}  {who:<8}  {event}", at / 1000, at % 1000)
     }
 }

@@ -37,7 +37,7 @@ impl Me {
                 let what = what();
                 world
                     .trace
-                    .write(world.now, Who::User(self.process, self.user), &what);
+                    .write(world.now, Who::User(self.process, self.user), what);
             }
         });
     }

@@ -15,7 +15,7 @@ use crate::check::Checks;
 use crate::count::Counts;
 use crate::fault::Weather;
 use crate::net::{Arrival, Links};
-use crate::plan::{Millis, Plan, Runtimes};
+use crate::plan::{Millis, Plan, Runtimes, Scheduler};
 use crate::store::SimStore;
 use crate::trace::Trace;
 
@@ -184,7 +184,10 @@ impl World {
     }
 
     pub(crate) fn schedule(&mut self, at: Millis, event: Event) {
-        let tie = self.ties.u32(..);
+        let tie = match self.plan.scheduler {
+            Scheduler::Random => self.ties.u32(..),
+            Scheduler::InOrder => 0,
+        };
         self.schedule_in_order(at, tie, event);
     }
 
@@ -247,7 +250,7 @@ macro_rules! tell {
     ($world:expr, $who:expr, $($what:tt)*) => {
         if $world.trace.is_on() {
             let line = format!($($what)*);
-            $world.trace.write($world.now, $who, &line);
+            $world.trace.write($world.now, $who, line);
         }
     };
 }
