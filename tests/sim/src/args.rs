@@ -80,7 +80,11 @@ impl Args {
             worlds: self.worlds,
             limit: self.worlds.is_none().then(default),
             mode: self.runtimes,
-            threads: if self.trace { 1 } else { self.threads.unwrap_or_else(all) },
+            threads: if self.trace {
+                1
+            } else {
+                self.threads.unwrap_or_else(all)
+            },
             broken: self.rule(),
             keep: if self.trace { Keep::Lines } else { Keep::Nothing },
             twice: self.twice,

@@ -91,7 +91,11 @@ impl Batch {
                 total.counts.add(&outcome.counts);
                 if let Some(violation) = outcome.violation {
                     let plan = Plan::clone(&plan);
-                    let found = Found { seed, plan, violation };
+                    let found = Found {
+                        seed,
+                        plan,
+                        violation,
+                    };
                     if self.goes_on || total.found.is_empty() {
                         tells(&found);
                         total.found.push(found);
@@ -100,7 +104,11 @@ impl Batch {
                         done.store(true, Ordering::Relaxed);
                     }
                 }
-                progress(&total, begun, &mut told.lock().expect("no thread panics under it"));
+                progress(
+                    &total,
+                    begun,
+                    &mut told.lock().expect("no thread panics under it"),
+                );
             }
         };
         std::thread::scope(|scope| {
@@ -138,10 +146,16 @@ pub(crate) fn differs(plan: &Rc<Plan>, outcome: &Outcome) -> Option<String> {
     if again.digest == outcome.digest {
         return None;
     }
-    let (one, other) = (run::run(plan, Keep::Lines).trace, run::run(plan, Keep::Lines).trace);
+    let (one, other) = (
+        run::run(plan, Keep::Lines).trace,
+        run::run(plan, Keep::Lines).trace,
+    );
     let at = one.iter().zip(&other).position(|(one, other)| one != other);
     let at = at.unwrap_or(one.len().min(other.len()));
-    let line = |of: &[crate::trace::Line]| of.get(at).map_or_else(|| "its end".to_owned(), |line| line.to_string());
+    let line = |of: &[crate::trace::Line]| {
+        of.get(at)
+            .map_or_else(|| "its end".to_owned(), |line| line.to_string())
+    };
     Some(format!(
         "the same plan went another way the second time; line {}:\n  {}\n  {}",
         at + 1,

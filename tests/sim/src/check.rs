@@ -9,7 +9,7 @@ use dlock::{Held, HoldState, LockKey};
 use crate::plan::{Millis, Plan};
 use crate::store::{Reply, Request};
 use crate::trace::Who;
-use crate::world::{Event, World, tell, with};
+use crate::world::{Event, World, tell, tell_routine, with};
 
 /// A promise that was broken.
 #[derive(Debug, Clone)]
@@ -380,6 +380,7 @@ impl World {
                     self.checks.heard_busy.insert((process, key.clone()), now);
                 }
             }
+            Reply::Renew(_) => tell_routine!(self, Who::Process(process), "hears: {reply:?}"),
             other => tell!(self, Who::Process(process), "hears: {other:?}"),
         }
     }

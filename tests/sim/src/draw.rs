@@ -4,8 +4,8 @@ use fastrand::Rng;
 
 use crate::chance::{Draws, stream};
 use crate::plan::{
-    End, Fault, Habit, Kind, Lock, Millis, Network, Plan, Process, Runtimes, Scheduler, Settings, Stores, Task, Trouble,
-    User, Way, Work,
+    End, Fault, Habit, Kind, Lock, Millis, Network, Plan, Process, Runtimes, Scheduler, Settings, Stores,
+    Task, Trouble, User, Way, Work,
 };
 use crate::world::streams;
 

@@ -123,7 +123,10 @@ fn tell(args: &Args, found: &Found) {
     let Found {
         seed, violation: it, ..
     } = found;
-    eprintln!("seed {seed}: violation of {} at {} ms: {}", it.of, it.at, it.story);
+    eprintln!(
+        "seed {seed}: violation of {} at {} ms: {}",
+        it.of, it.at, it.story
+    );
     if !args.shrink {
         eprintln!("its story: {}", args.again(*seed));
     }

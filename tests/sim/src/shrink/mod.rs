@@ -135,13 +135,19 @@ impl Shrinker {
 
     /// Of several seeds the one with the shortest story.
     fn choose_story(&mut self) {
-        let Some(mut plan) = parsed(&self.plan) else { return };
+        let Some(mut plan) = parsed(&self.plan) else {
+            return;
+        };
         for attempt in 0..400 {
             if attempt > 0 {
                 if self.is_over() {
                     return;
                 }
-                plan.seed = if attempt < 100 { attempt } else { mix(attempt) >> 40 };
+                plan.seed = if attempt < 100 {
+                    attempt
+                } else {
+                    mix(attempt) >> 40
+                };
             }
             let candidate = Rc::new(plan.clone());
             let Some(outcome) = self.breaks(&candidate, Keep::Lines) else {

@@ -9,11 +9,7 @@ const NAMES: &[&str] = &["key", "keys", "process", "store", "drift", "seed"];
 /// Below this an amount is no longer one that the library takes, or that worlds are drawn with.
 const LEAST: &[(&str, u64)] = &[("fixed_lease", 100), ("lease", 100), ("max_hold", 100)];
 /// The plainest of each choice.
-const PLAIN: &[(&str, &[&str])] = &[
-    ("kind", &["plain", "write"]),
-    ("end", &["release", "drop"]),
-    ("way", &["both"]),
-];
+const PLAIN: &[(&str, &[&str])] = &[("end", &["release", "drop"]), ("way", &["both"])];
 
 /// Tries everything once.
 pub(super) fn all(shrinker: &mut Shrinker) {
@@ -22,6 +18,7 @@ pub(super) fn all(shrinker: &mut Shrinker) {
     elements(shrinker);
     hoists(shrinker);
     options(shrinker);
+    kinds(shrinker);
     choices(shrinker);
     numbers(shrinker);
     keys(shrinker);
@@ -106,7 +103,9 @@ fn elements(shrinker: &mut Shrinker) {
     let mut done = 0;
     loop {
         // Those of the plan as it is now: from the outside inwards.
-        let arrays = pointers(&shrinker.plan, &|value, at| value.is_array() && at != "/processes");
+        let arrays = pointers(&shrinker.plan, &|value, at| {
+            value.is_array() && at != "/processes"
+        });
         let Some(at) = arrays.get(done) else { return };
         let mut size = count(&shrinker.plan, at).div_ceil(2);
         while size > 0 {
@@ -179,6 +178,26 @@ fn options(shrinker: &mut Shrinker) {
     }
 }
 
+/// Makes all locks of a key plain: those of other kinds would refuse each other.
+fn kinds(shrinker: &mut Shrinker) {
+    let locks = pointers(&shrinker.plan, &|value, _| {
+        value["key"].is_u64() && value["kind"].is_string()
+    });
+    let key_of = |plan: &Value, at: &str| plan.pointer(at).map(|lock| lock["key"].clone());
+    let mut keys: Vec<_> = locks.iter().map(|at| key_of(&shrinker.plan, at)).collect();
+    keys.sort_unstable_by_key(|key| key.as_ref().and_then(Value::as_u64));
+    keys.dedup();
+    for key in keys {
+        attempt(shrinker, |plan| {
+            for at in &locks {
+                if key_of(plan, at) == key {
+                    put(plan, &format!("{at}/kind"), json!("plain"));
+                }
+            }
+        });
+    }
+}
+
 /// Chooses what is plainest.
 fn choices(shrinker: &mut Shrinker) {
     for at in pointers(&shrinker.plan, &|value, _| value.is_string()) {
@@ -203,12 +222,17 @@ fn numbers(shrinker: &mut Shrinker) {
     };
     for at in pointers(&shrinker.plan, &is_amount) {
         let name = at.rsplit('/').next().unwrap_or_default();
-        let least = LEAST.iter().find(|(of, _)| *of == name).map_or(0, |(_, least)| *least);
+        let least = LEAST
+            .iter()
+            .find(|(of, _)| *of == name)
+            .map_or(0, |(_, least)| *least);
         loop {
             let Some(now) = shrinker.plan.pointer(&at).and_then(Value::as_u64) else {
                 break;
             };
-            let smaller = smaller(now).into_iter().filter(|value| *value >= least && *value < now);
+            let smaller = smaller(now)
+                .into_iter()
+                .filter(|value| *value >= least && *value < now);
             let took = smaller
                 .into_iter()
                 .any(|value| attempt(shrinker, |plan| put(plan, &at, json!(value))));
@@ -226,7 +250,17 @@ fn smaller(now: u64) -> Vec<u64> {
         let unit = 10_u64.pow(digits);
         now / unit * unit
     };
-    let mut all = vec![0, 1, 10, 100, now / 4, now / 2, now / 4 * 3, round(digits), round(digits.saturating_sub(1))];
+    let mut all = vec![
+        0,
+        1,
+        10,
+        100,
+        now / 4,
+        now / 2,
+        now / 4 * 3,
+        round(digits),
+        round(digits.saturating_sub(1)),
+    ];
     all.sort_unstable();
     all.dedup();
     all
