@@ -280,7 +280,11 @@ impl Registry {
                         continue;
                     }
                 }
-                let (state, deadline) = grant.peek_at(now);
+                let (mut state, deadline) = grant.peek_at(now);
+                if broken!(DeadlineNeverJudged) && now >= deadline {
+                    // Here all the same, or this would look at it for ever.
+                    state = HoldState::Lost(Loss::Expired);
+                }
                 if let HoldState::Lost(loss) = state {
                     over.push((grant.clone(), loss));
                     grants.remove(number);

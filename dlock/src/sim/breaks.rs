@@ -50,7 +50,7 @@ rules! {
     RenewalDeadlineFromReply "renewal-deadline-from-reply" LOSS
         "a renewed lease counts from before the renewal was sent, not from its reply"
     DeadlineNeverJudged "deadline-never-judged" LOSS
-        "a hold that is asked compares its deadline with the clock"
+        "a hold that is asked compares its deadline with the clock, and is not only told of it by a timer"
     RenewalRevivesLostHold "renewal-revives-lost-hold" LOSS
         "a hold that was lost stays lost, whatever a renewal brings later"
     TokenReusedAfterHandoff "token-reused-after-handoff" FENCING
