@@ -345,7 +345,8 @@ impl Machine {
         }
     }
 
-    /// Runs until the clock of the process shows this much since the world began.
+    /// Runs until the clock of the process shows this much since the world began. What is due at that very moment is
+    /// done first thing the next time.
     fn run_until(&mut self, local: Millis) {
         let Some(process) = &mut self.process else {
             return;
@@ -354,10 +355,12 @@ impl Machine {
         let target = self.epoch + Duration::from_millis(local);
         self.runtime.block_on(async {
             let mut timer = pin!(tokio::time::sleep_until(target));
-            let (mut rounds, mut quiet) = (0, 0);
+            let mut rounds = 0;
             std::future::poll_fn(|cx| {
+                if timer.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(());
+                }
                 rounds += 1;
-                let any = process.host.poll_ready(cx);
                 if rounds > MOST_ROUNDS {
                     with(|world| {
                         world.violated(
@@ -367,20 +370,9 @@ impl Machine {
                     });
                     return Poll::Ready(());
                 }
-                if any {
-                    quiet = 0;
+                if process.host.poll_ready(cx) {
                     cx.waker().wake_by_ref();
-                    return Poll::Pending;
                 }
-                if timer.as_mut().poll(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                // The library's own tasks are due at this moment too.
-                quiet += 1;
-                if quiet > 3 {
-                    return Poll::Ready(());
-                }
-                cx.waker().wake_by_ref();
                 Poll::Pending
             })
             .await;
