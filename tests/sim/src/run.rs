@@ -128,6 +128,7 @@ fn runtime(plan: &Plan, number: u64) -> Runtime {
         .enable_time()
         .start_paused(true)
         .rng_seed(RngSeed::from_bytes(&seed.to_le_bytes()))
+        .on_thread_unpark(crate::world::follow)
         .build()
         .expect("a runtime without I/O")
 }
@@ -239,12 +240,14 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
             let mut timer = pin!(tokio::time::sleep_until(epoch));
             let mut order: Vec<_> = (0..processes.len()).collect();
             let mut rng = stream(plan.seed, &[streams::STEPS]);
-            let mut rounds = 0;
+            let (mut rounds, mut before) = (0, 0);
+            // All have one clock.
+            with(|world| world.running = Some(0));
             std::future::poll_fn(|cx| {
                 let now = millis_since(epoch);
-                let before = with(|world| std::mem::replace(&mut world.now, now));
                 rounds = if before == now { rounds + 1 } else { 0 };
-                carry_out_due();
+                before = now;
+                carry_out_due(now);
                 if plan.scheduler == Scheduler::Random {
                     rng.shuffle(&mut order);
                 }
@@ -327,6 +330,7 @@ impl Machine {
         // What the clock would have shown when the world began.
         let epoch = with(|world| {
             let clock = &mut world.clocks[number];
+            clock.suspended = 0;
             let since = clock.millis(world.now);
             clock.epoch = began.checked_sub(Duration::from_millis(since)).unwrap_or(began);
             clock.epoch
@@ -402,28 +406,29 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
     let mut rng = stream(plan.seed, &[streams::STEPS]);
     let mut order: Vec<_> = (0..machines.len()).collect();
     let mut ending = Ending::new(plan);
-    // Nothing that is sent within a step arrives before its end.
-    let step = plan.network.least.max(1);
     loop {
-        carry_out_due();
         obey(plan, &mut machines);
         if with(|world| ending.is_over(world)) {
             break;
         }
-        let next = with(|world| world.now + step);
+        let (now, next) = with(|world| (world.now, world.end_of_step()));
         if plan.scheduler == Scheduler::Random {
             rng.shuffle(&mut order);
         }
         for number in &order {
             let local = with(|world| {
+                world.now = now;
                 let clock = &world.clocks[*number];
-                (!clock.stopped).then(|| clock.millis(next))
+                (!clock.stopped).then(|| clock.tokio_millis(next))
             });
             if let (Some(machine), Some(local)) = (&mut machines[*number], local) {
+                with(|world| world.running = Some(*number));
                 machine.run_until(local);
+                with(|world| world.running = None);
             }
         }
-        with(|world| world.now = next);
+        with(|world| world.now = now);
+        carry_out_due(next);
     }
     let clients: Vec<_> = machines
         .iter()
@@ -482,7 +487,7 @@ fn stop(machines: &mut [Option<Machine>], process: usize) {
 
 /// The clock of a process that stood still shows the present before any of its tasks runs.
 fn jump(machine: &mut Machine, process: usize) {
-    let local = with(|world| world.clocks[process].millis(world.now));
+    let local = with(|world| world.clocks[process].tokio_millis(world.now));
     let target = machine.epoch + Duration::from_millis(local);
     let _entered = machine.context.enter();
     machine.runtime.block_on(async {

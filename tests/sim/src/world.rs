@@ -49,6 +49,8 @@ pub(crate) struct World {
     pub(crate) checks: Checks,
     pub(crate) counts: Counts,
     pub(crate) trace: Trace,
+    /// The process with a runtime of its own that runs now: the world's time follows its clock.
+    pub(crate) running: Option<usize>,
     /// Runs the world: woken where something is to happen earlier than it was told.
     pub(crate) driver: Option<(Millis, std::task::Waker)>,
     /// Users that are not done, and what they have spawned.
@@ -66,6 +68,8 @@ pub(crate) struct LocalClock {
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
     pub(crate) stopped: bool,
+    /// For how long its machine was suspended, which the clock of its timers does not count.
+    pub(crate) suspended: Millis,
     /// Where its chance and its moments come from.
     pub(crate) context: Option<dlock::sim::Process>,
 }
@@ -75,6 +79,18 @@ impl LocalClock {
     pub(crate) fn millis(&self, now: Millis) -> Millis {
         let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
         u64::try_from(drifted).unwrap_or_default()
+    }
+
+    /// The same by the clock of its timers.
+    pub(crate) fn tokio_millis(&self, now: Millis) -> Millis {
+        self.millis(now).saturating_sub(self.suspended)
+    }
+
+    /// When the clock of its timers shows this.
+    fn when(&self, shown: Instant) -> Millis {
+        let shown = shown.saturating_duration_since(self.epoch).as_millis() + u128::from(self.suspended);
+        let rate = u128::try_from(1_000_000 + self.drift).unwrap_or(1_000_000);
+        u64::try_from((shown * 1_000_000).div_ceil(rate)).unwrap_or(u64::MAX)
     }
 
     pub(crate) fn instant(&self, now: Millis) -> Instant {
@@ -141,6 +157,7 @@ impl World {
             incarnation: 0,
             alive: true,
             stopped: false,
+            suspended: 0,
             context: None,
         };
         let clocks: Vec<_> = plan.processes.iter().map(clock).collect();
@@ -158,6 +175,7 @@ impl World {
             checks: Checks::new(&plan),
             counts: Counts::default(),
             trace,
+            running: None,
             driver: None,
             at_work: plan.processes.iter().map(|process| process.users.len()).sum(),
             progress: plan
@@ -205,6 +223,16 @@ impl World {
         }));
     }
 
+    /// Up to when processes with runtimes of their own can run one after the other: nothing that is sent meanwhile
+    /// arrives before, and what is on its way already comes late by less than the shortest delay.
+    pub(crate) fn end_of_step(&self) -> Millis {
+        let least = self.plan.network.least.max(1);
+        // A request and what follows from it take two delays. What is left when all users are done is in no hurry.
+        let most = if self.at_work > 0 { 2 } else { 4 };
+        let next = self.next_event().unwrap_or(Millis::MAX);
+        next.clamp(self.now + least, self.now + most * least)
+    }
+
     pub(crate) fn next_event(&self) -> Option<Millis> {
         self.events.peek().map(|Reverse(next)| next.at)
     }
@@ -225,17 +253,19 @@ impl World {
         clock.alive && clock.incarnation == incarnation
     }
 
-    fn next_due(&mut self) -> Option<Event> {
-        if self.next_event()? > self.now {
+    fn next_due(&mut self, until: Millis) -> Option<Event> {
+        if self.next_event()? > until {
             return None;
         }
-        self.events.pop().map(|Reverse(next)| next.event)
+        let Reverse(next) = self.events.pop()?;
+        self.now = next.at;
+        Some(next.event)
     }
 }
 
-/// Carries out what is due by now.
-pub(crate) fn carry_out_due() {
-    while let Some(event) = with(World::next_due) {
+/// Carries out what is due, each at its moment, until it is this time.
+pub(crate) fn carry_out_due(until: Millis) {
+    while let Some(event) = with(|world| world.next_due(until)) {
         match event {
             Event::Arrival(arrival) => crate::net::arrive(arrival),
             Event::FaultBegins(index) => crate::fault::begin(index),
@@ -243,6 +273,16 @@ pub(crate) fn carry_out_due() {
             Event::Check(due) => with(|world| crate::check::due(world, due)),
         }
     }
+    with(|world| world.now = until);
+}
+
+/// Has the world's time follow the clock of the process that runs now, after it slept.
+pub(crate) fn follow() {
+    if_any(|world| {
+        if let Some(running) = world.running {
+            world.now = world.clocks[running].when(Instant::now());
+        }
+    });
 }
 
 /// Writes a line of the trace, where one is wanted.
