@@ -52,6 +52,11 @@ impl Unfinished {
     }
 
     #[cfg(dlock_sim)]
+    pub(crate) fn has(&self, number: u64) -> bool {
+        self.parts.lock().contains_key(&number)
+    }
+
+    #[cfg(dlock_sim)]
     pub(crate) fn len(&self) -> usize {
         self.parts.lock().len()
     }

@@ -206,6 +206,11 @@ impl Registry {
         self.books.lock().grants.len()
     }
 
+    #[cfg(dlock_sim)]
+    pub(crate) fn has(&self, number: u64) -> bool {
+        self.books.lock().grants.has(number)
+    }
+
     /// Waits until nothing is held.
     pub(crate) async fn empty(&self) {
         loop {

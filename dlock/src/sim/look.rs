@@ -1,8 +1,11 @@
 //! What the checker looks at, which changes nothing.
 
+use std::sync::{Arc, Weak};
+
 use tokio::time::Instant;
 
 use crate::backend::{GrantId, Kind};
+use crate::client::Shared;
 use crate::clock::Moment;
 use crate::guard::HoldState;
 use crate::{Held, LockClient, LockKey};
@@ -54,6 +57,39 @@ pub fn left(client: &LockClient) -> Left {
         unfinished: shared.unfinished.len(),
         waiters: shared.waiters.len(),
         pending: shared.pending.len(),
+    }
+}
+
+/// A client as the checker knows it; keeps nothing of it alive.
+#[derive(Clone)]
+pub struct Client(Weak<Shared>);
+
+impl Client {
+    /// Looks at this client.
+    #[must_use]
+    pub fn of(client: &LockClient) -> Client {
+        Client(Arc::downgrade(client.shared()))
+    }
+
+    /// Whether a request or an undo is on its way.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.0.upgrade().is_some_and(|shared| !shared.pending.is_empty())
+    }
+
+    /// Whether the client knows that it has a grant, or that some call has it for now.
+    #[must_use]
+    pub fn has(&self, grant: GrantId) -> bool {
+        let Some(shared) = self.0.upgrade() else {
+            return false;
+        };
+        shared.registry.has(grant.number()) || shared.unfinished.has(grant.number())
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
     }
 }
 

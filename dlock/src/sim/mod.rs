@@ -8,7 +8,7 @@ mod news;
 mod process;
 mod store;
 
-pub use self::look::{Left, client_of, grants, id_of, left, peek};
+pub use self::look::{Client, Left, client_of, grants, id_of, left, peek};
 pub use self::news::News;
 pub use self::process::{Entered, Process, reset};
 pub(crate) use self::process::{origin, suspended};

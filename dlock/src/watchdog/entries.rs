@@ -54,6 +54,11 @@ impl Entries {
         self.0.is_empty()
     }
 
+    #[cfg(dlock_sim)]
+    pub(super) fn has(&self, number: u64) -> bool {
+        self.0.contains(&number)
+    }
+
     pub(super) fn insert(&mut self, grant: Arc<Grant>, due: Moment) {
         let due = Cell::new(due);
         self.0.replace(Entry { grant, due });

@@ -137,6 +137,11 @@ impl Checks {
         self.waiters.values()
     }
 
+    /// The locks whose users are at work.
+    pub(crate) fn used(&self) -> impl Iterator<Item = &LockKey> {
+        self.sections.values().map(|section| &section.key)
+    }
+
     fn next(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -266,6 +271,7 @@ impl World {
             all.retain(|id| sections.contains_key(id));
         }
         self.checks.waiters.retain(|_, waiter| waiter.process != process);
+        self.clients_end(process);
         for store in &mut self.stores {
             store.unsubscribe_all(process);
         }
@@ -393,7 +399,7 @@ impl World {
     }
 
     /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
-    fn settling(&self, kind: Kind) -> Millis {
+    pub(crate) fn settling(&self, kind: Kind) -> Millis {
         // Positions of waiters that are gone are kept for so long.
         let kept = if matches!(kind, Kind::Fair | Kind::Read | Kind::Write) {
             5_000

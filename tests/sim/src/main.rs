@@ -10,6 +10,7 @@ mod draw;
 mod fault;
 mod host;
 mod kept;
+mod look;
 mod net;
 mod panics;
 mod plan;

@@ -79,6 +79,7 @@ impl Process {
         };
         let progress = with(|world| {
             world.checks.name_client(sim::id_of(&client), name);
+            world.client_begins(process, &client);
             world.progress[process].clone()
         });
         let users = plan.processes[process].users.iter().zip(progress).enumerate();

@@ -47,6 +47,7 @@ pub(crate) struct World {
     pub(crate) stores: Vec<SimStore>,
     pub(crate) weather: Weather,
     pub(crate) checks: Checks,
+    pub(crate) looks: crate::look::Looks,
     pub(crate) counts: Counts,
     pub(crate) trace: Trace,
     /// The process with a runtime of its own that runs now: the world's time follows its clock.
@@ -105,6 +106,7 @@ pub(crate) enum Event {
     FaultBegins(usize),
     FaultEnds(usize),
     Check(crate::check::Due),
+    Look,
 }
 
 struct Scheduled {
@@ -173,6 +175,7 @@ impl World {
             stores,
             weather: Weather::new(&plan),
             checks: Checks::new(&plan),
+            looks: crate::look::Looks::default(),
             counts: Counts::default(),
             trace,
             running: None,
@@ -187,6 +190,7 @@ impl World {
         };
         WORLD.with_borrow_mut(|slot| *slot = Some(world));
         with(|world| {
+            world.looks_again();
             for index in 0..world.plan.faults.len() {
                 let at = world.plan.faults[index].at;
                 world.schedule(at, Event::FaultBegins(index));
@@ -270,6 +274,7 @@ pub(crate) fn carry_out_due(until: Millis) {
             Event::Arrival(arrival) => crate::net::arrive(arrival),
             Event::FaultBegins(index) => crate::fault::begin(index),
             Event::FaultEnds(index) => crate::fault::end(index),
+            Event::Look => crate::look::look(),
             Event::Check(due) => with(|world| crate::check::due(world, due)),
         }
     }

@@ -1,0 +1,126 @@
+//! What is looked at again and again: grants that nobody knows of, and locks that nobody uses while somebody waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dlock::backend::GrantId;
+use dlock::sim::{self, Client, Entry};
+use dlock::{LockClient, LockKey};
+
+use crate::check::{CLEANUP, WAITING, Waiter};
+use crate::plan::Millis;
+use crate::world::{Event, World, with};
+
+/// Between two looks.
+const EVERY: Millis = 100;
+/// A waiter that is woken and not polled loses what it has at most so much later (`POLL_DEADLINE`, twice).
+const UNPOLLED: Millis = 2_500;
+
+/// What was seen at the looks before.
+#[derive(Default)]
+pub(crate) struct Looks {
+    clients: BTreeMap<u128, (usize, Client)>,
+    /// Grants of stores that their clients did not know of.
+    unknown: BTreeSet<(usize, GrantId)>,
+    /// Since when no code runs that these protect.
+    unused_since: BTreeMap<LockKey, Millis>,
+}
+
+impl World {
+    /// A client is there.
+    pub(crate) fn client_begins(&mut self, process: usize, client: &LockClient) {
+        let known = (process, Client::of(client));
+        self.looks.clients.insert(sim::id_of(client), known);
+    }
+
+    /// The clients of a process are gone.
+    pub(crate) fn clients_end(&mut self, process: usize) {
+        self.looks.clients.retain(|_, (of, _)| *of != process);
+    }
+
+    pub(crate) fn looks_again(&mut self) {
+        self.schedule(self.now + EVERY, Event::Look);
+    }
+
+    /// A grant that its client does not know of, and does nothing about, keeps everybody out for a lease.
+    fn finds_orphans(&mut self, store: usize, entries: &[Entry]) {
+        let calm = self.calm_for(2 * self.plan.settings.timeout + 2_000);
+        let mut unknown = BTreeSet::new();
+        for Entry { key, grant, kept, .. } in entries {
+            let Some((process, client)) = self.looks.clients.get(&sim::client_of(*grant)) else {
+                continue;
+            };
+            let (process, is_stopped) = (*process, self.clocks[*process].stopped);
+            if *kept || is_stopped || client.is_busy() || client.has(*grant) {
+                continue;
+            }
+            if calm && self.looks.unknown.contains(&(store, *grant)) {
+                let name = self.checks.name_of(*grant);
+                let story = format!(
+                    "store {store} has {key} granted to {name}, of which p{process} does not know: nobody gives it back, and \
+                     it is busy until the lease is over"
+                );
+                self.violated(CLEANUP, story);
+            }
+            unknown.insert((store, *grant));
+        }
+        self.looks.unknown.retain(|(of, _)| *of != store);
+        self.looks.unknown.append(&mut unknown);
+    }
+
+    /// A lock that somebody waits for and nobody uses is had by the waiter soon.
+    fn finds_unused(&mut self) {
+        let now = self.now;
+        let used: BTreeSet<_> = self.checks.used().cloned().collect();
+        let awaited: BTreeSet<_> = self.checks.waiting().map(|waiter| waiter.key.clone()).collect();
+        let unused_since = &mut self.looks.unused_since;
+        unused_since.retain(|key, _| awaited.contains(key) && !used.contains(key));
+        for key in awaited {
+            if !used.contains(&key) {
+                unused_since.entry(key).or_insert(now);
+            }
+        }
+        let Some(calm_since) = self.weather.calm_since() else {
+            return;
+        };
+        let unpolled = if self.plan.has_unpolled() { UNPOLLED } else { 0 };
+        let patience = 2 * self.plan.network.round_trip() + self.plan.settings.lease + 500 + unpolled;
+        let left_out = self.checks.waiting().find(|waiter| {
+            let from = self.looks.unused_since.get(&waiter.key).copied();
+            let settled = calm_since + self.settling(waiter.kind);
+            waiter.attentive
+                && !waiter.nested
+                && from.is_some_and(|from| from.max(waiter.since).max(settled) + patience < now)
+        });
+        if let Some(Waiter {
+            process,
+            user,
+            key,
+            since,
+            ..
+        }) = left_out.cloned()
+        {
+            let story = format!(
+                "nobody uses {key} for more than {patience} ms, and p{process}/u{user}, which waits for it since {since} \
+                 ms, does not get it"
+            );
+            self.violated(WAITING, story);
+        }
+    }
+
+    fn calm_for(&self, time: Millis) -> bool {
+        let since = self.weather.calm_since();
+        since.is_some_and(|since| since + time <= self.now)
+    }
+}
+
+/// Looks at the world.
+pub(crate) fn look() {
+    for store in 0..with(|world| world.stores.len()) {
+        let entries = crate::store::inside(store, sim::entries);
+        with(|world| world.finds_orphans(store, &entries));
+    }
+    with(|world| {
+        world.finds_unused();
+        world.looks_again();
+    });
+}
