@@ -8,8 +8,9 @@ use dlock::{Held, HoldState, LockKey};
 
 use crate::plan::{Millis, Plan};
 use crate::store::{Reply, Request};
-use crate::trace::Who;
-use crate::world::{Event, World, tell, tell_routine, with};
+use crate::trace::{VIOLATION, Who};
+use crate::words;
+use crate::world::{Event, World, tell, with};
 
 /// A promise that was broken.
 #[derive(Debug, Clone)]
@@ -150,7 +151,8 @@ impl Checks {
 
 impl World {
     pub(crate) fn violated(&mut self, of: &'static str, story: String) {
-        tell!(self, Who::World, "VIOLATION of {of}: {story}");
+        let story = words::with_short_tokens(&story);
+        tell!(self, Who::World, "{VIOLATION} {of}: {story}");
         let at = self.now;
         self.checks.violation.get_or_insert(Violation { of, at, story });
     }
@@ -177,7 +179,8 @@ impl World {
         tell!(
             self,
             Who::User(process, user),
-            "is inside {key} ({kind}, token {token})"
+            "holds {key} now, token {}",
+            words::token(token)
         );
         let section = Section {
             process,
@@ -368,11 +371,11 @@ impl World {
     }
 
     /// A reply has come to a process.
-    pub(crate) fn replied(&mut self, process: usize, reply: &Reply) {
+    pub(crate) fn replied(&mut self, process: usize, about: &str, reply: &Reply) {
         let now = self.now;
+        tell!(self, Who::Process(process), "{}", words::learned(about, reply));
         match reply {
             Reply::Acquire(key, reply) => {
-                tell!(self, Who::Process(process), "hears: {key} {reply:?}");
                 if !matches!(
                     reply,
                     AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }
@@ -380,14 +383,12 @@ impl World {
                     self.checks.heard_busy.insert((process, key.clone()), now);
                 }
             }
-            Reply::AcquireAll(keys, reply) => {
-                tell!(self, Who::Process(process), "hears: {reply:?}");
+            Reply::AcquireAll(keys, _) => {
                 for key in keys {
                     self.checks.heard_busy.insert((process, key.clone()), now);
                 }
             }
-            Reply::Renew(_) => tell_routine!(self, Who::Process(process), "hears: {reply:?}"),
-            other => tell!(self, Who::Process(process), "hears: {other:?}"),
+            _ => {}
         }
     }
 
@@ -454,40 +455,33 @@ impl World {
 }
 
 /// A store has carried out a request.
-pub(crate) fn carried_out(
-    store: usize,
-    process: usize,
-    request: &Request,
-    result: &Result<Reply, BackendError>,
-) {
-    with(|world| match (request, result) {
-        (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) => match reply {
-            AcquireReply::Acquired {
-                first_token,
-                last_token,
+pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply, BackendError>) {
+    if with(|world| world.trace.is_on()) {
+        let holders = match request {
+            Request::Acquire(request) => {
+                crate::store::inside(store, |memory| sim::holders_of(memory, &request.key))
             }
-            | AcquireReply::AcquiredInLine {
-                first_token,
-                last_token,
-                ..
-            } => {
-                let name = world.checks.name_of(request.grant);
-                tell!(world, Who::Store(store), "grants {key} to {name}");
-                world.granted((request.kind, key), request.grant, (*first_token, *last_token));
-            }
-            other => tell!(world, Who::Store(store), "says to p{process}: {key} {other:?}"),
-        },
-        (Request::Release(request), Ok(reply)) => {
-            let name = world.checks.name_of(request.grant);
-            tell!(
-                world,
-                Who::Store(store),
-                "ends {} of {name}: {reply:?}",
-                request.key
-            );
+            _ => Vec::new(),
+        };
+        with(|world| {
+            let event = words::carried_out(request, result, &holders, &world.checks);
+            tell!(world, Who::Store(store), "{event}");
+        });
+    }
+    if let (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) = (request, result)
+        && let AcquireReply::Acquired {
+            first_token,
+            last_token,
         }
-        (_, result) => tell!(world, Who::Store(store), "p{process}: {result:?}"),
-    });
+        | AcquireReply::AcquiredInLine {
+            first_token,
+            last_token,
+            ..
+        } = reply
+    {
+        let of = (request.kind, key);
+        with(|world| world.granted(of, request.grant, (*first_token, *last_token)));
+    }
     if let (Request::Release(request), Ok(_)) = (request, result) {
         let key = &request.key;
         let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());

@@ -2,6 +2,7 @@
 
 use crate::plan::{Millis, Plan, Trouble, Way};
 use crate::trace::Who;
+use crate::words;
 use crate::world::{Event, tell, with};
 
 /// The faults that are there now.
@@ -91,7 +92,7 @@ pub(crate) fn begin(index: usize) {
     with(|world| {
         let fault = world.plan.faults[index].clone();
         world.counts.faults += 1;
-        tell!(world, Who::World, "begins: {:?}", fault.what);
+        tell!(world, Who::World, "{}", words::trouble(fault.what, fault.lasts));
         world.weather.active.push(index);
         world.weather.calm_since = None;
         let ends = world.now + fault.lasts;
@@ -116,7 +117,9 @@ pub(crate) fn begin(index: usize) {
 pub(crate) fn end(index: usize) {
     let what = with(|world| {
         let what = world.plan.faults[index].what;
-        tell!(world, Who::World, "ends: {what:?}");
+        if world.plan.faults[index].lasts > 0 {
+            tell!(world, Who::World, "{}", words::relief(what));
+        }
         world.weather.active.retain(|active| *active != index);
         if world.weather.active.is_empty() {
             world.weather.calm_since = Some(world.now);

@@ -20,6 +20,7 @@ mod store;
 mod story;
 mod trace;
 mod user;
+mod words;
 mod world;
 
 use std::path::Path;
@@ -143,6 +144,9 @@ fn shrink(args: &Args, found: &Found) {
     eprintln!("shrunk to: {} ({} tries)\n", shrunk.plan.size(), shrunk.tries);
     for line in story::told(&outcome.trace) {
         println!("{line}");
+    }
+    if let Some(violation) = &outcome.violation {
+        println!("{}", story::moral(violation));
     }
     let Some(path) = &args.save else {
         return;

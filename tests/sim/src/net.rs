@@ -85,6 +85,8 @@ pub(crate) struct End {
 
 struct Waiting {
     peer: Peer,
+    /// What the request was about; empty without a trace.
+    about: String,
     reply: oneshot::Sender<Result<Reply, BackendError>>,
 }
 
@@ -268,25 +270,38 @@ pub(crate) fn send(
             return;
         };
         world.counts.requests += 1;
-        tell!(
-            world,
-            Who::Process(process),
-            "sends: {}",
-            request.told(&world.checks)
-        );
+        tell!(world, Who::Process(process), "{}", request.told(&world.checks));
+        let about = match world.trace.is_on() {
+            true => request.about(&world.checks),
+            false => String::new(),
+        };
         world.links.next_id += 1;
         let id = world.links.next_id;
         if !world.stores[store].is_up() && world.links.of(process, store).rng.bool() {
-            tell!(world, Who::Process(process), "cannot connect");
+            tell!(world, Who::Process(process), "finds store {store} down");
             world.counts.faults += 1;
             let error = BackendError::not_done(Reason::Unreachable, "the connection was refused");
             let at = world.now + world.plan.network.round_trip();
-            world.links.waiting.insert(id, Waiting { peer, reply });
+            world.links.waiting.insert(
+                id,
+                Waiting {
+                    peer,
+                    about: about.clone(),
+                    reply,
+                },
+            );
             let result = Box::new(Err(error));
             world.schedule(at, Event::Arrival(Arrival::Reply { id, result }));
             return;
         }
-        world.links.waiting.insert(id, Waiting { peer, reply });
+        world.links.waiting.insert(
+            id,
+            Waiting {
+                peer,
+                about: about.clone(),
+                reply,
+            },
+        );
         let timeout = world.now + world.plan.settings.timeout;
         world.schedule(timeout, Event::Arrival(Arrival::Timeout { id }));
         let (at, copy_at) = world.travels(peer, true);
@@ -301,10 +316,10 @@ pub(crate) fn send(
         };
         match at {
             Some(at) => world.schedule_in_order(at, tie, arrival(request.clone(), false)),
-            None => tell!(world, Who::World, "that request is lost"),
+            None => tell!(world, Who::World, "the request about {about} is lost"),
         }
         if let Some(at) = copy_at {
-            tell!(world, Who::World, "that request will come twice");
+            tell!(world, Who::World, "the request about {about} will come twice");
             world.schedule(at, arrival(request, true));
         }
         let broken = world.weather.chances(&world.plan.clone()).broken;
@@ -346,7 +361,7 @@ pub(crate) fn arrive(arrival: Arrival) {
                 return;
             }
             if let Ok(reply) = &*result {
-                world.replied(waiting.peer.process, reply);
+                world.replied(waiting.peer.process, &waiting.about, reply);
             }
             if waiting.reply.send(*result).is_err() {
                 world.counts.sometimes("a reply that nobody waits for");
@@ -354,7 +369,12 @@ pub(crate) fn arrive(arrival: Arrival) {
         }),
         Arrival::Timeout { id } => with(|world| {
             if let Some(waiting) = world.links.waiting.remove(&id) {
-                tell!(world, Who::Process(waiting.peer.process), "has no reply in time");
+                tell!(
+                    world,
+                    Who::Process(waiting.peer.process),
+                    "has no reply about {} in time",
+                    waiting.about
+                );
                 let _ = waiting.reply.send(Err(BackendError::unknown("no reply in time")));
             }
         }),
@@ -376,7 +396,19 @@ pub(crate) fn arrive(arrival: Arrival) {
         }
         Arrival::News { peer, topic, taken } => {
             if let Some(end) = current_end(peer) {
-                with(|world| tell!(world, Who::Process(peer.process), "hears of {}", readable(&topic)));
+                let news = if taken {
+                    "is taken by another one"
+                } else {
+                    "has come free"
+                };
+                with(|world| {
+                    tell!(
+                        world,
+                        Who::Process(peer.process),
+                        "hears that {} {news}",
+                        readable(&topic)
+                    )
+                });
                 match taken {
                     true => end.news.taken(&topic),
                     false => drop(end.news.tell(&topic)),
@@ -394,7 +426,14 @@ pub(crate) fn arrive(arrival: Arrival) {
             } else if let Some(end) = current_end(peer)
                 && with(|world| world.stores[peer.store].is_up())
             {
-                with(|world| tell!(world, Who::Process(peer.process), "is connected again"));
+                with(|world| {
+                    tell!(
+                        world,
+                        Who::Process(peer.process),
+                        "is connected to store {} again",
+                        peer.store
+                    )
+                });
                 end.news.doubt_all();
                 let _ = end.doubts.send(Lane::default());
                 for topic in end.news.topics() {
@@ -440,7 +479,7 @@ fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
                     tell!(
                         world,
                         Who::World,
-                        "p{listener} will not hear of {}",
+                        "the news about {} is lost for p{listener}",
                         readable(topic)
                     );
                 }
@@ -460,7 +499,12 @@ fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
                 let result = Box::new(result);
                 world.schedule_in_order(at, tie, Event::Arrival(Arrival::Reply { id, result }));
             }
-            None => tell!(world, Who::World, "that reply is lost"),
+            None => tell!(
+                world,
+                Who::World,
+                "the reply about {} is lost",
+                request.about(&world.checks)
+            ),
         }
     });
 }

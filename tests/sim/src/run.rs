@@ -467,7 +467,11 @@ fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
                         (clock.alive, clock.stopped) = (true, false);
                         let left = world.plan.processes[process].users.len();
                         world.at_work += left;
-                        tell!(world, Who::Process(process), "begins anew");
+                        tell!(
+                            world,
+                            Who::Process(process),
+                            "begins anew with the tasks that its users have not finished"
+                        );
                     });
                     machines[process] = Some(Machine::start(plan, process));
                 }
@@ -479,7 +483,7 @@ fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
 fn stop(machines: &mut [Option<Machine>], process: usize) {
     if let Some(machine) = machines[process].take() {
         with(|world| {
-            tell!(world, Who::Process(process), "is gone");
+            tell!(world, Who::Process(process), "is gone, with all that it knew");
             world.process_gone(process);
         });
         machine.end(process);
@@ -497,6 +501,6 @@ fn jump(machine: &mut Machine, process: usize) {
     });
     with(|world| {
         world.counts.sometimes("a process that stood still");
-        tell!(world, Who::Process(process), "goes on");
+        tell!(world, Who::Process(process), "goes on: its clock has jumped");
     });
 }

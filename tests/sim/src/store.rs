@@ -14,13 +14,12 @@ use dlock::backend::{
 use dlock::sim;
 use futures_util::FutureExt;
 
-use crate::check::Checks;
 use crate::plan::Millis;
 use crate::trace::Who;
 use crate::world::{tell, with};
 
 /// When the world begins, by the wall clocks of stores: a day of 2026.
-const BEGINS: Duration = Duration::from_secs(1_767_225_600);
+pub(crate) const BEGINS: Duration = Duration::from_secs(1_767_225_600);
 
 #[derive(Debug, Clone)]
 pub(crate) enum Request {
@@ -170,7 +169,7 @@ pub(crate) fn carry_out(store: usize, process: usize, request: &Request) -> Resu
     if let Some(refused) = with(|world| world.stores[store].refuses(request)) {
         with(|world| {
             world.counts.faults += 1;
-            tell!(world, Who::Store(store), "refuses p{process}");
+            tell!(world, Who::Store(store), "refuses a request of p{process}");
         });
         return Err(refused);
     }
@@ -189,12 +188,17 @@ pub(crate) fn carry_out(store: usize, process: usize, request: &Request) -> Resu
     if came_late {
         with(|world| {
             world.counts.sometimes("an acquire that came after its release");
-            tell!(world, Who::Store(store), "refuses an acquire that was given up");
+            tell!(
+                world,
+                Who::Store(store),
+                "refuses {}: that was given back before it came",
+                request.about(&world.checks)
+            );
         });
         return Err(BackendError::not_done(Reason::Unreachable, "it came too late"));
     }
     let result = inside(store, |memory| step(Arc::new(memory.clone()), request.clone()));
-    crate::check::carried_out(store, process, request, &result);
+    crate::check::carried_out(store, request, &result);
     result
 }
 
@@ -251,48 +255,4 @@ pub(crate) fn lose_data(store: usize) {
         world.stores[store].given_back.clear();
         tell!(world, Who::Store(store), "has lost its data");
     });
-}
-
-impl Request {
-    /// As a trace has it.
-    pub(crate) fn told(&self, checks: &Checks) -> String {
-        let grant = |id: GrantId| checks.name_of(id);
-        match self {
-            Request::Acquire(request) => {
-                let AcquireRequest {
-                    kind,
-                    key,
-                    grant: id,
-                    lease,
-                    ..
-                } = request;
-                format!("acquire {kind} {key} as {} for {lease:?}", grant(*id))
-            }
-            Request::AcquireAll(all) => {
-                let keys: Vec<_> = all.iter().map(|request| request.key.as_str()).collect();
-                format!("acquire all of {}", keys.join(", "))
-            }
-            Request::Release(request) => {
-                format!(
-                    "release {} {} of {}",
-                    request.kind,
-                    request.key,
-                    grant(request.grant)
-                )
-            }
-            Request::Renew(all) => {
-                let each = all
-                    .iter()
-                    .map(|request| format!("{} of {}", request.key, grant(request.grant)));
-                format!("renew {}", each.collect::<Vec<_>>().join(", "))
-            }
-            Request::Inspect(key) => format!("inspect {key}"),
-            Request::List(prefix) => format!("list {prefix}"),
-            Request::ForceRelease(key) => format!("force the release of {key}"),
-            Request::Count(request) => format!("{:?} of {}", request.step, request.key),
-            Request::RaiseFence(_, key, id, at_least) => {
-                format!("raise the fence of {key} to {at_least} for {}", grant(*id))
-            }
-        }
-    }
 }

@@ -28,8 +28,15 @@ pub(crate) struct Line {
     pub(crate) at: Millis,
     pub(crate) who: Who,
     pub(crate) event: String,
-    /// One of many such ones, as renewals are.
-    pub(crate) is_routine: bool,
+}
+
+/// What the line of a violation begins with.
+pub(crate) const VIOLATION: &str = "VIOLATION of";
+
+impl Line {
+    pub(crate) fn is_violation(&self) -> bool {
+        self.event.starts_with(VIOLATION)
+    }
 }
 
 #[derive(Debug)]
@@ -53,28 +60,10 @@ impl Trace {
     }
 
     pub(crate) fn write(&mut self, at: Millis, who: Who, event: String) {
-        self.put(Line {
-            at,
-            who,
-            event,
-            is_routine: false,
-        });
-    }
-
-    /// Writes what a story leaves out where it happens again and again.
-    pub(crate) fn write_routine(&mut self, at: Millis, who: Who, event: String) {
-        self.put(Line {
-            at,
-            who,
-            event,
-            is_routine: true,
-        });
-    }
-
-    fn put(&mut self, line: Line) {
         if !self.is_on() {
             return;
         }
+        let line = Line { at, who, event };
         // FNV-1a
         for byte in line.to_string().bytes() {
             self.digest = (self.digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
@@ -99,7 +88,7 @@ impl fmt::Display for Who {
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line { at, who, event, .. } = self;
+        let Line { at, who, event } = self;
         write!(f, "{:>5}.{:03}  {who:<8}  {event}", at / 1000, at % 1000)
     }
 }

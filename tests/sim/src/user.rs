@@ -14,7 +14,8 @@ use futures_util::future::join_all;
 use crate::check::Waiter;
 use crate::plan::{self, End, Habit, Lock, Millis, Task, Work};
 use crate::trace::Who;
-use crate::world::{if_any, tell, with};
+use crate::words;
+use crate::world::{if_any, with};
 
 /// What a user panics with on purpose.
 pub(crate) struct OnPurpose;
@@ -153,18 +154,12 @@ async fn acquired(
 ) -> Option<LockGuard> {
     let kind = kind_of(task.kind);
     let key = key_of(task.key);
-    me.says(|| {
-        format!(
-            "wants {key} ({kind}{})",
-            task.habit
-                .map_or_else(String::new, |habit| format!(", {habit:?}"))
-        )
-    });
+    me.says(|| format!("wants {key}: {}{}", words::kind(kind), words::wish(task)));
     let waits = Waits::begin(me, kind, key.clone(), task, nested);
     let outcome = with_habit(acquire, task.habit).await;
     match outcome {
         None => {
-            me.says(|| format!("drops its acquire of {key}"));
+            me.says(|| format!("drops the future of its acquire of {key}"));
             with(|world| world.counts.sometimes("an acquire that was dropped"));
             None
         }
@@ -323,18 +318,15 @@ async fn work(me: Me, client: LockClient, task: &Lock, guard: LockGuard, around:
             }
         }
     }
-    me.says(|| format!("leaves {key} ({:?})", task.end));
+    me.says(|| words::end(&key, task.end));
     drop(section);
     match task.end {
         End::Release => match guard.release().await {
             Ok(()) => {}
-            Err(error) => me.says(|| format!("hears of its release: {error}")),
+            Err(error) => me.says(|| format!("learns that its release failed: {error}")),
         },
         End::ReleaseUnawaited => drop(guard.release().now_or_never()),
         End::Drop => drop(guard),
-        End::Panic => {
-            with(|world| tell!(world, Who::User(me.process, me.user), "panics"));
-            std::panic::panic_any(OnPurpose)
-        }
+        End::Panic => std::panic::panic_any(OnPurpose),
     }
 }

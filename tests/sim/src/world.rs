@@ -300,14 +300,4 @@ macro_rules! tell {
     };
 }
 
-/// The same of what a story leaves out where it happens again and again.
-macro_rules! tell_routine {
-    ($world:expr, $who:expr, $($what:tt)*) => {
-        if $world.trace.is_on() {
-            let line = format!($($what)*);
-            $world.trace.write_routine($world.now, $who, line);
-        }
-    };
-}
-
-pub(crate) use {tell, tell_routine};
+pub(crate) use tell;

@@ -7,7 +7,13 @@ use super::Shrinker;
 /// What is no amount: it names something, or has its own move.
 const NAMES: &[&str] = &["key", "keys", "process", "store", "drift", "seed"];
 /// Below this an amount is no longer one that the library takes, or that worlds are drawn with.
-const LEAST: &[(&str, u64)] = &[("fixed_lease", 100), ("lease", 100), ("max_hold", 100)];
+const LEAST: &[(&str, u64)] = &[
+    ("fixed_lease", 100),
+    ("lease", 100),
+    ("max_hold", 100),
+    ("wait", 1),
+    ("min_hold", 1),
+];
 /// The plainest of each choice.
 const PLAIN: &[(&str, &[&str])] = &[("end", &["release", "drop"]), ("way", &["both"])];
 
