@@ -13,6 +13,7 @@ use dlock::sim::{self, News};
 use tokio::sync::broadcast;
 
 use crate::net::{self, End};
+use crate::plan::Sets;
 use crate::store::{Reply, Request};
 use crate::world::with;
 
@@ -20,6 +21,7 @@ use crate::world::with;
 pub(crate) struct SimBackend {
     process: (usize, u32),
     store: usize,
+    sets: Sets,
     news: News,
     doubts: broadcast::Sender<Lane>,
 }
@@ -33,10 +35,14 @@ impl SimBackend {
             news: news.clone(),
             doubts: doubts.clone(),
         };
-        with(|world| world.links.connect(process, store, end));
+        let sets = with(|world| {
+            world.links.connect(process, store, end);
+            world.plan.settings.sets
+        });
         SimBackend {
             process: (process, incarnation),
             store,
+            sets,
             news,
             doubts,
         }
@@ -92,8 +98,13 @@ impl Backend for SimBackend {
         })
     }
 
-    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        (kind != Kind::Fair).then_some(0)
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        let shard = match self.sets {
+            Sets::InOneStep => 0,
+            Sets::ByShard => u32::from(key.as_str().bytes().next_back().is_some_and(|last| last % 2 == 1)),
+            Sets::OneByOne => return None,
+        };
+        (kind != Kind::Fair).then_some(shard)
     }
 
     fn acquire_all(

@@ -1,8 +1,11 @@
 //! What must be true at every step, and what a user would have suffered where it is not.
 
+mod permits;
+mod read_write;
+
 use std::collections::BTreeMap;
 
-use dlock::backend::{AcquireReply, BackendError, GrantId, Kind};
+use dlock::backend::{AcquireAllReply, AcquireReply, AcquireRequest, BackendError, GrantId, Kind};
 use dlock::sim;
 use dlock::{Held, HoldState, LockKey};
 
@@ -38,8 +41,33 @@ struct Section {
     kind: Kind,
     held: Held,
     token: u64,
-    /// Sections of the same frames, in which this one began.
-    inside: Vec<u64>,
+    /// How many permits it has.
+    amount: u32,
+    /// It was downgraded from the write lock with this token, which may have been entered several times.
+    stands_for: Option<u64>,
+    /// In which it began.
+    inside: Vec<Frame>,
+}
+
+/// A section around others, as those know it.
+#[derive(Debug, Clone)]
+pub(crate) struct Frame {
+    pub(crate) section: u64,
+    key: LockKey,
+    kind: Kind,
+    token: u64,
+}
+
+/// How a section begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begins {
+    /// Process and user.
+    pub(crate) who: (usize, usize),
+    pub(crate) kind: Kind,
+    pub(crate) amount: u32,
+    pub(crate) stands_for: Option<u64>,
+    /// By a second guard that was made out of the first, whatever is inside of the lock then.
+    pub(crate) is_second: bool,
 }
 
 /// A user that waits for a lock.
@@ -57,6 +85,12 @@ pub(crate) struct Waiter {
     pub(crate) attentive: bool,
     /// Inside a frame, which has an order of its own.
     pub(crate) nested: bool,
+    /// Keys that it waits for at once with this one.
+    pub(crate) also: Vec<LockKey>,
+    /// Where the store fails it pauses for long.
+    pub(crate) is_leader: bool,
+    /// How many permits it wants.
+    pub(crate) amount: u32,
     /// Since when the queue is there in which it waits.
     queue_since: Millis,
 }
@@ -92,6 +126,7 @@ pub(crate) struct Checks {
     begun: BTreeMap<LockKey, u64>,
     registers: BTreeMap<LockKey, u64>,
     free_since: BTreeMap<LockKey, Millis>,
+    permits: permits::Permits,
     /// When a process last heard that another one has a lock, and when it last had it itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
@@ -113,6 +148,7 @@ impl Checks {
             begun: BTreeMap::new(),
             registers: BTreeMap::new(),
             free_since: BTreeMap::new(),
+            permits: permits::Permits::default(),
             heard_busy: BTreeMap::new(),
             held_here: BTreeMap::new(),
             violation: None,
@@ -149,6 +185,17 @@ impl Checks {
     }
 }
 
+impl Section {
+    /// Whether it must not be while the other one is.
+    fn is_excluded_by(&self, id: u64, other: &Section) -> bool {
+        let both_read = self.kind == Kind::Read && other.kind == Kind::Read;
+        // Other guards of a write lock that was downgraded keep it.
+        let one_lock = self.kind == Kind::Write && other.stands_for == Some(self.token)
+            || other.kind == Kind::Write && self.stands_for == Some(other.token);
+        !both_read && !one_lock && !self.inside.iter().any(|frame| frame.section == id)
+    }
+}
+
 impl World {
     pub(crate) fn violated(&mut self, of: &'static str, story: String) {
         let story = words::with_short_tokens(&story);
@@ -158,21 +205,50 @@ impl World {
     }
 
     fn is_held(&self, section: &Section) -> bool {
-        let now = self.instant_of(section.process);
-        let context = self.clocks[section.process].context.clone();
+        !self.is_lost(section.process, &section.held)
+    }
+
+    /// Whether a hold of this process would answer that it is lost.
+    pub(crate) fn is_lost(&self, process: usize, held: &Held) -> bool {
+        let now = self.instant_of(process);
+        let context = self.clocks[process].context.clone();
         // Its moments are counted from the beginning of its process.
         let _entered = context.as_ref().map(sim::Process::enter);
-        !matches!(sim::peek(&section.held, now), HoldState::Lost(_))
+        matches!(sim::peek(held, now), HoldState::Lost(_))
+    }
+
+    /// A guard was asked; before, it was lost or not.
+    pub(crate) fn answered(&mut self, who: (usize, usize), held: &Held, was_lost: bool, state: HoldState) {
+        let says_lost = matches!(state, HoldState::Lost(_));
+        if says_lost {
+            self.counts.sometimes("a guard that said it is lost");
+        }
+        if was_lost && !says_lost {
+            let (process, user) = who;
+            let keys: Vec<_> = held.keys().map(LockKey::as_str).collect();
+            let story = format!(
+                "p{process}/u{user} asks whether it holds {}, of which one is lost, and is told {state:?}",
+                keys.join(" and ")
+            );
+            self.violated(LOSS, story);
+        }
     }
 
     /// A user's code begins that a lock protects.
     pub(crate) fn section_begins(
         &mut self,
-        (process, user): (usize, usize),
-        (kind, key): (Kind, &LockKey),
+        begins: Begins,
+        key: LockKey,
         held: Held,
-        inside: &[u64],
-    ) -> u64 {
+        inside: &[Frame],
+    ) -> Frame {
+        let Begins {
+            who: (process, user),
+            kind,
+            amount,
+            stands_for,
+            is_second,
+        } = begins;
         let id = self.checks.next();
         let token = held.fencing_token_of(key.clone()).unwrap_or_default();
         self.counts.acquisitions += 1;
@@ -189,10 +265,16 @@ impl World {
             kind,
             held,
             token,
+            amount,
+            stands_for,
             inside: inside.to_vec(),
         };
         if self.is_held(&section) {
-            self.excludes_others(&section);
+            match kind {
+                Kind::Permit => self.has_permits(&section),
+                _ => self.excludes_others(&section, is_second),
+            }
+            self.nobody_wrote(&section);
             self.has_greater_token(&section);
         } else {
             self.counts
@@ -200,10 +282,15 @@ impl World {
         }
         self.checks.by_key.entry(key.clone()).or_default().push(id);
         self.checks.sections.insert(id, section);
-        id
+        Frame {
+            section: id,
+            key,
+            kind,
+            token,
+        }
     }
 
-    fn excludes_others(&mut self, section: &Section) {
+    fn excludes_others(&mut self, section: &Section, is_second: bool) {
         if !self.checks.excludes {
             return;
         }
@@ -212,8 +299,8 @@ impl World {
         };
         let other = others.iter().copied().find(|id| {
             let other = &self.checks.sections[id];
-            let both_read = section.kind == Kind::Read && other.kind == Kind::Read;
-            !both_read && !section.inside.contains(id) && self.is_held(other)
+            let shares = is_second && other.token == section.token;
+            section.is_excluded_by(*id, other) && !shares && self.is_held(other)
         });
         if let Some(other) = other {
             let Section {
@@ -232,7 +319,12 @@ impl World {
     }
 
     fn has_greater_token(&mut self, section: &Section) {
-        if section.kind == Kind::Read || section.inside.iter().any(|id| self.is_same_lock(*id, section)) {
+        // What is entered has the token of the hold around it, which may be over by now where a task carries it on.
+        let is_entered = section
+            .inside
+            .iter()
+            .any(|frame| frame.key == section.key && frame.token == section.token);
+        if matches!(section.kind, Kind::Read | Kind::Permit) || is_entered {
             return;
         }
         let before = self.checks.begun.insert(section.key.clone(), section.token);
@@ -244,13 +336,6 @@ impl World {
                 format!("{key} has token {token} now and had {before} before: a resource refuses its holder"),
             );
         }
-    }
-
-    fn is_same_lock(&self, id: u64, section: &Section) -> bool {
-        self.checks
-            .sections
-            .get(&id)
-            .is_some_and(|other| other.key == section.key)
     }
 
     pub(crate) fn section_ends(&mut self, id: u64) {
@@ -285,7 +370,7 @@ impl World {
         let Some(of) = self.checks.sections.get(&section) else {
             return;
         };
-        if of.kind == Kind::Read {
+        if matches!(of.kind, Kind::Read | Kind::Permit) {
             return;
         }
         let write = Write {
@@ -304,8 +389,11 @@ impl World {
 
     pub(crate) fn begins_to_wait(&mut self, mut waiter: Waiter) -> u64 {
         let id = self.checks.next();
+        // A set waits behind others of any of its keys.
         let same = |other: &&Waiter| {
-            other.process == waiter.process && other.key == waiter.key && other.kind == waiter.kind
+            other.process == waiter.process
+                && other.kind == waiter.kind
+                && (other.key == waiter.key || waiter.is_set() || other.is_set())
         };
         let others = self
             .checks
@@ -324,7 +412,11 @@ impl World {
 
     /// A waiter has the lock: nobody of its process who came before it still waits.
     pub(crate) fn served(&mut self, waiter: &Waiter) {
-        if waiter.once || waiter.nested || matches!(waiter.kind, Kind::Read | Kind::Fair | Kind::Permit) {
+        if waiter.once
+            || waiter.nested
+            || waiter.is_set()
+            || matches!(waiter.kind, Kind::Read | Kind::Fair | Kind::Permit)
+        {
             return;
         }
         let now = self.now;
@@ -334,6 +426,8 @@ impl World {
                 && other.kind == waiter.kind
                 && other.attentive
                 && !other.nested
+                && !other.is_set()
+                && !other.is_leader
                 && !other.once
                 && other.since + 2 < waiter.since
                 && other.until.is_none_or(|until| until > now + 2)
@@ -348,8 +442,8 @@ impl World {
     }
 
     /// A call ended with "held by others".
-    pub(crate) fn told_busy(&mut self, waiter: &Waiter) {
-        let at = (waiter.process, waiter.key.clone());
+    pub(crate) fn told_busy(&mut self, waiter: &Waiter, key: &LockKey) {
+        let at = (waiter.process, key.clone());
         let from = waiter.queue_since;
         let heard = self
             .checks
@@ -364,7 +458,7 @@ impl World {
         if !heard && !here {
             let story = format!(
                 "u{} was told that {} is held by others, which no store has said since {from} ms",
-                waiter.user, waiter.key
+                waiter.user, key
             );
             self.violated(WAITING, story);
         }
@@ -394,18 +488,25 @@ impl World {
 
     /// For how long a lock may be free while somebody waits for it.
     fn patience(&self) -> Millis {
+        // Those that wait for sets are before others, ask when the key comes free, and find another one busy.
+        let sets = self
+            .checks
+            .waiters
+            .values()
+            .filter(|waiter| waiter.is_set())
+            .count() as Millis;
         // The poll deadline: one that is not polled keeps what it has for up to two seconds, and then the next.
         let unpolled = if self.checks.some_unpolled { 30_000 } else { 0 };
-        2 * self.plan.network.round_trip() * 2 + 20 + unpolled
+        (4 + 2 * sets) * self.plan.network.round_trip() + 20 + unpolled
     }
 
     /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
-    pub(crate) fn settling(&self, kind: Kind) -> Millis {
-        // Positions of waiters that are gone are kept for so long.
-        let kept = if matches!(kind, Kind::Fair | Kind::Read | Kind::Write) {
-            5_000
-        } else {
-            0
+    pub(crate) fn settling(&self, waiter: &Waiter) -> Millis {
+        // Positions of waiters that are gone are kept for so long, and who stands for a lead pauses after a failure.
+        let kept = match waiter.kind {
+            Kind::Fair | Kind::Read | Kind::Write | Kind::Permit => 5_000,
+            _ if waiter.is_leader => 1_500,
+            _ => 0,
         };
         kept + 2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000
     }
@@ -468,19 +569,32 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
             tell!(world, Who::Store(store), "{event}");
         });
     }
-    if let (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) = (request, result)
-        && let AcquireReply::Acquired {
-            first_token,
-            last_token,
+    let total = permits::look(store, request, result);
+    match (request, result) {
+        (
+            Request::Acquire(request),
+            Ok(Reply::Acquire(
+                _,
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }
+                | AcquireReply::AcquiredInLine {
+                    first_token,
+                    last_token,
+                    ..
+                },
+            )),
+        ) => with(|world| world.granted(request, (*first_token, *last_token), total)),
+        (Request::AcquireAll(all), Ok(Reply::AcquireAll(_, AcquireAllReply::Acquired { tokens }))) => {
+            with(|world| {
+                world.counts.sometimes("a set that was granted by one step");
+                for (request, tokens) in all.iter().zip(tokens) {
+                    world.granted(request, *tokens, None);
+                }
+            });
         }
-        | AcquireReply::AcquiredInLine {
-            first_token,
-            last_token,
-            ..
-        } = reply
-    {
-        let of = (request.kind, key);
-        with(|world| world.granted(of, request.grant, (*first_token, *last_token)));
+        _ => {}
     }
     if let (Request::Release(request), Ok(_)) = (request, result) {
         let key = &request.key;
@@ -490,11 +604,20 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
 }
 
 impl World {
-    fn granted(&mut self, (kind, key): (Kind, &LockKey), grant: GrantId, (first, last): (u64, u64)) {
+    fn granted(&mut self, request: &AcquireRequest, tokens: (u64, u64), total: Option<i64>) {
+        let AcquireRequest {
+            kind,
+            ref key,
+            grant,
+            amount,
+            ..
+        } = *request;
+        let name = self.checks.name_of(grant);
         self.checks.free_since.remove(key);
         if !self.checks.single_store {
             return;
         }
+        let (first, last) = tokens;
         let before = self.checks.granted.insert(key.clone(), last).unwrap_or_default();
         if first <= before {
             self.violated(
@@ -502,7 +625,10 @@ impl World {
                 format!("the store granted {key} with token {first} after {before}"),
             );
         }
-        if !self.checks.excludes || kind.is_exclusive() == (kind == Kind::Read) {
+        if kind == Kind::Permit {
+            return self.permits_granted(key, (amount, total), &name);
+        }
+        if !self.checks.excludes {
             return;
         }
         let Some(all) = self.checks.by_key.get(key) else {
@@ -515,14 +641,13 @@ impl World {
                 .iter()
                 .all(|(_, _, other)| *other != grant);
             // A writer that reads under its own lock.
-            let reads_under = kind == Kind::Read && section.kind == Kind::Write;
+            let reads_under = request.under.is_some() && section.kind == Kind::Write;
             excludes && is_other && !reads_under && self.is_held(section)
         });
         if let Some(id) = believer {
             let Section {
                 process, user, token, ..
             } = self.checks.sections[&id];
-            let name = self.checks.name_of(grant);
             self.violated(
                 LOSS,
                 format!("the store granted {key} to {name} while p{process}/u{user} is told that it holds it (token {token})"),
@@ -551,7 +676,9 @@ pub(crate) fn due(world: &mut World, due: Due) {
     match due {
         Due::Taken { key, free_since } => {
             let calm_since = world.weather.calm_since();
-            let settled = |kind| calm_since.is_some_and(|since| since + world.settling(kind) <= free_since);
+            let settled = |waiter: &Waiter| {
+                calm_since.is_some_and(|since| since + world.settling(waiter) <= free_since)
+            };
             if world.checks.free_since.get(&key) != Some(&free_since) {
                 return;
             }
@@ -560,8 +687,10 @@ pub(crate) fn due(world: &mut World, due: Due) {
                 waiter.key == key
                     && waiter.attentive
                     && !waiter.nested
+                    && !waiter.is_set()
                     && waiter.since < free_since
-                    && settled(waiter.kind)
+                    && settled(waiter)
+                    && world.can_have_permits(waiter, free_since)
             };
             if let Some(waiter) = world.checks.waiters.values().find(waits) {
                 let Waiter {
@@ -612,6 +741,11 @@ pub(crate) fn written(world: &mut World, write: Write) {
 }
 
 impl Waiter {
+    /// Whether it waits for several keys at once.
+    pub(crate) fn is_set(&self) -> bool {
+        !self.also.is_empty()
+    }
+
     pub(crate) fn new(
         (process, user): (usize, usize),
         (kind, key): (Kind, LockKey),
@@ -627,6 +761,9 @@ impl Waiter {
             once: false,
             attentive: true,
             nested: false,
+            also: Vec::new(),
+            is_leader: false,
+            amount: 1,
             queue_since: since,
         }
     }

@@ -70,7 +70,10 @@ impl World {
     /// A lock that somebody waits for and nobody uses is had by the waiter soon.
     fn finds_unused(&mut self) {
         let now = self.now;
-        let used: BTreeSet<_> = self.checks.used().cloned().collect();
+        // A set that was never free at once is taken one by one, and what is there already is kept for a while.
+        let by_sets = self.checks.waiting().filter(|waiter| waiter.is_set());
+        let by_sets = by_sets.flat_map(|waiter| waiter.also.iter().chain([&waiter.key]));
+        let used: BTreeSet<_> = self.checks.used().chain(by_sets).cloned().collect();
         let awaited: BTreeSet<_> = self.checks.waiting().map(|waiter| waiter.key.clone()).collect();
         let unused_since = &mut self.looks.unused_since;
         unused_since.retain(|key, _| awaited.contains(key) && !used.contains(key));
@@ -86,10 +89,13 @@ impl World {
         let patience = 2 * self.plan.network.round_trip() + self.plan.settings.lease + 500 + unpolled;
         let left_out = self.checks.waiting().find(|waiter| {
             let from = self.looks.unused_since.get(&waiter.key).copied();
-            let settled = calm_since + self.settling(waiter.kind);
+            let settled = calm_since + self.settling(waiter);
             waiter.attentive
                 && !waiter.nested
-                && from.is_some_and(|from| from.max(waiter.since).max(settled) + patience < now)
+                && from.is_some_and(|from| {
+                    from.max(waiter.since).max(settled) + patience < now
+                        && self.can_have_permits(waiter, from)
+                })
         });
         if let Some(Waiter {
             process,

@@ -15,6 +15,9 @@ pub(crate) struct Plan {
     pub(crate) settings: Settings,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) scheduler: Scheduler,
+    /// How many permits each semaphore has in the beginning.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) semaphores: Vec<u32>,
     pub(crate) processes: Vec<Process>,
     pub(crate) faults: Vec<Fault>,
 }
@@ -77,6 +80,19 @@ pub(crate) struct Settings {
     pub(crate) retry_for: Millis,
     /// After this time without a reply the outcome of a request is unknown.
     pub(crate) timeout: Millis,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) sets: Sets,
+}
+
+/// Which locks a store takes together by one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Sets {
+    #[default]
+    InOneStep,
+    /// Those of a shard: keys with an even number, and the others.
+    ByShard,
+    OneByOne,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -100,6 +116,19 @@ pub(crate) struct User {
 pub(crate) enum Task {
     Pause(Millis),
     Lock(Lock),
+    /// Changes how many permits a semaphore has.
+    Permits {
+        semaphore: u32,
+        change: Change,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Change {
+    Set(u32),
+    Add(u32),
+    Remove(u32),
 }
 
 /// Takes a lock, works, and gives it back.
@@ -107,6 +136,17 @@ pub(crate) enum Task {
 pub(crate) struct Lock {
     pub(crate) key: u32,
     pub(crate) kind: Kind,
+    /// Other keys that are taken together with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) also: Vec<u32>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) call: Call,
+    /// Permits: how many besides one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) more_permits: u32,
+    /// How many times it is handed on in the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) handoffs: Option<u32>,
     /// Asks once.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) once: bool,
@@ -128,6 +168,24 @@ pub(crate) struct Lock {
     /// What is done while it is held.
     pub(crate) work: Vec<Work>,
     pub(crate) end: End,
+    /// What is done after a write lock became a read lock.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) reading: Vec<Work>,
+}
+
+/// By which call of the library a lock is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Call {
+    /// One that returns a guard.
+    #[default]
+    Acquire,
+    /// `run` with a closure, or `lead`.
+    Run,
+    /// A function with the attribute.
+    Attribute,
+    /// The same, and its body runs on when the lock is lost.
+    AttributeRunsOn,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +196,10 @@ pub(crate) enum Kind {
     Fenced,
     Read,
     Write,
+    /// Permits of a semaphore.
+    Permit,
+    /// The lead of a post.
+    Leader,
 }
 
 /// What is unusual in how a user awaits its acquire.
@@ -150,6 +212,8 @@ pub(crate) enum Habit {
     DropsAfter(Millis),
     /// After so many polls it does not poll for a while.
     PollsNot { after: u32, lasts: Millis },
+    /// Asks twice side by side, and drops the other when one has it.
+    Races,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -166,6 +230,14 @@ pub(crate) enum Work {
     Join(Vec<Lock>),
     /// In a task of its own, made inside the frame, which it must not inherit.
     Spawn(Box<Lock>),
+    /// In a task of its own, into which the frame is carried.
+    Carry(Box<Lock>),
+    /// In a future that is dropped when the lock is lost.
+    Run(Vec<Work>),
+    /// Asks the guard whether it is held.
+    Ask,
+    /// A second guard, which another task keeps for so long.
+    Reenter(Millis),
 }
 
 /// How a user leaves its lock.
@@ -177,6 +249,12 @@ pub(crate) enum End {
     ReleaseUnawaited,
     Drop,
     Panic,
+    /// A second guard is released after the first.
+    ReleaseTwice,
+    /// The guard is moved to another task, and dropped there after this time.
+    Elsewhere(Millis),
+    /// A write lock becomes a read lock; see [`Lock::reading`].
+    Downgrade,
 }
 
 /// Something goes wrong for a while.
@@ -246,7 +324,7 @@ impl Plan {
         let users = self.processes.iter().flat_map(|process| &process.users);
         users.flat_map(|user| &user.tasks).any(|task| match task {
             Task::Lock(lock) => lock.has_unpolled(),
-            Task::Pause(_) => false,
+            _ => false,
         })
     }
 
@@ -275,11 +353,18 @@ impl Plan {
 impl Lock {
     fn has_unpolled(&self) -> bool {
         matches!(self.habit, Some(Habit::PollsNot { .. }))
-            || self.work.iter().any(|work| match work {
-                Work::Nest(lock) | Work::Spawn(lock) => lock.has_unpolled(),
-                Work::Join(locks) => locks.iter().any(Lock::has_unpolled),
-                _ => false,
-            })
+            || self.work.iter().chain(&self.reading).any(Work::has_unpolled)
+    }
+}
+
+impl Work {
+    fn has_unpolled(&self) -> bool {
+        match self {
+            Work::Nest(lock) | Work::Spawn(lock) | Work::Carry(lock) => lock.has_unpolled(),
+            Work::Join(locks) => locks.iter().any(Lock::has_unpolled),
+            Work::Run(works) => works.iter().any(Work::has_unpolled),
+            _ => false,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use dlock::backend::{
 use dlock::sim::Entry;
 
 use crate::check::{self, Checks};
-use crate::plan::{End, Habit, Lock, Millis, Trouble, Way};
+use crate::plan::{Call, Change, End, Habit, Lock, Millis, Trouble, Way};
 use crate::store::{BEGINS, Reply, Request};
 
 /// Durations as people write them: `35 ms`, `1.2 s`.
@@ -73,6 +73,21 @@ fn busy_for(remaining: Option<Duration>) -> String {
 /// How a user wants a lock.
 pub(crate) fn wish(task: &Lock) -> String {
     let mut how = Vec::new();
+    if !task.also.is_empty() {
+        let also: Vec<_> = task.also.iter().map(|key| format!("k{key}")).collect();
+        how.push(format!("together with {}", also.join(", ")));
+    }
+    if task.more_permits > 0 {
+        how.push(format!("{} of them", task.more_permits + 1));
+    }
+    match task.call {
+        Call::Acquire => {}
+        Call::Run => how.push("by `run`".to_owned()),
+        Call::Attribute => how.push("by a function with the attribute".to_owned()),
+        Call::AttributeRunsOn => {
+            how.push("by a function with the attribute and `on_lost = ignore`".to_owned())
+        }
+    }
     let mut with = |name: &str, ms: Option<Millis>| {
         if let Some(ms) = ms {
             how.push(format!("{name} {}", millis(ms)));
@@ -97,6 +112,7 @@ pub(crate) fn wish(task: &Lock) -> String {
         Habit::PollsNot { after, lasts } => {
             format!("will not poll for {} after {after} polls", millis(lasts))
         }
+        Habit::Races => "asks twice side by side".to_owned(),
     }));
     how.iter().map(|how| format!(", {how}")).collect()
 }
@@ -108,6 +124,23 @@ pub(crate) fn end(key: &LockKey, end: End) -> String {
         End::ReleaseUnawaited => format!("releases {key}, and drops that future after one poll"),
         End::Drop => format!("drops its guard of {key}"),
         End::Panic => format!("panics inside {key}"),
+        End::ReleaseTwice => format!("releases {key}, and then a second guard of it"),
+        End::Elsewhere(after) => {
+            format!(
+                "moves its guard of {key} to another task, which drops it after {}",
+                millis(after)
+            )
+        }
+        End::Downgrade => format!("turns its write lock of {key} into a read lock"),
+    }
+}
+
+/// How the number of permits of a semaphore is changed.
+pub(crate) fn change(key: &LockKey, change: Change) -> String {
+    match change {
+        Change::Set(total) => format!("sets the permits of {key} to {total}"),
+        Change::Add(permits) => format!("adds {permits} permits to {key}"),
+        Change::Remove(permits) => format!("takes {permits} permits away from {key}"),
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::Shrinker;
 
 /// What is no amount: it names something, or has its own move.
-const NAMES: &[&str] = &["key", "keys", "process", "store", "drift", "seed"];
+const NAMES: &[&str] = &["key", "process", "store", "drift", "seed"];
 /// Below this an amount is no longer one that the library takes, or that worlds are drawn with.
 const LEAST: &[(&str, u64)] = &[
     ("fixed_lease", 100),
@@ -173,7 +173,7 @@ fn options(shrinker: &mut Shrinker) {
         };
         for name in names {
             // Nested locks wait for a limited time, or users may wait for each other for ever.
-            let is_limit = name == "wait" && at.contains("/work/");
+            let is_limit = name == "wait" && (at.contains("/work/") || at.contains("/reading/"));
             if !is_limit && !NAMES.contains(&name.as_str()) {
                 attempt(shrinker, |plan| {
                     let object = plan.pointer_mut(&at).and_then(Value::as_object_mut);
@@ -224,7 +224,7 @@ fn numbers(shrinker: &mut Shrinker) {
     let is_amount = |value: &Value, at: &str| {
         let name = at.rsplit('/').next().unwrap_or_default();
         let is_inside = at.starts_with("/processes/") || at.starts_with("/faults/");
-        value.is_u64() && is_inside && !NAMES.contains(&name) && !at.contains("/keys/")
+        value.is_u64() && is_inside && !NAMES.contains(&name) && !at.contains("/also/")
     };
     for at in pointers(&shrinker.plan, &is_amount) {
         let name = at.rsplit('/').next().unwrap_or_default();
@@ -274,7 +274,7 @@ fn smaller(now: u64) -> Vec<u64> {
 
 /// Numbers the keys from zero on: their order stays, which nested locks are taken in.
 fn keys(shrinker: &mut Shrinker) {
-    let named = |value: &Value, at: &str| value.is_u64() && (at.ends_with("/key") || at.contains("/keys/"));
+    let named = |value: &Value, at: &str| value.is_u64() && (at.ends_with("/key") || at.contains("/also/"));
     let at = pointers(&shrinker.plan, &named);
     let mut old: Vec<_> = at
         .iter()

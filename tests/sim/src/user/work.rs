@@ -1,0 +1,269 @@
+//! What users do while they hold something.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::backend::Kind;
+use dlock::{Held, LockClient, LockGuard};
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+
+use super::hold::hold;
+use super::holder::{Holder, keys_of, kind_of};
+use super::{AtWork, Me, OnPurpose, sleep};
+use crate::check::{Begins, Frame};
+use crate::plan::{End, Lock, Millis, Work};
+use crate::words;
+use crate::world::{if_any, with};
+
+/// The sections of a hold, one for each of its keys, until it is dropped: before the guard is.
+struct Inside(Vec<u64>);
+
+impl Inside {
+    fn begin(
+        (me, kind): (Me, Kind),
+        task: &Lock,
+        held: &Held,
+        is_second: bool,
+        around: &mut Vec<Frame>,
+    ) -> Inside {
+        let begins = Begins {
+            who: me.both(),
+            kind,
+            amount: 1 + task.more_permits,
+            stands_for: None,
+            is_second,
+        };
+        let frames = with(|world| {
+            let begin = |key| world.section_begins(begins, key, held.clone(), around);
+            keys_of(task).map(begin).collect::<Vec<_>>()
+        });
+        Inside::of(frames, around)
+    }
+
+    /// Of one that wrote with this token and reads on now.
+    fn reads_on(me: Me, guard: &LockGuard, write: u64, around: &mut Vec<Frame>) -> Inside {
+        let begins = Begins {
+            who: me.both(),
+            kind: Kind::Read,
+            amount: 1,
+            stands_for: Some(write),
+            is_second: false,
+        };
+        let frame = with(|world| world.section_begins(begins, guard.key().clone(), guard.held(), around));
+        Inside::of(vec![frame], around)
+    }
+
+    fn of(frames: Vec<Frame>, around: &mut Vec<Frame>) -> Inside {
+        let all = frames.iter().map(|frame| frame.section).collect();
+        around.extend(frames);
+        Inside(all)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        for section in self.0.drain(..) {
+            if_any(|world| world.section_ends(section));
+        }
+    }
+}
+
+/// A user inside of its lock.
+struct Worker<'a> {
+    me: Me,
+    client: &'a LockClient,
+    task: &'a Lock,
+    kind: Kind,
+    holder: &'a Holder,
+    sections: &'a [u64],
+    /// With its own.
+    frames: &'a [Frame],
+}
+
+/// Works, and gives back what is held.
+pub(super) async fn work(
+    me: Me,
+    client: LockClient,
+    task: Arc<Lock>,
+    holder: Holder,
+    mut frames: Vec<Frame>,
+) {
+    let around = frames.len();
+    let inside = Inside::begin(
+        (me, kind_of(task.kind)),
+        &task,
+        &holder.held(),
+        false,
+        &mut frames,
+    );
+    let worker = Worker {
+        me,
+        client: &client,
+        task: &task,
+        kind: kind_of(task.kind),
+        holder: &holder,
+        sections: &inside.0,
+        frames: &frames,
+    };
+    worker.steps(&task.work).await;
+    me.says(|| words::end(holder.held().key(), task.end));
+    match (task.end, holder) {
+        (End::Panic, _holder) => {
+            drop(inside);
+            std::panic::panic_any(OnPurpose)
+        }
+        (_, Holder::Frame(_)) => drop(inside),
+        (End::Downgrade, Holder::One(guard)) if guard_writes(&task) => {
+            let write = guard.fencing_token();
+            match guard.downgrade().await {
+                Ok(guard) => {
+                    frames.truncate(around);
+                    let reads = Inside::reads_on(me, &guard, write, &mut frames);
+                    drop(inside);
+                    let holder = Holder::One(guard);
+                    let worker = Worker {
+                        me,
+                        client: &client,
+                        task: &task,
+                        kind: Kind::Read,
+                        holder: &holder,
+                        sections: &reads.0,
+                        frames: &frames,
+                    };
+                    worker.steps(&task.reading).await;
+                    drop(reads);
+                    release(me, holder).await;
+                }
+                Err(error) => me.says(|| format!("does not read on: {error}")),
+            }
+        }
+        (End::ReleaseTwice, Holder::One(guard)) => {
+            let second = guard.reenter();
+            release(me, Holder::One(guard)).await;
+            drop(inside);
+            if let Ok(second) = second {
+                with(|world| world.counts.sometimes("a lock that was released twice"));
+                release(me, Holder::One(second)).await;
+            }
+        }
+        (End::Elsewhere(after), holder) => {
+            with(|world| world.counts.sometimes("a guard that another task dropped"));
+            let at_work = AtWork::begin();
+            tokio::spawn(async move {
+                let _at_work = at_work;
+                sleep(after).await;
+                drop(inside);
+                drop(holder);
+            });
+        }
+        (End::ReleaseUnawaited, holder) => {
+            drop(inside);
+            drop(holder.release().now_or_never());
+        }
+        (End::Drop, holder) => {
+            drop(inside);
+            drop(holder);
+        }
+        (_, holder) => {
+            drop(inside);
+            release(me, holder).await;
+        }
+    }
+}
+
+fn guard_writes(task: &Lock) -> bool {
+    kind_of(task.kind) == Kind::Write
+}
+
+async fn release(me: Me, holder: Holder) {
+    if let Err(error) = holder.release().await {
+        me.says(|| format!("learns that its release failed: {error}"));
+    }
+}
+
+impl Worker<'_> {
+    /// Does one after the other.
+    fn steps<'a>(&'a self, all: &'a [Work]) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(async move {
+            for work in all {
+                self.step(work).await;
+            }
+        })
+    }
+
+    fn hold(&self, lock: &Lock) -> impl Future<Output = ()> + Send + 'static + use<> {
+        hold(self.me, self.client.clone(), lock.clone(), self.frames.to_vec())
+    }
+
+    async fn step(&self, work: &Work) {
+        match work {
+            Work::Sleep(time) => sleep(*time).await,
+            Work::Write => with(|world| {
+                for section in self.sections {
+                    world.writes(*section);
+                }
+            }),
+            Work::Ensure(least) => {
+                let _ = self.holder.held().ensure(Duration::from_millis(*least)).await;
+            }
+            Work::Ask => {
+                let held = self.holder.held();
+                let was_lost = with(|world| world.is_lost(self.me.process, &held));
+                let state = held.state();
+                with(|world| world.answered(self.me.both(), &held, was_lost, state));
+            }
+            Work::Nest(lock) => {
+                self.holder.scope(self.hold(lock)).await;
+            }
+            Work::Join(locks) => {
+                let branches = locks.iter().map(|lock| self.hold(lock));
+                self.holder.scope(join_all(branches)).await;
+            }
+            Work::Spawn(lock) => {
+                let spawned = hold(self.me, self.client.clone(), Lock::clone(lock), Vec::new());
+                self.holder.scope(async { spawn(spawned) }).await;
+            }
+            Work::Carry(lock) => {
+                with(|world| world.counts.sometimes("a frame that was carried into a task"));
+                // Permits have none of their own.
+                let carried = self.hold(lock);
+                self.holder
+                    .scope(async { spawn(dlock::scope::current().wrap(carried)) })
+                    .await;
+            }
+            Work::Run(works) => {
+                let outcome = self.holder.run(self.steps(works)).await;
+                if let Some(Err(_)) = outcome {
+                    with(|world| world.counts.sometimes("work that was dropped with its lock"));
+                }
+            }
+            Work::Reenter(lasts) => self.reenter(*lasts),
+        }
+    }
+
+    /// A second guard, in another task.
+    fn reenter(&self, lasts: Millis) {
+        let Holder::One(guard) = self.holder else { return };
+        let Ok(second) = guard.reenter() else { return };
+        with(|world| world.counts.sometimes("a second guard in another task"));
+        let mut frames = self.frames.to_vec();
+        let inside = Inside::begin((self.me, self.kind), self.task, &second.held(), true, &mut frames);
+        spawn(async move {
+            sleep(lasts).await;
+            drop(inside);
+            drop(second);
+        });
+    }
+}
+
+/// In a task of its own, which is waited for by the world alone.
+fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    let at_work = AtWork::begin();
+    tokio::spawn(async move {
+        let _at_work = at_work;
+        future.await;
+    });
+}
