@@ -175,9 +175,11 @@ struct Queue {
 }
 
 impl Queue {
-    /// Those that have the turn, or were handed the lock.
+    /// Those that have the turn, or were handed the lock; each once, or one that was woken just now would count as woken
+    /// some time ago at the second look.
     fn heads(&self) -> impl Iterator<Item = &Arc<Seat>> {
-        let offered = self.offered.iter();
+        let is_front = |seat: &Arc<Seat>| self.front.as_ref().is_some_and(|front| Arc::ptr_eq(front, seat));
+        let offered = self.offered.iter().filter(move |seat| !is_front(seat));
         self.front
             .iter()
             .chain(offered.filter(|_| !broken!(HandoffToUnpolledWaiter)))
@@ -872,5 +874,23 @@ impl Drop for Turn {
             });
             next.tell(|call| call.turn = turn.take());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that has the turn and was handed the lock: it has a whole poll deadline from when it was woken.
+    #[test]
+    fn waiter_that_was_woken_just_now_is_not_overdue() {
+        let waiters: Arc<Waiters> = Arc::default();
+        let (kind, key) = (Kind::Lock, LockKey::raw("k"));
+        let head = waiters.join(kind, &key, Line::End(None), None, Location::caller());
+        let offered = waiters.front(kind, &key).expect("the one in front");
+        offered.rouse();
+        assert_eq!(waiters.overdue().0.len(), 0);
+        assert_eq!(waiters.overdue().0.len(), 1);
+        drop(head);
     }
 }

@@ -86,7 +86,10 @@ impl World {
             return;
         };
         let unpolled = if self.plan.has_unpolled() { UNPOLLED } else { 0 };
-        let patience = 2 * self.plan.network.round_trip() + self.plan.settings.lease + 500 + unpolled;
+        // Clients of a quorum may each get a minority, and try again after a pause.
+        let attempts = if self.plan.stores.count() > 1 { 10 } else { 1 };
+        let patience =
+            attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500) + unpolled;
         let left_out = self.checks.waiting().find(|waiter| {
             let from = self.looks.unused_since.get(&waiter.key).copied();
             let settled = calm_since + self.settling(waiter);
