@@ -1,5 +1,7 @@
 //! What a client of a simulated process takes for its store: every step goes over the simulated network.
 
+mod record;
+
 use std::future::Future;
 use std::sync::Arc;
 
@@ -9,9 +11,11 @@ use dlock::backend::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
+use dlock::record::Records;
 use dlock::sim::{self, News};
 use tokio::sync::broadcast;
 
+use self::record::SimRecords;
 use crate::net::{self, End};
 use crate::plan::Sets;
 use crate::store::{Reply, Request};
@@ -174,6 +178,10 @@ impl Backend for SimBackend {
             Request::RaiseFence(kind, key, grant, at_least),
             of_sort!(RaiseFence),
         )
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(SimRecords(self)))
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

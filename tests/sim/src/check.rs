@@ -2,6 +2,7 @@
 
 mod permits;
 mod read_write;
+pub(crate) mod record;
 
 use std::collections::BTreeMap;
 
@@ -110,6 +111,8 @@ pub(crate) struct Write {
 pub(crate) enum Due {
     /// A key came free then: somebody who waited has it by now.
     Taken { key: LockKey, free_since: Millis },
+    /// A record was completed then: those who waited for it know by now.
+    Answered { record: String, since: Millis },
 }
 
 pub(crate) struct Checks {
@@ -130,6 +133,7 @@ pub(crate) struct Checks {
     /// When a process last heard that another one has a lock, and when it last had it itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
+    pub(crate) records: record::Records,
     pub(crate) violation: Option<Violation>,
 }
 
@@ -151,6 +155,7 @@ impl Checks {
             permits: permits::Permits::default(),
             heard_busy: BTreeMap::new(),
             held_here: BTreeMap::new(),
+            records: record::Records::default(),
             violation: None,
         }
     }
@@ -363,6 +368,7 @@ impl World {
         for store in &mut self.stores {
             store.unsubscribe_all(process);
         }
+        self.checks.records.process_gone(process);
     }
 
     /// Sends a write to the resource.
@@ -596,6 +602,9 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
         }
         _ => {}
     }
+    if let (Request::Record(request), Ok(Reply::Record(reply))) = (request, result) {
+        with(|world| world.record_step(store, request, reply));
+    }
     if let (Request::Release(request), Ok(_)) = (request, result) {
         let key = &request.key;
         let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());
@@ -703,6 +712,7 @@ pub(crate) fn due(world: &mut World, due: Due) {
                 world.violated(WAITING, story);
             }
         }
+        Due::Answered { record, since } => world.is_answered(&record, since),
     }
 }
 

@@ -7,6 +7,8 @@ pub(crate) struct Counts {
     pub(crate) acquisitions: u64,
     pub(crate) faults: u64,
     pub(crate) requests: u64,
+    /// Pieces of work under the claim of a record.
+    pub(crate) effects: u64,
     sometimes: BTreeMap<&'static str, u64>,
 }
 
@@ -20,6 +22,7 @@ impl Counts {
         self.acquisitions += other.acquisitions;
         self.faults += other.faults;
         self.requests += other.requests;
+        self.effects += other.effects;
         for (what, times) in &other.sometimes {
             *self.sometimes.entry(what).or_default() += times;
         }

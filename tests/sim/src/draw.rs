@@ -1,5 +1,6 @@
 //! Draws a plan from a seed.
 
+mod record;
 mod users;
 
 use fastrand::Rng;
@@ -53,8 +54,9 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
             users: (0..users).map(|_| habits.user(rng)).collect(),
         }
     };
-    let processes: Vec<_> = (0..processes).map(|_| process(&mut rng)).collect();
+    let mut processes: Vec<_> = (0..processes).map(|_| process(&mut rng)).collect();
     let faults = faults(&mut rng, &stores, processes.len(), lease, runtimes);
+    let records = record::add(seed, stores, lease, &mut processes);
     Plan {
         seed,
         runtimes,
@@ -63,6 +65,7 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
         settings,
         scheduler: Scheduler::Random,
         semaphores: habits.semaphores,
+        records,
         processes,
         faults,
     }

@@ -174,6 +174,7 @@ fn report(args: &Args, total: &Total, took: Duration) {
         acquisitions,
         faults,
         requests,
+        effects,
         ..
     } = total.counts;
     let seconds = took.as_secs_f64();
@@ -188,6 +189,7 @@ fn report(args: &Args, total: &Total, took: Duration) {
             "faults": faults,
             "requests": requests,
             "violations": total.found.len(),
+            "effects": effects,
             "seconds": seconds,
             "kinds": kinds,
         });
@@ -198,7 +200,7 @@ fn report(args: &Args, total: &Total, took: Duration) {
         println!("{times:>10}  {what}");
     }
     println!(
-        "{} worlds, {acquisitions} acquisitions, {faults} faults, {requests} requests in {seconds:.1} s: {} violations",
+        "{} worlds, {acquisitions} acquisitions, {faults} faults, {requests} requests, {effects} effects in {seconds:.1} s: {} violations",
         total.worlds,
         total.found.len()
     );

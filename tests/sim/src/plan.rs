@@ -2,7 +2,11 @@
 //!
 //! Everything that a plan leaves open (the order of polls, the delay of each message) follows from its seed.
 
+pub(crate) mod record;
+
 use serde::{Deserialize, Serialize};
+
+use self::record::{Record, Records};
 
 pub(crate) type Millis = u64;
 
@@ -18,6 +22,9 @@ pub(crate) struct Plan {
     /// How many permits each semaphore has in the beginning.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) semaphores: Vec<u32>,
+    /// Where records are used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) records: Option<Records>,
     pub(crate) processes: Vec<Process>,
     pub(crate) faults: Vec<Fault>,
 }
@@ -116,6 +123,7 @@ pub(crate) struct User {
 pub(crate) enum Task {
     Pause(Millis),
     Lock(Lock),
+    Record(Record),
     /// Changes how many permits a semaphore has.
     Permits {
         semaphore: u32,

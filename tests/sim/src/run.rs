@@ -209,6 +209,9 @@ fn look_around(processes: &[Option<&LockClient>]) {
             if world.checks.violation.is_none() {
                 world.orphans(store, &entries, &living);
             }
+            if world.checks.violation.is_none() {
+                world.records_left(store);
+            }
             if world.checks.violation.is_none() && queued > 0 {
                 world.violated(
                     CLEANUP,

@@ -1,5 +1,7 @@
 //! A store: the code of the memory store, behind a network, by a clock of its own.
 
+pub(crate) mod record;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +34,7 @@ pub(crate) enum Request {
     ForceRelease(LockKey),
     Count(CounterRequest),
     RaiseFence(Kind, LockKey, GrantId, u64),
+    Record(record::Request),
 }
 
 #[derive(Debug)]
@@ -45,6 +48,7 @@ pub(crate) enum Reply {
     ForceRelease(bool),
     Count(CounterReply),
     RaiseFence(bool),
+    Record(record::Reply),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +140,11 @@ impl SimStore {
     }
 
     fn refuses(&self, request: &Request) -> Option<BackendError> {
-        let takes = matches!(request, Request::Acquire(_) | Request::AcquireAll(_));
+        let takes = match request {
+            Request::Acquire(_) | Request::AcquireAll(_) => true,
+            Request::Record(request) => request.grows(),
+            _ => false,
+        };
         let looks = matches!(request, Request::Inspect(_) | Request::List(_));
         let refused = match self.mood {
             Mood::Well => false,
@@ -224,6 +232,7 @@ fn step(memory: Arc<MemoryBackend>, request: Request) -> Result<Reply, BackendEr
         Request::RaiseFence(kind, key, grant, at_least) => {
             Reply::RaiseFence(now(Backend::raise_fence(memory, kind, key, grant, at_least))?)
         }
+        Request::Record(request) => Reply::Record(record::step(memory, request)?),
     })
 }
 
@@ -253,6 +262,7 @@ pub(crate) fn lose_data(store: usize) {
     inside(store, MemoryBackend::clear);
     with(|world| {
         world.stores[store].given_back.clear();
+        world.checks.records.lose_data();
         tell!(world, Who::Store(store), "has lost its data");
     });
 }

@@ -5,6 +5,7 @@ mod counted;
 mod habit;
 mod hold;
 mod holder;
+mod record;
 mod work;
 
 use std::panic::AssertUnwindSafe;
@@ -71,6 +72,7 @@ pub(crate) async fn user(me: Me, client: LockClient, plan: plan::User, done: usi
         let done = AssertUnwindSafe(async {
             match task {
                 Task::Pause(pause) => sleep(pause).await,
+                Task::Record(task) => record::record(me, &client, &task).await,
                 Task::Lock(lock) => hold(me, client.clone(), lock, Vec::new()).await,
                 Task::Permits { semaphore, change } => counted::change(me, &client, semaphore, change).await,
             }

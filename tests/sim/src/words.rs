@@ -166,6 +166,7 @@ impl Request {
             Request::RaiseFence(_, _, _, at_least) => {
                 format!("raises the fence of {about} to {}", token(*at_least))
             }
+            Request::Record(request) => format!("{} {about}", request.verb()),
         }
     }
 
@@ -184,6 +185,7 @@ impl Request {
             Request::List(prefix) => format!("{prefix}*"),
             Request::Count(request) => request.key.to_string(),
             Request::RaiseFence(_, key, id, _) => grant(key, *id),
+            Request::Record(request) => request.about(checks),
         }
     }
 }
@@ -314,6 +316,7 @@ fn outcome(reply: &Reply, about: &str) -> Outcome {
             other => format!("{about}: {other:?}"),
         },
         Reply::RaiseFence(true) => format!("the fence of {about} is raised"),
+        Reply::Record(reply) => format!("{about}: {}", reply.told()),
         Reply::RaiseFence(false) => format!("the fence of {about} is not raised: it is not held"),
     };
     Outcome::Other(other)
@@ -404,6 +407,7 @@ pub(crate) fn suffered(of: &str) -> &'static str {
         }
         check::CLEANUP => "something stays behind: a key is busy although nobody holds it, or memory grows",
         check::ORDER => "a task is overtaken by others, again and again if it has bad luck",
+        check::record::RECORDS => "work is done twice, or a client is told of a result that is not its own",
         check::PANIC => "the task that called ends with a panic",
         _ => "",
     }

@@ -32,6 +32,7 @@ pub(crate) mod streams {
     pub(crate) const RUNTIME: u64 = 5;
     pub(crate) const PLAN: u64 = 6;
     pub(crate) const STEPS: u64 = 7;
+    pub(crate) const RECORDS: u64 = 8;
 }
 
 pub(crate) struct World {

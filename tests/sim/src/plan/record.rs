@@ -1,0 +1,56 @@
+//! Users of records: direct ones, and those of a service behind an idempotency layer.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Habit, Millis, is_default};
+
+/// What all users of records have in common.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Records {
+    /// Of a claim.
+    pub(crate) lease: Millis,
+    pub(crate) retention: Millis,
+    /// Nobody takes over what was begun and not ended.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) leaves_orphans: bool,
+}
+
+/// Claims a record, works, and stores what came of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) key: u32,
+    /// What is asked: another one under the same key is refused.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) variant: u8,
+    /// How often it asks again where it was not served.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) retries: u32,
+    /// For how long it waits for an equal one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) wait: Option<Millis>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) habit: Option<Habit>,
+    pub(crate) work: Millis,
+    /// The claim is not extended while it works.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) careless: bool,
+    pub(crate) end: RecordEnd,
+}
+
+/// How a user leaves its claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RecordEnd {
+    Complete,
+    /// Stores a second result after the first.
+    CompleteTwice,
+    /// Stores the result when the claim has long run out.
+    CompleteLate,
+    /// Works not, and gives the claim back.
+    Release,
+    /// Says that the outcome is unknown.
+    Abandon,
+    /// Goes away without a word.
+    Leave,
+    Panic,
+}
