@@ -656,13 +656,13 @@ impl World {
 
     /// No other one works for this key and relies on its claim; in a calm, none that extends it at all.
     fn is_alone(&mut self, effect: &Effect, name: &str) {
-        if !self.checks.excludes {
+        // One that begins late may have been taken over before.
+        if !self.checks.excludes || !self.is_relied_on(effect.claim) {
             return;
         }
         let other = self.checks.records.effects.values().find(|other| {
-            let both_rely = || self.is_relied_on(other.claim) && self.is_relied_on(effect.claim);
-            let was_extended = || other.extended && self.is_settled(other.began);
-            other.key == effect.key && (both_rely() || was_extended())
+            let relies = self.is_relied_on(other.claim) || other.extended && self.is_settled(other.began);
+            other.key == effect.key && relies
         });
         let overlaps = self
             .checks
