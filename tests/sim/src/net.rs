@@ -318,7 +318,9 @@ pub(crate) fn send(
             Some(at) => world.schedule_in_order(at, tie, arrival(request.clone(), false)),
             None => tell!(world, Who::World, "the request about {about} is lost"),
         }
-        if let Some(at) = copy_at {
+        // An acquire is sent once, and a connection carries it once: a store need not know the second one.
+        let may_come_twice = !matches!(request, Request::Acquire(_) | Request::AcquireAll(_));
+        if let Some(at) = copy_at.filter(|_| may_come_twice) {
             tell!(world, Who::World, "the request about {about} will come twice");
             world.schedule(at, arrival(request, true));
         }
