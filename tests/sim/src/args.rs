@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// Runs all kept plans of a directory, and compares them with what they must show [default: tests/sim/plans].
     #[arg(long, value_name = "DIR", num_args = 0..=1, conflicts_with_all = ["plan", "worlds", "seconds"])]
     pub(crate) plans: Option<Option<PathBuf>>,
+    /// Prints the plan of the first world, and runs none.
+    #[arg(long)]
+    pub(crate) print_plan: bool,
     /// Runs each world twice and compares the traces.
     #[arg(long)]
     pub(crate) twice: bool,

@@ -25,11 +25,11 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    fn of(self, seed: u64) -> Runtimes {
+    pub(crate) fn of(self, seed: u64) -> Runtimes {
         match self {
             Mode::One => Runtimes::One,
             Mode::Each => Runtimes::Each,
-            Mode::Both if seed % 2 == 0 => Runtimes::One,
+            Mode::Both if seed.is_multiple_of(2) => Runtimes::One,
             Mode::Both => Runtimes::Each,
         }
     }

@@ -475,13 +475,9 @@ impl World {
         let now = self.now;
         tell!(self, Who::Process(process), "{}", words::learned(about, reply));
         match reply {
-            Reply::Acquire(key, reply) => {
-                if !matches!(
-                    reply,
-                    AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }
-                ) {
-                    self.checks.heard_busy.insert((process, key.clone()), now);
-                }
+            Reply::Acquire(_, AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }) => {}
+            Reply::Acquire(key, _) => {
+                self.checks.heard_busy.insert((process, key.clone()), now);
             }
             Reply::AcquireAll(keys, _) => {
                 for key in keys {

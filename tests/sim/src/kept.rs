@@ -19,6 +19,9 @@ use crate::trace::Keep;
 pub(crate) struct Kept {
     pub(crate) found: String,
     pub(crate) expect: Expect,
+    /// Of its trace, on every machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) digest: Option<String>,
     pub(crate) plan: Plan,
 }
 
@@ -44,6 +47,7 @@ pub(crate) fn read(path: &Path) -> Result<Kept, String> {
         Ok(Kept {
             found: String::new(),
             expect: Expect::Nothing,
+            digest: None,
             plan,
         })
     })

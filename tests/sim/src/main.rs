@@ -15,6 +15,8 @@ mod net;
 mod panics;
 mod plan;
 mod run;
+#[cfg(test)]
+mod same;
 mod shrink;
 mod store;
 mod story;
@@ -48,6 +50,11 @@ fn main() -> ExitCode {
         for rule in breaks::RULES {
             println!("{}", rule.name);
         }
+        return ExitCode::SUCCESS;
+    }
+    if args.print_plan {
+        let plan = draw::plan(args.seed, args.runtimes.of(args.seed));
+        println!("{}", serde_json::to_string_pretty(&plan).expect("a plan as JSON"));
         return ExitCode::SUCCESS;
     }
     panics::install();
@@ -86,8 +93,13 @@ fn main() -> ExitCode {
 fn alone(batch: &Batch, kept: Kept) -> Total {
     breaks::set(batch.broken);
     let plan = Rc::new(kept.plan);
-    let outcome = batch::run_as_asked(&plan, batch.keep, batch.twice);
+    let keep = match batch.keep {
+        Keep::Nothing => Keep::Digest,
+        keep => keep,
+    };
+    let outcome = batch::run_as_asked(&plan, keep, batch.twice);
     breaks::set(None);
+    eprintln!("the digest of its trace is {:016x}", outcome.digest);
     let found = outcome.violation.map(|violation| Found {
         seed: plan.seed,
         plan: Plan::clone(&plan),
@@ -161,6 +173,7 @@ fn shrink(args: &Args, found: &Found) {
                 violates: violation.of.to_owned(),
             },
         },
+        digest: None,
         plan: Plan::clone(&shrunk.plan),
     };
     match kept::write(path, &kept) {

@@ -21,6 +21,7 @@ const PLAIN: &[(&str, &[&str])] = &[("end", &["release", "drop"]), ("way", &["bo
 pub(super) fn all(shrinker: &mut Shrinker) {
     world(shrinker);
     processes(shrinker);
+    everywhere(shrinker);
     elements(shrinker);
     hoists(shrinker);
     options(shrinker);
@@ -102,6 +103,41 @@ fn forget_process(what: &mut Value, gone: u64) -> bool {
         }
     }
     true
+}
+
+/// Leaves out at once what many have: later tasks of users, all work, each thing that is optional.
+fn everywhere(shrinker: &mut Shrinker) {
+    for most in [0, 1, 2, 4, 8] {
+        attempt(shrinker, |plan| {
+            for at in pointers(plan, &|value, at| value.is_array() && at.ends_with("/tasks")) {
+                if let Some(tasks) = plan.pointer_mut(&at).and_then(Value::as_array_mut) {
+                    tasks.truncate(most);
+                }
+            }
+        });
+    }
+    attempt(shrinker, |plan| {
+        for at in pointers(plan, &|value, at| value.is_array() && at.ends_with("/work")) {
+            put(plan, &at, json!([]));
+        }
+    });
+    let locks = pointers(&shrinker.plan, &|value, _| is_lock(value));
+    let mut names: Vec<_> = locks
+        .iter()
+        .filter_map(|at| shrinker.plan.pointer(at)?.as_object())
+        .flat_map(|lock| lock.keys().cloned())
+        .filter(|name| name != "wait" && !NAMES.contains(&name.as_str()))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        attempt(shrinker, |plan| {
+            for at in &locks {
+                let lock = plan.pointer_mut(at).and_then(Value::as_object_mut);
+                lock.map(|lock| lock.remove(&name));
+            }
+        });
+    }
 }
 
 /// Takes elements out of arrays: halves first, then quarters, and at last each alone.
@@ -232,10 +268,7 @@ fn numbers(shrinker: &mut Shrinker) {
             .iter()
             .find(|(of, _)| *of == name)
             .map_or(0, |(_, least)| *least);
-        loop {
-            let Some(now) = shrinker.plan.pointer(&at).and_then(Value::as_u64) else {
-                break;
-            };
+        while let Some(now) = shrinker.plan.pointer(&at).and_then(Value::as_u64) {
             let smaller = smaller(now)
                 .into_iter()
                 .filter(|value| *value >= least && *value < now);
