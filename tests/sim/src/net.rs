@@ -137,6 +137,14 @@ impl Links {
 }
 
 impl World {
+    /// Names a store, where there are several.
+    fn at_which(&self, store: usize) -> String {
+        match self.stores.len() {
+            1 => String::new(),
+            _ => format!(", at store {store}"),
+        }
+    }
+
     fn peer(&mut self, process: usize, store: usize) -> Option<(Peer, End)> {
         let epoch = self.stores[store].epoch;
         let link = self.links.of(process, store);
@@ -270,9 +278,15 @@ pub(crate) fn send(
             return;
         };
         world.counts.requests += 1;
-        tell!(world, Who::Process(process), "{}", request.told(&world.checks));
+        tell!(
+            world,
+            Who::Process(process),
+            "{}{}",
+            request.told(&world.checks),
+            world.at_which(store)
+        );
         let about = match world.trace.is_on() {
-            true => request.about(&world.checks),
+            true => request.about(&world.checks) + &world.at_which(store),
             false => String::new(),
         };
         world.links.next_id += 1;

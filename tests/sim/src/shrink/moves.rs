@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::Shrinker;
 
 /// What is no amount: it names something, or has its own move.
-const NAMES: &[&str] = &["key", "process", "store", "drift", "seed"];
+const NAMES: &[&str] = &["key", "semaphore", "process", "store", "drift", "seed"];
 /// Below this an amount is no longer one that the library takes, or that worlds are drawn with.
 const LEAST: &[(&str, u64)] = &[
     ("fixed_lease", 100),
@@ -146,7 +146,7 @@ fn elements(shrinker: &mut Shrinker) {
     loop {
         // Those of the plan as it is now: from the outside inwards.
         let arrays = pointers(&shrinker.plan, &|value, at| {
-            value.is_array() && at != "/processes"
+            value.is_array() && at != "/processes" && at != "/semaphores"
         });
         let Some(at) = arrays.get(done) else { return };
         let mut size = count(&shrinker.plan, at).div_ceil(2);
@@ -242,7 +242,8 @@ fn kinds(shrinker: &mut Shrinker) {
 
 /// Chooses what is plainest.
 fn choices(shrinker: &mut Shrinker) {
-    for at in pointers(&shrinker.plan, &|value, _| value.is_string()) {
+    let is_choice = |_: &Value, at: &str| PLAIN.iter().any(|(name, _)| at.ends_with(&format!("/{name}")));
+    for at in pointers(&shrinker.plan, &is_choice) {
         let name = at.rsplit('/').next().unwrap_or_default();
         let plain = PLAIN.iter().find(|(of, _)| *of == name);
         for choice in plain.into_iter().flat_map(|(_, choices)| *choices) {
@@ -307,6 +308,10 @@ fn smaller(now: u64) -> Vec<u64> {
 
 /// Numbers the keys from zero on: their order stays, which nested locks are taken in.
 fn keys(shrinker: &mut Shrinker) {
+    if shrinker.plan["semaphores"].is_array() {
+        // They are named by their place there.
+        return;
+    }
     let named = |value: &Value, at: &str| value.is_u64() && (at.ends_with("/key") || at.contains("/also/"));
     let at = pointers(&shrinker.plan, &named);
     let mut old: Vec<_> = at
