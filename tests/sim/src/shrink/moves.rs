@@ -6,6 +6,8 @@ use super::Shrinker;
 
 /// What is no amount: it names something, or has its own move.
 const NAMES: &[&str] = &["key", "semaphore", "process", "store", "drift", "seed"];
+/// Of a storm, in a thousand; [`storms`] has moves for them.
+const CHANCES: &[&str] = &["lost", "late", "doubled", "broken"];
 /// Below this an amount is no longer one that the library takes, or that worlds are drawn with.
 const LEAST: &[(&str, u64)] = &[
     ("fixed_lease", 100),
@@ -22,6 +24,7 @@ pub(super) fn all(shrinker: &mut Shrinker) {
     world(shrinker);
     processes(shrinker);
     everywhere(shrinker);
+    storms(shrinker);
     elements(shrinker);
     hoists(shrinker);
     options(shrinker);
@@ -137,6 +140,38 @@ fn everywhere(shrinker: &mut Shrinker) {
                 lock.map(|lock| lock.remove(&name));
             }
         });
+    }
+}
+
+/// Makes storms do one thing, and that often: what depends on little chance allows few other moves.
+fn storms(shrinker: &mut Shrinker) {
+    for at in pointers(&shrinker.plan, &|_, at| at.ends_with("/what/storm")) {
+        let chance_now = |plan: &Value, name: &str| plan.pointer(&at).and_then(|storm| storm[name].as_u64());
+        let alone = CHANCES.iter().any(|only| {
+            [1000, 500, 200, 50].into_iter().any(|chance| {
+                let is_now = CHANCES.iter().all(|name| {
+                    let now = chance_now(&shrinker.plan, name).unwrap_or_default();
+                    if name == only { now >= chance } else { now == 0 }
+                });
+                is_now
+                    || attempt(shrinker, |plan| {
+                        for name in CHANCES {
+                            put(
+                                plan,
+                                &format!("{at}/{name}"),
+                                json!(if name == only { chance } else { 0 }),
+                            );
+                        }
+                    })
+            })
+        });
+        if !alone {
+            for name in CHANCES {
+                if chance_now(&shrinker.plan, name) != Some(0) {
+                    attempt(shrinker, |plan| put(plan, &format!("{at}/{name}"), json!(0)));
+                }
+            }
+        }
     }
 }
 
@@ -261,7 +296,11 @@ fn numbers(shrinker: &mut Shrinker) {
     let is_amount = |value: &Value, at: &str| {
         let name = at.rsplit('/').next().unwrap_or_default();
         let is_inside = at.starts_with("/processes/") || at.starts_with("/faults/");
-        value.is_u64() && is_inside && !NAMES.contains(&name) && !at.contains("/also/")
+        value.is_u64()
+            && is_inside
+            && !NAMES.contains(&name)
+            && !CHANCES.contains(&name)
+            && !at.contains("/also/")
     };
     for at in pointers(&shrinker.plan, &is_amount) {
         let name = at.rsplit('/').next().unwrap_or_default();

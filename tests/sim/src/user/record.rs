@@ -115,7 +115,7 @@ pub(super) async fn record(me: Me, client: &LockClient, task: &record::Record) {
             None => {
                 with(|world| world.counts.sometimes("a claim that was dropped"));
                 // Taken back, or left to its lease.
-                if task.retries % 2 == 0 {
+                if task.retries.is_multiple_of(2) {
                     let _ = records.release(&asking.request.key, &asking.request.token).await;
                 }
             }
