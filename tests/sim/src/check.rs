@@ -179,6 +179,14 @@ impl Checks {
         self.waiters.values()
     }
 
+    /// Whether some user has a guard of this grant, held or lost.
+    pub(crate) fn has_guard(&self, grant: GrantId) -> bool {
+        let is_it = |(_, _, id): &(LockKey, Kind, GrantId)| *id == grant;
+        self.sections
+            .values()
+            .any(|section| sim::grants(&section.held).iter().any(is_it))
+    }
+
     /// The locks whose users are at work.
     pub(crate) fn used(&self) -> impl Iterator<Item = &LockKey> {
         self.sections.values().map(|section| &section.key)

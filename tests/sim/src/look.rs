@@ -53,6 +53,10 @@ impl World {
             if *kept || is_stopped || client.is_busy() || client.has(*grant) {
                 continue;
             }
+            // One that is lost, and whose late renewals came through, is given back when its guard is dropped.
+            if self.checks.has_guard(*grant) {
+                continue;
+            }
             if calm && self.looks.unknown.contains(&(store, *grant)) {
                 let name = self.checks.name_of(*grant);
                 let story = format!(
