@@ -471,6 +471,11 @@ fn current_end(peer: Peer) -> Option<End> {
 }
 
 fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
+    // What is sent again is sent before its reply is there: a later copy of an acquire that was busy would be granted to
+    // nobody.
+    if copy && request.takes() && !with(|world| world.links.waiting.contains_key(&id)) {
+        return;
+    }
     let Peer { process, store, .. } = peer;
     let carried_out = with(|world| {
         let is_there = world.stores[store].is_up() && world.stores[store].epoch == peer.epoch;

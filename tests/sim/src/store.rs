@@ -37,6 +37,13 @@ pub(crate) enum Request {
     Record(record::Request),
 }
 
+impl Request {
+    /// Whether it asks for locks.
+    pub(crate) fn takes(&self) -> bool {
+        matches!(self, Request::Acquire(_) | Request::AcquireAll(_))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Reply {
     Acquire(LockKey, AcquireReply),
@@ -141,9 +148,8 @@ impl SimStore {
 
     fn refuses(&self, request: &Request) -> Option<BackendError> {
         let takes = match request {
-            Request::Acquire(_) | Request::AcquireAll(_) => true,
             Request::Record(request) => request.grows(),
-            _ => false,
+            request => request.takes(),
         };
         let looks = matches!(request, Request::Inspect(_) | Request::List(_));
         let refused = match self.mood {
