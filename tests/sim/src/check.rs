@@ -175,6 +175,18 @@ impl Checks {
         }
     }
 
+    /// When code that a lock of this key protects was last at its end.
+    pub(crate) fn last_used(&self, key: &LockKey) -> Option<Millis> {
+        let ends = self.held_here.iter().filter(|((_, of), _)| of == key);
+        ends.map(|(_, at)| *at).max()
+    }
+
+    /// Whether the code of some user still has the guard of this grant.
+    pub(crate) fn is_in_hand(&self, grant: GrantId) -> bool {
+        let held = self.sections.values().map(|section| sim::grants(&section.held));
+        held.flatten().any(|(_, _, id)| id == grant)
+    }
+
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiter> {
         self.waiters.values()
     }
@@ -199,6 +211,12 @@ impl Checks {
 }
 
 impl Section {
+    /// Whether it began in a frame of this hold.
+    fn is_inside_of(&self, hold: &Section) -> bool {
+        let of_hold = |frame: &Frame| frame.key == hold.key && frame.token == hold.token;
+        self.inside.iter().any(of_hold)
+    }
+
     /// Whether it must not be while the other one is.
     fn is_excluded_by(&self, id: u64, other: &Section) -> bool {
         let both_read = self.kind == Kind::Read && other.kind == Kind::Read;
@@ -312,7 +330,7 @@ impl World {
         };
         let other = others.iter().copied().find(|id| {
             let other = &self.checks.sections[id];
-            let shares = is_second && other.token == section.token;
+            let shares = is_second && (other.token == section.token || other.is_inside_of(section));
             section.is_excluded_by(*id, other) && !shares && self.is_held(other)
         });
         if let Some(other) = other {
@@ -333,11 +351,7 @@ impl World {
 
     fn has_greater_token(&mut self, section: &Section) {
         // What is entered has the token of the hold around it, which may be over by now where a task carries it on.
-        let is_entered = section
-            .inside
-            .iter()
-            .any(|frame| frame.key == section.key && frame.token == section.token);
-        if matches!(section.kind, Kind::Read | Kind::Permit) || is_entered {
+        if matches!(section.kind, Kind::Read | Kind::Permit) || section.is_inside_of(section) {
             return;
         }
         let before = self.checks.begun.insert(section.key.clone(), section.token);

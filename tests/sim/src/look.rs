@@ -50,7 +50,9 @@ impl World {
                 continue;
             };
             let (process, is_stopped) = (*process, self.clocks[*process].stopped);
-            if *kept || is_stopped || client.is_busy() || client.has(*grant) {
+            // A user that is told of a loss only when it asks has the guard yet, and gives it back.
+            let has_guard = self.checks.is_in_hand(*grant);
+            if *kept || is_stopped || has_guard || client.is_busy() || client.has(*grant) {
                 continue;
             }
             // One that is lost, and whose late renewals came through, is given back when its guard is dropped.
@@ -96,6 +98,8 @@ impl World {
             attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500) + unpolled;
         let left_out = self.checks.waiting().find(|waiter| {
             let from = self.looks.unused_since.get(&waiter.key).copied();
+            // It may have been used between two looks.
+            let from = from.map(|from| from.max(self.checks.last_used(&waiter.key).unwrap_or_default()));
             let settled = calm_since + self.settling(waiter);
             waiter.attentive
                 && !waiter.nested

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::backend::Kind;
-use dlock::{Held, LockClient, LockGuard};
+use dlock::{Held, LockClient};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
@@ -22,38 +22,12 @@ use crate::world::{if_any, with};
 struct Inside(Vec<u64>);
 
 impl Inside {
-    fn begin(
-        (me, kind): (Me, Kind),
-        task: &Lock,
-        held: &Held,
-        is_second: bool,
-        around: &mut Vec<Frame>,
-    ) -> Inside {
-        let begins = Begins {
-            who: me.both(),
-            kind,
-            amount: 1 + task.more_permits,
-            stands_for: None,
-            is_second,
-        };
+    fn begin(begins: Begins, task: &Lock, held: &Held, around: &mut Vec<Frame>) -> Inside {
         let frames = with(|world| {
             let begin = |key| world.section_begins(begins, key, held.clone(), around);
             keys_of(task).map(begin).collect::<Vec<_>>()
         });
         Inside::of(frames, around)
-    }
-
-    /// Of one that wrote with this token and reads on now.
-    fn reads_on(me: Me, guard: &LockGuard, write: u64, around: &mut Vec<Frame>) -> Inside {
-        let begins = Begins {
-            who: me.both(),
-            kind: Kind::Read,
-            amount: 1,
-            stands_for: Some(write),
-            is_second: false,
-        };
-        let frame = with(|world| world.section_begins(begins, guard.key().clone(), guard.held(), around));
-        Inside::of(vec![frame], around)
     }
 
     fn of(frames: Vec<Frame>, around: &mut Vec<Frame>) -> Inside {
@@ -77,6 +51,8 @@ struct Worker<'a> {
     client: &'a LockClient,
     task: &'a Lock,
     kind: Kind,
+    /// The token of the write lock that it reads in the stead of.
+    stands_for: Option<u64>,
     holder: &'a Holder,
     sections: &'a [u64],
     /// With its own.
@@ -92,18 +68,20 @@ pub(super) async fn work(
     mut frames: Vec<Frame>,
 ) {
     let around = frames.len();
-    let inside = Inside::begin(
-        (me, kind_of(task.kind)),
-        &task,
-        &holder.held(),
-        false,
-        &mut frames,
-    );
+    let begins = Begins {
+        who: me.both(),
+        kind: kind_of(task.kind),
+        amount: 1 + task.more_permits,
+        stands_for: None,
+        is_second: false,
+    };
+    let inside = Inside::begin(begins, &task, &holder.held(), &mut frames);
     let worker = Worker {
         me,
         client: &client,
         task: &task,
         kind: kind_of(task.kind),
+        stands_for: None,
         holder: &holder,
         sections: &inside.0,
         frames: &frames,
@@ -121,7 +99,12 @@ pub(super) async fn work(
             match guard.downgrade().await {
                 Ok(guard) => {
                     frames.truncate(around);
-                    let reads = Inside::reads_on(me, &guard, write, &mut frames);
+                    let begins = Begins {
+                        kind: Kind::Read,
+                        stands_for: Some(write),
+                        ..begins
+                    };
+                    let reads = Inside::begin(begins, &task, &guard.held(), &mut frames);
                     drop(inside);
                     let holder = Holder::One(guard);
                     let worker = Worker {
@@ -129,6 +112,7 @@ pub(super) async fn work(
                         client: &client,
                         task: &task,
                         kind: Kind::Read,
+                        stands_for: Some(write),
                         holder: &holder,
                         sections: &reads.0,
                         frames: &frames,
@@ -250,7 +234,14 @@ impl Worker<'_> {
         let Ok(second) = guard.reenter() else { return };
         with(|world| world.counts.sometimes("a second guard in another task"));
         let mut frames = self.frames.to_vec();
-        let inside = Inside::begin((self.me, self.kind), self.task, &second.held(), true, &mut frames);
+        let begins = Begins {
+            who: self.me.both(),
+            kind: self.kind,
+            amount: 1,
+            stands_for: self.stands_for,
+            is_second: true,
+        };
+        let inside = Inside::begin(begins, self.task, &second.held(), &mut frames);
         spawn(async move {
             sleep(lasts).await;
             drop(inside);
