@@ -6,7 +6,7 @@ pub(crate) mod record;
 
 use serde::{Deserialize, Serialize};
 
-use self::record::{Record, Records};
+use self::record::{Ask, Record, Records};
 
 pub(crate) type Millis = u64;
 
@@ -124,6 +124,7 @@ pub(crate) enum Task {
     Pause(Millis),
     Lock(Lock),
     Record(Record),
+    Ask(Ask),
     /// Changes how many permits a semaphore has.
     Permits {
         semaphore: u32,

@@ -22,11 +22,13 @@ use crate::host::{Host, User};
 use crate::panics;
 use crate::plan::{Millis, Plan, Runtimes, Scheduler, Stores};
 use crate::trace::{Keep, Line, Trace, Who};
-use crate::user::{Me, user};
+use crate::user::{Me, service, user};
 use crate::world::{World, carry_out_due, streams, tell, with};
 
 /// How long a world goes on after all users are done: positions in the queues of stores last for 5 s.
 const AFTER: Millis = 8_000;
+/// Results that a store did not take are sent again with pauses of up to so long.
+const REPEATS: Millis = 8_000;
 /// Users that are not done so long after the last fault never will be.
 const ENDLESS: Millis = 600_000;
 /// A user that is polled so many times at one moment goes round in circles.
@@ -82,10 +84,11 @@ impl Process {
             world.client_begins(process, &client);
             world.progress[process].clone()
         });
+        let service = plan.records.and_then(|common| service(process, &client, common));
         let users = plan.processes[process].users.iter().zip(progress).enumerate();
         let users = users.map(|(index, (of, done))| -> User {
             let me = Me { process, user: index };
-            Box::pin(user(me, client.clone(), of.clone(), done))
+            Box::pin(user(me, (client.clone(), service.clone()), of.clone(), done))
         });
         let rng = stream(
             plan.seed,
@@ -138,6 +141,8 @@ fn runtime(plan: &Plan, number: u64) -> Runtime {
 struct Ending {
     since: Option<Millis>,
     limit: Millis,
+    /// How long it goes on after all users are done.
+    after: Millis,
 }
 
 impl Ending {
@@ -145,6 +150,7 @@ impl Ending {
         Ending {
             since: None,
             limit: plan.faults_end() + ENDLESS,
+            after: AFTER + plan.records.map_or(0, |_| REPEATS),
         }
     }
 
@@ -175,12 +181,12 @@ impl Ending {
         }
         let faults_end = world.plan.faults_end();
         let since = *self.since.get_or_insert(world.now.max(faults_end));
-        world.now >= since + AFTER
+        world.now >= since + self.after
     }
 
     /// The moment at which it may be over.
     fn at(&self) -> Option<Millis> {
-        self.since.map(|since| since + AFTER)
+        self.since.map(|since| since + self.after)
     }
 }
 

@@ -6,6 +6,7 @@ mod habit;
 mod hold;
 mod holder;
 mod record;
+mod service;
 mod work;
 
 use std::panic::AssertUnwindSafe;
@@ -15,6 +16,7 @@ use dlock::LockClient;
 use futures_util::FutureExt;
 
 use self::hold::hold;
+pub(crate) use self::service::{Service, service};
 use crate::plan::{self, Millis, Task};
 use crate::trace::Who;
 use crate::world::{if_any, with};
@@ -63,7 +65,12 @@ impl Drop for AtWork {
 }
 
 /// Whatever a user does, one task after the other. `done` of them were done in an earlier life of the process.
-pub(crate) async fn user(me: Me, client: LockClient, plan: plan::User, done: usize) {
+pub(crate) async fn user(
+    me: Me,
+    (client, service): (LockClient, Option<Service>),
+    plan: plan::User,
+    done: usize,
+) {
     // Counted by the world from its beginning.
     let _at_work = AtWork;
     let begins = plan.begins.saturating_sub(with(|world| world.now));
@@ -73,6 +80,7 @@ pub(crate) async fn user(me: Me, client: LockClient, plan: plan::User, done: usi
             match task {
                 Task::Pause(pause) => sleep(pause).await,
                 Task::Record(task) => record::record(me, &client, &task).await,
+                Task::Ask(task) => service::ask(me, service.clone(), &task).await,
                 Task::Lock(lock) => hold(me, client.clone(), lock, Vec::new()).await,
                 Task::Permits { semaphore, change } => counted::change(me, &client, semaphore, change).await,
             }

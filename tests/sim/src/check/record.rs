@@ -9,6 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey};
+use dlock_tower::idempotency::IdempotencyHandle;
 use tokio::time::Instant;
 
 use super::{CLEANUP, Due};
@@ -38,6 +39,8 @@ pub(crate) struct Records {
     /// The claims that a record was completed under, and until when each of them counts.
     completions: BTreeMap<RecordKey, Vec<(Claim, Millis)>>,
     askers: BTreeMap<u64, Asker>,
+    /// The idempotency layers of the processes that live.
+    services: BTreeMap<usize, IdempotencyHandle>,
 }
 
 /// A claim that a store has granted.
@@ -299,7 +302,12 @@ impl Records {
         self.ledger.entries.clear();
     }
 
+    pub(crate) fn service_begins(&mut self, process: usize, service: IdempotencyHandle) {
+        self.services.insert(process, service);
+    }
+
     pub(super) fn process_gone(&mut self, process: usize) {
+        self.services.remove(&process);
         self.effects.retain(|_, effect| effect.process != process);
         self.askers.retain(|_, asker| asker.process != process);
     }
@@ -734,10 +742,61 @@ impl World {
         }
     }
 
+    /// A client is given a response that its own request has brought: the one that the handler made.
+    pub(crate) fn is_told_first(
+        &mut self,
+        (process, user): (usize, usize),
+        record: &str,
+        own: u64,
+        result: &[u8],
+    ) {
+        let produced = self.checks.records.produced.get(&own);
+        if produced.is_none_or(|produced| produced.result != result) {
+            let story = format!(
+                "p{process}/u{user} is answered for {record} what its handler did not say: {:?}",
+                String::from_utf8_lossy(result)
+            );
+            self.violated(RECORDS, story);
+        }
+    }
+
+    /// A response has the status that its handler gave it, the third word of its text.
+    pub(crate) fn has_status(
+        &mut self,
+        (process, user): (usize, usize),
+        record: &str,
+        status: u16,
+        result: &[u8],
+    ) {
+        let text = String::from_utf8_lossy(result);
+        if text.split(' ').nth(2) != Some(&status.to_string()) {
+            let story = format!("p{process}/u{user} is answered for {record} with status {status}: {text:?}");
+            self.violated(RECORDS, story);
+        }
+    }
+
+    /// A request works now, and waits for no other one.
+    pub(crate) fn asker_works(&mut self, id: u64) {
+        if let Some(asker) = self.checks.records.askers.get_mut(&id) {
+            asker.waits = false;
+        }
+    }
+
     /// What must be true of the records of a world in which nobody is at work any more.
     pub(crate) fn records_left(&mut self, store: usize) {
         let now = self.store_instant(store);
         let records = &self.checks.records;
+        let busy = records
+            .services
+            .iter()
+            .find(|(_, service)| service.claims() + service.tasks() > 0);
+        if let Some((process, service)) = busy {
+            let (claims, tasks) = (service.claims(), service.tasks());
+            let story = format!(
+                "p{process} has nothing to do, and its layer keeps {claims} claims and {tasks} tasks"
+            );
+            return self.violated(CLEANUP, story);
+        }
         let mut entries = records.ledger.entries.iter();
         let claimed =
             entries.find(|(_, entry)| matches!(entry.state, State::Claimed { until } if until > now));

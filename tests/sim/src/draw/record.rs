@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 use super::Draws;
 use crate::chance::stream;
-use crate::plan::record::{Record, RecordEnd, Records};
+use crate::plan::record::{Answer, Ask, LockAt, Record, RecordEnd, Records};
 use crate::plan::{Habit, Millis, Process, Stores, Task};
 use crate::world::streams;
 
@@ -22,12 +22,22 @@ pub(super) fn add(seed: u64, stores: Stores, lease: Millis, processes: &mut [Pro
         // Often so short that keys are used again.
         retention: lease * rng.between(1, 10),
         leaves_orphans: rng.permille(200),
+        wait: rng.bool().then(|| rng.between(1, 3 * lease)),
+        retries_ambiguous: rng.permille(400),
+        cancels: rng.permille(250),
+        lock: match rng.u32(..4) {
+            0 => Some(LockAt::Outside),
+            1 => Some(LockAt::Inside),
+            _ => None,
+        },
     };
     let keys = rng.u32(1..=24);
     for user in processes.iter_mut().flat_map(|process| &mut process.users) {
         for task in &mut user.tasks {
-            if rng.bool() {
-                *task = Task::Record(record(&mut rng, keys, lease));
+            match rng.u32(..4) {
+                0 => *task = Task::Record(record(&mut rng, keys, lease)),
+                1 => *task = Task::Ask(ask(&mut rng, keys, lease)),
+                _ => {}
             }
         }
     }
@@ -69,5 +79,30 @@ fn habit(rng: &mut Rng, lease: Millis) -> Option<Habit> {
             lasts: rng.between(10, 2 * lease),
         }),
         _ => None,
+    }
+}
+
+fn ask(rng: &mut Rng, keys: u32, lease: Millis) -> Ask {
+    Ask {
+        key: rng.u32(..keys),
+        account: rng.u32(..2),
+        variant: u8::from(rng.permille(60)),
+        retries: rng.u32(..4),
+        habit: habit(rng, lease),
+        work: match rng.u32(..8) {
+            0 => rng.between(lease / 2, 3 * lease),
+            1..3 => rng.between(1, lease / 10),
+            _ => rng.between(0, 8),
+        },
+        size: if rng.permille(100) { 400 } else { rng.usize(..20) },
+        answer: match rng.u32(..14) {
+            0 => Answer::Streams,
+            1 => Answer::Refuses,
+            2 => Answer::Fails,
+            3 => Answer::Panics,
+            4 => Answer::Breaks,
+            5 => Answer::NotStarted,
+            _ => Answer::Done,
+        },
     }
 }

@@ -13,6 +13,17 @@ pub(crate) struct Records {
     /// Nobody takes over what was begun and not ended.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) leaves_orphans: bool,
+    /// For how long a request waits for an equal one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) wait: Option<Millis>,
+    /// After a 502 or a panic the next request with the key runs.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) retries_ambiguous: bool,
+    /// Handlers are dropped with their clients.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) cancels: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lock: Option<LockAt>,
 }
 
 /// Claims a record, works, and stores what came of it.
@@ -53,4 +64,51 @@ pub(crate) enum RecordEnd {
     /// Goes away without a word.
     Leave,
     Panic,
+}
+
+/// Sends a request with an idempotency key to the service of its process.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Ask {
+    pub(crate) key: u32,
+    /// What it locks, where the service has locks.
+    pub(crate) account: u32,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) variant: u8,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) retries: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) habit: Option<Habit>,
+    /// For how long the handler works.
+    pub(crate) work: Millis,
+    /// How much longer the response is than it has to be, in bytes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) size: usize,
+    pub(crate) answer: Answer,
+}
+
+/// How a handler ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Done,
+    /// With a body that comes in pieces.
+    Streams,
+    /// By a 409 of its own, which is a result.
+    Refuses,
+    /// By a 502: nobody knows how far it got.
+    Fails,
+    Panics,
+    /// By an error of the service.
+    Breaks,
+    /// It says that it has not begun.
+    NotStarted,
+}
+
+/// Where the lock layer of a service stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LockAt {
+    /// Around the idempotency layer.
+    Outside,
+    Inside,
 }

@@ -21,7 +21,7 @@ const PAUSE: Millis = 20;
 
 /// One who asks, until it is dropped.
 pub(super) struct Asks {
-    id: u64,
+    pub(super) id: u64,
     pub(super) since: Millis,
 }
 
