@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Makes the world of the first violation as small as it can, and tells its story.
     #[arg(long)]
     pub(crate) shrink: bool,
+    /// For how many seconds to shrink.
+    #[arg(long, default_value_t = 20)]
+    pub(crate) shrink_for: u64,
     /// Writes the shrunk plan to a file.
     #[arg(long, value_name = "FILE", requires = "shrink")]
     pub(crate) save: Option<PathBuf>,

@@ -2,6 +2,57 @@
 
 use std::collections::BTreeMap;
 
+use crate::batch::Mode;
+
+/// What happens in every run that is long enough. A name that is not here is counted all the same.
+const EXPECTED: &[&str] = &[
+    "a claim that asked for something else",
+    "a claim that found an equal one at work",
+    "a claim that found an orphan which is left",
+    "a claim that took over",
+    "a claim that was asked for again",
+    "a claim that was dropped",
+    "a completion under a claim that was taken over",
+    "a frame that was carried into a task",
+    "a guard that another task dropped",
+    "a guard that said it is lost",
+    "a late reply",
+    "a lock that was lost before its user could work",
+    "a lock that was released twice",
+    "a reader that asked to write",
+    "a record that was claimed",
+    "a record that was used anew",
+    "a record whose result was told",
+    "a release of a claim that was lost",
+    "a reply that nobody waits for",
+    "a result that was told again",
+    "a second guard in another task",
+    "a semaphore whose permits were changed",
+    "a set that was granted by one step",
+    "a stale write that was refused",
+    "an acquire that came after its release",
+    "an acquire that ended with Lost",
+    "an acquire that found no store",
+    "an acquire that found the lock held to its end",
+    "an acquire that was dropped",
+    "an acquire that was kept unpolled",
+    "an acquire that was refused",
+    "an acquire with an unknown outcome",
+    "an acquire with another error",
+    "an acquire with too many before it",
+    "an extension of a claim that was lost",
+    "an owner that heard of its loss",
+    "two acquires of which the first was taken",
+    "work that was dropped with its lock",
+    "work that was taken over while it went on",
+];
+
+/// The same where processes have clocks of their own.
+const EXPECTED_OF_EACH: &[&str] = &["a process that stood still"];
+
+/// A run of so many acquisitions is long enough.
+const LONG: u64 = 300_000;
+
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counts {
     pub(crate) acquisitions: u64,
@@ -30,5 +81,16 @@ impl Counts {
 
     pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.sometimes.iter().map(|(what, times)| (*what, *times))
+    }
+    /// What should have happened by now and has not; nothing while a run is short.
+    pub(crate) fn missing(&self, mode: Mode) -> Vec<&'static str> {
+        if self.acquisitions < LONG {
+            return Vec::new();
+        }
+        let of_each = if mode == Mode::One { &[] } else { EXPECTED_OF_EACH };
+        let expected = EXPECTED.iter().chain(of_each).copied();
+        expected
+            .filter(|what| !self.sometimes.contains_key(what))
+            .collect()
     }
 }

@@ -41,9 +41,6 @@ use crate::kept::{Expect, Kept};
 use crate::plan::Plan;
 use crate::trace::Keep;
 
-/// How long to make a plan smaller.
-const SHRINKS_FOR: Duration = Duration::from_secs(20);
-
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.list_breaks {
@@ -150,7 +147,11 @@ fn tell(args: &Args, found: &Found) {
 fn shrink(args: &Args, found: &Found) {
     eprintln!("shrinking: {}", found.plan.size());
     breaks::set(args.rule());
-    let shrunk = shrink::shrink(&found.plan, &found.violation, SHRINKS_FOR);
+    let shrunk = shrink::shrink(
+        &found.plan,
+        &found.violation,
+        Duration::from_secs(args.shrink_for),
+    );
     let outcome = run::run(&shrunk.plan, Keep::Lines);
     breaks::set(None);
     eprintln!("shrunk to: {} ({} tries)\n", shrunk.plan.size(), shrunk.tries);
@@ -164,12 +165,17 @@ fn shrink(args: &Args, found: &Found) {
         return;
     };
     let violation = outcome.violation.as_ref().unwrap_or(&found.violation);
+    let rule = breaks::RULES.iter().find(|rule| Some(rule.name) == args.rule());
+    let story = words::with_short_tokens(&violation.story);
     let kept = Kept {
-        found: violation.story.clone(),
-        expect: match args.rule() {
+        found: rule.map_or_else(
+            || story.clone(),
+            |rule| format!("without \"{}\": {story}", rule.what),
+        ),
+        expect: match rule {
             None => Expect::Nothing,
             Some(rule) => Expect::Broken {
-                rule: rule.to_owned(),
+                rule: rule.name.to_owned(),
                 violates: violation.of.to_owned(),
             },
         },
@@ -191,6 +197,9 @@ fn report(args: &Args, total: &Total, took: Duration) {
         ..
     } = total.counts;
     let seconds = took.as_secs_f64();
+    for what in total.counts.missing(args.runtimes) {
+        eprintln!("in all these worlds there was never {what}: they try less than they should");
+    }
     if args.json {
         let mut kinds: Vec<_> = total.found.iter().map(|found| found.violation.of).collect();
         kinds.sort_unstable();
@@ -209,8 +218,10 @@ fn report(args: &Args, total: &Total, took: Duration) {
         println!("{object}");
         return;
     }
-    for (what, times) in total.counts.each() {
-        println!("{times:>10}  {what}");
+    if !args.shrink {
+        for (what, times) in total.counts.each() {
+            println!("{times:>10}  {what}");
+        }
     }
     println!(
         "{} worlds, {acquisitions} acquisitions, {faults} faults, {requests} requests, {effects} effects in {seconds:.1} s: {} violations",

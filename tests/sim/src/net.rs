@@ -532,5 +532,6 @@ fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
 
 /// A topic as a trace has it.
 pub(crate) fn readable(topic: &str) -> &str {
-    topic.split('\n').next().unwrap_or(topic)
+    // That of a record begins with a line break.
+    topic.trim_start().split('\n').next().unwrap_or(topic)
 }

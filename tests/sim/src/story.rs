@@ -22,7 +22,9 @@ pub(crate) fn told(lines: &[Line]) -> Vec<String> {
     let lines = end.map_or(lines, |end| &lines[..=end]);
     // Replies come, unless a line says that they do not.
     let is_news = |line: &&Line| !line.event.starts_with(words::AS_EXPECTED);
-    let lines: Vec<_> = lines.iter().filter(is_news).cloned().collect();
+    let mut lines: Vec<_> = lines.iter().filter(is_news).cloned().collect();
+    // Processes with clocks of their own run one after the other for some milliseconds.
+    lines.sort_by_key(|line| (line.is_violation(), line.at));
     let lines = lines.as_slice();
     let repeats = repeats(lines);
     let mut told = Vec::new();
@@ -35,7 +37,7 @@ pub(crate) fn told(lines: &[Line]) -> Vec<String> {
             at += left;
         }
         for line in &lines[at..(at + row.clamp(1, LAST + 1)).min(lines.len())] {
-            told.push(line.to_string());
+            told.push(words::with_short_tokens(&line.to_string()));
             at += 1;
         }
     }
