@@ -35,6 +35,11 @@ pub(crate) fn take() -> Option<String> {
 
 /// Has the panics of users be silent, and those of watched threads be kept.
 pub(crate) fn install() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(set_hook);
+}
+
+fn set_hook() {
     let prints = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if info.payload().is::<OnPurpose>() {
