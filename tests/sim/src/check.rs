@@ -3,6 +3,7 @@
 mod permits;
 mod read_write;
 pub(crate) mod record;
+pub(crate) mod time;
 
 use std::collections::BTreeMap;
 
@@ -10,6 +11,7 @@ use dlock::backend::{AcquireAllReply, AcquireReply, AcquireRequest, BackendError
 use dlock::sim;
 use dlock::{Held, HoldState, LockKey};
 
+use crate::assume::Assumptions;
 use crate::plan::{Millis, Plan};
 use crate::store::{Reply, Request};
 use crate::trace::{VIOLATION, Who};
@@ -33,6 +35,7 @@ pub(crate) const CLEANUP: &str = "5 cleanup";
 /// Of the library or of the simulation.
 pub(crate) const PANIC: &str = "panic";
 pub(crate) const ORDER: &str = "6 order";
+pub(crate) const HOLD_TIMES: &str = "7 min_hold and max_hold";
 
 /// A piece of a user's code that a lock protects.
 struct Section {
@@ -113,10 +116,13 @@ pub(crate) enum Due {
     Taken { key: LockKey, free_since: Millis },
     /// A record was completed then: those who waited for it know by now.
     Answered { record: String, since: Millis },
+    /// The `max_hold` of a section is over.
+    Over { section: u64 },
 }
 
 pub(crate) struct Checks {
-    excludes: bool,
+    pub(crate) assumes: Assumptions,
+    pub(crate) times: time::Times,
     single_store: bool,
     some_unpolled: bool,
     names: BTreeMap<u128, String>,
@@ -140,7 +146,8 @@ pub(crate) struct Checks {
 impl Checks {
     pub(crate) fn new(plan: &Plan) -> Checks {
         Checks {
-            excludes: plan.excludes(),
+            assumes: Assumptions::of(plan),
+            times: time::Times::default(),
             single_store: plan.stores.count() == 1,
             some_unpolled: plan.has_unpolled(),
             names: BTreeMap::new(),
@@ -313,6 +320,7 @@ impl World {
         }
         self.checks.by_key.entry(key.clone()).or_default().push(id);
         self.checks.sections.insert(id, section);
+        self.begins_in_time(id);
         Frame {
             section: id,
             key,
@@ -322,7 +330,7 @@ impl World {
     }
 
     fn excludes_others(&mut self, section: &Section, is_second: bool) {
-        if !self.checks.excludes {
+        if !self.checks.assumes.exclusion {
             return;
         }
         let Some(others) = self.checks.by_key.get(&section.key) else {
@@ -356,7 +364,9 @@ impl World {
         }
         let before = self.checks.begun.insert(section.key.clone(), section.token);
         let before = before.unwrap_or_default();
-        if section.token == before || section.token < before && self.checks.excludes {
+        if section.token == before && self.checks.assumes.tokens
+            || section.token < before && self.checks.assumes.exclusion
+        {
             let Section { key, token, .. } = section;
             self.violated(
                 FENCING,
@@ -623,11 +633,30 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
     if let (Request::Record(request), Ok(Reply::Record(reply))) = (request, result) {
         with(|world| world.record_step(store, request, reply));
     }
+    match (request, result) {
+        (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) if is_granted(reply) => {
+            time::granted(store, key, request.grant);
+        }
+        (Request::AcquireAll(all), Ok(Reply::AcquireAll(_, AcquireAllReply::Acquired { .. }))) => {
+            for request in all {
+                time::granted(store, &request.key, request.grant);
+            }
+        }
+        _ => {}
+    }
     if let (Request::Release(request), Ok(_)) = (request, result) {
         let key = &request.key;
+        time::released(store, key, request.grant);
         let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());
         with(|world| world.came_free(key, is_free));
     }
+}
+
+fn is_granted(reply: &AcquireReply) -> bool {
+    matches!(
+        reply,
+        AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }
+    )
 }
 
 impl World {
@@ -646,7 +675,7 @@ impl World {
         }
         let (first, last) = tokens;
         let before = self.checks.granted.insert(key.clone(), last).unwrap_or_default();
-        if first <= before {
+        if first <= before && self.checks.assumes.tokens {
             self.violated(
                 FENCING,
                 format!("the store granted {key} with token {first} after {before}"),
@@ -655,7 +684,7 @@ impl World {
         if kind == Kind::Permit {
             return self.permits_granted(key, (amount, total), &name);
         }
-        if !self.checks.excludes {
+        if !self.checks.assumes.exclusion {
             return;
         }
         let Some(all) = self.checks.by_key.get(key) else {
@@ -701,6 +730,7 @@ impl World {
 /// Looks at what was to be looked at later.
 pub(crate) fn due(world: &mut World, due: Due) {
     match due {
+        Due::Over { section } => world.is_over(section),
         Due::Taken { key, free_since } => {
             let calm_since = world.weather.calm_since();
             let settled = |waiter: &Waiter| {
@@ -753,7 +783,7 @@ pub(crate) fn written(world: &mut World, write: Write) {
         .sections
         .get(&section)
         .is_some_and(|section| world.is_held(section));
-    if is_held && world.checks.excludes {
+    if is_held && world.checks.assumes.exclusion {
         let story = format!(
             "the resource of {key} refuses token {token} of p{process}/u{user}, which holds it: it has {newest}"
         );

@@ -1,6 +1,7 @@
 //! Draws a plan from a seed.
 
 mod record;
+mod stores;
 mod users;
 
 use fastrand::Rng;
@@ -37,6 +38,7 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
         },
         retry_for: rng.between(lease, 3 * lease),
         timeout: (lease / 4).max(4 * network.round_trip()),
+        members_abstain: false,
     };
     let processes = rng.usize(1..=5);
     let habits = Habits::draw(&mut rng, lease, is_quorum);
@@ -57,18 +59,21 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
     let mut processes: Vec<_> = (0..processes).map(|_| process(&mut rng)).collect();
     let faults = faults(&mut rng, &stores, processes.len(), lease, runtimes);
     let records = record::add(seed, stores, lease, &mut processes);
-    Plan {
+    let mut plan = Plan {
         seed,
         runtimes,
         network,
         stores,
         settings,
+        store_clocks: Vec::new(),
         scheduler: Scheduler::Random,
         semaphores: habits.semaphores,
         records,
         processes,
         faults,
-    }
+    };
+    stores::add(&mut plan);
+    plan
 }
 
 fn faults(rng: &mut Rng, stores: &Stores, processes: usize, lease: Millis, runtimes: Runtimes) -> Vec<Fault> {

@@ -21,6 +21,8 @@ pub(crate) struct Weather {
 pub(crate) enum Order {
     Stop(usize),
     Resume(usize),
+    Suspend(usize),
+    Wake(usize),
     Crash(usize),
     End(usize),
     Restart(usize),
@@ -100,6 +102,7 @@ pub(crate) fn begin(index: usize) {
         let orders = &mut world.weather.orders;
         match fault.what {
             Trouble::ProcessStops { process } => orders.push(Order::Stop(process)),
+            Trouble::ProcessSuspended { process } => orders.push(Order::Suspend(process)),
             Trouble::ProcessCrashes { process } => orders.push(Order::Crash(process)),
             Trouble::ProcessEnds { process } => orders.push(Order::End(process)),
             _ => {}
@@ -109,9 +112,28 @@ pub(crate) fn begin(index: usize) {
     match what {
         Trouble::StoreStops { store, loses_data } => crate::store::stop(store, loses_data),
         Trouble::StoreLosesData { store } => crate::store::lose_data(store),
+        Trouble::StoreFailsOver { store, .. } => crate::store::fail_over(store),
         Trouble::StoreRefuses { store, full } => with(|world| world.stores[store].refuse(full)),
+        Trouble::StoreIsSlow { store, each } => with(|world| world.stores[store].slow_down(each)),
+        Trouble::StoreClockSteps { store, by } => {
+            with(|world| {
+                world.stores[store].step_clock(by);
+                world.counts.sometimes("a store's clock that stepped");
+            });
+            crate::check::time::clock_stepped();
+        }
+        Trouble::ForcedOpen { key } => crate::store::force_open(&format!("k{key}").into()),
         _ => {}
     }
+}
+
+/// A replica that is to take over later is like its store for the last time.
+pub(crate) fn replicates(index: usize) {
+    with(|world| {
+        if let Trouble::StoreFailsOver { store, .. } = world.plan.faults[index].what {
+            world.stores[store].replicate();
+        }
+    });
 }
 
 pub(crate) fn end(index: usize) {
@@ -127,6 +149,7 @@ pub(crate) fn end(index: usize) {
         let orders = &mut world.weather.orders;
         match what {
             Trouble::ProcessStops { process } => orders.push(Order::Resume(process)),
+            Trouble::ProcessSuspended { process } => orders.push(Order::Wake(process)),
             Trouble::ProcessCrashes { process } | Trouble::ProcessEnds { process } => {
                 orders.push(Order::Restart(process));
             }
@@ -135,7 +158,10 @@ pub(crate) fn end(index: usize) {
         what
     });
     match what {
-        Trouble::StoreStops { store, .. } => crate::store::come_back(store),
+        Trouble::StoreStops { store, .. } | Trouble::StoreFailsOver { store, .. } => {
+            crate::store::come_back(store);
+        }
+        Trouble::StoreIsSlow { store, .. } => with(|world| world.stores[store].slow_down(0)),
         Trouble::StoreRefuses { store, .. } => with(|world| world.stores[store].refuse_no_more()),
         _ => {}
     }

@@ -1,6 +1,7 @@
 //! dlock's own code in simulated worlds: see docs/simulation.md.
 
 mod args;
+mod assume;
 mod backend;
 mod batch;
 mod chance;

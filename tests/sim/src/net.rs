@@ -37,6 +37,9 @@ pub(crate) enum Arrival {
         request: Box<Request>,
         /// Of a message that was doubled, the second: nobody waits for its reply.
         copy: bool,
+        sent: Millis,
+        /// It has waited for its turn at the store.
+        served: bool,
     },
     Reply {
         id: u64,
@@ -289,6 +292,7 @@ pub(crate) fn send(
             true => request.about(&world.checks) + &world.at_which(store),
             false => String::new(),
         };
+        world.is_sent(&request);
         world.links.next_id += 1;
         let id = world.links.next_id;
         if !world.stores[store].is_up() && world.links.of(process, store).rng.bool() {
@@ -320,12 +324,15 @@ pub(crate) fn send(
         world.schedule(timeout, Event::Arrival(Arrival::Timeout { id }));
         let (at, copy_at) = world.travels(peer, true);
         let tie = world.links.of(process, store).tie;
+        let sent = world.now;
         let arrival = |request, copy| {
             Event::Arrival(Arrival::Request {
                 peer,
                 id,
                 request: Box::new(request),
                 copy,
+                sent,
+                served: false,
             })
         };
         match at {
@@ -367,7 +374,28 @@ pub(crate) fn arrive(arrival: Arrival) {
             id,
             request,
             copy,
-        } => at_store(peer, id, *request, copy),
+            sent,
+            served,
+        } => {
+            let later = (!served)
+                .then(|| with(|world| world.stores[peer.store].served_at(world.now)))
+                .flatten();
+            let Some(at) = later else {
+                return at_store(peer, id, *request, (copy, sent));
+            };
+            with(|world| {
+                world.counts.sometimes("a request that waited at its store");
+                let served = Arrival::Request {
+                    peer,
+                    id,
+                    request,
+                    copy,
+                    sent,
+                    served: true,
+                };
+                world.schedule_in_order(at, 0, Event::Arrival(served));
+            });
+        }
         Arrival::Reply { id, result } => with(|world| {
             let Some(waiting) = world.links.waiting.remove(&id) else {
                 world.counts.sometimes("a late reply");
@@ -470,7 +498,7 @@ fn current_end(peer: Peer) -> Option<End> {
     })
 }
 
-fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
+fn at_store(peer: Peer, id: u64, request: Request, (copy, sent): (bool, Millis)) {
     // What is sent again is sent before its reply is there: a later copy of an acquire that was busy would be granted to
     // nobody.
     if copy && request.takes() && !with(|world| world.links.waiting.contains_key(&id)) {
@@ -487,7 +515,31 @@ fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
     if !carried_out {
         return;
     }
-    let result = store::carry_out(store, process, &request);
+    let result = store::carry_out(store, (process, sent), &request);
+    tell_listeners(store);
+    with(|world| {
+        if copy || !world.is_current(peer) {
+            return;
+        }
+        let (at, _) = world.travels(peer, false);
+        let tie = world.links.of(process, store).tie;
+        match at {
+            Some(at) => {
+                let result = Box::new(result);
+                world.schedule_in_order(at, tie, Event::Arrival(Arrival::Reply { id, result }));
+            }
+            None => tell!(
+                world,
+                Who::World,
+                "the reply about {} is lost",
+                request.about(&world.checks)
+            ),
+        }
+    });
+}
+
+/// Sends what a store has told its listeners.
+pub(crate) fn tell_listeners(store: usize) {
     with(|world| {
         for (topic, taken) in world.stores[store].told() {
             let topic = &topic;
@@ -509,23 +561,6 @@ fn at_store(peer: Peer, id: u64, request: Request, copy: bool) {
                     world.schedule(at, Event::Arrival(Arrival::News { peer, topic, taken }));
                 }
             }
-        }
-        if copy || !world.is_current(peer) {
-            return;
-        }
-        let (at, _) = world.travels(peer, false);
-        let tie = world.links.of(process, store).tie;
-        match at {
-            Some(at) => {
-                let result = Box::new(result);
-                world.schedule_in_order(at, tie, Event::Arrival(Arrival::Reply { id, result }));
-            }
-            None => tell!(
-                world,
-                Who::World,
-                "the reply about {} is lost",
-                request.about(&world.checks)
-            ),
         }
     });
 }

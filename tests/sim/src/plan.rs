@@ -17,6 +17,9 @@ pub(crate) struct Plan {
     pub(crate) network: Network,
     pub(crate) stores: Stores,
     pub(crate) settings: Settings,
+    /// The clocks of the stores; those that are not named are those of the world.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) store_clocks: Vec<StoreClock>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) scheduler: Scheduler,
     /// How many permits each semaphore has in the beginning.
@@ -80,6 +83,15 @@ impl Stores {
     }
 }
 
+/// What a store's clock shows beside the world's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StoreClock {
+    /// By so many millionths it is too fast, or too slow.
+    pub(crate) drift: i64,
+    /// By so many milliseconds it is ahead at the beginning.
+    pub(crate) ahead: i64,
+}
+
 /// Settings of all clients.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Settings {
@@ -87,8 +99,18 @@ pub(crate) struct Settings {
     pub(crate) retry_for: Millis,
     /// After this time without a reply the outcome of a request is unknown.
     pub(crate) timeout: Millis,
+    /// Members of a quorum that may have lost their data do not vote for as long as the longest lease.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) members_abstain: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) sets: Sets,
+}
+
+impl Settings {
+    /// The longest lease on a quorum.
+    pub(crate) fn max_lease(self) -> Millis {
+        2 * self.lease
+    }
 }
 
 /// Which locks a store takes together by one step.
@@ -299,6 +321,16 @@ pub(crate) enum Trouble {
     StoreLosesData { store: usize },
     /// The store refuses everything, or acquires alone since it is full.
     StoreRefuses { store: usize, full: bool },
+    /// The store takes so long for each request, one after the other.
+    StoreIsSlow { store: usize, each: Millis },
+    /// The store's clock steps.
+    StoreClockSteps { store: usize, by: i64 },
+    /// The store is away, and a replica takes its place: what the store did within the last so many milliseconds is lost.
+    StoreFailsOver { store: usize, lag: Millis },
+    /// An operator forces a lock open.
+    ForcedOpen { key: u32 },
+    /// The machine of the process sleeps, and the clock of its timers does not count that.
+    ProcessSuspended { process: usize },
     /// The process stands still; the clocks go on.
     ProcessStops { process: usize },
     /// The process is gone, and begins anew with the rest of what its users do.
@@ -344,18 +376,6 @@ impl Plan {
             .map(|fault| fault.at + fault.lasts)
             .max()
             .unwrap_or(0)
-    }
-
-    /// Whether the promise that no two hold a lock at a time rests on what is true in this world.
-    pub(crate) fn excludes(&self) -> bool {
-        let drifts = self.processes.iter().any(|process| process.drift.abs() > 9_000);
-        let loses = |fault: &Fault| match fault.what {
-            Trouble::StoreStops { loses_data, .. } => loses_data,
-            Trouble::StoreLosesData { .. } => true,
-            _ => false,
-        };
-        let lost = self.faults.iter().any(loses);
-        !drifts && !lost
     }
 }
 

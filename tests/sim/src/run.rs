@@ -10,12 +10,13 @@ use std::time::Duration;
 use dlock::LockClient;
 use dlock::backend::quorum::Quorum;
 use dlock::sim;
+use futures_util::FutureExt;
 use tokio::runtime::{Builder, RngSeed, Runtime};
 use tokio::time::{Instant, Sleep};
 
 use crate::backend::SimBackend;
 use crate::chance::{mix, stream};
-use crate::check::{CLEANUP, PANIC, Violation, WAITING};
+use crate::check::{self, CLEANUP, PANIC, Violation, WAITING};
 use crate::count::Counts;
 use crate::fault::Order;
 use crate::host::{Host, User};
@@ -23,7 +24,7 @@ use crate::panics;
 use crate::plan::{Millis, Plan, Runtimes, Scheduler, Stores};
 use crate::trace::{Keep, Line, Trace, Who};
 use crate::user::{Me, service, user};
-use crate::world::{World, carry_out_due, streams, tell, with};
+use crate::world::{Stillness, World, carry_out_due, streams, tell, with};
 
 /// How long a world goes on after all users are done: positions in the queues of stores last for 5 s.
 const AFTER: Millis = 8_000;
@@ -114,8 +115,8 @@ async fn connect(plan: &Plan, process: usize, incarnation: u32) -> LockClient {
                 )
             };
             let quorum = Quorum::new((0..members).map(member));
-            let most = millis(plan.settings.lease * 2);
-            builder.backend(quorum.max_lease(most).trust_fresh_servers(true))
+            let quorum = quorum.max_lease(millis(plan.settings.max_lease()));
+            builder.backend(quorum.trust_fresh_servers(!plan.settings.members_abstain))
         }
     };
     builder
@@ -429,7 +430,7 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
             let local = with(|world| {
                 world.now = now;
                 let clock = &world.clocks[*number];
-                (!clock.stopped).then(|| clock.tokio_millis(next))
+                clock.stopped.is_none().then(|| clock.tokio_millis(next))
             });
             if let (Some(machine), Some(local)) = (&mut machines[*number], local) {
                 with(|world| world.running = Some(*number));
@@ -455,13 +456,10 @@ fn in_runtimes_of_their_own(plan: &Rc<Plan>, keep: Keep) {
 fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
     for order in with(|world| std::mem::take(&mut world.weather.orders)) {
         match order {
-            Order::Stop(process) => with(|world| world.clocks[process].stopped = true),
-            Order::Resume(process) => {
-                with(|world| world.clocks[process].stopped = false);
-                if let Some(machine) = &mut machines[process] {
-                    jump(machine, process);
-                }
-            }
+            Order::Stop(process) => with(|world| world.stands_still(process, Stillness::Stopped)),
+            Order::Suspend(process) => with(|world| world.stands_still(process, Stillness::Suspended)),
+            Order::Resume(process) => goes_on(plan, machines, process, Stillness::Stopped),
+            Order::Wake(process) => goes_on(plan, machines, process, Stillness::Suspended),
             Order::Crash(process) => {
                 // Before its destructors run, which send.
                 with(|world| world.clocks[process].alive = false);
@@ -473,7 +471,7 @@ fn obey(plan: &Plan, machines: &mut [Option<Machine>]) {
                     with(|world| {
                         let clock = &mut world.clocks[process];
                         clock.incarnation += 1;
-                        (clock.alive, clock.stopped) = (true, false);
+                        (clock.alive, clock.stopped) = (true, None);
                         let left = world.plan.processes[process].users.len();
                         world.at_work += left;
                         tell!(
@@ -499,14 +497,26 @@ fn stop(machines: &mut [Option<Machine>], process: usize) {
     }
 }
 
-/// The clock of a process that stood still shows the present before any of its tasks runs.
-fn jump(machine: &mut Machine, process: usize) {
+/// Ends what keeps a process from running, unless it is something else.
+fn goes_on(plan: &Plan, machines: &mut [Option<Machine>], process: usize, stillness: Stillness) {
+    let goes_on = with(|world| world.goes_on(process, stillness));
+    if let (true, Some(machine)) = (goes_on, &mut machines[process]) {
+        jump(plan, machine, process);
+    }
+}
+
+/// The clock of a process that stood still shows the present before any of its tasks runs, and so do its guards.
+fn jump(plan: &Plan, machine: &mut Machine, process: usize) {
     let local = with(|world| world.clocks[process].tokio_millis(world.now));
     let target = machine.epoch + Duration::from_millis(local);
     let _entered = machine.context.enter();
     machine.runtime.block_on(async {
         let left = target.saturating_duration_since(Instant::now());
-        tokio::time::advance(left).await;
+        // It lets tasks run after that, where it is awaited.
+        let _ = tokio::time::advance(left).now_or_never();
+        if mix(plan.seed ^ local) & 1 == 0 {
+            check::time::ask_all(process);
+        }
     });
     with(|world| {
         world.counts.sometimes("a process that stood still");

@@ -16,7 +16,7 @@ use dlock::backend::{
 use dlock::sim;
 use futures_util::FutureExt;
 
-use crate::plan::Millis;
+use crate::plan::{Millis, Plan, StoreClock};
 use crate::trace::Who;
 use crate::world::{tell, with};
 
@@ -67,10 +67,46 @@ enum Mood {
     Refuses,
 }
 
+/// A clock of a store.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    drift: i64,
+    ahead: i64,
+}
+
+impl Clock {
+    /// What it shows; an hour is added, so that it can go back.
+    pub(crate) fn shows(self, now: Millis) -> Duration {
+        const HOUR: i128 = 3_600_000;
+        let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
+        Duration::from_millis(u64::try_from(HOUR + drifted + i128::from(self.ahead)).unwrap_or_default())
+    }
+
+    /// How long it takes until it shows so much more.
+    pub(crate) fn lasts(self, left: Duration) -> Millis {
+        let rate = u128::try_from(1_000_000 + self.drift).unwrap_or(1_000_000);
+        u64::try_from((left.as_millis() * 1_000_000).div_ceil(rate)).unwrap_or(Millis::MAX)
+    }
+}
+
+/// What a store knows.
+#[derive(Clone)]
+struct Data {
+    memory: MemoryBackend,
+    /// Grants that were given back: an acquire of one that comes later is refused.
+    given_back: HashSet<GrantId>,
+}
+
 pub(crate) struct SimStore {
     pub(crate) memory: MemoryBackend,
-    /// By how much its clock is ahead of the world's.
-    pub(crate) clock_ahead: Millis,
+    pub(crate) clock: Clock,
+    /// When it may have lost its data, if ever.
+    lost_at: Option<Millis>,
+    /// What a replica of it knows.
+    replica: Option<Data>,
+    /// How long a request takes where it is slow, and when it has done all that came so far.
+    each: Millis,
+    busy_until: Millis,
     /// How many times it was started again.
     pub(crate) epoch: u32,
     up: bool,
@@ -81,10 +117,15 @@ pub(crate) struct SimStore {
 }
 
 impl SimStore {
-    pub(crate) fn new(_index: usize) -> SimStore {
+    pub(crate) fn new(plan: &Plan, store: usize) -> SimStore {
+        let StoreClock { drift, ahead } = plan.store_clocks.get(store).copied().unwrap_or_default();
         SimStore {
             memory: MemoryBackend::new(),
-            clock_ahead: 0,
+            clock: Clock { drift, ahead },
+            lost_at: plan.settings.members_abstain.then_some(0),
+            replica: None,
+            each: 0,
+            busy_until: 0,
             epoch: 0,
             up: true,
             mood: Mood::Well,
@@ -95,6 +136,45 @@ impl SimStore {
 
     pub(crate) fn is_up(&self) -> bool {
         self.up
+    }
+
+    /// Whether it would grant what it has granted to nobody: after a loss of data it abstains for a while.
+    pub(crate) fn votes(&self, plan: &Plan, now: Millis) -> bool {
+        let abstains = plan.settings.members_abstain;
+        // By a clock that may be fast.
+        let least = plan.settings.max_lease() * 19 / 20;
+        !abstains || self.lost_at.is_none_or(|at| at + least <= now)
+    }
+
+    pub(crate) fn slow_down(&mut self, each: Millis) {
+        self.each = each;
+    }
+
+    /// When it is done with a request that comes now, if not at once.
+    pub(crate) fn served_at(&mut self, now: Millis) -> Option<Millis> {
+        self.busy_until = self.busy_until.max(now) + self.each;
+        (self.busy_until > now).then_some(self.busy_until)
+    }
+
+    pub(crate) fn step_clock(&mut self, by: i64) {
+        self.clock.ahead += by;
+    }
+
+    fn data(&self) -> Data {
+        Data {
+            memory: sim::fork(&self.memory),
+            given_back: self.given_back.clone(),
+        }
+    }
+
+    fn put(&mut self, data: Data) {
+        self.memory = data.memory;
+        self.given_back = data.given_back;
+    }
+
+    /// From now on its replica falls behind.
+    pub(crate) fn replicate(&mut self) {
+        self.replica = Some(self.data());
     }
 
     pub(crate) fn refuse(&mut self, full: bool) {
@@ -168,18 +248,22 @@ impl SimStore {
 /// Runs the code of a store, by its clock.
 pub(crate) fn inside<T>(store: usize, step: impl FnOnce(&MemoryBackend) -> T) -> T {
     let (memory, now, wall) = with(|world| {
-        let ahead = Duration::from_millis(world.now + world.stores[store].clock_ahead);
+        let shown = world.stores[store].clock.shows(world.now);
         (
             world.stores[store].memory.clone(),
             world.store_instant(store),
-            BEGINS + ahead,
+            BEGINS + shown,
         )
     });
     sim::at_store(now, wall, || step(&memory))
 }
 
 /// A request has come to a store that is up.
-pub(crate) fn carry_out(store: usize, process: usize, request: &Request) -> Result<Reply, BackendError> {
+pub(crate) fn carry_out(
+    store: usize,
+    (process, sent): (usize, Millis),
+    request: &Request,
+) -> Result<Reply, BackendError> {
     if let Some(refused) = with(|world| world.stores[store].refuses(request)) {
         with(|world| {
             world.counts.faults += 1;
@@ -188,10 +272,12 @@ pub(crate) fn carry_out(store: usize, process: usize, request: &Request) -> Resu
         return Err(refused);
     }
     let came_late = with(|world| {
+        // Nobody waits for its reply any more, and by its clock it knows.
+        let is_outdated = world.now > sent + world.plan.settings.timeout;
         let store = &mut world.stores[store];
         match request {
-            Request::Acquire(request) => store.is_given_back(request),
-            Request::AcquireAll(all) => all.iter().any(|request| store.is_given_back(request)),
+            Request::Acquire(request) => is_outdated || store.is_given_back(request),
+            Request::AcquireAll(all) => is_outdated || all.iter().any(|request| store.is_given_back(request)),
             Request::Release(request) => {
                 store.given_back.insert(request.grant);
                 false
@@ -201,11 +287,11 @@ pub(crate) fn carry_out(store: usize, process: usize, request: &Request) -> Resu
     });
     if came_late {
         with(|world| {
-            world.counts.sometimes("an acquire that came after its release");
+            world.counts.sometimes("an acquire that came too late");
             tell!(
                 world,
                 Who::Store(store),
-                "refuses {}: that was given back before it came",
+                "refuses {}: it comes too late",
                 request.about(&world.checks)
             );
         });
@@ -244,8 +330,35 @@ fn step(memory: Arc<MemoryBackend>, request: Request) -> Result<Reply, BackendEr
 
 pub(crate) fn stop(store: usize, loses_data: bool) {
     if loses_data {
-        lose_data(store);
+        with(|world| {
+            let now = world.now;
+            let it = &mut world.stores[store];
+            it.put(Data {
+                memory: MemoryBackend::new(),
+                given_back: HashSet::new(),
+            });
+            it.lost_at = Some(now);
+            world.checks.records.lose_data();
+            tell!(world, Who::Store(store), "has lost its data");
+        });
     }
+    goes_down(store);
+}
+
+/// Its replica, which may have fallen behind, is what comes back.
+pub(crate) fn fail_over(store: usize) {
+    with(|world| {
+        let it = &mut world.stores[store];
+        if let Some(replica) = it.replica.take() {
+            it.put(replica);
+            world.checks.records.lose_data();
+            world.counts.sometimes("a fail-over to a replica");
+        }
+    });
+    goes_down(store);
+}
+
+fn goes_down(store: usize) {
     with(|world| {
         let it = &mut world.stores[store];
         it.up = false;
@@ -269,6 +382,24 @@ pub(crate) fn lose_data(store: usize) {
     with(|world| {
         world.stores[store].given_back.clear();
         world.checks.records.lose_data();
+        world.stores[store].lost_at = Some(world.now);
         tell!(world, Who::Store(store), "has lost its data");
     });
+}
+
+/// An operator forces a lock open, everywhere.
+pub(crate) fn force_open(key: &LockKey) {
+    for store in 0..with(|world| world.stores.len()) {
+        if !with(|world| world.stores[store].is_up()) {
+            continue;
+        }
+        let key = key.clone();
+        let forced = inside(store, |memory| {
+            step(Arc::new(memory.clone()), Request::ForceRelease(key))
+        });
+        if matches!(forced, Ok(Reply::ForceRelease(true))) {
+            with(|world| world.counts.sometimes("a lock that was forced open"));
+        }
+        crate::net::tell_listeners(store);
+    }
 }

@@ -371,8 +371,28 @@ pub(crate) fn trouble(what: Trouble, lasts: Millis) -> String {
         Trouble::StoreRefuses { store, full: false } => {
             format!("store {store} refuses all changes for {lasts}")
         }
+        Trouble::StoreIsSlow { store, each } => format!(
+            "store {store} is slow for {lasts}: {} for each request",
+            millis(each)
+        ),
+        Trouble::StoreClockSteps { store, by } => {
+            let step = millis(by.unsigned_abs());
+            let way = if by < 0 { "back" } else { "forward" };
+            format!("the clock of store {store} steps {way} by {step}")
+        }
+        Trouble::StoreFailsOver { store, lag: 0 } => {
+            format!("store {store} is down for {lasts}, and a replica with all its data takes over")
+        }
+        Trouble::StoreFailsOver { store, lag } => format!(
+            "store {store} is down for {lasts}, and a replica takes over that knows nothing of the last {}",
+            millis(lag)
+        ),
+        Trouble::ForcedOpen { key } => format!("an operator forces k{key} open"),
         Trouble::ProcessStops { process } => {
             format!("p{process} stands still for {lasts}, as in a long pause")
+        }
+        Trouble::ProcessSuspended { process } => {
+            format!("the machine of p{process} is suspended for {lasts}")
         }
         Trouble::ProcessCrashes { process } => format!("p{process} crashes, and is back after {lasts}"),
         Trouble::ProcessEnds { process } => format!("p{process} is shut down, and is back after {lasts}"),
@@ -384,10 +404,16 @@ pub(crate) fn relief(what: Trouble) -> String {
     match what {
         Trouble::Storm { .. } => "the storm is over".to_owned(),
         Trouble::Cut { .. } => "the network is whole again".to_owned(),
-        Trouble::StoreStops { store, .. } => format!("store {store} is up again"),
-        Trouble::StoreLosesData { .. } => "that is over".to_owned(),
+        Trouble::StoreStops { store, .. } | Trouble::StoreFailsOver { store, .. } => {
+            format!("store {store} is up again")
+        }
+        Trouble::StoreLosesData { .. } | Trouble::StoreClockSteps { .. } | Trouble::ForcedOpen { .. } => {
+            "that is over".to_owned()
+        }
+        Trouble::StoreIsSlow { store, .. } => format!("store {store} is fast again"),
         Trouble::StoreRefuses { store, .. } => format!("store {store} is well again"),
         Trouble::ProcessStops { process } => format!("p{process} may go on"),
+        Trouble::ProcessSuspended { process } => format!("the machine of p{process} wakes up"),
         Trouble::ProcessCrashes { process } | Trouble::ProcessEnds { process } => {
             format!("p{process} is started again")
         }
@@ -406,6 +432,7 @@ pub(crate) fn suffered(of: &str) -> &'static str {
             "a task waits for a lock that it could have, or is told something about it that is wrong"
         }
         check::CLEANUP => "something stays behind: a key is busy although nobody holds it, or memory grows",
+        check::HOLD_TIMES => "a lock is given on before its min_hold is over, or kept beyond its max_hold",
         check::ORDER => "a task is overtaken by others, again and again if it has bad luck",
         check::record::RECORDS => "work is done twice, or a client is told of a result that is not its own",
         check::PANIC => "the task that called ends with a panic",

@@ -7,6 +7,8 @@ use std::collections::BinaryHeap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use dlock::LockKey;
+use dlock::backend::GrantId;
 use fastrand::Rng;
 use tokio::time::Instant;
 
@@ -15,9 +17,21 @@ use crate::check::Checks;
 use crate::count::Counts;
 use crate::fault::Weather;
 use crate::net::{Arrival, Links};
-use crate::plan::{Millis, Plan, Runtimes, Scheduler};
+use crate::plan::{Millis, Plan, Runtimes, Scheduler, Trouble};
 use crate::store::SimStore;
-use crate::trace::Trace;
+use crate::trace::{Trace, Who};
+
+/// Writes a line of the trace, where one is wanted.
+macro_rules! tell {
+    ($world:expr, $who:expr, $($what:tt)*) => {
+        if $world.trace.is_on() {
+            let line = format!($($what)*);
+            $world.trace.write($world.now, $who, line);
+        }
+    };
+}
+
+pub(crate) use tell;
 
 thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
@@ -33,6 +47,7 @@ pub(crate) mod streams {
     pub(crate) const PLAN: u64 = 6;
     pub(crate) const STEPS: u64 = 7;
     pub(crate) const RECORDS: u64 = 8;
+    pub(crate) const PLAN_OF_STORES: u64 = 20;
 }
 
 pub(crate) struct World {
@@ -69,11 +84,20 @@ pub(crate) struct LocalClock {
     /// What the process is: another one after each crash.
     pub(crate) incarnation: u32,
     pub(crate) alive: bool,
-    pub(crate) stopped: bool,
+    /// What keeps it from running, and since when.
+    pub(crate) stopped: Option<(Stillness, Millis)>,
     /// For how long its machine was suspended, which the clock of its timers does not count.
     pub(crate) suspended: Millis,
     /// Where its chance and its moments come from.
     pub(crate) context: Option<dlock::sim::Process>,
+}
+
+/// Why a process does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stillness {
+    Stopped,
+    /// With its machine, and the clock of its timers.
+    Suspended,
 }
 
 impl LocalClock {
@@ -108,6 +132,12 @@ pub(crate) enum Event {
     FaultEnds(usize),
     Check(crate::check::Due),
     Look,
+    /// The lease of a grant may be over at a store.
+    Lapses(usize, LockKey, GrantId),
+    /// The `max_hold` of a section is over, and its grant gone.
+    MustBeFree(LockKey, GrantId, u64),
+    /// A replica of the store that fails over by this fault is like it for the last time.
+    Replicates(usize),
 }
 
 struct Scheduled {
@@ -159,12 +189,14 @@ impl World {
             },
             incarnation: 0,
             alive: true,
-            stopped: false,
+            stopped: None,
             suspended: 0,
             context: None,
         };
         let clocks: Vec<_> = plan.processes.iter().map(clock).collect();
-        let stores = (0..plan.stores.count()).map(SimStore::new).collect();
+        let stores = (0..plan.stores.count())
+            .map(|store| SimStore::new(&plan, store))
+            .collect();
         let world = World {
             now: 0,
             epoch,
@@ -192,9 +224,14 @@ impl World {
         WORLD.with_borrow_mut(|slot| *slot = Some(world));
         with(|world| {
             world.looks_again();
+            let assumes = world.checks.assumes.told();
+            tell!(world, Who::World, "{assumes}");
             for index in 0..world.plan.faults.len() {
                 let at = world.plan.faults[index].at;
                 world.schedule(at, Event::FaultBegins(index));
+                if let Trouble::StoreFailsOver { lag, .. } = world.plan.faults[index].what {
+                    world.schedule(at.saturating_sub(lag), Event::Replicates(index));
+                }
             }
         });
     }
@@ -244,8 +281,13 @@ impl World {
 
     /// What a store's clock shows.
     pub(crate) fn store_instant(&self, store: usize) -> Instant {
-        let offset = self.stores[store].clock_ahead;
-        self.epoch + Duration::from_millis(self.now + offset)
+        self.epoch + self.stores[store].clock.shows(self.now)
+    }
+
+    /// When a store's clock shows this, unless it steps.
+    pub(crate) fn when_at_store(&self, store: usize, shown: Instant) -> Millis {
+        let left = shown.saturating_duration_since(self.store_instant(store));
+        self.now + self.stores[store].clock.lasts(left)
     }
 
     /// What a process's clock shows.
@@ -256,6 +298,29 @@ impl World {
     pub(crate) fn lives(&self, process: usize, incarnation: u32) -> bool {
         let clock = &self.clocks[process];
         clock.alive && clock.incarnation == incarnation
+    }
+
+    /// A process does not run any more, unless it did not before.
+    pub(crate) fn stands_still(&mut self, process: usize, stillness: Stillness) {
+        let since = (stillness, self.now);
+        self.clocks[process].stopped.get_or_insert(since);
+    }
+
+    /// A process runs again, where it was this that kept it from it.
+    pub(crate) fn goes_on(&mut self, process: usize, stillness: Stillness) -> bool {
+        let now = self.now;
+        let clock = &mut self.clocks[process];
+        let Some((_, since)) = clock.stopped.take_if(|(why, _)| *why == stillness) else {
+            return false;
+        };
+        if stillness == Stillness::Suspended {
+            clock.suspended += clock.millis(now) - clock.millis(since);
+            if let Some(context) = &clock.context {
+                context.set_suspended(Duration::from_millis(clock.suspended));
+            }
+            self.counts.sometimes("a machine that was suspended");
+        }
+        true
     }
 
     fn next_due(&mut self, until: Millis) -> Option<Event> {
@@ -277,6 +342,9 @@ pub(crate) fn carry_out_due(until: Millis) {
             Event::FaultEnds(index) => crate::fault::end(index),
             Event::Look => crate::look::look(),
             Event::Check(due) => with(|world| crate::check::due(world, due)),
+            Event::MustBeFree(key, grant, section) => crate::check::time::must_be_free(&key, grant, section),
+            Event::Lapses(store, key, grant) => crate::check::time::lapses(store, &key, grant),
+            Event::Replicates(index) => crate::fault::replicates(index),
         }
     }
     with(|world| world.now = until);
@@ -290,15 +358,3 @@ pub(crate) fn follow() {
         }
     });
 }
-
-/// Writes a line of the trace, where one is wanted.
-macro_rules! tell {
-    ($world:expr, $who:expr, $($what:tt)*) => {
-        if $world.trace.is_on() {
-            let line = format!($($what)*);
-            $world.trace.write($world.now, $who, line);
-        }
-    };
-}
-
-pub(crate) use tell;

@@ -71,7 +71,7 @@ impl World {
         let at_grant = self.checks.permits.at_grant.entry(key.clone()).or_default();
         at_grant.insert(token, total);
         let believed = self.believed(key);
-        if self.checks.excludes && believed + i64::from(amount) > total {
+        if self.checks.assumes.exclusion && believed + i64::from(amount) > total {
             let story = format!(
                 "the store granted {amount} permits of {key} to {name} while {believed} of {total} are held by users \
                  that are told so"
@@ -82,7 +82,7 @@ impl World {
 
     /// A section with permits begins: the last of those that are granted now found enough of them.
     pub(super) fn has_permits(&mut self, section: &Section) {
-        if !self.checks.excludes {
+        if !self.checks.assumes.exclusion {
             return;
         }
         let Section { key, amount, .. } = section;

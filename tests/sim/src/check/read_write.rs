@@ -54,7 +54,7 @@ impl World {
     pub(super) fn nobody_wrote(&mut self, section: &Section) {
         let newest = self.checks.begun.get(&section.key).copied();
         if let (Some(write), Some(newest)) = (section.stands_for, newest)
-            && self.checks.excludes
+            && self.checks.assumes.exclusion
             && newest > write
         {
             let Section {

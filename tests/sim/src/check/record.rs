@@ -412,7 +412,8 @@ impl World {
             return;
         };
         let is_claimed = matches!(entry.state, State::Claimed { .. });
-        if is_claimed && entry.claim != by && self.checks.excludes && self.is_relied_on(entry.claim) {
+        if is_claimed && entry.claim != by && self.checks.assumes.exclusion && self.is_relied_on(entry.claim)
+        {
             let story = format!(
                 "the store gave record {} to claim {by} while the owner of claim {} relies on it: its work is done twice",
                 records.name_of(&request.key),
@@ -647,7 +648,7 @@ impl World {
             self.violated(RECORDS, story);
         } else if fence <= newest {
             // Told late of a claim that was taken over since.
-            if self.checks.excludes && self.is_relied_on(claim) {
+            if self.checks.assumes.exclusion && self.is_relied_on(claim) {
                 let story = format!(
                     "p{process}/u{user} works on record {name} with fence {fence} after one with fence {newest}: a \
                      resource refuses it"
@@ -665,7 +666,7 @@ impl World {
     /// No other one works for this key and relies on its claim; in a calm, none that extends it at all.
     fn is_alone(&mut self, effect: &Effect, name: &str) {
         // One that begins late may have been taken over before.
-        if !self.checks.excludes || !self.is_relied_on(effect.claim) {
+        if !self.checks.assumes.exclusion || !self.is_relied_on(effect.claim) {
             return;
         }
         let other = self.checks.records.effects.values().find(|other| {

@@ -76,6 +76,14 @@ pub(super) async fn work(
         is_second: false,
     };
     let inside = Inside::begin(begins, &task, &holder.held(), &mut frames);
+    if let Holder::One(_) = &holder {
+        with(|world| {
+            inside
+                .0
+                .iter()
+                .for_each(|id| world.has_limits(*id, task.min_hold, task.max_hold));
+        });
+    }
     let worker = Worker {
         me,
         client: &client,
