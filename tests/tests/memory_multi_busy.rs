@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
-use dlock::{HoldState, LockClient};
+use dlock::backend::{AcquireAllReply, AcquireReply, AcquireRequest, Backend, GrantId, ReleaseRequest};
+use dlock::{HoldState, Kind, LockClient};
 use dlock_tests::{Watched, paused};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
@@ -366,5 +367,43 @@ fn shutdown_gives_up_the_places_of_calls_that_wait() {
         assert!(a.is_err() && b.is_err() && c.is_err());
         drop(permit);
         setting.assert_clean("places").await;
+    });
+}
+
+/// A preferred writer that has one of its locks for a moment, and finds another one busy, is not in front of the readers any
+/// more: they hear of it.
+#[test]
+fn readers_are_told_when_a_preferred_set_finds_another_lock_busy() {
+    paused(async {
+        let store = Arc::new(MemoryBackend::new());
+        let request = |kind, key: &str, number| {
+            AcquireRequest::new(kind, key.into(), GrantId::from_parts(1, number), 30 * SEC)
+        };
+        let of_set = |key: &str, number| {
+            let mut request = request(Kind::Write, key, number);
+            request.waiter = Some(GrantId::from_parts(1, 100));
+            request
+        };
+        let acquire = |request| store.clone().acquire(request);
+        for (key, number) in [("a", 1), ("b", 2)] {
+            let reply = acquire(request(Kind::Write, key, number)).await.unwrap();
+            assert!(matches!(reply, AcquireReply::Acquired { .. }));
+        }
+        let place = acquire(of_set("a", 3)).await.unwrap();
+        assert!(matches!(place, AcquireReply::Busy { .. }));
+        let first = ReleaseRequest::new(Kind::Write, "a".into(), GrantId::from_parts(1, 1));
+        store.clone().release(first).await.unwrap();
+        let stands_back = acquire(request(Kind::Read, "a", 4)).await.unwrap();
+        assert!(matches!(stands_back, AcquireReply::Busy { .. }));
+        let mut news = store
+            .clone()
+            .watch(Kind::Read, &"a".into(), GrantId::from_parts(1, 5));
+        news.changed().await;
+        let set = store.clone().acquire_all(vec![of_set("a", 6), of_set("b", 7)]);
+        let reply = set.await.unwrap();
+        assert!(matches!(reply, AcquireAllReply::Busy { at: 1, .. }), "{reply:?}");
+        timeout(MS, news.changed()).await.expect("the reader is told");
+        let reader = acquire(request(Kind::Read, "a", 8)).await.unwrap();
+        assert!(matches!(reader, AcquireReply::Acquired { .. }));
     });
 }

@@ -461,7 +461,15 @@ impl Backend for MemoryBackend {
         self: Arc<Self>,
         requests: Vec<AcquireRequest>,
     ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, now| held.acquire_all(&requests, now))))
+        let reply = self.with(|held, now| held.acquire_all(&requests, now));
+        if let AcquireAllReply::Busy { at, .. } | AcquireAllReply::Failed { at, .. } = &reply {
+            // A writer that had the lock for this moment has given up its place in front of the readers.
+            let placed = |request: &&AcquireRequest| request.kind == Kind::Write && request.waiter.is_some();
+            for request in requests[..*at].iter().filter(placed) {
+                self.tell(request.key.as_str());
+            }
+        }
+        ready(Ok(reply))
     }
 
     fn release(
