@@ -1,16 +1,18 @@
 //! What must be true at every step, and what a user would have suffered where it is not.
 
+mod counted;
 mod permits;
 mod read_write;
 pub(crate) mod record;
 pub(crate) mod time;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dlock::backend::{AcquireAllReply, AcquireReply, AcquireRequest, BackendError, GrantId, Kind};
 use dlock::sim;
-use dlock::{Held, HoldState, LockKey};
+use dlock::{Held, HoldState, LockClient, LockKey};
 
+pub(crate) use self::counted::balance;
 use crate::assume::Assumptions;
 use crate::plan::{Millis, Plan};
 use crate::store::{Reply, Request};
@@ -91,6 +93,8 @@ pub(crate) struct Waiter {
     pub(crate) nested: bool,
     /// Keys that it waits for at once with this one.
     pub(crate) also: Vec<LockKey>,
+    /// It began to wait when its client was shut down.
+    is_closed: bool,
     /// Where the store fails it pauses for long.
     pub(crate) is_leader: bool,
     /// How many permits it wants.
@@ -114,6 +118,8 @@ pub(crate) struct Write {
 pub(crate) enum Due {
     /// A key came free then: somebody who waited has it by now.
     Taken { key: LockKey, free_since: Millis },
+    /// A latch was opened then.
+    Opened { key: LockKey, at: Millis },
     /// A record was completed then: those who waited for it know by now.
     Answered { record: String, since: Millis },
     /// The `max_hold` of a section is over.
@@ -136,6 +142,9 @@ pub(crate) struct Checks {
     registers: BTreeMap<LockKey, u64>,
     free_since: BTreeMap<LockKey, Millis>,
     permits: permits::Permits,
+    counted: counted::Counted,
+    /// Processes whose client is shut down.
+    closed: BTreeSet<usize>,
     /// When a process last heard that another one has a lock, and when it last had it itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
@@ -160,6 +169,8 @@ impl Checks {
             registers: BTreeMap::new(),
             free_since: BTreeMap::new(),
             permits: permits::Permits::default(),
+            counted: counted::Counted::default(),
+            closed: BTreeSet::new(),
             heard_busy: BTreeMap::new(),
             held_here: BTreeMap::new(),
             records: record::Records::default(),
@@ -396,6 +407,8 @@ impl World {
             all.retain(|id| sections.contains_key(id));
         }
         self.checks.waiters.retain(|_, waiter| waiter.process != process);
+        self.checks.closed.remove(&process);
+        self.counted_is_inexact();
         self.clients_end(process);
         for store in &mut self.stores {
             store.unsubscribe_all(process);
@@ -427,6 +440,7 @@ impl World {
 
     pub(crate) fn begins_to_wait(&mut self, mut waiter: Waiter) -> u64 {
         let id = self.checks.next();
+        waiter.is_closed = self.checks.closed.contains(&waiter.process);
         // A set waits behind others of any of its keys.
         let same = |other: &&Waiter| {
             other.process == waiter.process
@@ -444,12 +458,25 @@ impl World {
         id
     }
 
+    /// The client of a process is shut down from now on.
+    pub(crate) fn closes(&mut self, process: usize) {
+        self.counts.sometimes("a client that was shut down");
+        self.checks.closed.insert(process);
+    }
+
     pub(crate) fn waits_no_longer(&mut self, id: u64) -> Option<Waiter> {
         self.checks.waiters.remove(&id)
     }
 
     /// A waiter has the lock: nobody of its process who came before it still waits.
     pub(crate) fn served(&mut self, waiter: &Waiter) {
+        if waiter.is_closed && !waiter.nested {
+            let Waiter {
+                process, user, key, ..
+            } = waiter;
+            let story = format!("p{process}/u{user} gets {key} from a client that is shut down");
+            self.violated(CLEANUP, story);
+        }
         if waiter.once
             || waiter.nested
             || waiter.is_set()
@@ -589,6 +616,30 @@ impl World {
     }
 }
 
+/// A client was shut down, and says how many of its releases are unconfirmed: where none is, its store has nothing of it.
+pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, unconfirmed: usize) {
+    if unconfirmed > 0 {
+        return with(World::counted_is_inexact);
+    }
+    if !with(|world| world.checks.single_store) {
+        return;
+    }
+    let id = sim::id_of(client);
+    let entries = crate::store::inside(0, sim::entries);
+    let left = entries
+        .into_iter()
+        .find(|entry| !entry.kept && sim::client_of(entry.grant) == id);
+    if let Some(sim::Entry { key, grant, .. }) = left {
+        with(|world| {
+            let story = format!(
+                "p{process}/u{user} is told that all is given back by its client, and the store has {key} granted to {}",
+                world.checks.name_of(grant)
+            );
+            world.violated(CLEANUP, story);
+        });
+    }
+}
+
 /// A store has carried out a request.
 pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply, BackendError>) {
     if with(|world| world.trace.is_on()) {
@@ -603,6 +654,7 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
             tell!(world, Who::Store(store), "{event}");
         });
     }
+    counted::look(store, request, result);
     let total = permits::look(store, request, result);
     match (request, result) {
         (
@@ -681,6 +733,9 @@ impl World {
                 format!("the store granted {key} with token {first} after {before}"),
             );
         }
+        if kind == Kind::Unowned {
+            return;
+        }
         if kind == Kind::Permit {
             return self.permits_granted(key, (amount, total), &name);
         }
@@ -731,6 +786,7 @@ impl World {
 pub(crate) fn due(world: &mut World, due: Due) {
     match due {
         Due::Over { section } => world.is_over(section),
+        Due::Opened { key, at } => world.latch_was_opened(&key, at),
         Due::Taken { key, free_since } => {
             let calm_since = world.weather.calm_since();
             let settled = |waiter: &Waiter| {
@@ -740,8 +796,12 @@ pub(crate) fn due(world: &mut World, due: Due) {
                 return;
             }
             let patience = world.patience();
+            // A writer that waits for a set and is preferred keeps the readers of each of its keys out.
+            let mut waiters = world.checks.waiters.values();
+            let sets = waiters.any(|waiter| waiter.is_set() && waiter.kind == Kind::Write);
             let waits = |waiter: &&Waiter| {
                 waiter.key == key
+                    && !(waiter.kind == Kind::Read && sets)
                     && waiter.attentive
                     && !waiter.nested
                     && !waiter.is_set()
@@ -820,6 +880,7 @@ impl Waiter {
             attentive: true,
             nested: false,
             also: Vec::new(),
+            is_closed: false,
             is_leader: false,
             amount: 1,
             queue_since: since,

@@ -68,6 +68,7 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
         store_clocks: Vec::new(),
         scheduler: Scheduler::Random,
         semaphores: habits.semaphores,
+        unowned: habits.unowned,
         records,
         processes,
         faults,

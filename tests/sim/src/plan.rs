@@ -25,6 +25,9 @@ pub(crate) struct Plan {
     /// How many permits each semaphore has in the beginning.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) semaphores: Vec<u32>,
+    /// The same of those whose permits have no owner.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unowned: Vec<u32>,
     /// Where records are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) records: Option<Records>,
@@ -147,11 +150,35 @@ pub(crate) enum Task {
     Lock(Lock),
     Record(Record),
     Ask(Ask),
+    /// Takes permits that have no owner, keeps them for so long, and gives them back.
+    Unowned {
+        semaphore: u32,
+        amount: u32,
+        wait: Millis,
+        lasts: Millis,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        habit: Option<Habit>,
+    },
+    Latch {
+        latch: u32,
+        step: LatchStep,
+    },
+    /// Shuts the client of the process down; guards have so long to be released.
+    ShutDown(Millis),
     /// Changes how many permits a semaphore has.
     Permits {
         semaphore: u32,
         change: Change,
     },
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LatchStep {
+    SetCount(u64),
+    CountDown,
+    /// For at most so long.
+    Wait(Millis),
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]

@@ -227,6 +227,9 @@ fn look_around(processes: &[Option<&LockClient>]) {
             }
         });
     }
+    if with(|world| world.checks.violation.is_none()) {
+        crate::check::balance();
+    }
 }
 
 fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {

@@ -19,6 +19,7 @@ use self::hold::hold;
 pub(crate) use self::service::{Service, service};
 use crate::plan::{self, Millis, Task};
 use crate::trace::Who;
+use crate::words;
 use crate::world::{if_any, with};
 
 /// What a user panics with on purpose.
@@ -82,6 +83,15 @@ pub(crate) async fn user(
                 Task::Record(task) => record::record(me, &client, &task).await,
                 Task::Ask(task) => service::ask(me, service.clone(), &task).await,
                 Task::Lock(lock) => hold(me, client.clone(), lock, Vec::new()).await,
+                Task::Unowned {
+                    semaphore,
+                    amount,
+                    wait,
+                    lasts,
+                    habit,
+                } => counted::unowned(me, &client, (semaphore, amount), (wait, lasts), habit).await,
+                Task::Latch { latch, step } => counted::latch(me, &client, latch, step).await,
+                Task::ShutDown(deadline) => shut_down(me, &client, deadline).await,
                 Task::Permits { semaphore, change } => counted::change(me, &client, semaphore, change).await,
             }
         });
@@ -92,6 +102,25 @@ pub(crate) async fn user(
         }
         with(|world| world.progress[me.process][me.user] += 1);
     }
+}
+
+/// Ends the client of a process in the middle of its work: from then on it takes nothing, and it gives back everything.
+async fn shut_down(me: Me, client: &LockClient, deadline: Millis) {
+    me.says(|| {
+        format!(
+            "shuts its client down, and gives guards {}",
+            words::millis(deadline)
+        )
+    });
+    with(|world| world.closes(me.process));
+    let report = client.shutdown(Duration::from_millis(deadline)).await;
+    me.says(|| {
+        let (lost, unconfirmed) = (report.lost, report.unconfirmed);
+        format!(
+            "has shut its client down: {lost} guards were lost, and {unconfirmed} releases are unconfirmed"
+        )
+    });
+    crate::check::closed(me.both(), client, report.unconfirmed);
 }
 
 async fn sleep(time: Millis) {

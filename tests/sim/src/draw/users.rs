@@ -3,7 +3,7 @@
 use fastrand::Rng;
 
 use crate::chance::Draws;
-use crate::plan::{Call, Change, End, Habit, Kind, Lock, Millis, Task, User, Work};
+use crate::plan::{Call, Change, End, Habit, Kind, LatchStep, Lock, Millis, Task, User, Work};
 
 /// Kinds of lock that share their names: other kinds refuse them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,10 @@ pub(super) struct Habits {
     /// A few keys, so that there is a crowd at each.
     keys: Vec<Family>,
     pub(super) semaphores: Vec<u32>,
+    pub(super) unowned: Vec<u32>,
+    has_latches: bool,
+    /// Whether some processes shut their clients down.
+    shuts_down: bool,
     has_posts: bool,
     lease: Millis,
     /// Whether some acquires are kept unpolled here.
@@ -41,7 +45,14 @@ impl Habits {
             0 if !is_quorum => rng.usize(1..=2),
             _ => 0,
         };
+        let unowned = match rng.u32(..5) {
+            0 if !is_quorum => 1,
+            _ => 0,
+        };
         Habits {
+            unowned: (0..unowned).map(|_| rng.u32(1..=4)).collect(),
+            has_latches: !is_quorum && rng.permille(150),
+            shuts_down: rng.permille(60),
             keys: (0..keys).map(|_| family(rng)).collect(),
             semaphores: (0..semaphores).map(|_| rng.u32(1..=5)).collect(),
             has_posts: rng.permille(150),
@@ -53,10 +64,17 @@ impl Habits {
     }
 
     pub(super) fn user(&self, rng: &mut Rng) -> User {
-        let tasks = rng.usize(1..=12);
+        let count = rng.usize(1..=12);
+        let mut tasks: Vec<_> = (0..count).map(|_| self.task(rng)).collect();
+        if self.shuts_down && rng.u32(..6) == 0 {
+            tasks.insert(
+                rng.usize(..tasks.len()),
+                Task::ShutDown(rng.between(1, self.lease)),
+            );
+        }
         User {
             begins: rng.between(0, 50),
-            tasks: (0..tasks).map(|_| self.task(rng)).collect(),
+            tasks,
         }
     }
 
@@ -64,6 +82,21 @@ impl Habits {
         match rng.u32(..24) {
             0..3 => Task::Pause(rng.between(1, self.lease / 2)),
             3..10 if !self.semaphores.is_empty() => self.permits(rng),
+            14..18 if !self.unowned.is_empty() => Task::Unowned {
+                semaphore: 0,
+                amount: rng.u32(1..=self.unowned[0]),
+                wait: rng.between(1, 4 * self.lease),
+                lasts: rng.between(0, 20),
+                habit: self.habit(rng),
+            },
+            18..22 if self.has_latches => Task::Latch {
+                latch: 0,
+                step: match rng.u32(..8) {
+                    0 | 1 => LatchStep::SetCount(rng.u64(1..=4)),
+                    2..6 => LatchStep::CountDown,
+                    _ => LatchStep::Wait(rng.between(1, 4 * self.lease)),
+                },
+            },
             10..14 if self.has_posts => Task::Lock(
                 Lock {
                     kind: Kind::Leader,
@@ -234,6 +267,10 @@ impl Lock {
         }
         if matches!(self.kind, Kind::Permit | Kind::Leader) {
             (self.preferred, self.handoffs) = (false, None);
+        }
+        if self.kind == Kind::Leader && self.call == Call::Run {
+            // Work that lasts longer than a term would begin again and again.
+            self.max_hold = None;
         }
         if self.end == End::Downgrade
             && (self.kind != Kind::Write || self.call != Call::Acquire || !self.also.is_empty())

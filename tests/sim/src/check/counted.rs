@@ -1,0 +1,220 @@
+//! What must be true of numbers that nobody holds: unowned permits and latches.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dlock::backend::counter::{CounterReply, CounterRequest, CounterStep};
+use dlock::backend::{Backend, BackendError, GrantId, Kind};
+use dlock::{Error, LockKey};
+use futures_util::FutureExt;
+
+use super::{CLEANUP, Due, EXCLUSION, WAITING};
+use crate::plan::Millis;
+use crate::store::{Reply, Request, inside};
+use crate::world::{Event, World, with};
+
+#[derive(Default)]
+pub(super) struct Counted {
+    unowned: BTreeMap<LockKey, Unowned>,
+    latches: BTreeMap<LockKey, Latch>,
+    waiters: BTreeMap<u64, LatchWaiter>,
+    /// A process is gone, and nobody knows what it had taken.
+    is_inexact: bool,
+}
+
+/// How many permits users have taken and not given back, as far as they know: at least and at most.
+#[derive(Default)]
+struct Unowned {
+    least: i64,
+    most: i64,
+    /// The id of some step, to look by.
+    id: Option<GrantId>,
+}
+
+#[derive(Default)]
+struct Latch {
+    count: u64,
+    /// When the store last had it at zero, if it is not now.
+    open_until: Millis,
+}
+
+struct LatchWaiter {
+    who: (usize, usize),
+    key: LockKey,
+    since: Millis,
+}
+
+/// Looks at a counter of a store after a step on it.
+pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, BackendError>) {
+    match (request, result) {
+        (Request::Count(request), Ok(_)) if request.step.kind() == Kind::Latch => {
+            let looks = CounterRequest::new(request.key.clone(), request.id, CounterStep::Count);
+            if let Some(CounterReply::Number(count)) = ask(store, looks) {
+                with(|world| world.latch_is_at(&request.key, count));
+            }
+        }
+        (Request::Acquire(request), Ok(_)) if request.kind == Kind::Unowned => with(|world| {
+            let unowned = world.checks.counted.unowned.entry(request.key.clone());
+            unowned.or_default().id = Some(request.grant);
+        }),
+        _ => {}
+    }
+}
+
+fn ask(store: usize, request: CounterRequest) -> Option<CounterReply> {
+    let reply = inside(store, |memory| {
+        Backend::count(Arc::new(memory.clone()), request).now_or_never()
+    });
+    reply?.ok()
+}
+
+/// Looks whether the permits that are there and those that were taken are all that there are.
+pub(crate) fn balance() {
+    let all: Vec<_> = with(|world| {
+        let checks = &world.checks;
+        if checks.counted.is_inexact || !checks.excludes || !checks.single_store {
+            return Vec::new();
+        }
+        let known = |(key, unowned): (&LockKey, &Unowned)| Some((key.clone(), unowned.id?));
+        checks.counted.unowned.iter().filter_map(known).collect()
+    });
+    for (key, id) in all {
+        let looks = CounterRequest::new(key.clone(), id, CounterStep::Permits);
+        let Some(CounterReply::Permits { free: Some(free), .. }) = ask(0, looks) else {
+            continue;
+        };
+        with(|world| {
+            let total = i64::from(world.unowned_total(&key));
+            let Unowned { least, most, .. } = world.checks.counted.unowned[&key];
+            if !(total - most..=total - least).contains(&free) {
+                let story = format!(
+                    "{key} has {free} free permits of {total} in the end, and users have between {least} and {most} of them"
+                );
+                world.violated(CLEANUP, story);
+            }
+        });
+    }
+}
+
+impl World {
+    /// How many permits there are of this name.
+    fn unowned_total(&self, key: &LockKey) -> u32 {
+        let number = key
+            .as_str()
+            .get(1..)
+            .and_then(|number| number.parse::<usize>().ok());
+        let total = number.and_then(|number| self.plan.unowned.get(number));
+        total.copied().unwrap_or(1)
+    }
+
+    pub(super) fn counted_is_inexact(&mut self) {
+        self.checks.counted.is_inexact = true;
+    }
+
+    /// Unowned permits were taken.
+    pub(crate) fn took(&mut self, (process, user): (usize, usize), key: &LockKey, amount: u32) {
+        let total = i64::from(self.unowned_total(key));
+        let unowned = self.checks.counted.unowned.entry(key.clone()).or_default();
+        unowned.least += i64::from(amount);
+        unowned.most += i64::from(amount);
+        let least = unowned.least;
+        if least > total && self.checks.excludes && !self.checks.counted.is_inexact {
+            let story = format!(
+                "p{process}/u{user} took {amount} permits of {key}: that makes {least} at a time, of {total}"
+            );
+            self.violated(EXCLUSION, story);
+        }
+    }
+
+    /// Unowned permits are being given back: from now on others may have them.
+    pub(crate) fn gives(&mut self, key: &LockKey, amount: u32) {
+        let unowned = self.checks.counted.unowned.entry(key.clone()).or_default();
+        unowned.least -= i64::from(amount);
+    }
+
+    /// And this came of it.
+    pub(crate) fn gave(&mut self, key: &LockKey, amount: u32, outcome: &Result<(), Error>) {
+        let unowned = self.checks.counted.unowned.entry(key.clone()).or_default();
+        match outcome {
+            Ok(()) => unowned.most -= i64::from(amount),
+            // Given back once, or not at all.
+            Err(Error::OutcomeUnknown { .. }) => {}
+            Err(_) => unowned.least += i64::from(amount),
+        }
+    }
+
+    fn latch_is_at(&mut self, key: &LockKey, count: u64) {
+        let now = self.now;
+        let latch = self.checks.counted.latches.entry(key.clone()).or_default();
+        let was_open = latch.count == 0;
+        if was_open {
+            latch.open_until = now;
+        }
+        latch.count = count;
+        if !was_open && count == 0 {
+            latch.open_until = now;
+            self.counts.sometimes("a latch that was opened");
+            let due = Due::Opened {
+                key: key.clone(),
+                at: now,
+            };
+            self.schedule(now + self.patience(), Event::Check(due));
+        }
+    }
+
+    pub(crate) fn waits_for_latch(&mut self, who: (usize, usize), key: LockKey) -> u64 {
+        let id = self.checks.next();
+        let since = self.now;
+        let waiter = LatchWaiter { who, key, since };
+        self.checks.counted.waiters.insert(id, waiter);
+        id
+    }
+
+    /// A waiter goes on, because the latch is open or for another reason.
+    pub(crate) fn latch_waited(&mut self, id: u64, is_open: bool) {
+        let Some(waiter) = self.checks.counted.waiters.remove(&id) else {
+            return;
+        };
+        let LatchWaiter {
+            who: (process, user),
+            key,
+            since,
+        } = waiter;
+        if !is_open || !self.checks.excludes || !self.checks.single_store {
+            return;
+        }
+        let closed = self.checks.counted.latches.get(&key);
+        if let Some(Latch { count, open_until }) = closed.filter(|latch| latch.count > 0)
+            && *open_until < since
+        {
+            let story = format!(
+                "p{process}/u{user} waits for latch {key} since {since} ms and goes on, though its count is {count} since \
+                 {open_until} ms"
+            );
+            self.violated(WAITING, story);
+        }
+    }
+
+    /// A latch was opened then: those that waited have gone on.
+    pub(super) fn latch_was_opened(&mut self, key: &LockKey, at: Millis) {
+        let settling = 2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000;
+        let calm_since = self.weather.calm_since();
+        if calm_since.is_none_or(|since| since + settling > at) {
+            return;
+        }
+        let mut waiters = self.checks.counted.waiters.values();
+        let late = waiters.find(|waiter| waiter.key == *key && waiter.since < at);
+        if let Some(LatchWaiter {
+            who: (process, user),
+            since,
+            ..
+        }) = late
+        {
+            let story = format!(
+                "latch {key} was opened at {at} ms, and p{process}/u{user}, which waits for it since {since} ms, does not \
+                 go on"
+            );
+            self.violated(WAITING, story);
+        }
+    }
+}
