@@ -51,6 +51,7 @@ struct Section {
     amount: u32,
     /// It was downgraded from the write lock with this token, which may have been entered several times.
     stands_for: Option<u64>,
+    is_second: bool,
     /// In which it began.
     inside: Vec<Frame>,
 }
@@ -316,6 +317,7 @@ impl World {
             token,
             amount,
             stands_for,
+            is_second,
             inside: inside.to_vec(),
         };
         if self.is_held(&section) {
@@ -349,7 +351,9 @@ impl World {
         };
         let other = others.iter().copied().find(|id| {
             let other = &self.checks.sections[id];
-            let shares = is_second && (other.token == section.token || other.is_inside_of(section));
+            // A second guard is made whatever is inside, also while the store is asked for a read under the first.
+            let shares = is_second && (other.token == section.token || other.is_inside_of(section))
+                || other.is_second && section.kind == Kind::Read && section.is_inside_of(other);
             section.is_excluded_by(*id, other) && !shares && self.is_held(other)
         });
         if let Some(other) = other {
