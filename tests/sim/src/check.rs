@@ -625,7 +625,7 @@ pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, uncon
     if unconfirmed > 0 {
         return with(World::counted_is_inexact);
     }
-    if !with(|world| world.checks.single_store) {
+    if !with(|world| world.checks.single_store && world.checks.assumes.cleanup) {
         return;
     }
     let id = sim::id_of(client);

@@ -72,7 +72,8 @@ fn ask(store: usize, request: CounterRequest) -> Option<CounterReply> {
 pub(crate) fn balance() {
     let all: Vec<_> = with(|world| {
         let checks = &world.checks;
-        if checks.counted.is_inexact || !checks.excludes || !checks.single_store {
+        let assumed = checks.assumes.exclusion && checks.assumes.cleanup;
+        if checks.counted.is_inexact || !assumed || !checks.single_store {
             return Vec::new();
         }
         let known = |(key, unowned): (&LockKey, &Unowned)| Some((key.clone(), unowned.id?));
@@ -118,7 +119,7 @@ impl World {
         unowned.least += i64::from(amount);
         unowned.most += i64::from(amount);
         let least = unowned.least;
-        if least > total && self.checks.excludes && !self.checks.counted.is_inexact {
+        if least > total && self.checks.assumes.exclusion && !self.checks.counted.is_inexact {
             let story = format!(
                 "p{process}/u{user} took {amount} permits of {key}: that makes {least} at a time, of {total}"
             );
@@ -180,7 +181,7 @@ impl World {
             key,
             since,
         } = waiter;
-        if !is_open || !self.checks.excludes || !self.checks.single_store {
+        if !is_open || !self.checks.assumes.exclusion || !self.checks.single_store {
             return;
         }
         let closed = self.checks.counted.latches.get(&key);
