@@ -112,7 +112,7 @@ pub(crate) fn begin(index: usize) {
     match what {
         Trouble::StoreStops { store, loses_data } => crate::store::stop(store, loses_data),
         Trouble::StoreLosesData { store } => crate::store::lose_data(store),
-        Trouble::StoreFailsOver { store, .. } => crate::store::fail_over(store),
+        Trouble::StoreFailsOver { store, lag } => crate::store::fail_over(store, lag),
         Trouble::StoreRefuses { store, full } => with(|world| world.stores[store].refuse(full)),
         Trouble::StoreIsSlow { store, each } => with(|world| world.stores[store].slow_down(each)),
         Trouble::StoreClockSteps { store, by } => {

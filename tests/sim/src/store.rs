@@ -346,10 +346,10 @@ pub(crate) fn stop(store: usize, loses_data: bool) {
 }
 
 /// Its replica, which may have fallen behind, is what comes back.
-pub(crate) fn fail_over(store: usize) {
+pub(crate) fn fail_over(store: usize, lag: Millis) {
     with(|world| {
         let it = &mut world.stores[store];
-        if let Some(replica) = it.replica.take() {
+        if let Some(replica) = it.replica.take_if(|_| lag > 0) {
             it.put(replica);
             world.checks.records.lose_data();
             world.counts.sometimes("a fail-over to a replica");

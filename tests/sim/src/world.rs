@@ -229,7 +229,7 @@ impl World {
             for index in 0..world.plan.faults.len() {
                 let at = world.plan.faults[index].at;
                 world.schedule(at, Event::FaultBegins(index));
-                if let Trouble::StoreFailsOver { lag, .. } = world.plan.faults[index].what {
+                if let Trouble::StoreFailsOver { lag: lag @ 1.., .. } = world.plan.faults[index].what {
                     world.schedule(at.saturating_sub(lag), Event::Replicates(index));
                 }
             }
