@@ -43,8 +43,9 @@ pub(crate) fn with_short_tokens(text: &str) -> String {
         let (number, after) = from.split_at(end.unwrap_or(from.len()));
         short.push_str(before);
         match number.parse() {
-            Ok(number) => short.push_str(&token(number)),
-            Err(_) => short.push_str(number),
+            // Others keep their zeros.
+            Ok(long) if number.len() > 12 => short.push_str(&token(long)),
+            _ => short.push_str(number),
         }
         rest = after;
     }
