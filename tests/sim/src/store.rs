@@ -22,6 +22,8 @@ use crate::world::{tell, with};
 
 /// When the world begins, by the wall clocks of stores: a day of 2026.
 pub(crate) const BEGINS: Duration = Duration::from_secs(1_767_225_600);
+/// What the clocks of stores show when the world begins, so that they can go back.
+pub(crate) const AT_FIRST: Millis = 3_600_000;
 
 #[derive(Debug, Clone)]
 pub(crate) enum Request {
@@ -75,11 +77,12 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// What it shows; an hour is added, so that it can go back.
+    /// What it shows.
     pub(crate) fn shows(self, now: Millis) -> Duration {
-        const HOUR: i128 = 3_600_000;
         let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
-        Duration::from_millis(u64::try_from(HOUR + drifted + i128::from(self.ahead)).unwrap_or_default())
+        Duration::from_millis(
+            u64::try_from(i128::from(AT_FIRST) + drifted + i128::from(self.ahead)).unwrap_or_default(),
+        )
     }
 
     /// How long it takes until it shows so much more.

@@ -12,7 +12,7 @@ use dlock::sim::Entry;
 
 use crate::check::{self, Checks};
 use crate::plan::{Call, Change, End, Habit, Lock, Millis, Trouble, Way};
-use crate::store::{BEGINS, Reply, Request};
+use crate::store::{AT_FIRST, BEGINS, Reply, Request};
 
 /// Durations as people write them: `35 ms`, `1.2 s`.
 pub(crate) fn time(time: Duration) -> String {
@@ -29,7 +29,8 @@ pub(crate) fn millis(ms: Millis) -> String {
 
 /// A fencing token, counted from the first that a store could have given.
 pub(crate) fn token(token: u64) -> String {
-    let first = u64::try_from(BEGINS.as_micros()).unwrap_or_default();
+    let first = BEGINS + Duration::from_millis(AT_FIRST);
+    let first = u64::try_from(first.as_micros()).unwrap_or_default();
     token.checked_sub(first).unwrap_or(token).to_string()
 }
 
