@@ -229,19 +229,19 @@ impl Handle {
     ) -> ReleaseOutcome {
         let shared = self.shared().clone();
         shared.registry.remove(grant.number);
-        let until = grant.deadline();
+        let ours_until = grant.deadline();
+        // Renewals that were sent may have reached the store, or reach it yet, whatever became of their replies.
+        let prolonged_until = if grant.renewed { now + grant.lease() } else { now };
+        let term = Term {
+            now,
+            ours_until,
+            ends_by: ours_until.max(prolonged_until),
+        };
         let request = grant.release_request(now);
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let going_on = self.carry(give_back(
-            shared,
-            request,
-            (now, until),
-            last.clone(),
-            told,
-            counted,
-        ));
+        let going_on = self.carry(give_back(shared, request, term, last.clone(), told, counted));
         let key = grant.key.clone();
         let handle = self.clone();
         Box::pin(self.with_timers(async move {
@@ -263,15 +263,29 @@ impl Handle {
     /// the result is its outcome, which may be dropped.
     pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) -> Carry<Result<(), Error>> {
         let now = clock::now();
+        let term = Term {
+            now,
+            ours_until: now + lease,
+            ends_by: now + lease,
+        };
         self.carry(give_back(
             self.shared().clone(),
             request,
-            (now, now + lease),
+            term,
             Arc::default(),
             None,
             false,
         ))
     }
+}
+
+/// How long a grant lasts that is given back now.
+struct Term {
+    now: Instant,
+    /// Until then nobody else can have the lock, by our clock.
+    ours_until: Instant,
+    /// By then its lease has run out at the store, whatever is known of renewals.
+    ends_by: Instant,
 }
 
 /// Sends the release until it is answered, at most until the lease has run out by itself. Repeating it is
@@ -280,13 +294,13 @@ impl Handle {
 fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
-    (now, until): (Instant, Instant),
+    term: Term,
     last: Arc<Mutex<Option<BackendError>>>,
     mut told: Option<Told>,
     counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: this is the place in line.
-    let mut asked = now;
+    let mut asked = term.now;
     let keep_until = asked + request.keep_for;
     let mut step = shared.backend.clone().release(request.clone());
     async move {
@@ -326,7 +340,7 @@ fn give_back(
                             key: key.clone(),
                             loss: Loss::Gone,
                         })
-                    } else if clock::now() < until {
+                    } else if clock::now() < term.ours_until {
                         // Ours until now by our clock, so an earlier copy of this step ended it.
                         Ok(())
                     } else {
@@ -340,7 +354,7 @@ fn give_back(
                 // An earlier copy may have done it, whatever is known of this one.
                 error.outcome = Outcome::Unknown;
             }
-            if !error.is_outlasted() || clock::now() >= until || broken!(ReleaseNotRepeated) {
+            if !error.is_outlasted() || clock::now() >= term.ends_by || broken!(ReleaseNotRepeated) {
                 tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
                 crate::telemetry::release_failed();
                 return Err(error.into_error("the release of lock", key));

@@ -5,7 +5,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use dlock::backend::memory::MemoryBackend;
-use dlock::{LockClient, LockGuard, Loss};
+use dlock::testing::{Fault, Step, TestStore};
+use dlock::{LockClient, LockClientBuilder, LockGuard, Loss};
 use dlock_tests::{Watched, margin, paused};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -131,5 +132,30 @@ fn rule_9_nothing_is_sent_for_what_was_given_back_before_its_turn() {
         let sent = backend.seen().renew_calls.load(SeqCst);
         assert_eq!((client.held(), sent), (0, calls));
         assert!((16..40).contains(&calls), "some waited for room: {calls}");
+    });
+}
+
+/// A release that fails is repeated until the last renewal that was sent has run out: it may have reached the store though
+/// its reply was lost.
+#[test]
+fn release_is_repeated_until_the_last_renewal_has_run_out() {
+    paused(async {
+        let store = TestStore::new();
+        let lease = |builder: LockClientBuilder| builder.lease(3 * SEC);
+        let client = store.client_with(lease).await.unwrap();
+        let other = store.client_with(lease).await.unwrap();
+        let guard = client.lock("k").acquire().await.unwrap();
+        for _ in 0..100 {
+            store.fail_next(Step::Renew, Fault::AnswerLost);
+        }
+        sleep(2500 * MS).await;
+        assert!(guard.is_held());
+        store.set_down(true);
+        drop(guard);
+        // The lease has run out as far as the client knows, and not at the store.
+        sleep(1000 * MS).await;
+        store.set_down(false);
+        sleep(1100 * MS).await;
+        drop(other.lock("k").try_acquire().await.unwrap());
     });
 }

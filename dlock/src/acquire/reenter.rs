@@ -192,6 +192,9 @@ impl<G: Goal> Wait<'_, G> {
             };
             place = place.filter(|place| Arc::ptr_eq(&place.grant, grant));
             let asker = place.as_ref().map_or_else(next_id, |place| place.asker);
+            // Another thread may give the hold back between the two looks at it.
+            #[cfg(dlock_sim)]
+            crate::sim::preempt();
             let InTheWay { line, until } = match self.attempt.enter_now(&way, scope, asker, manner) {
                 Ok(None) => return Ok(None),
                 Ok(Some(Inside::Entered(guard))) => return Ok(Some(guard)),

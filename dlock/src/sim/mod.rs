@@ -5,11 +5,14 @@ pub mod breaks;
 pub(crate) mod chance;
 mod look;
 mod news;
+mod preempt;
 mod process;
 mod store;
 
 pub use self::look::{Client, Left, client_of, grants, id_of, left, peek};
 pub use self::news::News;
+pub use self::preempt::on_preempt;
+pub(crate) use self::preempt::preempt;
 pub use self::process::{Entered, Process, reset};
 pub(crate) use self::process::{origin, suspended};
 pub use self::store::{
