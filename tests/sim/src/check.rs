@@ -258,6 +258,15 @@ impl World {
         !self.is_lost(section.process, &section.held)
     }
 
+    /// The sections, whether their users are told that they hold their locks, and which users and locks these are.
+    pub(crate) fn sections_held(&self) -> Vec<(u64, bool, (usize, usize, LockKey))> {
+        let section = |(id, section): (&u64, &Section)| {
+            let who = (section.process, section.user, section.key.clone());
+            (*id, self.is_held(section), who)
+        };
+        self.checks.sections.iter().map(section).collect()
+    }
+
     /// Whether a hold of this process would answer that it is lost.
     pub(crate) fn is_lost(&self, process: usize, held: &Held) -> bool {
         let now = self.instant_of(process);
@@ -265,6 +274,14 @@ impl World {
         // Its moments are counted from the beginning of its process.
         let _entered = context.as_ref().map(sim::Process::enter);
         matches!(sim::peek(held, now), HoldState::Lost(_))
+    }
+
+    /// An acquire ended with a loss that is none: somebody gave the lock back.
+    pub(crate) fn told_released(&mut self, (process, user): (usize, usize), key: &LockKey) {
+        let story = format!(
+            "p{process}/u{user} wants {key} and is told that it is lost, though it was given back: it could have it"
+        );
+        self.violated(WAITING, story);
     }
 
     /// A guard was asked; before, it was lost or not.
@@ -397,6 +414,7 @@ impl World {
         if let Some(all) = self.checks.by_key.get_mut(&section.key) {
             all.retain(|other| *other != id);
         }
+        self.checks.times.left(id);
         self.checks
             .held_here
             .insert((section.process, section.key), self.now);
@@ -630,9 +648,10 @@ pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, uncon
     }
     let id = sim::id_of(client);
     let entries = crate::store::inside(0, sim::entries);
-    let left = entries
-        .into_iter()
-        .find(|entry| !entry.kept && sim::client_of(entry.grant) == id);
+    let left = entries.into_iter().find(|entry| {
+        // One whose guard is there still was lost before: its lease runs out.
+        !entry.kept && sim::client_of(entry.grant) == id && !with(|world| world.checks.has_guard(entry.grant))
+    });
     if let Some(sim::Entry { key, grant, .. }) = left {
         with(|world| {
             let story = format!(
@@ -702,7 +721,7 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
     }
     if let (Request::Release(request), Ok(_)) = (request, result) {
         let key = &request.key;
-        time::released(store, key, request.grant);
+        time::released(store, key, request.grant, request.keep_for);
         let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());
         with(|world| world.came_free(key, is_free));
     }

@@ -6,7 +6,7 @@ use dlock::backend::GrantId;
 use dlock::sim::{self, Client, Entry};
 use dlock::{LockClient, LockKey};
 
-use crate::check::{CLEANUP, WAITING, Waiter};
+use crate::check::{CLEANUP, LOSS, WAITING, Waiter};
 use crate::plan::Millis;
 use crate::world::{Event, World, with};
 
@@ -21,6 +21,8 @@ pub(crate) struct Looks {
     clients: BTreeMap<u128, (usize, Client)>,
     /// Grants of stores that their clients did not know of.
     unknown: BTreeSet<(usize, GrantId)>,
+    /// Sections whose users were told that their locks are lost.
+    lost: BTreeSet<u64>,
     /// Since when no code runs that these protect.
     unused_since: BTreeMap<LockKey, Millis>,
 }
@@ -74,12 +76,12 @@ impl World {
     }
 
     /// A lock that somebody waits for and nobody uses is had by the waiter soon.
-    fn finds_unused(&mut self) {
+    fn finds_unused(&mut self, kept: &BTreeSet<LockKey>) {
         let now = self.now;
         // A set that was never free at once is taken one by one, and what is there already is kept for a while.
         let by_sets = self.checks.waiting().filter(|waiter| waiter.is_set());
         let by_sets = by_sets.flat_map(|waiter| waiter.also.iter().chain([&waiter.key]));
-        let used: BTreeSet<_> = self.checks.used().chain(by_sets).cloned().collect();
+        let used: BTreeSet<_> = self.checks.used().chain(by_sets).chain(kept).cloned().collect();
         let awaited: BTreeSet<_> = self.checks.waiting().map(|waiter| waiter.key.clone()).collect();
         let unused_since = &mut self.looks.unused_since;
         unused_since.retain(|key, _| awaited.contains(key) && !used.contains(key));
@@ -124,6 +126,24 @@ impl World {
         }
     }
 
+    /// What is lost stays lost.
+    fn finds_revived(&mut self) {
+        let (mut lost, mut revived) = (BTreeSet::new(), None);
+        for (id, is_held, who) in self.sections_held() {
+            if !is_held {
+                lost.insert(id);
+            } else if self.looks.lost.contains(&id) {
+                revived = Some(who);
+            }
+        }
+        self.looks.lost = lost;
+        if let Some((process, user, key)) = revived {
+            let story =
+                format!("p{process}/u{user} was told that {key} is lost, and is told now that it holds it");
+            self.violated(LOSS, story);
+        }
+    }
+
     fn calm_for(&self, time: Millis) -> bool {
         let since = self.weather.calm_since();
         since.is_some_and(|since| since + time <= self.now)
@@ -132,12 +152,21 @@ impl World {
 
 /// Looks at the world.
 pub(crate) fn look() {
+    // By a `min_hold`.
+    let mut kept = BTreeSet::new();
     for store in 0..with(|world| world.stores.len()) {
         let entries = crate::store::inside(store, sim::entries);
+        kept.extend(
+            entries
+                .iter()
+                .filter(|entry| entry.kept)
+                .map(|entry| entry.key.clone()),
+        );
         with(|world| world.finds_orphans(store, &entries));
     }
     with(|world| {
-        world.finds_unused();
+        world.finds_unused(&kept);
+        world.finds_revived();
         world.looks_again();
     });
 }

@@ -296,6 +296,8 @@ pub(crate) enum Work {
     Ask,
     /// A second guard, which another task keeps for so long.
     Reenter(Millis),
+    /// Takes a second lock inside, and makes a task there that is in the frame of the first alone, and wants the second.
+    Cross(Box<Lock>),
 }
 
 /// How a user leaves its lock.
@@ -313,6 +315,8 @@ pub(crate) enum End {
     Elsewhere(Millis),
     /// A write lock becomes a read lock; see [`Lock::reading`].
     Downgrade,
+    /// Another thread drops the guard at any moment, while the lock is acquired again in its frame.
+    GivenAway,
 }
 
 /// Something goes wrong for a while.
@@ -416,7 +420,9 @@ impl Lock {
 impl Work {
     fn has_unpolled(&self) -> bool {
         match self {
-            Work::Nest(lock) | Work::Spawn(lock) | Work::Carry(lock) => lock.has_unpolled(),
+            Work::Nest(lock) | Work::Spawn(lock) | Work::Carry(lock) | Work::Cross(lock) => {
+                lock.has_unpolled()
+            }
             Work::Join(locks) => locks.iter().any(Lock::has_unpolled),
             Work::Run(works) => works.iter().any(Work::has_unpolled),
             _ => false,

@@ -45,6 +45,7 @@ pub(crate) struct Outcome {
 
 pub(crate) fn run(plan: &Rc<Plan>, keep: Keep) -> Outcome {
     sim::reset();
+    crate::user::threads::begin(plan.seed);
     let _watched = panics::watch();
     // Users are caught by their host; this is for the simulation itself.
     let ran = catch_unwind(AssertUnwindSafe(|| match plan.runtimes {

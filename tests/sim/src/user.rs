@@ -7,6 +7,7 @@ mod hold;
 mod holder;
 mod record;
 mod service;
+pub(crate) mod threads;
 mod work;
 
 use std::panic::AssertUnwindSafe;

@@ -133,6 +133,9 @@ pub(crate) fn end(key: &LockKey, end: End) -> String {
                 millis(after)
             )
         }
+        End::GivenAway => {
+            format!("lets another thread drop its guard of {key}, and acquires it again in that frame")
+        }
         End::Downgrade => format!("turns its write lock of {key} into a read lock"),
     }
 }

@@ -47,6 +47,7 @@ pub(crate) mod streams {
     pub(crate) const PLAN: u64 = 6;
     pub(crate) const STEPS: u64 = 7;
     pub(crate) const RECORDS: u64 = 8;
+    pub(crate) const THREADS: u64 = 9;
     pub(crate) const PLAN_OF_STORES: u64 = 20;
 }
 
@@ -136,6 +137,8 @@ pub(crate) enum Event {
     Lapses(usize, LockKey, GrantId),
     /// The `max_hold` of a section is over, and its grant gone.
     MustBeFree(LockKey, GrantId, u64),
+    /// What a store kept for a `min_hold` is free by now.
+    KeptNoMore(usize, LockKey, GrantId),
     /// A replica of the store that fails over by this fault is like it for the last time.
     Replicates(usize),
 }
@@ -342,6 +345,7 @@ pub(crate) fn carry_out_due(until: Millis) {
             Event::FaultEnds(index) => crate::fault::end(index),
             Event::Look => crate::look::look(),
             Event::Check(due) => with(|world| crate::check::due(world, due)),
+            Event::KeptNoMore(store, key, grant) => crate::check::time::kept_no_more(store, &key, grant),
             Event::MustBeFree(key, grant, section) => crate::check::time::must_be_free(&key, grant, section),
             Event::Lapses(store, key, grant) => crate::check::time::lapses(store, &key, grant),
             Event::Replicates(index) => crate::fault::replicates(index),

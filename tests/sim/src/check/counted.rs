@@ -203,6 +203,16 @@ impl World {
         if calm_since.is_none_or(|since| since + settling > at) {
             return;
         }
+        // Closed again at once, it may not have been seen open.
+        if self
+            .checks
+            .counted
+            .latches
+            .get(key)
+            .is_some_and(|latch| latch.count > 0)
+        {
+            return;
+        }
         let mut waiters = self.checks.counted.waiters.values();
         let late = waiters.find(|waiter| waiter.key == *key && waiter.since < at);
         if let Some(LatchWaiter {

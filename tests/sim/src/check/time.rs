@@ -29,6 +29,13 @@ pub(crate) struct Times {
     order: BTreeMap<LockKey, Vec<(Millis, u64)>>,
 }
 
+impl Times {
+    /// A section has ended: its grant may be another user's now, without a word to the store.
+    pub(super) fn left(&mut self, section: u64) {
+        self.limited.retain(|_, of| *of != section);
+    }
+}
+
 struct Kept {
     section: u64,
     grant: GrantId,
@@ -83,7 +90,14 @@ pub(crate) fn lapses(store: usize, key: &LockKey, grant: GrantId) {
 }
 
 /// A store has carried out a release.
-pub(crate) fn released(store: usize, key: &LockKey, grant: GrantId) {
+pub(crate) fn released(store: usize, key: &LockKey, grant: GrantId, keep_for: Duration) {
+    if keep_for > Duration::ZERO {
+        with(|world| {
+            let kept = Millis::try_from(keep_for.as_millis()).unwrap_or(Millis::MAX);
+            let over = world.now + at_most(kept) + 20;
+            world.schedule(over, Event::KeptNoMore(store, key.clone(), grant));
+        });
+    }
     if entry(store, key, grant).is_none() {
         judge(key, grant);
     }
@@ -118,6 +132,18 @@ fn judge(key: &LockKey, grant: GrantId) {
 }
 
 /// A hold with a `max_hold` is not the stores' any more.
+pub(crate) fn kept_no_more(store: usize, key: &LockKey, grant: GrantId) {
+    if with(|world| world.checks.assumes.hold_times) && entry(store, key, grant).is_some() {
+        with(|world| {
+            let name = world.checks.name_of(grant);
+            let story =
+                format!("store {store} keeps {key} of {name} longer than its min_hold, which nobody holds");
+            world.violated(HOLD_TIMES, story);
+        });
+    }
+}
+
+/// A lock with a `max_hold` is free by now, by the stores.
 pub(crate) fn must_be_free(key: &LockKey, grant: GrantId, section: u64) {
     let (stores, limited) = with(|world| (world.stores.len(), world.checks.times.limited.remove(&grant)));
     if limited != Some(section) {

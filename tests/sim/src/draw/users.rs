@@ -159,6 +159,15 @@ impl Habits {
         let max_hold = rng.permille(60);
         let others = (key + 1..self.keys.len() as u32)
             .filter(|other| self.keys[*other as usize] == self.keys[key as usize]);
+        let min_hold = rng.permille(80).then(|| match rng.bool() {
+            true => rng.between(1, lease / 2),
+            // It outlasts some renewals.
+            false => rng.between(lease / 2, 2 * lease),
+        });
+        let mut works = self.works(rng, key, depth);
+        if let Some(min_hold) = min_hold.filter(|min_hold| *min_hold > lease / 2) {
+            works.insert(0, Work::Sleep(rng.between(lease / 3, min_hold)));
+        }
         let lock = Lock {
             key,
             kind,
@@ -177,19 +186,20 @@ impl Habits {
             once: rng.permille(100),
             wait: (depth > 0 || rng.permille(500)).then(|| rng.between(1, 4 * lease)),
             fixed_lease: fixed.then(|| rng.between(lease / 2, 2 * lease).max(100)),
-            min_hold: rng.permille(50).then(|| rng.between(1, lease / 2)),
+            min_hold,
             max_hold: max_hold.then(|| rng.between(lease, 2 * lease)),
             max_waiters: rng.permille(50).then(|| rng.usize(0..6)),
             preferred: kind == Kind::Write && rng.bool(),
             habit: self.habit(rng),
-            work: self.works(rng, key, depth),
-            end: match rng.u32(..24) {
+            work: works,
+            end: match rng.u32(..25) {
                 0..5 => End::Drop,
                 5..7 => End::ReleaseUnawaited,
                 7 => End::Panic,
                 8 => End::ReleaseTwice,
                 9 => End::Elsewhere(rng.between(0, lease / 4)),
                 10..14 if kind == Kind::Write => End::Downgrade,
+                14 => End::GivenAway,
                 _ => End::Release,
             },
             reading: Vec::new(),
@@ -209,7 +219,7 @@ impl Habits {
             1 => Some(Habit::DropsAfter(rng.between(1, self.lease))),
             2 if self.unpolled => Some(Habit::PollsNot {
                 after: rng.u32(1..8),
-                lasts: rng.between(10, 3 * self.lease),
+                lasts: rng.between(10, (3 * self.lease).max(8_000)),
             }),
             3 if rng.bool() => Some(Habit::Races),
             _ => None,
@@ -231,8 +241,8 @@ impl Habits {
             }),
             12..16 => Work::Write,
             16..18 => Work::Ensure(self.lease / 3),
-            18 | 19 => Work::Ask,
-            20 => Work::Reenter(rng.between(1, self.lease / 5)),
+            18 => Work::Ask,
+            19 => Work::Reenter(rng.between(1, self.lease / 5)),
             21..24 if depth < 2 => Work::Nest(Box::new(self.lock(rng, key, depth + 1))),
             24 | 25 if depth < 2 => {
                 let branches = rng.usize(1..=3);
@@ -240,6 +250,7 @@ impl Habits {
             }
             26 if depth < 2 => Work::Carry(Box::new(self.lock(rng, key, depth + 1))),
             27 | 28 if depth < 2 => Work::Spawn(Box::new(self.lock(rng, 0, depth + 1))),
+            20 if depth < 1 => Work::Cross(Box::new(self.lock(rng, key, depth + 1))),
             29 | 30 if depth < 2 => Work::Run(self.works(rng, key, depth + 1)),
             _ => Work::Sleep(1),
         }
@@ -265,6 +276,10 @@ impl Lock {
         if self.call != Call::Acquire {
             self.once = false;
         }
+        // It would be refused.
+        self.max_hold = self
+            .max_hold
+            .filter(|most| self.min_hold.is_none_or(|least| least <= *most));
         if matches!(self.kind, Kind::Permit | Kind::Leader) {
             (self.preferred, self.handoffs) = (false, None);
         }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dlock::backend::Kind;
-use dlock::{Error, Held, LockClient, LockKey};
+use dlock::{Error, Held, LockClient, LockKey, Loss};
 
 use super::Me;
 use super::attribute::locked;
@@ -184,6 +184,11 @@ impl Waits {
                         world.upgraded(*reads, &waiter, Some(&error));
                     }
                     match &error {
+                        Error::Lost {
+                            key,
+                            loss: Loss::Released,
+                            ..
+                        } => world.told_released(me.both(), key),
                         Error::NotAcquired { key, .. } => {
                             world
                                 .counts

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::backend::Kind;
-use dlock::{Held, LockClient};
+use dlock::{Error, Held, LockClient, Loss};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::hold::hold;
-use super::holder::{Holder, keys_of, kind_of};
-use super::{AtWork, Me, OnPurpose, sleep};
+use super::holder::{Holder, keys_of, kind_of, lock_of};
+use super::{AtWork, Me, OnPurpose, sleep, threads};
 use crate::check::{Begins, Frame};
-use crate::plan::{End, Lock, Millis, Work};
+use crate::plan::{Call, End, Lock, Millis, Work};
 use crate::words;
 use crate::world::{if_any, with};
 
@@ -132,6 +132,22 @@ pub(super) async fn work(
                 Err(error) => me.says(|| format!("does not read on: {error}")),
             }
         }
+        (End::GivenAway, Holder::One(guard)) => {
+            with(|world| world.counts.sometimes("a guard that another thread dropped"));
+            drop(inside);
+            let lock = lock_of(&client, &task).wait(Duration::from_secs(1));
+            let again = guard.frame().wrap(lock.acquire());
+            let given = threads::give(guard);
+            if let Err(Error::Lost {
+                key,
+                loss: Loss::Released,
+                ..
+            }) = again.await
+            {
+                with(|world| world.told_released(me.both(), &key));
+            }
+            drop(given);
+        }
         (End::ReleaseTwice, Holder::One(guard)) => {
             let second = guard.reenter();
             release(me, Holder::One(guard)).await;
@@ -233,7 +249,53 @@ impl Worker<'_> {
                 }
             }
             Work::Reenter(lasts) => self.reenter(*lasts),
+            Work::Cross(lock) => self.cross(lock).await,
         }
+    }
+
+    /// A second lock, inside; and beside it a task that wants it too, and is in the frame of the first alone.
+    async fn cross(&self, lock: &Lock) {
+        let Holder::One(guard) = self.holder else { return };
+        let wanted = lock_of(self.client, lock).wait(Duration::from_secs(1));
+        let Some(Ok(inner)) = self.holder.scope(wanted.acquire()).await else {
+            return;
+        };
+        let Ok(second) = guard.reenter() else { return };
+        with(|world| world.counts.sometimes("a task in one of two frames"));
+        let begins = Begins {
+            who: self.me.both(),
+            kind: kind_of(lock.kind),
+            amount: 1,
+            stands_for: None,
+            is_second: false,
+        };
+        let mut frames = self.frames.to_vec();
+        let simple = Lock {
+            also: Vec::new(),
+            habit: None,
+            call: Call::Acquire,
+            // Limits are those of the first hold where the keys are the same.
+            min_hold: None,
+            max_hold: None,
+            wait: Some(1_000),
+            work: vec![Work::Sleep(3)],
+            end: End::Release,
+            ..lock.clone()
+        };
+        let inside = Inside::begin(begins, &simple, &inner.held(), &mut frames);
+        let other = self.hold(&simple);
+        inner
+            .scope(async {
+                let framed = second.scope(other);
+                spawn(async move {
+                    framed.await;
+                    drop(second);
+                });
+            })
+            .await;
+        sleep(5).await;
+        drop(inside);
+        let _ = inner.release().await;
     }
 
     /// A second guard, in another task.
