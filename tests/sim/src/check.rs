@@ -1,6 +1,7 @@
 //! What must be true at every step, and what a user would have suffered where it is not.
 
 mod counted;
+mod order;
 mod permits;
 mod read_write;
 pub(crate) mod record;
@@ -100,6 +101,8 @@ pub(crate) struct Waiter {
     pub(crate) is_leader: bool,
     /// How many permits it wants.
     pub(crate) amount: u32,
+    /// Writers: readers stand back while it waits.
+    pub(crate) preferred: bool,
     /// Since when the queue is there in which it waits.
     queue_since: Millis,
 }
@@ -143,6 +146,7 @@ pub(crate) struct Checks {
     registers: BTreeMap<LockKey, u64>,
     free_since: BTreeMap<LockKey, Millis>,
     permits: permits::Permits,
+    orders: order::Orders,
     counted: counted::Counted,
     /// Processes whose client is shut down.
     closed: BTreeSet<usize>,
@@ -170,6 +174,7 @@ impl Checks {
             registers: BTreeMap::new(),
             free_since: BTreeMap::new(),
             permits: permits::Permits::default(),
+            orders: order::Orders::default(),
             counted: counted::Counted::default(),
             closed: BTreeSet::new(),
             heard_busy: BTreeMap::new(),
@@ -344,6 +349,7 @@ impl World {
             }
             self.nobody_wrote(&section);
             self.has_greater_token(&section);
+            self.is_within_slice(&section);
         } else {
             self.counts
                 .sometimes("a lock that was lost before its user could work");
@@ -499,6 +505,7 @@ impl World {
             let story = format!("p{process}/u{user} gets {key} from a client that is shut down");
             self.violated(CLEANUP, story);
         }
+        self.has_its_turn(waiter);
         if waiter.once
             || waiter.nested
             || waiter.is_set()
@@ -709,6 +716,13 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
         with(|world| world.record_step(store, request, reply));
     }
     match (request, result) {
+        (Request::Acquire(request), Ok(Reply::Acquire(_, reply))) => {
+            with(|world| world.takes_position(request, is_granted(reply)));
+        }
+        (Request::Release(request), Ok(_)) => with(|world| world.leaves_position(request)),
+        _ => {}
+    }
+    match (request, result) {
         (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) if is_granted(reply) => {
             time::granted(store, key, request.grant);
         }
@@ -906,6 +920,7 @@ impl Waiter {
             is_closed: false,
             is_leader: false,
             amount: 1,
+            preferred: false,
             queue_since: since,
         }
     }

@@ -1,5 +1,6 @@
 //! Draws a plan from a seed.
 
+mod busy;
 mod record;
 mod stores;
 mod users;
@@ -74,6 +75,7 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
         faults,
     };
     stores::add(&mut plan);
+    busy::add(&mut plan);
     plan
 }
 

@@ -12,6 +12,8 @@ pub(crate) struct Weather {
     active: Vec<usize>,
     /// Since when there is none.
     calm_since: Option<Millis>,
+    /// Whether there was one.
+    has_been: bool,
     /// Crashes, stops and ends of processes that the runner has to carry out.
     pub(crate) orders: Vec<Order>,
 }
@@ -43,6 +45,7 @@ impl Weather {
         Weather {
             active: Vec::new(),
             calm_since: Some(0),
+            has_been: false,
             orders: Vec::new(),
         }
     }
@@ -50,6 +53,11 @@ impl Weather {
     /// Since when nothing goes wrong, if that is so.
     pub(crate) fn calm_since(&self) -> Option<Millis> {
         self.calm_since
+    }
+
+    /// Whether anything went wrong so far.
+    pub(crate) fn has_been(&self) -> bool {
+        self.has_been
     }
 
     pub(crate) fn chances(&self, plan: &Plan) -> Chances {
@@ -97,6 +105,7 @@ pub(crate) fn begin(index: usize) {
         tell!(world, Who::World, "{}", words::trouble(fault.what, fault.lasts));
         world.weather.active.push(index);
         world.weather.calm_since = None;
+        world.weather.has_been = true;
         let ends = world.now + fault.lasts;
         world.schedule(ends, Event::FaultEnds(index));
         let orders = &mut world.weather.orders;

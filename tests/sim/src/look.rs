@@ -39,6 +39,12 @@ impl World {
         self.looks.clients.retain(|_, (of, _)| *of != process);
     }
 
+    /// The process that has a grant, if that lives.
+    pub(crate) fn process_of(&self, grant: GrantId) -> Option<usize> {
+        let of = self.looks.clients.get(&sim::client_of(grant));
+        of.map(|(process, _)| *process)
+    }
+
     pub(crate) fn looks_again(&mut self) {
         self.schedule(self.now + EVERY, Event::Look);
     }

@@ -49,6 +49,7 @@ pub(crate) mod streams {
     pub(crate) const RECORDS: u64 = 8;
     pub(crate) const THREADS: u64 = 9;
     pub(crate) const PLAN_OF_STORES: u64 = 20;
+    pub(crate) const PLAN_OF_BUSY: u64 = 21;
 }
 
 pub(crate) struct World {

@@ -123,6 +123,7 @@ impl Waits {
             waiter.nested = !around.is_empty();
             waiter.also = keys_of(task).skip(1).collect();
             waiter.is_leader = task.kind == plan::Kind::Leader;
+            waiter.preferred = task.preferred;
             waiter.amount = 1 + task.more_permits;
             let upgrades = (kind == Kind::Write && task.also.is_empty())
                 .then(|| world.reads_around(&key, around))

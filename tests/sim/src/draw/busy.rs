@@ -1,0 +1,71 @@
+//! Draws processes that are busy with one lock while another process waits for it.
+
+use crate::chance::{Draws, stream};
+use crate::plan::{End, Kind, Lock, Plan, Process, Stores, Task, User, Work};
+use crate::world::streams;
+
+/// A key that no other user has, so that only these compete.
+const KEY: u32 = 9;
+
+/// Adds to some plans by a stream of its own.
+pub(super) fn add(plan: &mut Plan) {
+    let mut rng = stream(plan.seed, &[streams::PLAN_OF_BUSY]);
+    if plan.stores != Stores::One || !rng.permille(100) {
+        return;
+    }
+    if plan.processes.len() == 1 {
+        plan.processes.push(Process {
+            drift: 0,
+            users: Vec::new(),
+        });
+    }
+    let settled = plan.faults_end() + 2 * (plan.settings.lease + plan.settings.timeout) + 6_000;
+    let begins = if plan.faults.is_empty() { 0 } else { settled };
+    let kinds = [Kind::Plain, Kind::Plain, Kind::Write, Kind::Fair];
+    let kind = *rng.choice(&kinds).unwrap_or(&Kind::Plain);
+    let busy = rng.usize(..plan.processes.len());
+    for (number, process) in plan.processes.iter_mut().enumerate() {
+        let (users, most) = match number == busy {
+            true => (rng.usize(2..=6), 60),
+            false => (usize::from(rng.u32(..3) > 0), 8),
+        };
+        for _ in 0..users {
+            let mut tasks = Vec::new();
+            for _ in 0..rng.between(2, most) {
+                // Readers that come while a preferred writer waits.
+                let reads = kind == Kind::Write && rng.u32(..3) > 0;
+                let kind = if reads { Kind::Read } else { kind };
+                tasks.push(Task::Lock(lock(kind, rng.between(0, 4))));
+                if number != busy || reads {
+                    tasks.push(Task::Pause(rng.between(1, 20)));
+                }
+            }
+            process.users.push(User {
+                begins: begins + rng.between(0, 20),
+                tasks,
+            });
+        }
+    }
+}
+
+fn lock(kind: Kind, lasts: u64) -> Lock {
+    Lock {
+        key: KEY,
+        kind,
+        also: Vec::new(),
+        call: Default::default(),
+        more_permits: 0,
+        handoffs: None,
+        once: false,
+        wait: None,
+        fixed_lease: None,
+        min_hold: None,
+        max_hold: None,
+        max_waiters: None,
+        preferred: kind == Kind::Write,
+        habit: None,
+        work: vec![Work::Sleep(lasts)],
+        end: End::Release,
+        reading: Vec::new(),
+    }
+}
