@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dlock::backend::GrantId;
+use dlock::backend::{GrantId, Kind};
 use dlock::sim::{self, Client, Entry};
 use dlock::{LockClient, LockKey};
 
@@ -14,6 +14,9 @@ use crate::world::{Event, World, with};
 const EVERY: Millis = 100;
 /// A waiter that is woken and not polled loses what it has at most so much later (`POLL_DEADLINE`, twice).
 const UNPOLLED: Millis = 2_500;
+
+/// So long a store keeps the position of a waiter that does not ask any more.
+const POSITION: Millis = 5_500;
 
 /// What was seen at the looks before.
 #[derive(Default)]
@@ -99,11 +102,15 @@ impl World {
         let Some(calm_since) = self.weather.calm_since() else {
             return;
         };
-        let unpolled = if self.plan.has_unpolled() { UNPOLLED } else { 0 };
+        let has_unpolled = self.plan.has_unpolled();
         // Clients of a quorum may each get a minority, and try again after a pause.
         let attempts = if self.plan.stores.count() > 1 { 10 } else { 1 };
-        let patience =
-            attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500) + unpolled;
+        let anyway = attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500);
+        let patience = |kind| match kind {
+            _ if !has_unpolled => anyway,
+            Kind::Fair | Kind::Read | Kind::Write => anyway + UNPOLLED + POSITION,
+            _ => anyway + UNPOLLED,
+        };
         let left_out = self.checks.waiting().find(|waiter| {
             let from = self.looks.unused_since.get(&waiter.key).copied();
             // It may have been used between two looks.
@@ -112,7 +119,7 @@ impl World {
             waiter.attentive
                 && !waiter.nested
                 && from.is_some_and(|from| {
-                    from.max(waiter.since).max(settled) + patience < now
+                    from.max(waiter.since).max(settled) + patience(waiter.kind) < now
                         && self.can_have_permits(waiter, from)
                 })
         });
@@ -120,13 +127,15 @@ impl World {
             process,
             user,
             key,
+            kind,
             since,
             ..
         }) = left_out.cloned()
         {
             let story = format!(
-                "nobody uses {key} for more than {patience} ms, and p{process}/u{user}, which waits for it since {since} \
-                 ms, does not get it"
+                "nobody uses {key} for more than {} ms, and p{process}/u{user}, which waits for it since {since} \
+                 ms, does not get it",
+                patience(kind)
             );
             self.violated(WAITING, story);
         }

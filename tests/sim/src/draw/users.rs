@@ -277,9 +277,9 @@ impl Lock {
             self.once = false;
         }
         // It would be refused.
-        self.max_hold = self
-            .max_hold
-            .filter(|most| self.min_hold.is_none_or(|least| least <= *most));
+        let least = self.min_hold.unwrap_or(0);
+        self.max_hold = self.max_hold.filter(|most| least <= *most);
+        self.fixed_lease = self.fixed_lease.filter(|lease| least <= *lease);
         if matches!(self.kind, Kind::Permit | Kind::Leader) {
             (self.preferred, self.handoffs) = (false, None);
         }
