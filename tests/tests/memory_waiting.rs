@@ -438,7 +438,8 @@ async fn waiter_that_lost_what_it_was_handed_waits_on_in_its_place() {
     // It has been handed the lock, and loses it.
     assert!(s.other.force_release("k").await.unwrap());
     let other = s.other.lock("k").acquire().await.unwrap();
-    sleep(SEC).await;
+    // The poll deadline, twice.
+    sleep(2 * SEC + 100 * MS).await;
     let second = tokio::spawn(lock.acquire());
     sleep(MS).await;
     let third = tokio::spawn(lock.clone().max_waiters(9).acquire());

@@ -8,8 +8,11 @@ pub(crate) mod record;
 pub(crate) mod time;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use dlock::backend::{AcquireAllReply, AcquireReply, AcquireRequest, BackendError, GrantId, Kind};
+use dlock::backend::{
+    AcquireAllReply, AcquireReply, AcquireRequest, BackendError, GrantId, Kind, ReleaseReply,
+};
 use dlock::sim;
 use dlock::{Held, HoldState, LockClient, LockKey};
 
@@ -733,9 +736,11 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
         }
         _ => {}
     }
-    if let (Request::Release(request), Ok(_)) = (request, result) {
+    if let (Request::Release(request), Ok(reply)) = (request, result) {
         let key = &request.key;
-        time::released(store, key, request.grant, request.keep_for);
+        let is_kept = matches!(reply, Reply::Release(ReleaseReply::Released { .. }));
+        let keep_for = if is_kept { request.keep_for } else { Duration::ZERO };
+        time::released(store, key, request.grant, keep_for);
         let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());
         with(|world| world.came_free(key, is_free));
     }

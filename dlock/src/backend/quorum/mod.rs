@@ -41,7 +41,7 @@ use super::{
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
 use crate::base::broken;
-use crate::base::chance::{HashMap, HashSet};
+use crate::base::chance::{self, HashMap, HashSet};
 use crate::{LockKey, clock};
 
 /// The longest lease on a quorum, unless said otherwise.
@@ -49,6 +49,9 @@ pub const DEFAULT_MAX_LEASE: Duration = Duration::from_secs(60);
 
 /// What the slower members have beyond the time of the faster ones, where a lock is not to be had anyway.
 const SHORT: Duration = Duration::from_millis(5);
+
+/// Clients that have split the votes ask again at moments that are two round trips apart at most, of this length at most.
+const LONGEST_SPREAD: Duration = Duration::from_millis(250);
 
 /// When those members are asked again that had somebody else when a lock was acquired: whoever got only a minority has
 /// given it back by then.
@@ -201,7 +204,14 @@ impl Quorum {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
                 self.say(&request, votes.told());
+                let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
+                if votes.granted().next().is_some() {
+                    // The votes are split among several clients, which all ask anew when these are given back: at different
+                    // moments, or they are split again and again.
+                    tokio::time::sleep(round_trip.min(LONGEST_SPREAD).mul_f64(2.0 * chance::fraction()))
+                        .await;
+                }
                 return Ok(AcquireReply::Busy {
                     remaining,
                     again: None,

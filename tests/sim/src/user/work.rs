@@ -134,7 +134,6 @@ pub(super) async fn work(
         }
         (End::GivenAway, Holder::One(guard)) => {
             with(|world| world.counts.sometimes("a guard that another thread dropped"));
-            drop(inside);
             let lock = lock_of(&client, &task).wait(Duration::from_secs(1));
             let again = guard.frame().wrap(lock.acquire());
             let given = threads::give(guard);
@@ -146,6 +145,7 @@ pub(super) async fn work(
             {
                 with(|world| world.told_released(me.both(), &key));
             }
+            drop(inside);
             drop(given);
         }
         (End::ReleaseTwice, Holder::One(guard)) => {
