@@ -134,6 +134,8 @@ pub(super) async fn work(
         }
         (End::GivenAway, Holder::One(guard)) => {
             with(|world| world.counts.sometimes("a guard that another thread dropped"));
+            drop(inside);
+            with(|world| world.held_for(me.process, guard.key(), 1_000));
             let lock = lock_of(&client, &task).wait(Duration::from_secs(1));
             let again = guard.frame().wrap(lock.acquire());
             let given = threads::give(guard);
@@ -145,7 +147,6 @@ pub(super) async fn work(
             {
                 with(|world| world.told_released(me.both(), &key));
             }
-            drop(inside);
             drop(given);
         }
         (End::ReleaseTwice, Holder::One(guard)) => {
