@@ -287,6 +287,12 @@ impl Lock {
             // Work that lasts longer than a term would begin again and again.
             self.max_hold = None;
         }
+        // What is in its frame then would be judged as if it had none.
+        let is_simple =
+            |work: &Work| matches!(work, Work::Sleep(_) | Work::Write | Work::Ensure(_) | Work::Ask);
+        if self.end == End::GivenAway && !self.work.iter().all(is_simple) {
+            self.end = End::Release;
+        }
         if self.end == End::Downgrade
             && (self.kind != Kind::Write || self.call != Call::Acquire || !self.also.is_empty())
         {

@@ -135,7 +135,7 @@ pub(super) async fn work(
         (End::GivenAway, Holder::One(guard)) => {
             with(|world| world.counts.sometimes("a guard that another thread dropped"));
             drop(inside);
-            with(|world| world.held_for(me.process, guard.key(), 1_000));
+            with(|world| world.held_for(me.process, guard.key(), 3_000));
             let lock = lock_of(&client, &task).wait(Duration::from_secs(1));
             let again = guard.frame().wrap(lock.acquire());
             let given = threads::give(guard);
