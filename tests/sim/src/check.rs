@@ -208,12 +208,6 @@ impl Checks {
         ends.map(|(_, at)| *at).max()
     }
 
-    /// Whether the code of some user still has the guard of this grant.
-    pub(crate) fn is_in_hand(&self, grant: GrantId) -> bool {
-        let held = self.sections.values().map(|section| sim::grants(&section.held));
-        held.flatten().any(|(_, _, id)| id == grant)
-    }
-
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiter> {
         self.waiters.values()
     }

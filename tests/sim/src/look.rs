@@ -61,12 +61,10 @@ impl World {
                 continue;
             };
             let (process, is_stopped) = (*process, self.clocks[*process].stopped.is_some());
-            // A user that is told of a loss only when it asks has the guard yet, and gives it back.
-            let has_guard = self.checks.is_in_hand(*grant);
-            if *kept || is_stopped || has_guard || client.is_busy() || client.has(*grant) {
+            if *kept || is_stopped || client.is_busy() || client.has(*grant) {
                 continue;
             }
-            // One that is lost, and whose late renewals came through, is given back when its guard is dropped.
+            // A lost one whose late renewals came through is released when its guard is dropped.
             if self.checks.has_guard(*grant) {
                 continue;
             }

@@ -295,23 +295,6 @@ pub(crate) fn send(
         world.is_sent(&request);
         world.links.next_id += 1;
         let id = world.links.next_id;
-        if !world.stores[store].is_up() && world.links.of(process, store).rng.bool() {
-            tell!(world, Who::Process(process), "finds store {store} down");
-            world.counts.faults += 1;
-            let error = BackendError::not_done(Reason::Unreachable, "the connection was refused");
-            let at = world.now + world.plan.network.round_trip();
-            world.links.waiting.insert(
-                id,
-                Waiting {
-                    peer,
-                    about: about.clone(),
-                    reply,
-                },
-            );
-            let result = Box::new(Err(error));
-            world.schedule(at, Event::Arrival(Arrival::Reply { id, result }));
-            return;
-        }
         world.links.waiting.insert(
             id,
             Waiting {
@@ -320,6 +303,15 @@ pub(crate) fn send(
                 reply,
             },
         );
+        if !world.stores[store].is_up() && world.links.of(process, store).rng.bool() {
+            tell!(world, Who::Process(process), "finds store {store} down");
+            world.counts.faults += 1;
+            let error = BackendError::not_done(Reason::Unreachable, "the connection was refused");
+            let at = world.now + world.plan.network.round_trip();
+            let result = Box::new(Err(error));
+            world.schedule(at, Event::Arrival(Arrival::Reply { id, result }));
+            return;
+        }
         let timeout = world.now + world.plan.settings.timeout;
         world.schedule(timeout, Event::Arrival(Arrival::Timeout { id }));
         let (at, copy_at) = world.travels(peer, true);

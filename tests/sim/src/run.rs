@@ -35,6 +35,13 @@ const ENDLESS: Millis = 600_000;
 /// A user that is polled so many times at one moment goes round in circles.
 const MOST_ROUNDS: u32 = 100_000;
 
+impl World {
+    fn goes_in_circles(&mut self) {
+        let story = "a task goes round in circles and lets no time pass";
+        self.violated(WAITING, story.to_owned());
+    }
+}
+
 /// How a world went.
 pub(crate) struct Outcome {
     pub(crate) violation: Option<Violation>,
@@ -272,10 +279,7 @@ fn in_one_runtime(plan: &Rc<Plan>, keep: Keep) {
                 }
                 let is_over = with(|world| {
                     if rounds > MOST_ROUNDS {
-                        world.violated(
-                            WAITING,
-                            "a task goes round in circles and lets no time pass".to_owned(),
-                        );
+                        world.goes_in_circles();
                     }
                     world.weather.orders.clear();
                     ending.is_over(world)
@@ -381,12 +385,7 @@ impl Machine {
                 }
                 rounds += 1;
                 if rounds > MOST_ROUNDS {
-                    with(|world| {
-                        world.violated(
-                            WAITING,
-                            "a task goes round in circles and lets no time pass".to_owned(),
-                        );
-                    });
+                    with(World::goes_in_circles);
                     return Poll::Ready(());
                 }
                 if process.host.poll_ready(cx) {

@@ -171,7 +171,8 @@ impl Held {
         }
     }
 
-    /// All of these or none. Nobody sees what is taken before one is found busy, so nobody is told.
+    /// All of these or none. No client sees what is taken before one is found busy; only the place of a writer in front of
+    /// the readers is given up by that, of which the caller tells them.
     fn acquire_all(&mut self, requests: &[AcquireRequest], now: Instant) -> AcquireAllReply {
         let mut tokens = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {

@@ -129,7 +129,7 @@ impl World {
         let Some(process) = self.process_of(grant).filter(|_| self.judges_order()) else {
             return;
         };
-        if self.checks.is_in_hand(grant) {
+        if self.checks.has_guard(grant) {
             return;
         }
         self.counts.sometimes("a reader that was let in");
