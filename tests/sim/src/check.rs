@@ -278,13 +278,6 @@ impl World {
         matches!(sim::peek(held, now), HoldState::Lost(_))
     }
 
-    /// A process has a lock for at most so long that protects nothing.
-    pub(crate) fn held_for(&mut self, process: usize, key: &LockKey, most: Millis) {
-        let until = self.now + most;
-        let before = self.checks.held_here.entry((process, key.clone())).or_default();
-        *before = until.max(*before);
-    }
-
     /// An acquire ended with a loss that is none: somebody gave the lock back.
     pub(crate) fn told_released(&mut self, (process, user): (usize, usize), key: &LockKey) {
         let story = format!(
@@ -425,7 +418,8 @@ impl World {
             all.retain(|other| *other != id);
         }
         self.checks.times.left(id);
-        self.held_for(section.process, &section.key, 0);
+        let now = self.now;
+        self.checks.held_here.insert((section.process, section.key), now);
     }
 
     /// The sections of a process that is gone.

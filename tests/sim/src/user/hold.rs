@@ -90,7 +90,7 @@ fn name_of(error: &Error) -> &'static str {
 
 /// Counted among those that wait, until it is served or the last of its clones is dropped.
 #[derive(Clone)]
-struct Waits(Arc<Wait>);
+pub(super) struct Waits(Arc<Wait>);
 
 struct Wait {
     me: Me,
@@ -105,7 +105,7 @@ struct WaitsFor {
 }
 
 impl Waits {
-    fn begin(me: Me, task: &Lock, around: &[Frame]) -> Waits {
+    pub(super) fn begin(me: Me, task: &Lock, around: &[Frame]) -> Waits {
         let kind = kind_of(task.kind);
         let key = key_of(task.kind, task.key);
         me.says(|| format!("wants {key}: {}{}", words::kind(kind), words::wish(task)));
@@ -158,7 +158,7 @@ impl Waits {
     }
 
     /// It waits no longer, with this outcome; `None` where it gave up.
-    fn end<T>(&self, outcome: Option<Result<T, Error>>) -> Option<T> {
+    pub(super) fn end<T>(&self, outcome: Option<Result<T, Error>>) -> Option<T> {
         let Wait { me, task, .. } = &*self.0;
         let WaitsFor { key, upgrades } = task;
         match outcome {

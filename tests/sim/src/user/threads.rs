@@ -7,6 +7,7 @@ use std::rc::Rc;
 use dlock::{LockGuard, sim};
 use fastrand::Rng;
 
+use super::work::Inside;
 use crate::chance::{Draws, stream};
 use crate::world::streams;
 
@@ -14,10 +15,13 @@ thread_local! {
     static GIVEN: RefCell<Given> = RefCell::new(Given::new(0));
 }
 
+/// What it has in its hands: until it drops that, the lock is held.
+type Guard = (Inside, LockGuard);
+
 struct Given {
     rng: Rng,
     next: u64,
-    guards: BTreeMap<u64, LockGuard>,
+    guards: BTreeMap<u64, Guard>,
 }
 
 impl Given {
@@ -29,7 +33,7 @@ impl Given {
         }
     }
 
-    fn take(&mut self) -> Option<LockGuard> {
+    fn take(&mut self) -> Option<Guard> {
         let first = *self.guards.first_key_value()?.0;
         self.rng
             .permille(500)
@@ -42,10 +46,10 @@ impl Given {
 pub(super) struct Gift(u64);
 
 /// Gives a guard away.
-pub(super) fn give(guard: LockGuard) -> Gift {
+pub(super) fn give(inside: Inside, guard: LockGuard) -> Gift {
     GIVEN.with_borrow_mut(|given| {
         given.next += 1;
-        given.guards.insert(given.next, guard);
+        given.guards.insert(given.next, (inside, guard));
         Gift(given.next)
     })
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::backend::Kind;
-use dlock::{Error, Held, LockClient, Loss};
+use dlock::{Held, LockClient};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
-use super::hold::hold;
+use super::hold::{Waits, hold};
 use super::holder::{Holder, keys_of, kind_of, lock_of};
 use super::{AtWork, Me, OnPurpose, sleep, threads};
 use crate::check::{Begins, Frame};
@@ -19,7 +19,7 @@ use crate::words;
 use crate::world::{if_any, with};
 
 /// The sections of a hold, one for each of its keys, until it is dropped: before the guard is.
-struct Inside(Vec<u64>);
+pub(super) struct Inside(Vec<u64>);
 
 impl Inside {
     fn begin(begins: Begins, task: &Lock, held: &Held, around: &mut Vec<Frame>) -> Inside {
@@ -134,19 +134,11 @@ pub(super) async fn work(
         }
         (End::GivenAway, Holder::One(guard)) => {
             with(|world| world.counts.sometimes("a guard that another thread dropped"));
-            drop(inside);
-            with(|world| world.held_for(me.process, guard.key(), 3_000));
-            let lock = lock_of(&client, &task).wait(Duration::from_secs(1));
-            let again = guard.frame().wrap(lock.acquire());
-            let given = threads::give(guard);
-            if let Err(Error::Lost {
-                key,
-                loss: Loss::Released,
-                ..
-            }) = again.await
-            {
-                with(|world| world.told_released(me.both(), &key));
-            }
+            let task = waits_a_second(&task);
+            let waits = Waits::begin(me, &task, &frames);
+            let again = guard.frame().wrap(lock_of(&client, &task).acquire());
+            let given = threads::give(inside, guard);
+            drop(waits.end(Some(again.await)));
             drop(given);
         }
         (End::ReleaseTwice, Holder::One(guard)) => {
@@ -180,6 +172,17 @@ pub(super) async fn work(
             drop(inside);
             release(me, holder).await;
         }
+    }
+}
+
+/// The lock of a task, for a call that waits a second for that alone.
+fn waits_a_second(task: &Lock) -> Lock {
+    Lock {
+        also: Vec::new(),
+        once: false,
+        habit: None,
+        wait: Some(1_000),
+        ..task.clone()
     }
 }
 
@@ -257,10 +260,10 @@ impl Worker<'_> {
     /// A second lock, inside; and beside it a task that wants it too, and is in the frame of the first alone.
     async fn cross(&self, lock: &Lock) {
         let Holder::One(guard) = self.holder else { return };
-        let wanted = lock_of(self.client, lock).wait(Duration::from_secs(1));
-        let Some(Ok(inner)) = self.holder.scope(wanted.acquire()).await else {
-            return;
-        };
+        let task = waits_a_second(lock);
+        let waits = Waits::begin(self.me, &task, self.frames);
+        let outcome = self.holder.scope(lock_of(self.client, &task).acquire()).await;
+        let Some(inner) = waits.end(outcome) else { return };
         let Ok(second) = guard.reenter() else { return };
         with(|world| world.counts.sometimes("a task in one of two frames"));
         let begins = Begins {
