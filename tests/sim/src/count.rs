@@ -13,6 +13,7 @@ const EXPECTED: &[&str] = &[
     "a claim that was asked for again",
     "a claim that was dropped",
     "a client that was shut down",
+    "a client that was shut down with a set that was not complete",
     "a client that went away",
     "a completion under a claim that was taken over",
     "a fair lock that went by arrival",

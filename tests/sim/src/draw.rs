@@ -2,6 +2,7 @@
 
 mod busy;
 mod record;
+mod sets;
 mod stores;
 mod users;
 
@@ -76,6 +77,7 @@ pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
     };
     stores::add(&mut plan);
     busy::add(&mut plan);
+    sets::add(&mut plan);
     plan
 }
 

@@ -165,6 +165,11 @@ pub(crate) enum Task {
     },
     /// Shuts the client of the process down; guards have so long to be released.
     ShutDown(Millis),
+    /// The same as soon as some call has a part of its set, within so long.
+    ShutDownAmidSet {
+        within: Millis,
+        deadline: Millis,
+    },
     /// Changes how many permits a semaphore has.
     Permits {
         semaphore: u32,
@@ -398,6 +403,14 @@ impl Plan {
             Task::Lock(lock) => lock.has_unpolled(),
             _ => false,
         })
+    }
+
+    /// When nothing of the faults is felt any more.
+    pub(crate) fn settled_after(&self) -> Millis {
+        match self.faults.is_empty() {
+            true => 0,
+            false => self.faults_end() + 2 * (self.settings.lease + self.settings.timeout) + 6_000,
+        }
     }
 
     /// When the last fault is over.

@@ -278,15 +278,19 @@ pub(crate) fn carry_out(
         // Nobody waits for its reply any more, and by its clock it knows.
         let is_outdated = world.now > sent + world.plan.settings.timeout;
         let store = &mut world.stores[store];
-        match request {
-            Request::Acquire(request) => is_outdated || store.is_given_back(request),
-            Request::AcquireAll(all) => is_outdated || all.iter().any(|request| store.is_given_back(request)),
+        let is_given_back = match request {
+            Request::Acquire(request) => store.is_given_back(request),
+            Request::AcquireAll(all) => all.iter().any(|request| store.is_given_back(request)),
             Request::Release(request) => {
                 store.given_back.insert(request.grant);
                 false
             }
             _ => false,
+        };
+        if is_given_back {
+            world.counts.sometimes("an acquire that came after its release");
         }
+        is_given_back || is_outdated && request.takes()
     });
     if came_late {
         with(|world| {

@@ -13,7 +13,7 @@ mod work;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-use dlock::LockClient;
+use dlock::{LockClient, sim};
 use futures_util::FutureExt;
 
 use self::hold::hold;
@@ -93,6 +93,13 @@ pub(crate) async fn user(
                 } => counted::unowned(me, &client, (semaphore, amount), (wait, lasts), habit).await,
                 Task::Latch { latch, step } => counted::latch(me, &client, latch, step).await,
                 Task::ShutDown(deadline) => shut_down(me, &client, deadline).await,
+                Task::ShutDownAmidSet { within, deadline } => {
+                    let until = with(|world| world.now) + within;
+                    while !has_part_of_set(&client) && with(|world| world.now) < until {
+                        sleep(1).await;
+                    }
+                    shut_down(me, &client, deadline).await;
+                }
                 Task::Permits { semaphore, change } => counted::change(me, &client, semaphore, change).await,
             }
         });
@@ -105,6 +112,11 @@ pub(crate) async fn user(
     }
 }
 
+/// Whether some call for several locks has some of them, and not all.
+fn has_part_of_set(client: &LockClient) -> bool {
+    client.held() > sim::left(client).grants
+}
+
 /// Ends the client of a process in the middle of its work: from then on it takes nothing, and it gives back everything.
 async fn shut_down(me: Me, client: &LockClient, deadline: Millis) {
     me.says(|| {
@@ -114,6 +126,13 @@ async fn shut_down(me: Me, client: &LockClient, deadline: Millis) {
         )
     });
     with(|world| world.closes(me.process));
+    if has_part_of_set(client) {
+        with(|world| {
+            world
+                .counts
+                .sometimes("a client that was shut down with a set that was not complete")
+        });
+    }
     let report = client.shutdown(Duration::from_millis(deadline)).await;
     me.says(|| {
         let (lost, unconfirmed) = (report.lost, report.unconfirmed);

@@ -1,7 +1,7 @@
 //! Draws processes that are busy with one lock while another process waits for it.
 
 use crate::chance::{Draws, stream};
-use crate::plan::{End, Kind, Lock, Plan, Process, Stores, Task, User, Work};
+use crate::plan::{End, Kind, Lock, Millis, Plan, Process, Stores, Task, User, Work};
 use crate::world::streams;
 
 /// A key that no other user has, so that only these compete.
@@ -19,8 +19,7 @@ pub(super) fn add(plan: &mut Plan) {
             users: Vec::new(),
         });
     }
-    let settled = plan.faults_end() + 2 * (plan.settings.lease + plan.settings.timeout) + 6_000;
-    let begins = if plan.faults.is_empty() { 0 } else { settled };
+    let begins = plan.settled_after();
     let kinds = [Kind::Plain, Kind::Plain, Kind::Write, Kind::Fair];
     let kind = *rng.choice(&kinds).unwrap_or(&Kind::Plain);
     let busy = rng.usize(..plan.processes.len());
@@ -35,7 +34,7 @@ pub(super) fn add(plan: &mut Plan) {
                 // Readers that come while a preferred writer waits.
                 let reads = kind == Kind::Write && rng.u32(..3) > 0;
                 let kind = if reads { Kind::Read } else { kind };
-                tasks.push(Task::Lock(lock(kind, rng.between(0, 4))));
+                tasks.push(Task::Lock(lock(KEY, kind, rng.between(0, 4))));
                 if number != busy || reads {
                     tasks.push(Task::Pause(rng.between(1, 20)));
                 }
@@ -48,9 +47,10 @@ pub(super) fn add(plan: &mut Plan) {
     }
 }
 
-fn lock(kind: Kind, lasts: u64) -> Lock {
+/// Takes a lock, sleeps, and gives it back.
+pub(super) fn lock(key: u32, kind: Kind, lasts: Millis) -> Lock {
     Lock {
-        key: KEY,
+        key,
         kind,
         also: Vec::new(),
         call: Default::default(),

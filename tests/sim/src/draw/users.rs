@@ -51,14 +51,14 @@ impl Habits {
         };
         Habits {
             unowned: (0..unowned).map(|_| rng.u32(1..=4)).collect(),
-            has_latches: !is_quorum && rng.permille(150),
-            shuts_down: rng.permille(60),
+            has_latches: !is_quorum && rng.permille(220),
+            shuts_down: rng.permille(90),
             keys: (0..keys).map(|_| family(rng)).collect(),
             semaphores: (0..semaphores).map(|_| rng.u32(1..=5)).collect(),
             has_posts: rng.permille(150),
             lease,
             unpolled: rng.permille(150),
-            takes_sets: rng.permille(400),
+            takes_sets: rng.permille(500),
             crowd: rng.bool(),
         }
     }
@@ -112,7 +112,7 @@ impl Habits {
     fn permits(&self, rng: &mut Rng) -> Task {
         let key = rng.usize(..self.semaphores.len());
         let (semaphore, total) = (key as u32, self.semaphores[key]);
-        if rng.permille(60) {
+        if rng.permille(150) {
             let change = match rng.u32(..3) {
                 0 => Change::Set(rng.u32(1..=total + 2)),
                 1 => Change::Add(rng.u32(1..=2)),
