@@ -116,48 +116,17 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod acquire;
-pub mod backend;
+mod api;
 mod base;
-mod builder;
-mod client;
-mod clock;
-mod counted;
-mod courtesy;
-mod credentials;
-mod default;
-mod error;
-mod evidence;
-mod grants;
-mod guard;
-mod handover;
-mod held;
-mod key;
-mod latch;
-mod leader;
-mod lock;
-mod multi;
-mod name;
-mod numbers;
-mod outside;
-mod problem;
-mod question;
-pub mod record;
-mod release;
-mod run;
-mod rwlock;
-pub mod scope;
-mod semaphore;
+#[cfg(test)]
+mod layers;
+mod runtime;
 #[cfg(dlock_sim)]
 #[doc(hidden)]
 pub mod sim;
-mod telemetry;
+mod store;
+mod stores;
 pub mod testing;
-mod under;
-mod unfinished;
-mod url;
-mod waiters;
-mod watchdog;
 
 #[doc(hidden)]
 pub mod __chance {
@@ -166,30 +135,46 @@ pub mod __chance {
     pub use crate::base::chance::{fraction, next_id, uuid};
 }
 #[doc(hidden)]
-#[path = "macro_support.rs"]
-pub mod __macro;
+pub use api::macro_support as __macro;
 #[doc(hidden)]
-#[path = "request.rs"]
-pub mod __request;
+pub use base::request as __request;
 
-pub use backend::Kind;
-pub use builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, DEFAULT_TIMEOUT, LockClientBuilder};
-pub use client::{LockClient, ShutdownReport};
-pub use credentials::Credentials;
-pub use default::{RuntimeDefault, default_client, set_default, set_runtime_default, with_default};
+pub mod backend {
+    #![doc = include_str!("store/seam.md")]
+
+    pub use crate::store::*;
+    pub use crate::stores::{memory, quorum};
+}
+pub mod record {
+    #![doc = include_str!("store/records.md")]
+
+    pub use crate::store::records::*;
+    #[cfg(feature = "postgres")]
+    pub use crate::stores::postgres;
+}
+pub use runtime::scope;
+
+pub use api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, LockClientBuilder};
+pub use api::client::{LockClient, ShutdownReport};
+pub use api::default::{RuntimeDefault, default_client, set_default, set_runtime_default, with_default};
+pub use api::guard::LockGuard;
+pub use api::held::Held;
+pub use api::latch::Latch;
+pub use api::leader::{Leader, Term};
+pub use api::lock::Lock;
+pub use api::multi::{MultiGuard, MultiLock};
+pub use api::rwlock::RwLock;
+pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
+pub use base::error::{Error, Loss};
+pub use base::hold_state::HoldState;
+pub use base::key::{LockKey, MAX_KEY_BYTES};
+pub use base::kind::Kind;
+pub use base::problem::Problem;
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;
-pub use error::{Error, Loss};
-pub use guard::{HoldState, LockGuard};
-pub use held::Held;
-pub use key::{LockKey, MAX_KEY_BYTES};
-pub use latch::Latch;
-pub use leader::{Leader, Term};
-pub use lock::{Lock, MAX_AT_ONCE};
-pub use multi::{MultiGuard, MultiLock};
-pub use problem::Problem;
-pub use rwlock::RwLock;
-pub use semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
+pub use runtime::options::MAX_AT_ONCE;
+pub use store::credentials::Credentials;
+pub use store::options::DEFAULT_TIMEOUT;
 
 /// The innermost hold whose frame the calling code runs in, and that has not been given back; `None`
 /// outside of every frame.
@@ -209,5 +194,5 @@ pub use semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 /// ```
 #[must_use]
 pub fn current() -> Option<Held> {
-    scope::innermost()
+    runtime::scope::innermost().map(Held::from)
 }

@@ -38,14 +38,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::backend::counter::{CounterReply, CounterRequest};
-use crate::backend::memory::MemoryBackend;
-use crate::backend::{
+use crate::runtime::client::Shared;
+use crate::runtime::options::LONGEST;
+use crate::store::counter::{CounterReply, CounterRequest};
+use crate::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
 };
-use crate::client::Shared;
-use crate::lock::LONGEST;
+use crate::stores::memory::MemoryBackend;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
 
 /// A store in memory with a hand on its shoulder. Clones are the same store.

@@ -4,7 +4,7 @@
 macro_rules! broken {
     ($rule:ident) => {{
         #[cfg(dlock_sim)]
-        let is_broken = $crate::sim::breaks::is_broken($crate::sim::breaks::Broken::$rule);
+        let is_broken = $crate::base::sim::breaks::is_broken($crate::base::sim::breaks::Broken::$rule);
         #[cfg(not(dlock_sim))]
         let is_broken = false;
         is_broken

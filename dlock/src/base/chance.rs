@@ -8,7 +8,7 @@ use uuid::Uuid;
 #[cfg(not(dlock_sim))]
 use self::real as source;
 #[cfg(dlock_sim)]
-use crate::sim::chance as source;
+use crate::base::sim::chance as source;
 
 /// A map whose order is drawn anew for each map; the same in every run of a simulation.
 pub(crate) type HashMap<K, V, S = source::State> = std::collections::HashMap<K, V, S>;

@@ -1,6 +1,17 @@
-//! What everything else is built on, and what the simulation puts something else in the place of.
+//! What everything else is built on: names, errors, time, chance. Knows no other part of the library.
 
 mod broken;
 pub(crate) mod chance;
+pub(crate) mod clock;
+pub(crate) mod error;
+pub(crate) mod hold_state;
+pub(crate) mod key;
+pub(crate) mod kind;
+pub(crate) mod name;
+pub(crate) mod numbers;
+pub(crate) mod problem;
+pub mod request;
+#[cfg(dlock_sim)]
+pub(crate) mod sim;
 
 pub(crate) use self::broken::broken;

@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use tokio::time::Instant;
 
-use crate::backend::{GrantId, Kind};
-use crate::client::Shared;
-use crate::clock::Moment;
-use crate::guard::HoldState;
+use crate::HoldState;
+use crate::base::clock::Moment;
+use crate::runtime::client::Shared;
+use crate::store::{GrantId, Kind};
 use crate::{Held, LockClient, LockKey};
 
 /// What a hold would answer at `now` by the clock of its process, which must be entered; of several the worst. Nobody is

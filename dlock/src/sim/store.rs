@@ -1,79 +1,14 @@
 //! The memory store as the server of a simulation.
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use crate::LockKey;
-use crate::backend::memory::MemoryBackend;
-use crate::backend::{GrantId, Kind, Watch};
-use crate::record::RecordKey;
-
-/// What the clocks of a store show.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StoreClock {
-    pub(crate) now: Instant,
-    wall: Duration,
-}
-
-thread_local! {
-    static STORE: Cell<Option<StoreClock>> = const { Cell::new(None) };
-}
-
-/// Restores the clock of the outer step, also after a panic.
-struct Restored(Option<StoreClock>);
-
-impl Drop for Restored {
-    fn drop(&mut self) {
-        STORE.set(self.0);
-    }
-}
-
-/// Takes a step of a store whose clocks show this: `now` for leases, and `wall`, the time since the Unix epoch, for
-/// fencing tokens. It needs no runtime.
-pub fn at_store<T>(now: Instant, wall: Duration, step: impl FnOnce() -> T) -> T {
-    let _outer = Restored(STORE.replace(Some(StoreClock { now, wall })));
-    step()
-}
-
-/// The clock of the store that takes a step.
-pub(crate) fn store_clock() -> Option<StoreClock> {
-    STORE.get()
-}
-
-/// The time since the Unix epoch: of the store, or as if the process had begun with the year 2026.
-pub(crate) fn wall() -> Duration {
-    const BEGIN: Duration = Duration::from_secs(1_767_225_600);
-    match store_clock() {
-        Some(of_store) => of_store.wall,
-        None => {
-            let now = crate::clock::now().into_std();
-            BEGIN + now.saturating_duration_since(super::origin())
-        }
-    }
-}
-
-/// What the store knows of one grant.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
-    /// The name.
-    pub key: LockKey,
-    /// What it is held as; a fair or a fenced lock is a plain one to the store.
-    pub kind: Kind,
-    /// The grant.
-    pub grant: GrantId,
-    /// When it ends unless it is renewed.
-    pub until: Instant,
-    /// It was released, and its `min_hold` keeps it for a while yet.
-    pub kept: bool,
-    /// How many permits it is; 1 for all other kinds.
-    pub amount: u32,
-}
+use crate::store::{GrantId, Kind, Watch};
+use crate::stores::memory::MemoryBackend;
+use crate::stores::memory::sim::Entry;
 
 /// All grants that the store knows, sorted. Unowned permits are nobody's and not among them. Call it inside of
-/// [`at_store`].
+/// [`at_store`](super::at_store).
 #[must_use]
 pub fn entries(store: &MemoryBackend) -> Vec<Entry> {
     let mut entries = store.grants();
@@ -104,14 +39,7 @@ pub fn fork(store: &MemoryBackend) -> MemoryBackend {
 /// Where the store tells a waiter of a release.
 #[must_use]
 pub fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
-    crate::backend::memory::topic(kind, key, grant)
-}
-
-/// Where the store tells of a record; no topic of a lock is the same.
-#[must_use]
-pub fn record_topic(key: &RecordKey) -> Arc<str> {
-    // No lock begins with a line break.
-    format!("\n{}", key.as_str()).into()
+    crate::stores::memory::topic(kind, key, grant)
 }
 
 /// Where the store told of a release, or of a change of a record, since this was asked last, whether or not anybody
@@ -142,8 +70,13 @@ pub fn listen_record(store: &MemoryBackend, topic: Arc<str>) -> Watch {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
     use super::*;
-    use crate::backend::{AcquireReply, AcquireRequest, Backend, ReleaseRequest};
+    use crate::sim::at_store;
+    use crate::store::{AcquireReply, AcquireRequest, Backend, ReleaseRequest};
     use futures_util::FutureExt;
 
     /// Outside of a runtime, by the clocks of the store alone.

@@ -1,7 +1,7 @@
 //! Three independent servers of which two make a majority; one is restarted without its data. Two clients that want
 //! the lock several times.
 //!
-//! The steps follow `backend/quorum`: all members are asked for one grant, the highest token of a majority is written
+//! The steps follow `stores/quorum`: all members are asked for one grant, the highest token of a majority is written
 //! to a majority that still has the grant, and the deadline counts from before the first was asked; a member that
 //! does not have a grant which is held is asked for it again; renewals and releases go to all. What a member says and
 //! does is its own step, at any time after it was asked: so requests and answers are as late as they like.

@@ -2,7 +2,7 @@
 //!
 //! The steps follow the library: `acquire.rs` and `waiters.rs` (only the first in line of a process talks to the
 //! store), `grants.rs` and `watchdog.rs` (deadlines and renewals), `handover.rs`, `release.rs` (releases are repeated
-//! until they are answered or the lease is over), `backend/redis/node/landing.rs` (what is of unknown outcome is
+//! until they are answered or the lease is over), `stores/redis/node/landing.rs` (what is of unknown outcome is
 //! released until the server's clock is past refuse-after), and the script's three steps.
 
 mod client;

@@ -1,0 +1,427 @@
+//! Sets up a client: options, and the store that a URL names.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime;
+use uuid::Uuid;
+
+use crate::runtime::client::{Handle, Settings};
+use crate::runtime::options::{check_duration, check_lease};
+use crate::store::credentials::{Credentials, Provider};
+use crate::store::options::{Common, DEFAULT_MAX_QUEUED, DEFAULT_TIMEOUT, MinReplicas, Tls};
+use crate::store::url::{StoreUrl, Topology};
+use crate::store::{AnyBackend, Backend, DynBackend, GrantId};
+use crate::stores;
+use crate::{Error, LockClient, LockKey};
+
+/// The lease that the watchdog renews, unless said otherwise.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+/// How long a call goes on through failures of the store, unless said otherwise.
+pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
+
+/// Options of a [`LockClient`].
+#[must_use = "a builder does nothing until it is built"]
+#[derive(Default)]
+pub struct LockClientBuilder {
+    url: Option<String>,
+    backend: Option<Arc<dyn DynBackend>>,
+    lease: Option<Duration>,
+    timeout: Option<Duration>,
+    retry_for: Option<Duration>,
+    max_queued: Option<usize>,
+    prefix: Option<String>,
+    service_name: Option<String>,
+    runtime: Option<runtime::Handle>,
+    tls: Tls,
+    sentinel: SentinelLogin,
+    credentials: Option<Provider>,
+    max_lease: Option<Duration>,
+    trust_fresh: Option<bool>,
+    replicas: Option<MinReplicas>,
+}
+
+impl LockClientBuilder {
+    /// The store, by URL; see [`LockClient::connect`]. What the builder says goes before what the URL's
+    /// query says.
+    pub fn url(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// The store, by a backend of your own or a shared [`MemoryBackend`](crate::backend::memory::MemoryBackend); instead of a URL. `timeout`,
+    /// `prefix` and `service_name` are then the backend's affair.
+    pub fn backend(mut self, backend: impl Backend) -> Self {
+        self.backend = Some(Arc::new(backend));
+        self
+    }
+
+    /// The lease that locks are renewed with, every third of it; 30 s by default. After a crash a lock
+    /// comes free when its lease has run out.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How long one step on the store may take; 1 s by default. Connecting takes several round trips (for the socket,
+    /// TLS, the login, and a look at the server), and each of them may take as long.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long an acquire or an awaited release goes on through failures of the store before it gives
+    /// up; 3 s by default.
+    pub fn retry_for(mut self, retry_for: Duration) -> Self {
+        self.retry_for = Some(retry_for);
+        self
+    }
+
+    /// How many acquires, claims and inspections may wait to be sent to a server that does not keep up;
+    /// 65,536 by default. One more fails at once, as [`Error::Unreachable`] (an acquire that waits tries again
+    /// until `retry_for` is over). Releases and renewals are never turned away: there are no more of them
+    /// than holds.
+    pub fn max_queued(mut self, requests: usize) -> Self {
+        self.max_queued = Some(requests);
+        self
+    }
+
+    /// What every lock's name begins with on the store; nothing by default. All clients of a lock give the same one: each
+    /// prefix has fencing tokens of its own, by the clock of the server.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// The name of this service, shown in the server's list of clients; the program's name by default.
+    pub fn service_name(mut self, name: impl Into<String>) -> Self {
+        self.service_name = Some(name.into());
+        self
+    }
+
+    /// The certificate (PEM) of the authority that the server's certificate must be signed by, instead of
+    /// those that the system trusts. For `rediss://`.
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.tls.root = Some(pem.into());
+        self
+    }
+
+    /// The certificate and the key (PEM) by which this client proves who it is; none by default. For
+    /// `rediss://`.
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.tls.client = Some((pem.into(), key.into()));
+        self
+    }
+
+    /// Asks `provider` for user and password at each connection to a server that has locks, instead of taking those of the
+    /// URL: for tokens that change, as those of a cloud's identity service. Where the credentials say how long they are
+    /// valid ([`Credentials::valid_for`]), open connections log in anew when three quarters of that time have passed.
+    ///
+    /// The function is called once for each connection and each new login, from several tasks at a time, and may take 10 s.
+    /// An error of it counts as one of the connection: it is tried again. Its text appears in errors and in the log, so it
+    /// must not contain a password. The sentinels have a login of their own
+    /// ([`sentinel_password`](Self::sentinel_password)).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn token_from_the_cloud() -> std::io::Result<String> { Ok(String::new()) }
+    /// # async fn example() -> Result<(), dlock::Error> {
+    /// use std::time::Duration;
+    ///
+    /// use dlock::{Credentials, LockClient};
+    ///
+    /// let client = LockClient::builder()
+    ///     .url("rediss+cluster://cache.example:6379")
+    ///     .credentials(|| async {
+    ///         let token = token_from_the_cloud().await?;
+    ///         let credentials = Credentials::new("svc", token);
+    ///         Ok::<_, std::io::Error>(credentials.valid_for(Duration::from_secs(900)))
+    ///     })
+    ///     .build()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn credentials<P, F, E>(mut self, provider: P) -> Self
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.credentials = Some(Provider::new(provider));
+        self
+    }
+
+    /// The user by whom the sentinels are asked, where they ask for one; none by default. Only for
+    /// `redis+sentinel://`; the servers' user and password stand in the URL before its hosts.
+    pub fn sentinel_user(mut self, user: impl Into<String>) -> Self {
+        self.sentinel.user = Some(user.into());
+        self
+    }
+
+    /// The password of the sentinels, which never get that of the servers; none by default. Only for
+    /// `redis+sentinel://`.
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+        self.sentinel.password = Some(password.into());
+        self
+    }
+
+    /// The runtime on which the background work runs; the one that calls [`build`](Self::build) by
+    /// default.
+    pub fn runtime(mut self, runtime: runtime::Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// The longest lease on a quorum of servers, and how long a server that may have lost its data does not vote;
+    /// 60 s by default. The same for all clients. Only for `quorum+redis://`.
+    pub fn max_lease(mut self, max_lease: Duration) -> Self {
+        self.max_lease = Some(max_lease);
+        self
+    }
+
+    /// Has the servers of a quorum vote at once, though nobody knows whether they have lost data: for a first
+    /// installation and for tests, while nothing can be held. `false` by default. Only for `quorum+redis://`.
+    pub fn trust_fresh_servers(mut self, trust: bool) -> Self {
+        self.trust_fresh = Some(trust);
+        self
+    }
+
+    /// Has a lock count as acquired or renewed only when `replicas` of its server's replicas have it too, and say
+    /// so `within` this time; none by default. For one server with replicas, for `redis+sentinel://` and
+    /// `redis+cluster://`; in a URL `min_replicas=1&min_replicas_within=500ms` (500 ms by default).
+    ///
+    /// It narrows the window in which a fail-over loses locks, and does not close it: where fewer replicas are asked
+    /// for than there are, one that has not heard of the lock may be made the master, and what a master does while
+    /// it is cut off from everybody else nobody hears of. A majority of independent servers (`quorum+redis://`) has
+    /// no such window.
+    ///
+    /// - An acquire of which too few hear is undone and fails as [`Error::NotReplicated`], at once and without
+    ///   another try, however long it was ready to wait. Nothing stays behind.
+    /// - A renewal of which too few hear has failed: the hold is in doubt
+    ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), the renewal is tried again, the more often the nearer
+    ///   the end is, and without enough replicas the lock is lost when the last acknowledged lease ends.
+    /// - A lock that is handed on inside the process is as well kept as it was; one in doubt is not handed on.
+    /// - Releases, semaphore totals, latches and records are not acknowledged: what a fail-over loses of a release
+    ///   ends with the lease.
+    ///
+    /// Each server gets a third connection for it, since its `WAIT` keeps back all that comes behind it. The user
+    /// needs `+wait`. A step may take `within` longer than [`timeout`](Self::timeout), an acquire twice that, and
+    /// waiting for replicas is part of the lease, so `within` is at most a third of it.
+    pub fn min_replicas(mut self, replicas: u32, within: Duration) -> Self {
+        self.replicas = Some(MinReplicas {
+            count: replicas,
+            within,
+        });
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockClient::connect`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
+    pub async fn build(self) -> Result<LockClient, Error> {
+        let (backend, settings, uuid, runtime) = self.open().await?;
+        Ok(Handle::start(backend, settings, uuid, &runtime).into())
+    }
+
+    /// Connects, and gives the store itself: to be wrapped, or to be one of several, and then handed to
+    /// [`backend`](Self::backend). What the options say of locks (`lease`, `retry_for`) is for the client that
+    /// is built on it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockClient::connect`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
+    pub async fn build_backend(self) -> Result<AnyBackend, Error> {
+        let (backend, ..) = self.open().await?;
+        Ok(AnyBackend(backend))
+    }
+
+    async fn open(self) -> Result<(Arc<dyn DynBackend>, Settings, Uuid, runtime::Handle), Error> {
+        let mut url = match (&self.url, &self.backend) {
+            (Some(url), None) => Some(StoreUrl::parse(url)?),
+            (None, Some(_)) => None,
+            (Some(_), Some(_)) => {
+                return Err(Error::InvalidOption {
+                    option: "backend",
+                    reason: "a URL was given as well, choose one of the two".to_owned(),
+                });
+            }
+            (None, None) => {
+                return Err(Error::InvalidOption {
+                    option: "url",
+                    reason: "neither a URL nor a backend was given".to_owned(),
+                });
+            }
+        };
+        self.sentinel.overrule(url.as_mut())?;
+        overrule_quorum(url.as_mut(), self.max_lease, self.trust_fresh)?;
+        if self.credentials.is_some() {
+            check_credentials(url.as_ref())?;
+        }
+        let longest = url.as_ref().and_then(StoreUrl::longest_lease);
+        let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
+        let settings = Settings {
+            lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
+            retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),
+        };
+        let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
+        check_lease("lease", Some(settings.lease))?;
+        if let Some(longest) = longest.filter(|longest| settings.lease > *longest) {
+            return Err(Error::InvalidOption {
+                option: "lease",
+                reason: format!(
+                    "{:?} is longer than max_lease, which is {longest:?}",
+                    settings.lease
+                ),
+            });
+        }
+        let replicas = match self.replicas {
+            Some(replicas) => Some(replicas),
+            None => MinReplicas::in_url(&in_url)?,
+        };
+        if let Some(replicas) = replicas {
+            replicas.check(url.as_ref().map(|url| &url.topology), settings.lease)?;
+        }
+        check_duration("retry_for", Some(settings.retry_for))?;
+        check_duration("timeout", Some(timeout))?;
+        let max_queued = self.max_queued.unwrap_or(DEFAULT_MAX_QUEUED);
+        if max_queued == 0 {
+            return Err(Error::InvalidOption {
+                option: "max_queued",
+                reason: "it must be at least 1".to_owned(),
+            });
+        }
+        let prefix = self.prefix.or(in_url.prefix).unwrap_or_default();
+        check_prefix(&prefix)?;
+        let uuid = GrantId::new_client();
+        let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
+        let backend = match (self.backend, url) {
+            (Some(backend), _) => backend,
+            (None, Some(url)) => {
+                let common = Common {
+                    timeout,
+                    max_queued,
+                    prefix,
+                    service_name: self.service_name.or(in_url.name).unwrap_or_else(program_name),
+                    tls: self.tls,
+                    credentials: self.credentials,
+                    replicas,
+                    uuid,
+                };
+                stores::open(url, common, &runtime).await?
+            }
+            (None, None) => return Err(Error::NoDefaultClient),
+        };
+        Ok((backend, settings, uuid, runtime))
+    }
+}
+
+impl fmt::Debug for LockClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The URL may hold a password.
+        f.debug_struct("LockClientBuilder")
+            .field("lease", &self.lease)
+            .field("timeout", &self.timeout)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How to get into the sentinels.
+#[derive(Default)]
+struct SentinelLogin {
+    user: Option<String>,
+    password: Option<String>,
+}
+
+impl SentinelLogin {
+    /// Goes before what the URL says.
+    fn overrule(self, url: Option<&mut StoreUrl>) -> Result<(), Error> {
+        if self.user.is_none() && self.password.is_none() {
+            return Ok(());
+        }
+        let Some(Topology::Sentinel(sentinels)) = url.map(|url| &mut url.topology) else {
+            return Err(Error::InvalidOption {
+                option: "sentinel_user or sentinel_password",
+                reason: "the store is not named by sentinels, as in redis+sentinel://a,b,c/mymaster"
+                    .to_owned(),
+            });
+        };
+        let login = &mut sentinels.sentinel_login;
+        login.user = self.user.or(login.user.take());
+        login.password = self.password.or(login.password.take());
+        Ok(())
+    }
+}
+
+/// Credentials of a function go with a store that has a login, and whose URL has no password.
+fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
+    let reason = match url.map(|url| url.topology.login()) {
+        Some(Some(login)) if login.password.is_none() => return Ok(()),
+        Some(Some(_)) => "the URL has a password as well: choose one of the two",
+        Some(None) => "a store in memory asks for none",
+        None => "they go with a URL, not with a backend of your own",
+    };
+    Err(Error::InvalidOption {
+        option: "credentials",
+        reason: reason.to_owned(),
+    })
+}
+
+/// What the builder says of a quorum goes before what the URL says.
+fn overrule_quorum(
+    url: Option<&mut StoreUrl>,
+    max_lease: Option<Duration>,
+    trust_fresh: Option<bool>,
+) -> Result<(), Error> {
+    let option = "max_lease or trust_fresh_servers";
+    match url.map(|url| &mut url.topology) {
+        Some(Topology::Quorum(quorum)) => {
+            quorum.max_lease = max_lease.or(quorum.max_lease);
+            quorum.trust_fresh = trust_fresh.or(quorum.trust_fresh);
+            check_lease("max_lease", quorum.max_lease)
+        }
+        _ if max_lease.is_none() && trust_fresh.is_none() => Ok(()),
+        _ => Err(Error::InvalidOption {
+            option,
+            reason: "the store is no quorum of servers, as in quorum+redis://a,b,c".to_owned(),
+        }),
+    }
+}
+
+/// A prefix is the beginning of a name, so it keeps the rules of one; braces are the owner's business.
+fn check_prefix(prefix: &str) -> Result<(), Error> {
+    match LockKey::raw(prefix).check() {
+        Err(Error::InvalidKey { reason, .. }) if !prefix.is_empty() => Err(Error::InvalidOption {
+            option: "prefix",
+            reason,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn program_name() -> String {
+    std::env::args_os()
+        .next()
+        .and_then(|path| {
+            std::path::Path::new(&path)
+                .file_stem()
+                .map(|name| name.to_string_lossy().into_owned())
+        })
+        .unwrap_or_default()
+}

@@ -1,0 +1,374 @@
+//! The client: opens a store, hands out locks, shuts down.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime;
+
+use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
+use crate::runtime::client::{Handle, Settings, Shared};
+use crate::runtime::outside::is_outside;
+use crate::store::records::Records;
+use crate::store::{Backend, BackendError, DynBackend, GrantId, Holder, Kind, Outcome};
+use crate::stores::memory::MemoryBackend;
+use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
+
+/// Hands out the locks of one store.
+///
+/// One client serves a whole process: it is cheap to clone, and all its locks share a connection, a
+/// subscription and a watchdog. Its background work runs on the runtime that built it.
+///
+/// Call [`shutdown`](Self::shutdown) before `main` returns. Without it, guards that are alive when the
+/// runtime ends leave their locks to the lease.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use std::time::Duration;
+///
+/// let client = LockClient::connect("memory://").await?; // or redis://localhost
+/// let guard = client.lock("order:42").acquire().await?;
+/// guard.release().await?;
+/// client.shutdown(Duration::from_secs(5)).await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct LockClient {
+    handle: Arc<Handle>,
+}
+
+impl LockClient {
+    /// Connects to the store of a URL.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `memory://` | this process, a new store each time; `memory://NAME` is one store by that name |
+    /// | `redis://[user:password@]host[:port][/db]` | one Redis server; `valkey://` is the same |
+    /// | `rediss://…`, `valkeys://…` | the same over TLS (feature `tls`) |
+    /// | `redis+unix:///path/to/socket[?db=1]`, `valkey+unix://` | the same by a Unix socket |
+    /// | `redis+sentinel://[user:password@]host[:port],…/service[/db]` | the master that these sentinels (port 26379) name by that name, whichever it is just now; `rediss+sentinel://` and the `valkey` spellings too |
+    /// | `redis+cluster://[user:password@]host[:port],…` | a Cluster, by some of its servers; `rediss+cluster://` and the `valkey` spellings too |
+    /// | `quorum+redis://[user:password@]host[:port],…[/db]` | a majority of at least three independent servers (Redlock), see [`Quorum`](crate::backend::quorum::Quorum); `quorum+rediss://` and the `valkey` spellings too |
+    ///
+    /// Options go into the query, as in `redis://localhost?lease=10s&prefix=shop:`: `lease`, `timeout`,
+    /// `retry_for`, `prefix` and `name`, as in [`LockClientBuilder`]; for servers with replicas `min_replicas` and
+    /// `min_replicas_within`; for sockets also `db`, `user` and `password`; for sentinels, which never get the
+    /// password of the servers, `sentinel_user` and `sentinel_password`; for a quorum `max_lease` and
+    /// `trust_fresh_servers`.
+    ///
+    /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases go on
+    /// through that for [`retry_for`](LockClientBuilder::retry_for): make it longer than a fail-over takes
+    /// there. Holds on the old master are in doubt ([`HoldState::Suspect`](crate::HoldState::Suspect)) until the
+    /// new one has confirmed them; those that it never heard of are lost, and their holders are told at once. In
+    /// a Cluster, `cluster-require-full-coverage no` lets the other shards serve while one is down.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUrl`] or [`Error::InvalidOption`] when the URL is wrong, [`Error::Unsupported`] for
+    /// `rediss://` without the feature `tls`, [`Error::Unreachable`] or [`Error::Refused`] when
+    /// the servers do not answer within the timeout or do not let us in.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, and in one without timers (`enable_time`).
+    pub async fn connect(url: &str) -> Result<LockClient, Error> {
+        LockClient::builder().url(url).build().await
+    }
+
+    /// A client on a new store in this process's memory.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, and in one without timers (`enable_time`).
+    #[must_use]
+    pub fn memory() -> LockClient {
+        LockClient::on_memory(MemoryBackend::new())
+    }
+
+    /// A client with default settings on a backend that needs no connecting.
+    pub(crate) fn on_memory(backend: impl Backend) -> LockClient {
+        let settings = Settings {
+            lease: DEFAULT_LEASE,
+            retry_for: DEFAULT_RETRY_FOR,
+        };
+        Handle::start(
+            Arc::new(backend),
+            settings,
+            GrantId::new_client(),
+            &runtime::Handle::current(),
+        )
+        .into()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        self.handle.shared()
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// Sets up a client with options.
+    pub fn builder() -> LockClientBuilder {
+        LockClientBuilder::default()
+    }
+
+    /// The lock of this name. Nothing is sent until it is acquired.
+    pub fn lock(&self, key: impl Into<LockKey>) -> Lock {
+        Lock::new(self.handle.clone(), key.into())
+    }
+
+    /// Several locks at once, all of them or none; see [`MultiLock`]. Nothing is sent until they are acquired.
+    pub fn multi<K: Into<LockKey>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
+        MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
+    }
+
+    /// The fair lock of this name, which goes to those who wait in the order in which they came, across all
+    /// processes: [`lock`](Self::lock) of [`Kind::Fair`], where that is explained.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let guard = client.fair_lock("report").acquire().await?;
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub fn fair_lock(&self, key: impl Into<LockKey>) -> Lock {
+        self.lock(key).kind(Kind::Fair)
+    }
+
+    /// The lock of this name with the fencing tokens of Redisson's fenced lock: [`lock`](Self::lock) of
+    /// [`Kind::Fenced`], where that is explained.
+    pub fn fenced_lock(&self, key: impl Into<LockKey>) -> Lock {
+        self.lock(key).kind(Kind::Fenced)
+    }
+
+    /// The semaphore of this name: so many permits at a time, each with an owner. Nothing is sent until one is
+    /// acquired.
+    pub fn semaphore(&self, key: impl Into<LockKey>) -> Semaphore {
+        Semaphore::new(self.handle.clone(), key.into())
+    }
+
+    /// The semaphore of this name that keeps no account of who has its permits, as Redisson's `RSemaphore`
+    /// does. Permits of a process that crashed never come back: [`semaphore`](Self::semaphore) is the better
+    /// choice where nothing speaks against it.
+    pub fn unowned_semaphore(&self, key: impl Into<LockKey>) -> UnownedSemaphore {
+        UnownedSemaphore::new(self.handle.clone(), key.into())
+    }
+
+    /// The count-down latch of this name. Nothing is sent until it is used.
+    pub fn latch(&self, key: impl Into<LockKey>) -> Latch {
+        Latch::new(self.handle.clone(), key.into())
+    }
+
+    /// Whether the client hands out no locks any more: it was shut down, or its runtime ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.handle.shared().closing.is_cancelled()
+    }
+
+    /// The lease that locks of this client are renewed with.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.handle.shared().settings.lease
+    }
+
+    /// The id of this client, drawn anew for each. What the store knows its holds by begins with it, and with a colon: so
+    /// a [`Holder`] can be told to be this process, or another one that has said its id.
+    #[must_use]
+    pub fn id(&self) -> String {
+        self.handle.shared().issuer.uuid.to_string()
+    }
+
+    /// How many locks this client holds now, those too that a call for several has so far.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.handle.shared().registry.len() + self.handle.shared().unfinished.held()
+    }
+
+    /// How many keys are waited for through this client now.
+    #[must_use]
+    pub fn waited_for(&self) -> usize {
+        self.handle.shared().waiters.len()
+    }
+
+    /// Who holds a lock, as the store sees it; `None` when nobody does. Of several readers it is one, see
+    /// [`holders`](Self::holders).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<Option<Holder>, Error> {
+        Ok(self.holders(key).await?.into_iter().next())
+    }
+
+    /// All who hold a lock, as the store sees it: nobody, one, or several readers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn holders(&self, key: impl Into<LockKey>) -> Result<Vec<Holder>, Error> {
+        let key = LockKey::new(key)?;
+        self.ask("the inspection of lock", &key, |backend| {
+            read(backend.inspect(key.clone()))
+        })
+        .await
+    }
+
+    /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store looks at
+    /// all of its keys for this: meant for people and tools.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store. Cancel safe.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
+        let key = LockKey::raw(format!("{prefix}*"));
+        let mut found = self
+            .ask("the list of locks", &key, |backend| {
+                read(backend.list(prefix.to_owned()))
+            })
+            .await?;
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Ok(found)
+    }
+
+    /// Takes a lock away from whoever holds it, and wakes the waiters; answers whether anybody held it.
+    /// The holder is told at its next renewal or check, so until then both may believe that they have it:
+    /// only the fencing token protects what they write.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<bool, Error> {
+        let key = LockKey::new(key)?;
+        self.ask("the forced release of lock", &key, |backend| {
+            backend.force_release(key.clone())
+        })
+        .await
+    }
+
+    /// The records of this client's store, for work that was asked for twice; see [`record`](crate::record).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when the store keeps none.
+    pub fn records(&self) -> Result<Records, Error> {
+        self.handle
+            .shared()
+            .backend
+            .clone()
+            .records()
+            .ok_or_else(|| Error::Unsupported {
+                what: "keeping records".to_owned(),
+                reason: "this store has locks only".to_owned(),
+            })
+    }
+
+    async fn ask<T, F>(
+        &self,
+        what: &str,
+        key: &LockKey,
+        step: impl FnOnce(Arc<dyn DynBackend>) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        step(self.handle.shared().backend.clone())
+            .await
+            .map_err(|error| error.into_error(what, key))
+    }
+
+    /// Ends the client in good order: refuses new acquires and ends those that wait, gives guards until
+    /// the deadline to be released, signals [`Loss::Shutdown`] to the rest and releases them, and waits for
+    /// every release to arrive (at most `retry_for` longer). All clones of the client are shut down.
+    ///
+    /// Cancel safe: dropped half way, the client stays closed to new acquires.
+    pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        let shared = self.handle.shared();
+        if shared.has_lost_its_runtime() && is_outside() {
+            // The holders were told when the runtime ended, and there is no timer to wait by.
+            return ShutdownReport {
+                lost: 0,
+                unconfirmed: shared.pending.len(),
+            };
+        }
+        self.handle.with_timers(self.end(deadline)).await
+    }
+
+    async fn end(&self, deadline: Duration) -> ShutdownReport {
+        let shared = self.handle.shared();
+        shared.closing.cancel();
+        self.give_back_unfinished();
+        let _ = tokio::time::timeout(deadline, shared.registry.empty()).await;
+        let left = shared.registry.close(Loss::Shutdown);
+        for grant in &left {
+            let now = crate::base::clock::now();
+            let left = grant.deadline().saturating_duration_since(now);
+            drop(self.handle.undo(grant.release_request(now), left));
+        }
+        shared.pending.close();
+        let all_given_back = async {
+            // What a question brought that was on its way is there before the question has ended.
+            loop {
+                self.give_back_unfinished();
+                shared.pending.wait().await;
+                if shared.unfinished.is_empty() {
+                    break;
+                }
+            }
+        };
+        let drained = tokio::time::timeout(shared.settings.retry_for, all_given_back)
+            .await
+            .is_ok();
+        if drained {
+            shared.finished.cancel();
+        }
+        ShutdownReport {
+            lost: left.len(),
+            // What began after that is of guards that were told.
+            unconfirmed: if drained { 0 } else { shared.pending.len() },
+        }
+    }
+
+    /// Gives back what calls have that are not done. They end without it, also those that nobody polls.
+    fn give_back_unfinished(&self) {
+        for part in self.handle.shared().unfinished.take() {
+            drop(self.handle.undo(part.request, part.lease));
+        }
+    }
+}
+
+/// A step that only looks has no outcome to be in doubt about.
+async fn read<T>(step: impl Future<Output = Result<T, BackendError>>) -> Result<T, BackendError> {
+    step.await.map_err(|error| BackendError {
+        outcome: Outcome::NotDone,
+        ..error
+    })
+}
+
+impl From<Arc<Handle>> for LockClient {
+    fn from(handle: Arc<Handle>) -> LockClient {
+        LockClient { handle }
+    }
+}
+
+impl fmt::Debug for LockClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockClient")
+            .field("uuid", &self.handle.shared().issuer.uuid)
+            .field("held", &self.held())
+            .field("settings", &self.handle.shared().settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a [`shutdown`](LockClient::shutdown) went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Guards that were still alive at the deadline; they were told, and their locks released.
+    pub lost: usize,
+    /// Releases that the store had not confirmed at the end; the leases end those locks.
+    pub unconfirmed: usize,
+}

@@ -1,0 +1,76 @@
+//! Steps on counters, repeated until the store answers: each is carried out once, however often it is sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::runtime::client::{Handle, Shared};
+use crate::runtime::release::{SHORTEST_PAUSE, sleep};
+use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
+use crate::store::{BackendError, Outcome};
+use crate::{Error, LockKey};
+
+/// For how long a store remembers a step at least.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// Takes a step; `what` says what it is for those who read errors. One that changes something goes on when
+/// this is dropped.
+pub(crate) async fn count(
+    handle: &Arc<Handle>,
+    key: &LockKey,
+    step: CounterStep,
+    what: &str,
+) -> Result<CounterReply, Error> {
+    key.check()?;
+    let shared = handle.shared().clone();
+    let request = CounterRequest {
+        repeated_for: REMEMBERED.max(shared.settings.retry_for.saturating_mul(2)),
+        ..CounterRequest::new(key.clone(), shared.next_grant(), step)
+    };
+    let outcome = async {
+        match step.is_look() {
+            true => repeat(shared, request).await,
+            false => handle.carry(repeat(shared, request)).await,
+        }
+    };
+    let outcome = handle.with_timers(outcome).await;
+    outcome.map_err(|error| error.into_error(what, key))
+}
+
+/// Sends it until it is answered, or the patience with the store is over.
+async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterReply, BackendError> {
+    let begun = clock::now();
+    let mut pause = SHORTEST_PAUSE;
+    let mut unknown = false;
+    loop {
+        let asked = clock::now();
+        let mut error = match shared.backend.clone().count(request.clone()).await {
+            Ok(reply) => return Ok(reply),
+            Err(error) => error,
+        };
+        // An earlier copy may have done it, whatever is known of this one. A look has no outcome.
+        unknown |= error.outcome == Outcome::Unknown;
+        error.outcome = match unknown && !request.step.is_look() {
+            true => Outcome::Unknown,
+            false => Outcome::NotDone,
+        };
+        let now = clock::now();
+        let is_repeated = match request.step {
+            CounterStep::Give { .. } | CounterStep::CountDown => error.is_outlasted(),
+            _ => error.is_passing(),
+        };
+        if !is_repeated || now.saturating_duration_since(begun) >= shared.settings.retry_for {
+            return Err(error);
+        }
+        tracing::debug!(key = %request.key, %error, "a step on a counter failed and is repeated");
+        if now.saturating_duration_since(asked) < SHORTEST_PAUSE {
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+/// A store that answers what was not asked.
+pub(crate) fn strange(what: &str, key: &LockKey, reply: CounterReply) -> Error {
+    BackendError::unknown(format!("the store answered another question: {reply:?}")).into_error(what, key)
+}

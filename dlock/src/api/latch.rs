@@ -1,0 +1,227 @@
+//! The count-down latch: callers wait until others have done so many things.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::api::counted::{count, strange};
+use crate::base::clock;
+use crate::runtime::client::Handle;
+use crate::runtime::options::check_duration;
+use crate::store::Kind;
+use crate::store::counter::{CounterReply, CounterStep};
+use crate::{Error, LockKey};
+
+/// How long a waiter sleeps at the most if it hears nothing: a message may have been lost.
+const LONGEST_SLEEP: Duration = Duration::from_secs(30);
+/// The highest count: every store counts so far exactly.
+const HIGHEST: u64 = 1 << 53;
+
+/// A latch that opens when it was counted down to zero, across all processes; with the data of Redisson's
+/// `RCountDownLatch`.
+///
+/// Made by [`LockClient::latch`](crate::LockClient::latch). Somebody sets a count, those who do the work count
+/// down, and those who wait go on at zero. A latch that was never set, or was counted down to the end, is
+/// *open*: its count is 0, nobody waits for it, and a new count may be set. So whoever may come first sets the
+/// count before it begins to wait.
+///
+/// The count belongs to nobody: what a process did not count down before it crashed stays missing. Bound the
+/// wait with [`wait_for`](Self::wait_for) where that can happen.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let latch = client.latch("import:2026");
+/// latch.try_set_count(2).await?;
+///
+/// for part in ["a", "b"] {
+///     let latch = client.latch("import:2026");
+///     tokio::spawn(async move {
+///         println!("part {part} is done, {} to go", latch.count_down().await?);
+///         Ok::<_, dlock::Error>(())
+///     });
+/// }
+/// latch.wait().await?;
+/// assert_eq!(latch.count().await?, 0);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a latch does nothing until it is asked to"]
+pub struct Latch {
+    handle: Arc<Handle>,
+    key: LockKey,
+}
+
+impl Latch {
+    pub(crate) fn new(handle: Arc<Handle>, key: LockKey) -> Latch {
+        Latch { handle, key }
+    }
+
+    /// The name of the latch.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    /// Sets the count of an open latch, which closes it; `false` where it has a count already, which stays.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] for a count of zero or above 2^53, [`Error::InvalidKey`], [`Error::KeyTaken`],
+    /// or a failure of the store that lasts for [`retry_for`](crate::LockClientBuilder::retry_for). After
+    /// [`Error::OutcomeUnknown`] the count may or may not be set.
+    ///
+    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    pub async fn try_set_count(&self, count: u64) -> Result<bool, Error> {
+        let reason = match count {
+            0 => "it is zero: a latch that is not set is open already".to_owned(),
+            1..=HIGHEST => {
+                return self
+                    .changed(CounterStep::SetCount { count }, "setting latch")
+                    .await;
+            }
+            _ => format!("{count} is more than {HIGHEST}"),
+        };
+        Err(Error::InvalidOption {
+            option: "count",
+            reason,
+        })
+    }
+
+    /// Counts down by one and answers what is left; at zero everybody who waits goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LatchOpen`] when the count is zero already, which changes nothing; and as for
+    /// [`try_set_count`](Self::try_set_count). After [`Error::OutcomeUnknown`] it was counted once or not at
+    /// all.
+    ///
+    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    pub async fn count_down(&self) -> Result<u64, Error> {
+        match self.step(CounterStep::CountDown, "counting down latch").await? {
+            CounterReply::TooFew { .. } => Err(Error::LatchOpen {
+                key: self.key.clone(),
+            }),
+            reply => self.number(reply),
+        }
+    }
+
+    /// The count; 0 when the latch is open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`], or a failure of the store that lasts. Cancel safe.
+    pub async fn count(&self) -> Result<u64, Error> {
+        let reply = self.step(CounterStep::Count, "the count of latch").await?;
+        self.number(reply)
+    }
+
+    /// Opens the latch whatever its count is, so that everybody who waits goes on; whether it had a count.
+    ///
+    /// # Errors
+    ///
+    /// As for [`try_set_count`](Self::try_set_count).
+    ///
+    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    pub async fn delete(&self) -> Result<bool, Error> {
+        self.changed(CounterStep::DeleteLatch, "the deletion of latch")
+            .await
+    }
+
+    /// Waits until the latch is open; not at all where it is. A waiter hears of it by a message, and looks
+    /// again after a broken connection and every 30 s.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`], [`Error::ClientClosed`], or a failure of the store that
+    /// lasts for [`retry_for`](crate::LockClientBuilder::retry_for) when it is looked at.
+    ///
+    /// Cancel safe: nothing is left of a wait that is dropped.
+    pub async fn wait(&self) -> Result<(), Error> {
+        self.handle.with_timers(self.wait_until(None)).await.map(drop)
+    }
+
+    /// The same for at most this long; `false` when the latch was not open by then.
+    ///
+    /// # Errors
+    ///
+    /// As for [`wait`](Self::wait), and [`Error::InvalidOption`] for a time of zero or more than a year. A store that
+    /// did not answer in that time is [`Error::Unreachable`]: the latch may be open.
+    ///
+    /// Cancel safe: nothing is left of a wait that is dropped.
+    pub async fn wait_for(&self, most: Duration) -> Result<bool, Error> {
+        check_duration("wait", Some(most))?;
+        let opened = self.wait_until(Some(clock::now() + most));
+        self.handle.with_timers(opened).await
+    }
+
+    async fn wait_until(&self, until: Option<Instant>) -> Result<bool, Error> {
+        let over = async {
+            match until {
+                Some(until) => clock::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        let shared = self.handle.shared();
+        let closed = AtomicBool::new(false);
+        tokio::select! {
+            biased;
+            () = shared.closing.cancelled() => Err(Error::ClientClosed),
+            opened = self.opened(&closed) => opened.map(|()| true),
+            () = over => match closed.load(Ordering::Relaxed) {
+                true => Ok(false),
+                false => Err(Error::Unreachable {
+                    what: format!("the count of latch \"{}\"", self.key),
+                    message: "the store did not answer within the time of waiting".to_owned(),
+                    source: None,
+                }),
+            },
+        }
+    }
+
+    /// Waits for the latch to open. `closed` is set when the store says that it is not.
+    async fn opened(&self, closed: &AtomicBool) -> Result<(), Error> {
+        let shared = self.handle.shared();
+        let mut watch = None;
+        while self.count().await? > 0 {
+            closed.store(true, Ordering::Relaxed);
+            // The first news is "you are subscribed, look now", so nothing is missed in between. What comes
+            // during a look is looked for after it.
+            let watch = watch.get_or_insert_with(|| {
+                let backend = shared.backend.clone();
+                backend.watch(Kind::Latch, &self.key, shared.next_grant())
+            });
+            let _ = tokio::time::timeout(LONGEST_SLEEP, watch.changed()).await;
+        }
+        Ok(())
+    }
+
+    async fn step(&self, step: CounterStep, what: &str) -> Result<CounterReply, Error> {
+        count(&self.handle, &self.key, step, what).await
+    }
+
+    async fn changed(&self, step: CounterStep, what: &str) -> Result<bool, Error> {
+        match self.step(step, what).await? {
+            CounterReply::Done(done) => Ok(done),
+            reply => Err(strange(what, &self.key, reply)),
+        }
+    }
+
+    fn number(&self, reply: CounterReply) -> Result<u64, Error> {
+        match reply {
+            CounterReply::Number(number) => Ok(number),
+            reply => Err(strange("the count of latch", &self.key, reply)),
+        }
+    }
+}
+
+impl fmt::Debug for Latch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Latch")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,331 @@
+//! Leader election: of all the processes that stand for it, one leads.
+//!
+//! A leader is who holds the lock of that name, and a term is one hold of it. So everything that is promised of a lock is
+//! promised of a leader, and nothing here knows a store.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::HoldState;
+use crate::api::guard::{LockGuard, finish};
+use crate::api::lock::guarded;
+use crate::base::chance;
+use crate::store::Holder;
+use crate::{Error, Held, Lock, LockClient, LockKey, Loss};
+
+/// About how long is paused before a store that has failed is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A post that one process at a time has; made by [`LockClient::leader`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// # let client = dlock::LockClient::memory();
+/// let schedule = client.leader("scheduler").lead(|term| async move {
+///     loop {
+///         println!("due jobs are run here and nowhere else, with token {}", term.fencing_token());
+/// #       break;
+/// #       #[allow(unreachable_code)]
+///         tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+///     }
+/// });
+/// tokio::select! {
+///     ended = schedule => ended?,
+///     _ = tokio::signal::ctrl_c() => {} // drops the work and resigns: another process leads at once
+/// }
+/// client.shutdown(std::time::Duration::from_secs(5)).await;
+/// # Ok(()) }
+/// ```
+///
+/// All who stand for it ask for the lock of that name (so a lock of another use needs another name), and who has it leads
+/// until it is released. A leader that is alive renews it. When one crashes, or is cut off from the store, another one leads
+/// as soon as its lease has run out, and **not before**; a leader that resigns or is dropped is followed at once. The former
+/// leader is told before the next one can be elected because the time ran out, and its work is dropped; what is promised of
+/// a lock, and [what is not](crate#what-is-promised), holds here.
+///
+/// # The token
+///
+/// A leader that was stopped (a long pause, a suspended machine) finds out only when it goes on, and may have a write on
+/// its way. So each term has a fencing token, greater than those of all terms before. Send it along with every write, and
+/// have the resource refuse older ones:
+///
+/// ```sql
+/// UPDATE jobs SET last_run = $1, fence = $2 WHERE name = $3 AND fence <= $2
+/// ```
+///
+/// No row updated means that another one leads. A token that nobody checks protects nothing.
+///
+/// # Why it is not a fair lock
+///
+/// Who has waited longest is no better leader. In a queue, a candidate that has died keeps the others waiting until it is
+/// passed over; without one, whoever is alive leads at once.
+#[derive(Clone)]
+#[must_use = "nobody stands for it until it is campaigned for"]
+pub struct Leader {
+    client: LockClient,
+    lock: Lock,
+}
+
+impl LockClient {
+    /// The post of this name, which one process leads at a time. Nothing is sent until it is campaigned for.
+    pub fn leader(&self, name: impl Into<LockKey>) -> Leader {
+        Leader {
+            client: self.clone(),
+            // A term is long, and the other processes are there to take over.
+            lock: self.lock(name).local_handovers(0),
+        }
+    }
+}
+
+impl Leader {
+    /// How long another process waits to lead after this one crashed while it led. The leader renews it every third of it.
+    /// The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
+    pub fn lease(mut self, lease: Duration) -> Leader {
+        self.lock = self.lock.renewed_lease(lease);
+        self
+    }
+
+    /// The longest that one term lasts, so that a leader which is stuck does not lead for ever. No limit by default.
+    pub fn max_term(mut self, max_term: Duration) -> Leader {
+        self.lock = self.lock.max_hold(max_term);
+        self
+    }
+
+    /// The name of the post.
+    #[must_use]
+    pub fn name(&self) -> &LockKey {
+        self.lock.key()
+    }
+
+    /// Whether name and options make sense, as each campaign checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.lock.check()
+    }
+
+    /// Who leads now, as the store sees it; `None` when nobody does. It is this client if the id begins with
+    /// [`LockClient::id`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
+    pub async fn current(&self) -> Result<Option<Holder>, Error> {
+        self.client.inspect(self.name().clone()).await
+    }
+
+    /// Runs the closure's future while this process leads: waits until it is elected, runs it, and when the lead is lost
+    /// drops it and stands again, with the closure called anew. That goes on until the work is done, and then its result
+    /// is returned; as a rule it never is, and this is dropped to stop it. Either way this process resigns, and another
+    /// one leads at once.
+    ///
+    /// Failures of the store end nothing: it is asked again for as long as it takes. When the client is
+    /// [shut down](LockClient::shutdown) the work is dropped at once, since it would not end by itself.
+    ///
+    /// The closure is given a view of the term. The work runs in the term's frame, see [`scope`](crate::scope). Work that
+    /// does not return to the runtime cannot be dropped: what takes long goes to another thread, which asks
+    /// [`is_held`](Held::is_held).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ClientClosed`] when the client is shut down, and what waiting does not help against, from the first
+    /// campaign on: [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`], [`Error::Unsupported`].
+    ///
+    /// Cancel safe as far as the lead goes; what becomes of the work is up to the closure's future.
+    #[track_caller]
+    pub fn lead<F, Fut>(&self, mut work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnMut(Held) -> Fut,
+        Fut: Future,
+    {
+        let (this, by) = (self.clone(), Location::caller());
+        async move {
+            loop {
+                // Larger than most work, and rare.
+                let term = Box::pin(this.elected(by)).await?;
+                let held = term.guard.held();
+                let done = tokio::select! {
+                    biased;
+                    () = this.client.shared().closing.cancelled() => Err(Error::ClientClosed),
+                    // The closure too runs in the frame.
+                    done = term.guard.run(async { work(held).await }) => done,
+                };
+                Box::pin(finish(term.guard)).await;
+                match done {
+                    Err(Error::Lost { key, loss, .. }) => {
+                        tracing::warn!(name = %key, %loss, "the lead is lost, and is stood for again");
+                    }
+                    done => return done,
+                }
+            }
+        }
+    }
+
+    /// Waits until this process leads, for as long as it takes, through failures of the store too. For one term only, or
+    /// for work that is no future; else [`lead`](Self::lead) is easier.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let term = client.leader("scheduler").campaign().await?;
+    /// let token = term.fencing_token();
+    /// term.run(async move { println!("leading with {token}") }).await?; // dropped when the lead is lost
+    /// term.resign().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`lead`](Self::lead).
+    ///
+    /// Cancel safe: dropped at any point this process does not stand any more.
+    #[track_caller]
+    pub fn campaign(&self) -> impl Future<Output = Result<Term, Error>> + Send + use<> {
+        let (this, by) = (self.clone(), Location::caller());
+        async move { this.elected(by).await }
+    }
+
+    /// Leads if nobody else does now: asks the store once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when another one leads, those of [`lead`](Self::lead), and failures of the store.
+    ///
+    /// Cancel safe.
+    #[track_caller]
+    pub fn try_campaign(&self) -> impl Future<Output = Result<Term, Error>> + Send + use<> {
+        let attempt = self.lock.attempt(true, Location::caller());
+        async move { guarded(attempt).await.map(Term::begins) }
+    }
+
+    async fn elected(&self, by: &'static Location<'static>) -> Result<Term, Error> {
+        loop {
+            match guarded(self.lock.attempt(false, by)).await {
+                Ok(guard) => return Ok(Term::begins(guard)),
+                Err(
+                    error @ (Error::Unreachable { .. }
+                    | Error::OutcomeUnknown { .. }
+                    | Error::Refused { .. }
+                    | Error::NotReplicated { .. }),
+                ) => {
+                    tracing::warn!(name = %self.name(), %error, "standing for the lead failed, and is tried again");
+                }
+                Err(error) => return Err(error),
+            }
+            let pause = async { tokio::time::sleep(PAUSE.mul_f64(0.5 + chance::fraction())).await };
+            tokio::select! {
+                biased;
+                () = self.client.shared().closing.cancelled() => {}
+                () = self.client.handle().with_timers(pause) => {}
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Leader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leader").field("lock", &self.lock).finish()
+    }
+}
+
+/// A term as leader, until it is resigned or dropped, or lost. Dropping it resigns in the background.
+#[derive(Debug)]
+#[must_use = "whoever drops the term resigns"]
+pub struct Term {
+    guard: LockGuard,
+}
+
+impl Term {
+    fn begins(guard: LockGuard) -> Term {
+        tracing::info!(name = %guard.key(), token = guard.fencing_token(), "leads");
+        Term { guard }
+    }
+
+    /// The fencing token of this term: greater than that of every earlier one. Send it along with each write, and have the
+    /// resource refuse a write whose token is smaller than one that it has seen. A token that nobody checks protects
+    /// nothing.
+    #[must_use]
+    pub fn fencing_token(&self) -> u64 {
+        self.guard.fencing_token()
+    }
+
+    /// The name of the post.
+    #[must_use]
+    pub fn name(&self) -> &LockKey {
+        self.guard.key()
+    }
+
+    /// Whether this process still leads, by the clock as of this call.
+    #[must_use]
+    pub fn is_leading(&self) -> bool {
+        self.guard.is_held()
+    }
+
+    /// The same with the doubts: held, suspect or lost.
+    #[must_use]
+    pub fn state(&self) -> HoldState {
+        self.guard.state()
+    }
+
+    /// How long it leads for sure, by the clock as of this call; zero when the lead is lost. It starts anew at each renewal,
+    /// every third of the lease.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.guard.remaining()
+    }
+
+    /// Waits until the lead is lost and tells why; immediately when it is. After the term was resigned it ends with
+    /// [`Loss::Released`].
+    ///
+    /// Cancel safe.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        self.guard.lost()
+    }
+
+    /// A token that is cancelled when the term is over, to hand on to code that knows nothing of leaders.
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.guard.cancellation_token()
+    }
+
+    /// Makes sure that it leads for `at_least` this long from now on, see [`LockGuard::ensure`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::ensure`].
+    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
+        self.guard.ensure(at_least).await
+    }
+
+    /// A view of this term that can be cloned and handed around, and keeps nothing alive.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.guard.held()
+    }
+
+    /// Runs a future in the frame of this term, and drops it when the lead is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when the lead was lost before the future was done.
+    pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
+        self.guard.run(future)
+    }
+
+    /// Gives the lead up, so that another process leads at once, and waits for the outcome.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::release`]: [`Error::Lost`] when the lead was lost before.
+    ///
+    /// Cancel safe: once polled, it goes on when the future is dropped.
+    pub fn resign(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.guard.release()
+    }
+}

@@ -1,0 +1,235 @@
+//! What a lock offers: its options, and the ways to take it.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::guard::LockGuard;
+use crate::api::run::Run;
+use crate::runtime::client::Handle;
+use futures_util::TryFutureExt;
+
+use crate::runtime::acquire::Attempt;
+use crate::runtime::options::Options;
+use crate::store::Kind;
+use crate::{Error, Held, LockKey};
+
+/// A lock by name, with options: cheap to make, to clone and to keep.
+///
+/// Made by [`LockClient::lock`](crate::LockClient::lock). Options are set by methods that consume and
+/// return the lock; they belong to this value and what is cloned from it, never to anybody else's
+/// acquisition. A name or an option that makes no sense is reported by the acquire (or by
+/// [`check`](Self::check)), before anything is sent.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let lock = client.lock("report:2026").wait(Duration::from_secs(3));
+///
+/// let guard = lock.acquire().await?;
+/// println!("token {}", guard.fencing_token());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock {
+    handle: Arc<Handle>,
+    key: LockKey,
+    options: Options,
+}
+
+impl Lock {
+    pub(crate) fn new(handle: Arc<Handle>, key: LockKey) -> Lock {
+        Lock {
+            handle,
+            key,
+            options: Options::default(),
+        }
+    }
+
+    /// What to lock as; a plain [`Kind::Lock`] by default. Read-write locks have a
+    /// [shorthand](crate::LockClient::rwlock).
+    pub fn kind(mut self, kind: Kind) -> Lock {
+        self.options.kind = kind;
+        self
+    }
+
+    /// Fixes the lease: the lock is not renewed and ends by itself after this long. By default a lock is
+    /// renewed for as long as its guard lives.
+    pub fn lease(mut self, lease: Duration) -> Lock {
+        self.options.lease = Some(lease);
+        self
+    }
+
+    /// The lease that the watchdog keeps renewing, every third of it; the client's
+    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of
+    /// the holder the lock comes free when it has run out.
+    pub fn renewed_lease(mut self, lease: Duration) -> Lock {
+        self.options.renewed_lease = Some(lease);
+        self.options.lease = None;
+        self
+    }
+
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait for the lock; without end by
+    /// default. The store's reply must come within that time, too.
+    pub fn wait(mut self, wait: Duration) -> Lock {
+        self.options.wait = Some(wait);
+        self
+    }
+
+    /// The longest time that the lock is held: after it renewal has ended and the lock is lost, however
+    /// alive the holder looks. No limit by default.
+    pub fn max_hold(mut self, max_hold: Duration) -> Lock {
+        self.options.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Keeps the lock taken for at least this long from its acquisition on, even if it is released before:
+    /// so that a scheduled job runs once on machines whose clocks differ. No minimum by default.
+    pub fn min_hold(mut self, min_hold: Duration) -> Lock {
+        self.options.min_hold = Some(min_hold);
+        self
+    }
+
+    /// How many callers may wait for the lock in this process at a time; one more is refused at once with
+    /// [`Error::TooManyWaiters`]. No limit by default; a queue without bound is an outage, so set one where
+    /// requests come from outside.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Lock {
+        self.options.max_waiters = Some(max_waiters);
+        self
+    }
+
+    /// How many times this process hands the lock on among its own callers before it goes back to the store;
+    /// 4096 by default, and in any case only for a time slice from when it came from there: four round trips of the
+    /// store, at least 5 ms and at most 100 ms. After that processes that wait elsewhere go first. 0 sends every release to the store.
+    ///
+    /// A lock is handed on without a round trip to the next in line, in arrival order, each time with a
+    /// fencing token of its own; only while it is renewed, confirmed, past its `min_hold` and has a third of
+    /// its lease left, and only to those who ask for the same lease and no `min_hold`. A fair lock goes only to those
+    /// who are next in the order of arrival over all processes.
+    pub fn local_handovers(mut self, local_handovers: u32) -> Lock {
+        self.options.local_handovers = Some(local_handovers);
+        self
+    }
+
+    /// Has new readers stand back while a writer waits for this read-write lock. See
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers), which says what that means; not so by default.
+    pub fn prefer_writers(mut self) -> Lock {
+        self.options.prefer_writers = true;
+        self
+    }
+
+    /// The name of the lock.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    /// Whether name and options make sense, as each acquire checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.key.check()?;
+        self.options.check()
+    }
+
+    /// Takes the lock if it is free, without waiting for anybody: asks the store once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when somebody else has it, and everything that
+    /// [`acquire`](Self::acquire) may answer.
+    ///
+    /// Cancel safe.
+    #[track_caller]
+    pub fn try_acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
+        guarded(self.attempt(true, Location::caller()))
+    }
+
+    /// Takes the lock, and waits for it as long as [`wait`](Self::wait) allows.
+    ///
+    /// Inside a frame that holds the same lock it re-enters, without waiting and without asking the store.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::NotAcquired`] when the store says that others hold it, until the wait is over.
+    /// - [`Error::Lost`] when the enclosing frame has lost it.
+    /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
+    ///   [`Error::ClientClosed`] as they say.
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at
+    ///   fault, or did not reply before the wait was over. Failures that may pass are tried again until the wait is
+    ///   over, at most for [`retry_for`](crate::LockClientBuilder::retry_for).
+    /// - [`Error::NotReplicated`] when too few replicas had it in time, where
+    ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
+    ///
+    /// Cancel safe: dropped at any point it leaves no lock, no place in a queue and no subscription, and a
+    /// wake-up that it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    ///
+    /// Keep polling it: a future that was woken and is not polled for one to two seconds loses its turn, and a lock that
+    /// it was handed goes to the next waiter. Polled again, it waits on in front of those that came later.
+    #[track_caller]
+    pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
+        guarded(self.attempt(false, Location::caller()))
+    }
+
+    pub(crate) fn attempt(&self, once: bool, by: &'static Location<'static>) -> Attempt {
+        Attempt {
+            handle: self.handle.clone(),
+            key: self.key.clone(),
+            options: self.options.clone(),
+            once,
+            by,
+        }
+    }
+
+    /// Takes the lock as [`acquire`](Self::acquire) does, runs the closure's future inside, and gives the
+    /// lock back: when it is done, and also when it panics or is dropped. A nested acquire of the same lock
+    /// re-enters. When the lock is lost the future is dropped.
+    ///
+    /// A release that fails after the work was done does not take the result away; it is logged, and the
+    /// lease ends the lock.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let token = client.lock("report").run(|held| async move { held.fencing_token() }).await?;
+    /// # assert!(token > 0);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the lock was lost before the future
+    /// was done.
+    ///
+    /// Cancel safe as far as the lock goes; what becomes of the work is up to the closure's future.
+    #[track_caller]
+    pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(Held) -> Fut,
+        Fut: Future,
+    {
+        Run::new(self.acquire(), work)
+    }
+}
+
+/// The acquire of a guard.
+pub(crate) fn guarded(attempt: Attempt) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
+    attempt.run().map_ok(LockGuard::from)
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.key)
+            .field("options", &self.options)
+            .finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! What the expansion of `#[distributed_lock]` calls. Not for use by hand: it changes without notice.
+//!
+//! Kept small on purpose. Whatever can be a function here is not repeated in every locked function.
+
+use std::pin::Pin;
+
+pub use crate::api::run::{Entrance, Frame};
+use crate::{Error, Lock, LockClient, LockKey, MultiLock};
+
+/// The client for functions that name none.
+///
+/// # Errors
+///
+/// [`Error::NoDefaultClient`], which says what to call.
+pub fn default_client() -> Result<LockClient, Error> {
+    crate::default_client()
+}
+
+/// The client that `lock = …` names, through whatever reference or smart pointer holds it.
+#[must_use]
+pub fn client(client: &LockClient) -> LockClient {
+    client.clone()
+}
+
+/// The lock that a function takes; the options follow.
+pub fn lock(client: LockClient, key: LockKey) -> Lock {
+    client.lock(key)
+}
+
+/// The locks that a function takes together; the options follow.
+pub fn multi(client: LockClient, keys: impl IntoIterator<Item = LockKey>) -> MultiLock {
+    client.multi(keys)
+}
+
+/// The names of the locks, where one expression has them all.
+pub fn keys<K: IntoKeys>(keys: K) -> Vec<LockKey> {
+    keys.into_keys()
+}
+
+/// The name of the lock. A name that breaks the rules is an error of the acquire.
+pub fn key<K: IntoKey>(key: K) -> LockKey {
+    key.into_key()
+}
+
+/// Tells the layer around the request, if there is one, whether the body begins.
+///
+/// # Errors
+///
+/// That of the acquire.
+pub fn acquired<T>(acquired: Result<T, Error>, may_be_handler: bool) -> Result<T, Error> {
+    crate::base::request::note(&acquired, may_be_handler);
+    acquired
+}
+
+/// No value of the type, ever: code behind it is dead, but tells the compiler the type of a block.
+#[must_use]
+pub const fn never<T>() -> Option<T> {
+    None
+}
+
+/// A future that is larger than most, in a place of its own.
+pub fn boxed<F>(future: F) -> Pin<Box<F>> {
+    Box::pin(future)
+}
+
+/// Values that can be the `key` of `#[distributed_lock]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the key of a lock",
+    label = "not a key",
+    note = "a key is a `LockKey` or converts into one, as strings do",
+    note = "to make a key of something that can be printed, write `key(\"order:{{}}\", value)`"
+)]
+pub trait IntoKey {
+    /// The key.
+    fn into_key(self) -> LockKey;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: Into<LockKey>> IntoKey for K {
+    fn into_key(self) -> LockKey {
+        self.into()
+    }
+}
+
+/// Values that can be the `keys` of `#[distributed_lock]`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the keys of several locks",
+    label = "not several keys",
+    note = "keys are what can be iterated over and gives `LockKey`s or what converts into one, such as a `Vec<String>`",
+    note = "or a list, in which each is a key: `keys = [\"account:{{from}}\", \"account:{{to}}\"]`"
+)]
+pub trait IntoKeys {
+    /// The keys.
+    fn into_keys(self) -> Vec<LockKey>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: IntoIterator<Item: Into<LockKey>>> IntoKeys for K {
+    fn into_keys(self) -> Vec<LockKey> {
+        self.into_iter().map(Into::into).collect()
+    }
+}
+
+/// Return types that can tell that the lock was not had.
+#[diagnostic::on_unimplemented(
+    message = "a function with `#[distributed_lock]` cannot tell the failure of its lock by returning `{Self}`",
+    label = "has no place for a `dlock::Error`",
+    note = "return a `Result` whose error type has `From<dlock::Error>`",
+    note = "or say what to return instead: `on_error = path::to::function`, a `fn(dlock::Error)` that gives the return type"
+)]
+pub trait FromLockError {
+    /// The return value that tells the failure.
+    fn from_lock_error(error: Error) -> Self;
+}
+
+impl<T, E: HoldsLockError> FromLockError for Result<T, E> {
+    fn from_lock_error(error: Error) -> Self {
+        Err(E::hold(error))
+    }
+}
+
+/// Error types that can hold the failure of a lock: those with `From<dlock::Error>`.
+#[diagnostic::on_unimplemented(
+    message = "the error type `{Self}` of a function with `#[distributed_lock]` cannot hold a `dlock::Error`",
+    label = "`{Self}` has no `From<dlock::Error>`",
+    note = "implement `From<dlock::Error>` for `{Self}`",
+    note = "or say what to return instead: `on_error = path::to::function`, a `fn(dlock::Error)` that gives the return type"
+)]
+pub trait HoldsLockError {
+    /// The error as this type.
+    fn hold(error: Error) -> Self;
+}
+
+#[diagnostic::do_not_recommend]
+impl<E: From<Error>> HoldsLockError for E {
+    fn hold(error: Error) -> Self {
+        error.into()
+    }
+}

@@ -1,0 +1,16 @@
+//! What users call.
+
+pub(crate) mod builder;
+pub(crate) mod client;
+pub(crate) mod counted;
+pub(crate) mod default;
+pub(crate) mod guard;
+pub(crate) mod held;
+pub(crate) mod latch;
+pub(crate) mod leader;
+pub(crate) mod lock;
+pub mod macro_support;
+pub(crate) mod multi;
+pub(crate) mod run;
+pub(crate) mod rwlock;
+pub(crate) mod semaphore;

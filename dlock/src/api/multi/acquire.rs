@@ -1,0 +1,258 @@
+//! The way of an acquire of several locks: re-entry first, then the store, which is asked for all at once;
+//! when one is busy, the queue of that one, and whoever has the turn there asks for all again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::MultiGuard;
+use super::in_order::InVain;
+use super::look::{At, Gone, Guards, Round, Step, groups, look};
+use crate::api::guard::LockGuard;
+use crate::runtime::acquire::{self, Wait};
+use crate::runtime::evidence::Evidence;
+use crate::runtime::handover::Wanted;
+use crate::runtime::hold::Hold;
+use crate::runtime::options::check_at_once;
+use crate::runtime::question::{Goal, Look};
+use crate::runtime::release::Carry;
+use crate::runtime::scope::Scope;
+use crate::store::{Announce, BackendError, GrantId, Kind};
+use crate::{Error, LockKey};
+
+/// How often one who waits asks at the least, where a place is kept for those who are heard of.
+pub(super) const KEEPS_PLACE: Duration = Duration::from_secs(2);
+
+/// One call of acquire.
+pub(super) struct Attempt {
+    /// In the order of their names, each once.
+    pub(super) keys: Arc<[LockKey]>,
+    /// The same call for the first key alone.
+    pub(super) first: acquire::Attempt,
+}
+
+impl Attempt {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let invalid = |option, reason: &str| Error::InvalidOption {
+            option,
+            reason: reason.to_owned(),
+        };
+        if self.keys.is_empty() {
+            return Err(invalid("keys", "there is none: name at least one lock"));
+        }
+        let remedy = "take fewer, or one lock that stands for many";
+        check_at_once("keys", self.keys.len(), remedy)?;
+        self.keys.iter().try_for_each(LockKey::check)?;
+        let options = &self.first.options;
+        if options.kind == Kind::Permit && self.keys.len() > 1 {
+            return Err(invalid(
+                "kind",
+                "permits of several semaphores are not had at once",
+            ));
+        }
+        if options.kind == Kind::Fair && self.keys.len() > 1 {
+            return Err(invalid(
+                "kind",
+                "who waits for several locks at once has no place in a queue: take fair locks one by one",
+            ));
+        }
+        options.check()
+    }
+
+    pub(super) fn run(self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
+        let handle = self.first.handle.clone();
+        handle.with_timers(self.acquire())
+    }
+
+    async fn acquire(self) -> Result<MultiGuard, Error> {
+        if self.keys.len() == 1 {
+            let only = self.first.run().await?;
+            return Ok(MultiGuard::new(only.into(), std::iter::empty()));
+        }
+        let (started, scope) = acquire::begin().await;
+        acquire::told(self.go(started, &scope).await, started, &self.keys)
+    }
+
+    async fn go(&self, started: Instant, scope: &Scope) -> Result<MultiGuard, Error> {
+        self.check()?;
+        let shared = self.first.handle.shared();
+        let until = self.first.until(started);
+        let mut at = 0;
+        let mut in_vain = InVain::new();
+        let mut heard = Evidence::default();
+        loop {
+            let (outer, rest) = self.by_frames(scope);
+            for outer in &outer {
+                let one = self.one(*outer);
+                let wait = Wait {
+                    attempt: &one,
+                    goal: &one,
+                    started,
+                    until,
+                };
+                // Entered for good when all others are had: nobody shall wait for this call before.
+                drop(wait.reenter(scope).await?);
+            }
+            let mut guards = Vec::new();
+            if let Some(first) = rest.first() {
+                if shared.closing.is_cancelled() {
+                    return Err(Error::ClientClosed);
+                }
+                if !rest.contains(&at) {
+                    at = *first;
+                }
+                let one = self.one(at);
+                let all = AllOf {
+                    attempt: self,
+                    at,
+                    rest: &rest,
+                };
+                let wait = Wait {
+                    attempt: &one,
+                    goal: &all,
+                    started,
+                    until,
+                };
+                let round = match self.first.once {
+                    true => all
+                        .asks(0, None, |round| round)
+                        .await
+                        .map_err(|error| one.failed(error))?,
+                    false => wait.in_turn(&mut heard).await?,
+                };
+                match round {
+                    Round::All(all) => guards = all,
+                    Round::Busy((busy, remaining)) if self.first.once => {
+                        return Err(self.one(busy).not_acquired(started, remaining));
+                    }
+                    Round::Busy((busy, remaining)) => {
+                        at = busy;
+                        wait.is_busy(remaining, &mut heard);
+                        let Some(patience) = in_vain.again() else { continue };
+                        match self
+                            .in_order(&rest, (started, until), patience, &mut heard)
+                            .await?
+                        {
+                            Some(all) => guards = all,
+                            None => continue,
+                        }
+                    }
+                    Round::Failed((failed, error)) => return Err(self.one(failed).failed(error)),
+                }
+            }
+            if self.enter(scope, &outer, &mut guards).await {
+                guards.sort_by_key(|(at, _)| *at);
+                let mut guards = guards.into_iter().map(|(_, guard)| LockGuard::from(guard));
+                if let Some(first) = guards.next() {
+                    return Ok(MultiGuard::new(first, guards));
+                }
+            }
+        }
+    }
+
+    /// The same call for one of the keys alone.
+    pub(super) fn one(&self, at: usize) -> acquire::Attempt {
+        acquire::Attempt {
+            handle: self.first.handle.clone(),
+            key: self.keys[at].clone(),
+            options: self.first.options.clone(),
+            ..self.first
+        }
+    }
+
+    /// The keys that the asker's frames hold, and the others.
+    fn by_frames(&self, scope: &Scope) -> (Vec<usize>, Vec<usize>) {
+        (0..self.keys.len()).partition(|at| self.one(*at).is_enclosed(scope))
+    }
+
+    /// Enters the holds that enclose the asker; not so if something has changed since they were looked for.
+    async fn enter(&self, scope: &Scope, outer: &[usize], guards: &mut Vec<At<Hold>>) -> bool {
+        for at in outer {
+            let Some(guard) = self.one(*at).enter(scope).await else {
+                return false;
+            };
+            guards.push((*at, guard));
+        }
+        true
+    }
+}
+
+/// What one who has the turn at a key asks the store for.
+struct AllOf<'a> {
+    attempt: &'a Attempt,
+    /// The key.
+    at: usize,
+    /// All that no frame holds.
+    rest: &'a [usize],
+}
+
+impl AllOf<'_> {
+    /// Asks for all of them; `read` says what the answer means.
+    fn asks<T: Send + 'static>(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+        read: impl FnOnce(Round<Guards>) -> T + Send + 'static,
+    ) -> Carry<Result<T, BackendError>> {
+        let waiter = waiter.map(|id| (self.at, id));
+        let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
+        if let [only] = &mut groups[..] {
+            // The first that is busy is told, and one who stays where it waits keeps its place.
+            only.sort_by_key(|(of, _)| *of != self.at);
+        }
+        let mut groups = groups.into_iter();
+        // Takes its place in line now, and not when polled.
+        let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
+        let handle = &self.attempt.first.handle;
+        let gone = Gone::default();
+        let undo = first.undone_by(&gone);
+        let round = look(first, groups, handed, waiter, gone).map(|round| round.map(read));
+        handle.carry(round).or_undo(undo)
+    }
+}
+
+impl Goal for AllOf<'_> {
+    type Got = Round<Guards>;
+
+    /// Nothing: the others would have to be asked for with one in the hand.
+    fn wanted(&self) -> Option<Wanted> {
+        None
+    }
+
+    fn look(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+        _announce: Announce,
+    ) -> Carry<Result<Look<Round<Guards>>, BackendError>> {
+        let at = self.at;
+        let again = self.attempt.first.takes_place().then_some(KEEPS_PLACE);
+        self.asks(handed, waiter, move |round| match round {
+            Round::Busy((busy, remaining)) if busy == at => Look::Busy {
+                left: remaining,
+                again,
+                listeners: None,
+            },
+            round => Look::Got(round),
+        })
+    }
+
+    fn handed_over(&self, guard: Hold) -> Round<Guards> {
+        // Never offered, as it is not wanted. To ask again is always right.
+        drop(guard);
+        Round::Busy((self.at, None))
+    }
+
+    fn guard<'g>(&self, got: &'g Round<Guards>) -> Option<&'g Hold> {
+        let Round::All(guards) = got else { return None };
+        let own = guards.iter().find(|(at, _)| *at == self.at);
+        own.map(|(_, guard)| guard)
+    }
+
+    fn is_held(got: &Round<Guards>) -> bool {
+        let Round::All(guards) = got else { return true };
+        guards.iter().all(|(_, guard)| guard.is_held())
+    }
+}

@@ -1,0 +1,172 @@
+//! The way out for a call that never finds all of its keys free at once: it takes one after the other, in the order of
+//! their names, and keeps those that it has for a while.
+//!
+//! Calls that go this way cannot dead-lock with each other: all of them take their keys in the same order. With those
+//! who take single locks in another order they could, so who has something in the hand waits for the next key only for a
+//! time, gives all back when it is over, and looks for all at once again before it comes here with more patience.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::acquire::{Attempt, KEEPS_PLACE};
+use super::look::{At, Gone, Round, Step, Taken, take};
+use crate::Error;
+use crate::base::clock;
+use crate::runtime::acquire::Wait;
+use crate::runtime::evidence::Evidence;
+use crate::runtime::handover::Wanted;
+use crate::runtime::hold::Hold;
+use crate::runtime::question::{Goal, Look};
+use crate::runtime::release::Carry;
+use crate::store::{Announce, BackendError, GrantId};
+
+/// How many looks in a row may find one of the keys free and another one busy.
+const LOOKS: u32 = 8;
+/// How long is waited for a key at first with others in the hand, and at the most.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// How often all was asked for in vain, and the patience that comes of it.
+pub(super) struct InVain {
+    looks: u32,
+    patience: Duration,
+}
+
+impl InVain {
+    pub(super) fn new() -> InVain {
+        InVain {
+            looks: 0,
+            patience: PATIENCE.0,
+        }
+    }
+
+    /// Once more. For how long a key is waited for now with others in the hand, if it has come to that.
+    pub(super) fn again(&mut self) -> Option<Duration> {
+        self.looks += 1;
+        if self.looks < LOOKS {
+            return None;
+        }
+        self.looks = 0;
+        let patience = self.patience;
+        self.patience = (patience * 2).min(PATIENCE.1);
+        Some(patience)
+    }
+}
+
+impl Attempt {
+    /// Takes these keys one after the other; `None` where one of them was not had in time, or one that was had was lost
+    /// meanwhile: then nothing is kept.
+    pub(super) async fn in_order(
+        &self,
+        rest: &[usize],
+        (started, until): (Instant, Option<Instant>),
+        patience: Duration,
+        heard: &mut Evidence,
+    ) -> Result<Option<Vec<At<Hold>>>, Error> {
+        let mut taken = Taken::default();
+        for at in rest {
+            let one = self.one(*at);
+            // The first is waited for with empty hands.
+            let limit = (!taken.is_empty()).then(|| clock::now() + patience);
+            let wait = Wait {
+                attempt: &one,
+                goal: &Next {
+                    attempt: self,
+                    at: *at,
+                },
+                started,
+                until: until.into_iter().chain(limit).min(),
+            };
+            let next = tokio::select! {
+                biased;
+                next = wait.in_turn(heard) => next,
+                () = taken.keep() => return Ok(None),
+            };
+            match next {
+                Ok(Round::All(next)) => taken.add(next),
+                Ok(Round::Failed((_, error))) => return Err(one.failed(error)),
+                Ok(Round::Busy(_)) => return Ok(None),
+                Err(error) => {
+                    let now = clock::now();
+                    let ended = |end: Option<Instant>| end.is_some_and(|end| end <= now);
+                    // The patience with this one key is over, but not the wait: all may be asked for again.
+                    let is_late = matches!(
+                        error,
+                        Error::NotAcquired { .. } | Error::Unreachable { .. } | Error::OutcomeUnknown { .. }
+                    );
+                    return match is_late && ended(limit) && !ended(until) {
+                        true => Ok(None),
+                        false => Err(error),
+                    };
+                }
+            }
+        }
+        // By one step for all of them, so that they end together and each is certainly there.
+        let guards = match taken.begin_now(true).await {
+            Ok(()) => taken.guards(),
+            Err(error) => Err(error),
+        };
+        match guards {
+            Ok(guards) => Ok(Some(guards)),
+            Err(error) if error.is_passing() => Ok(None),
+            Err(error) => Err(self.first.failed(error)),
+        }
+    }
+}
+
+/// The next key alone.
+struct Next<'a> {
+    attempt: &'a Attempt,
+    at: usize,
+}
+
+impl Goal for Next<'_> {
+    type Got = Round<Taken>;
+
+    /// Nothing: what is handed over has a guard already, and these leases begin with the last.
+    fn wanted(&self) -> Option<Wanted> {
+        None
+    }
+
+    fn look(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+        _announce: Announce,
+    ) -> Carry<Result<Look<Round<Taken>>, BackendError>> {
+        let waiter = waiter.map(|id| (self.at, id));
+        let one = self.attempt.one(self.at);
+        let again = one.takes_place().then_some(KEEPS_PLACE);
+        let handle = one.handle.clone();
+        // Takes its place in line now, and is finished and undone when this is dropped.
+        let step = Step::new(vec![(self.at, one)], handed, waiter);
+        let gone = Gone::default();
+        let undo = step.undone_by(&gone);
+        let round = take(step, std::iter::empty(), handed, waiter, gone).map(move |round| {
+            Ok(match round? {
+                Round::Busy((_, left)) => Look::Busy {
+                    left,
+                    again,
+                    listeners: None,
+                },
+                round => Look::Got(round),
+            })
+        });
+        handle.carry(round).or_undo(undo)
+    }
+
+    fn handed_over(&self, guard: Hold) -> Round<Taken> {
+        // Never offered, as it is not wanted.
+        drop(guard);
+        Round::Busy((self.at, None))
+    }
+
+    fn guard<'g>(&self, _got: &'g Round<Taken>) -> Option<&'g Hold> {
+        None
+    }
+
+    fn is_held(_got: &Round<Taken>) -> bool {
+        true
+    }
+}

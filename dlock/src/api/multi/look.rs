@@ -1,0 +1,290 @@
+//! One look at the store for several keys: all of them are had, or none.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::base::clock;
+use crate::runtime::acquire::Attempt;
+use crate::runtime::hold::Hold;
+use crate::runtime::question::Question;
+use crate::store::{
+    AcquireAllReply, AcquireReply, BackendError, DynBackend, GrantId, Lane, Reason, RenewRequest, Renewal,
+};
+
+/// Something about the key at this place among all keys of the call.
+pub(super) type At<T> = (usize, T);
+
+/// Keys that can be had in one step.
+pub(super) type Group = Vec<At<Attempt>>;
+
+/// The guards of all keys.
+pub(super) type Guards = Vec<At<Hold>>;
+
+/// What a look brought.
+pub(super) enum Round<T> {
+    /// All of them.
+    All(T),
+    /// None: this one is busy.
+    Busy(At<Option<Duration>>),
+    /// None: this one cannot be had.
+    Failed(At<BackendError>),
+}
+
+/// Puts keys into groups, each of which takes one step. The groups stand in the order of their first keys.
+pub(super) fn groups(keys: impl Iterator<Item = At<Attempt>>) -> Vec<Group> {
+    let mut groups: Vec<(Option<u32>, Group)> = Vec::new();
+    for (at, one) in keys {
+        let backend = &one.handle.shared().backend;
+        let number = backend.together(one.options.kind, &one.key);
+        let group = groups
+            .iter_mut()
+            .find(|(of, _)| number.is_some() && *of == number);
+        match group {
+            Some((_, group)) => group.push((at, one)),
+            None => groups.push((number, vec![(at, one)])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// Set when the caller has gone: nothing more is asked for.
+pub(super) type Gone = Arc<AtomicBool>;
+
+/// A step that has its place in line.
+pub(super) struct Step {
+    questions: Vec<At<Question>>,
+    answer: Pin<Box<dyn Future<Output = Result<AcquireAllReply, BackendError>> + Send>>,
+}
+
+impl Step {
+    /// What queues the releases of this step right behind it, where the caller goes before it is answered.
+    pub(super) fn undone_by(&self, gone: &Gone) -> impl FnOnce() + Send + Sync + 'static + use<> {
+        let requests = self.questions.iter().map(|(_, question)| {
+            let (handle, request) = (question.handle.clone(), &question.request);
+            (handle, request.undone(), request.lease)
+        });
+        let (requests, gone): (Vec<_>, _) = (requests.collect(), gone.clone());
+        move || {
+            gone.store(true, Ordering::Relaxed);
+            for (handle, request, lease) in requests {
+                drop(handle.undo(request, lease));
+            }
+        }
+    }
+
+    /// `waiter` is who waits, and for which of the keys.
+    pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>) -> Step {
+        let question = |(at, one): At<Attempt>| {
+            let waiter = waiter.filter(|(waits_for, _)| *waits_for == at);
+            (at, Question::new(&one, handed, waiter.map(|(_, id)| id)))
+        };
+        let questions: Vec<_> = group.into_iter().map(question).collect();
+        let requests = questions.iter().map(|(_, question)| question.request.clone());
+        let answer: Pin<Box<dyn Future<Output = _> + Send>> = match &questions[..] {
+            [(_, only)] => {
+                let step = only.backend().acquire(only.request.clone());
+                Box::pin(async move { step.await.map(alone) })
+            }
+            [(_, first), ..] => first.backend().acquire_all(requests.collect()),
+            [] => Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
+                tokens: Vec::new(),
+            }))),
+        };
+        Step { questions, answer }
+    }
+}
+
+/// The answer to one as the answer to all.
+fn alone(reply: AcquireReply) -> AcquireAllReply {
+    match reply {
+        AcquireReply::Acquired {
+            first_token,
+            last_token,
+        } => AcquireAllReply::Acquired {
+            tokens: vec![(first_token, last_token)],
+        },
+        in_the_way => AcquireAllReply::Busy {
+            at: 0,
+            remaining: in_the_way.busy_for(),
+        },
+    }
+}
+
+/// Takes one group after the other, as long as nobody is in the way; what is had then is held from now on.
+pub(super) async fn look(
+    first: Step,
+    others: impl Iterator<Item = Group>,
+    handed: u32,
+    waiter: Option<At<GrantId>>,
+    gone: Gone,
+) -> Result<Round<Guards>, BackendError> {
+    let mut others = others.peekable();
+    let in_one_step = others.peek().is_none();
+    Ok(match take(first, others, handed, waiter, gone.clone()).await? {
+        Round::All(mut taken) => {
+            if !in_one_step {
+                taken.begin_now(false).await?;
+            }
+            // Released already: a guard would hand on what is not held.
+            if gone.load(Ordering::Relaxed) {
+                return Err(caller_has_gone());
+            }
+            Round::All(taken.guards()?)
+        }
+        Round::Busy(busy) => Round::Busy(busy),
+        Round::Failed(failed) => Round::Failed(failed),
+    })
+}
+
+/// Takes one group after the other, as long as nobody is in the way.
+pub(super) async fn take(
+    first: Step,
+    mut others: impl Iterator<Item = Group>,
+    handed: u32,
+    waiter: Option<At<GrantId>>,
+    gone: Gone,
+) -> Result<Round<Taken>, BackendError> {
+    let mut taken = Taken::default();
+    let mut step = first;
+    loop {
+        let Step { questions, answer } = step;
+        match answer.await {
+            Ok(AcquireAllReply::Acquired { tokens }) => {
+                questions
+                    .iter()
+                    .for_each(|(_, question)| question.unfinished(true));
+                let granted = questions.into_iter().zip(tokens);
+                taken
+                    .0
+                    .extend(granted.map(|((at, question), tokens)| (at, (question, tokens))));
+            }
+            Ok(AcquireAllReply::Busy { at, remaining }) => {
+                return Ok(Round::Busy((place(&questions, at), remaining)));
+            }
+            Ok(AcquireAllReply::Failed { at, error }) => return failed(place(&questions, at), error),
+            Err(error) => {
+                questions.iter().for_each(|(_, question)| question.failed(&error));
+                return failed(place(&questions, 0), error);
+            }
+        }
+        match others.next() {
+            Some(_) if gone.load(Ordering::Relaxed) => {
+                return Err(caller_has_gone());
+            }
+            Some(group) => step = Step::new(group, handed, waiter),
+            None => return Ok(Round::All(taken)),
+        }
+    }
+}
+
+fn caller_has_gone() -> BackendError {
+    BackendError::not_done(
+        Reason::Unreachable,
+        "the caller has gone before all locks were acquired",
+    )
+}
+
+fn place(questions: &[At<Question>], at: usize) -> usize {
+    questions.get(at).map_or(0, |(at, _)| *at)
+}
+
+/// What passes is tried again, everything else is told of the key that it is about.
+fn failed<T>(at: usize, error: BackendError) -> Result<Round<T>, BackendError> {
+    match error.is_passing() {
+        true => Err(error),
+        false => Ok(Round::Failed((at, error))),
+    }
+}
+
+/// What the store has granted so far, and its tokens. Dropped, it is given back.
+#[derive(Default)]
+pub(super) struct Taken(Vec<At<(Question, (u64, u64))>>);
+
+impl Taken {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What was had besides.
+    pub(super) fn add(&mut self, mut other: Taken) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Keeps what there is from running out; ends when that has failed.
+    pub(super) async fn keep(&mut self) {
+        let leases = self.0.iter().map(|(_, (question, _))| question.request.lease);
+        let since = self.0.iter().map(|(_, (question, _))| question.sent());
+        let (Some(lease), Some(mut renewed)) = (leases.min(), since.min()) else {
+            return std::future::pending().await;
+        };
+        loop {
+            clock::sleep_until(renewed + lease / 4).await;
+            let sent = clock::now();
+            match self.begin_now(true).await {
+                Ok(()) => renewed = sent,
+                Err(error) if error.is_passing() && clock::now() < renewed + lease / 2 => {
+                    tokio::time::sleep((lease / 20).min(Duration::from_millis(200))).await;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Has the leases begin now, so that all end at the same time: those that nobody renews, or all of them.
+    pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), BackendError> {
+        let sent = clock::now();
+        let mut lanes: BTreeMap<Lane, Vec<RenewRequest>> = BTreeMap::new();
+        let mut store: Option<Arc<dyn DynBackend>> = None;
+        for (_, (question, _)) in &mut self.0 {
+            if all || question.ends_by_itself() {
+                let request = question.begin_anew(sent);
+                let backend = store.insert(question.backend());
+                lanes.entry(backend.lane(&request.key)).or_default().push(request);
+            }
+        }
+        let Some(store) = store else { return Ok(()) };
+        let steps = lanes.into_values().map(|requests| store.clone().renew(requests));
+        for answers in join_all(steps).await {
+            for answer in answers? {
+                if answer? == Renewal::Gone {
+                    return Err(BackendError::not_done(
+                        Reason::Unreachable,
+                        "the lease of one lock had run out before the last was had",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn guards(mut self) -> Result<Guards, BackendError> {
+        let granted = std::mem::take(&mut self.0).into_iter();
+        // All of them, so that those are given back which are held, when one is not.
+        let guards: Vec<_> = granted
+            .map(|(at, (question, tokens))| match question.finished() {
+                true => question.granted(tokens).map(|guard| (at, guard)),
+                false => Err(BackendError::not_done(
+                    Reason::Closed,
+                    "the client was shut down before the last lock was had",
+                )),
+            })
+            .collect();
+        guards.into_iter().collect()
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        for (_, (question, _)) in &self.0 {
+            if question.finished() {
+                drop(question.undo());
+            }
+        }
+    }
+}

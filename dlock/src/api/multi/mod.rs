@@ -1,0 +1,218 @@
+//! Several locks at once: all of them or none.
+
+mod acquire;
+mod guard;
+mod in_order;
+mod look;
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::acquire::Attempt;
+pub use self::guard::MultiGuard;
+use crate::api::run::Run;
+use crate::runtime::client::Handle;
+use crate::store::Kind;
+use crate::{Error, Held, Lock, LockKey};
+
+/// Several locks that are taken together, all of them or none, with the options of a [`Lock`].
+///
+/// Made by [`LockClient::multi`](crate::LockClient::multi). For work on several things that others lock one
+/// by one, or in other combinations: a transfer between two accounts takes both, in whatever order they are
+/// named.
+///
+/// - **Nobody waits with something in the hand.** When one of the locks is busy, none is kept: the call waits
+///   for the busy one and then takes all at once. So sets of locks cannot dead-lock, whatever they have in
+///   common and in whatever order they are named, and neither can they with locks that are taken one by one.
+/// - **And nobody starves.** A call that found one of the locks free and another one busy eight times takes them one
+///   after the other instead, in the order of their names and each in its turn, and keeps those that it has (renewed)
+///   while it waits for the next. Others who do so take theirs in the same order, so they cannot dead-lock. As somebody
+///   may hold a single lock of the set and wait for another one, the next is waited for only for a time: 1 s at first,
+///   then all are given back and looked for at once again, and each time after that twice as long, at most a minute.
+/// - **One step where the store allows it**: on memory and on one Redis or Valkey server all locks are granted
+///   by one step of the store, or none is. Otherwise they are taken one after the other, in the order of their
+///   names, and given back when one of them is busy.
+/// - **The lease begins for all of them at the same time**, when the last is had, however long that took.
+/// - **When one of them is lost, the whole is**: see [`MultiGuard`].
+///
+/// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an enclosing frame holds is re-entered.
+///
+/// Where a lock that somebody waits for in a set is given back in this process, it goes to the store, also
+/// where [`local_handovers`](Lock::local_handovers) would pass it on to a single lock.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let (from, to) = ("account:7", "account:3");
+///
+/// let guard = client.multi([from, to]).wait(Duration::from_secs(3)).acquire().await?;
+/// for (key, token) in guard.fencing_tokens() {
+///     println!("{key} is written under token {token}");
+/// }
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "locks do nothing until they are acquired"]
+pub struct MultiLock {
+    /// In the order of their names, each once.
+    keys: Arc<[LockKey]>,
+    /// The options, as of a lock by the first name.
+    each: Lock,
+}
+
+impl MultiLock {
+    pub(crate) fn new(handle: Arc<Handle>, keys: impl Iterator<Item = LockKey>) -> MultiLock {
+        let mut keys: Vec<_> = keys.collect();
+        keys.sort();
+        keys.dedup();
+        let first = keys.first().cloned().unwrap_or_else(|| "".into());
+        MultiLock {
+            keys: keys.into(),
+            each: Lock::new(handle, first),
+        }
+    }
+
+    fn with(self, change: impl FnOnce(Lock) -> Lock) -> MultiLock {
+        MultiLock {
+            keys: self.keys,
+            each: change(self.each),
+        }
+    }
+
+    /// What to lock each of them as; a plain [`Kind::Lock`] by default. [`Kind::Permit`] is refused: permits of
+    /// several semaphores are not had at once. So is [`Kind::Fair`] for more than one: who waits for several has no
+    /// place in a queue.
+    pub fn kind(self, kind: Kind) -> MultiLock {
+        self.with(|lock| lock.kind(kind))
+    }
+
+    /// Fixes the lease of all of them, which begins when the last is had. See [`Lock::lease`].
+    pub fn lease(self, lease: Duration) -> MultiLock {
+        self.with(|lock| lock.lease(lease))
+    }
+
+    /// The lease that the watchdog keeps renewing. See [`Lock::renewed_lease`].
+    pub fn renewed_lease(self, lease: Duration) -> MultiLock {
+        self.with(|lock| lock.renewed_lease(lease))
+    }
+
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait, for all of them together; without end
+    /// by default.
+    pub fn wait(self, wait: Duration) -> MultiLock {
+        self.with(|lock| lock.wait(wait))
+    }
+
+    /// The longest time that they are held. See [`Lock::max_hold`].
+    pub fn max_hold(self, max_hold: Duration) -> MultiLock {
+        self.with(|lock| lock.max_hold(max_hold))
+    }
+
+    /// Keeps all of them taken for at least this long. See [`Lock::min_hold`].
+    pub fn min_hold(self, min_hold: Duration) -> MultiLock {
+        self.with(|lock| lock.min_hold(min_hold))
+    }
+
+    /// How many callers may wait in this process for the one of them that this call waits for. See
+    /// [`Lock::max_waiters`].
+    pub fn max_waiters(self, max_waiters: usize) -> MultiLock {
+        self.with(|lock| lock.max_waiters(max_waiters))
+    }
+
+    /// How many times each of them is handed on in this process to a call that wants it alone. See
+    /// [`Lock::local_handovers`].
+    pub fn local_handovers(self, local_handovers: u32) -> MultiLock {
+        self.with(|lock| lock.local_handovers(local_handovers))
+    }
+
+    /// Has new readers of a read-write lock stand back while this call waits for it to write. See
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Of several, it is the one that is waited for.
+    pub fn prefer_writers(self) -> MultiLock {
+        self.with(Lock::prefer_writers)
+    }
+
+    /// The names, in their order, each once.
+    #[must_use]
+    pub fn keys(&self) -> &[LockKey] {
+        &self.keys
+    }
+
+    /// Whether names and options make sense, as each acquire checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also when there is no name at all, or more than
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
+    pub fn check(&self) -> Result<(), Error> {
+        self.attempt(true, Location::caller()).check()
+    }
+
+    /// Takes all of the locks if all are free, without waiting for anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when somebody else has one of them (it names the first that was found busy), and
+    /// everything that [`acquire`](Self::acquire) may answer.
+    ///
+    /// Cancel safe.
+    #[track_caller]
+    pub fn try_acquire(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
+        self.attempt(true, Location::caller()).run()
+    }
+
+    /// Takes all of the locks, and waits for them as long as [`wait`](Self::wait) allows.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::acquire`]; they name the lock that they are about. When the wait is over that is the
+    /// one that was waited for last.
+    ///
+    /// Cancel safe, as [`Lock::acquire`] is: dropped at any point it leaves none of the locks.
+    #[track_caller]
+    pub fn acquire(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
+        self.attempt(false, Location::caller()).run()
+    }
+
+    fn attempt(&self, once: bool, by: &'static Location<'static>) -> Attempt {
+        Attempt {
+            keys: self.keys.clone(),
+            first: self.each.attempt(once, by),
+        }
+    }
+
+    /// Takes all of the locks as [`acquire`](Self::acquire) does, runs the closure's future inside, and gives
+    /// them back: when it is done, and also when it panics or is dropped. A nested acquire of any of them
+    /// re-enters. When one of them is lost the future is dropped.
+    ///
+    /// A release that fails after the work was done does not take the result away; it is logged, and the
+    /// lease ends the lock.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when one of them was lost before the future
+    /// was done.
+    ///
+    /// Cancel safe as far as the locks go; what becomes of the work is up to the closure's future.
+    #[track_caller]
+    pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(Held) -> Fut,
+        Fut: Future,
+    {
+        Run::new(self.acquire(), work)
+    }
+}
+
+impl fmt::Debug for MultiLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiLock")
+            .field("keys", &self.keys)
+            .field("each", &self.each)
+            .finish()
+    }
+}

@@ -1,0 +1,160 @@
+//! Read-write locks: many readers, or one writer.
+
+use std::future::Future;
+use std::panic::Location;
+
+use crate::api::guard::{LockGuard, finish};
+use crate::runtime::acquire::{self, Attempt};
+use crate::runtime::options::Options;
+use crate::runtime::scope::Scope;
+use crate::store::Kind;
+use crate::{Error, Lock, LockClient, LockKey};
+
+/// A read-write lock by name: its two sides are [`Lock`]s with all their options.
+///
+/// Made by [`LockClient::rwlock`]. Any number of readers hold it at the same time, each with a lease, a renewal and a
+/// fencing token of its own, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
+///
+/// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read enters, and asking to
+///   write fails at once with [`Error::WouldDeadlock`]: the reader would wait for itself. Inside a writer's frame a
+///   write enters, and so does a read: a writer may read. Such a read is a lock of its own, which the writer may keep
+///   when it gives the write lock back ([`LockGuard::downgrade`]); other readers come in then.
+/// - **Who goes first.** Readers come in as long as there are readers, so that writers may wait for ever where reads
+///   overlap without end. [`prefer_writers`](Self::prefer_writers) has readers stand back for writers who wait.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let prices = client.rwlock("prices");
+///
+/// let (one, other) = (prices.read().acquire().await?, prices.read().acquire().await?);
+/// assert!(prices.write().try_acquire().await.is_err_and(|error| error.is_busy()));
+/// drop((one, other));
+///
+/// let writing = prices.write().acquire().await?;
+/// let reading = writing.downgrade().await?;
+/// assert!(prices.read().try_acquire().await.is_ok());
+/// # drop(reading);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct RwLock {
+    lock: Lock,
+}
+
+impl LockClient {
+    /// The read-write lock of this name. Nothing is sent until one of its sides is acquired.
+    pub fn rwlock(&self, key: impl Into<LockKey>) -> RwLock {
+        RwLock { lock: self.lock(key) }
+    }
+}
+
+impl RwLock {
+    /// The side of the readers: [`Kind::Read`].
+    pub fn read(&self) -> Lock {
+        self.lock.clone().kind(Kind::Read)
+    }
+
+    /// The side of the writer: [`Kind::Write`].
+    pub fn write(&self) -> Lock {
+        self.lock.clone().kind(Kind::Write)
+    }
+
+    /// Has new readers stand back while a writer waits, so that a writer does not starve where reads overlap without
+    /// end; by default readers come in as long as there are readers.
+    ///
+    /// It is the writer's option: while one that was acquired with it waits ([`try_acquire`](Lock::try_acquire) does
+    /// not), readers of every dlock process are refused or wait, whatever their own options. The writer then waits only
+    ///
+    /// - for the readers who are inside already, as long as they keep the lock, and for reads nested in theirs, which
+    ///   enter as ever;
+    /// - for other writers: those who wait have no order between processes, and readers stand back until the last of
+    ///   those who prefer it has had its turn, so that writers who come without a pause keep readers out;
+    /// - for writers before it in its own process. Of these the first counts at the store: where the lock is not handed
+    ///   on between them, readers who waited may come in before the next;
+    /// - for Java: Redisson's readers know nothing of it and come in.
+    ///
+    /// A writer that gives up or is dropped lets the readers go on at once, one whose process died after 5 s. A reader
+    /// that waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the writer
+    /// for it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
+    ///
+    /// Not to be had on a quorum of servers, where waiting for it is refused with [`Error::Unsupported`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let prices = client.rwlock("prices").prefer_writers();
+    /// let writing = prices.write().acquire().await?;
+    /// # drop(writing);
+    /// # Ok(()) }
+    /// ```
+    pub fn prefer_writers(self) -> RwLock {
+        RwLock {
+            lock: self.lock.prefer_writers(),
+        }
+    }
+
+    /// The name of the lock.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.lock.key()
+    }
+}
+
+impl LockGuard {
+    /// Turns a write lock into a read lock without a gap: nobody writes in between, and readers who wait come in.
+    ///
+    /// The read lock has a fencing token of its own, and what is left of the lease where that is fixed. Where the
+    /// write lock was entered several times, the other guards keep it; a read nested in this one waits for those of
+    /// them that are not around this call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] when this is no write lock, [`Error::Lost`] when it is lost, and the failure of the
+    /// store when it does not answer. In each case the write lock is given back.
+    ///
+    /// Cancel safe: dropped half way it leaves no lock.
+    #[track_caller]
+    pub fn downgrade(self) -> impl Future<Output = Result<LockGuard, Error>> + Send + 'static {
+        let by = Location::caller();
+        async move {
+            let (started, scope) = acquire::begin().await;
+            let reading = self.reads_on(by, &scope).await;
+            let reading = acquire::told(reading, started, self.key())?;
+            finish(self).await;
+            Ok(reading)
+        }
+    }
+
+    /// Reads in the stead of this write lock.
+    async fn reads_on(&self, by: &'static Location<'static>, scope: &Scope) -> Result<LockGuard, Error> {
+        let write = self.grant();
+        if write.kind != Kind::Write {
+            return Err(Error::InvalidOption {
+                option: "downgrade",
+                reason: format!("lock \"{}\" is held to {}, not to write", write.key, write.kind),
+            });
+        }
+        let (renewed, lease) = (write.renewed, write.lease());
+        let options = Options {
+            kind: Kind::Read,
+            lease: (!renewed).then(|| write.remaining()),
+            renewed_lease: renewed.then_some(lease),
+            max_hold: write.max_hold_left(),
+            ..Options::default()
+        };
+        let attempt = Attempt {
+            handle: self.hold().handle().clone(),
+            key: write.key.clone(),
+            options,
+            once: false,
+            by,
+        };
+        let handle = self.hold().handle();
+        handle
+            .with_timers(attempt.read_instead(self.hold().hold_ref(), scope))
+            .await
+            .map(LockGuard::from)
+    }
+}

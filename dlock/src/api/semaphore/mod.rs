@@ -1,0 +1,380 @@
+//! Semaphores: so many at a time.
+//!
+//! Of a [`Semaphore`] every permit has an owner, and comes back when that one is gone. An
+//! [`UnownedSemaphore`] is a number that is taken from and added to, for sharing with those who use it so.
+
+mod number;
+mod permit;
+mod unowned;
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::number::Number;
+pub use self::permit::Permit;
+pub use self::unowned::UnownedSemaphore;
+use crate::api::lock::guarded;
+use crate::api::run::Run;
+use crate::runtime::acquire::Attempt;
+use crate::runtime::client::Handle;
+use crate::runtime::options::{Options, Permits};
+use crate::store::Kind;
+use crate::{Error, Held, LockKey};
+
+/// How many permits a semaphore has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SemaphoreStatus {
+    /// In all, free or held. Of an [`UnownedSemaphore`], of which nobody knows how many were taken, those that
+    /// are free.
+    pub total: i64,
+    /// Held by somebody, in any process. Nobody is known to hold permits of an [`UnownedSemaphore`].
+    pub held: u64,
+    /// Free: below zero while more are held than there are, since some were taken away.
+    pub available: i64,
+}
+
+/// A semaphore across all processes, by name, with options: at most so many permits are held at a time. With
+/// the data of Redisson's `RPermitExpirableSemaphore`.
+///
+/// Made by [`LockClient::semaphore`](crate::LockClient::semaphore). A [`Permit`] is renewed while its guard
+/// lives and comes back after a crash of its holder, when its lease has run out; its holder is told in time
+/// when it is lost, and it carries a fencing token, just as the guard of a [`Lock`](crate::Lock). Two permits
+/// are two, also of one task: there is no re-entry, so code that holds permits and asks for more can wait for
+/// itself.
+///
+/// **How many permits there are** is kept by the store. [`permits`](Self::permits) says it for a semaphore of
+/// which nobody has said it; after that it is changed at run time by [`set_permits`](Self::set_permits),
+/// [`add_permits`](Self::add_permits) and [`remove_permits`](Self::remove_permits). As long as nobody has said
+/// it there are none.
+///
+/// **Who is served first.** Those who wait in one process are served in the order in which they came, whatever
+/// they ask for. As long as all wait for one permit, the processes compete for what comes free. When somebody
+/// waits for several, the processes too are served in the order in which the first in line of each came to
+/// the store, so that nobody who asks for many is passed over for ever by those who ask for few; a process
+/// that is not heard of for 5 s has lost its place. [`try_acquire`](Self::try_acquire) takes only what is not
+/// kept for others. Java knows nothing of this order and takes what is free.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let reports = client.semaphore("reports").permits(2).wait(Duration::from_secs(3));
+///
+/// let first = reports.acquire().await?;
+/// let second = reports.acquire().await?;
+/// assert!(reports.try_acquire().await.is_err_and(|error| error.is_busy()));
+/// first.release().await?;
+/// drop(second);
+/// let both = reports.acquire_many(2).await?;
+/// assert_eq!(both.permits(), 2);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "a semaphore does nothing until permits are acquired"]
+pub struct Semaphore {
+    handle: Arc<Handle>,
+    key: LockKey,
+    options: Options,
+    total: Option<u32>,
+}
+
+impl Semaphore {
+    pub(crate) fn new(handle: Arc<Handle>, key: LockKey) -> Semaphore {
+        let options = Options {
+            kind: Kind::Permit,
+            // What comes free goes back to the store, where all processes are served.
+            local_handovers: Some(0),
+            ..Options::default()
+        };
+        Semaphore {
+            handle,
+            key,
+            options,
+            total: None,
+        }
+    }
+
+    /// How many permits there are in all, where nobody has said so yet; a number that the store knows already
+    /// stays. The number is not said by default, and such a semaphore is waited for until somebody says it.
+    pub fn permits(mut self, total: u32) -> Semaphore {
+        self.total = Some(total);
+        self
+    }
+
+    /// Fixes the lease: permits are not renewed and come back by themselves after this long. By default they
+    /// are renewed for as long as their guard lives.
+    pub fn lease(mut self, lease: Duration) -> Semaphore {
+        self.options.lease = Some(lease);
+        self
+    }
+
+    /// The lease that the watchdog keeps renewing, every third of it; the client's
+    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the
+    /// holder its permits come back when it has run out.
+    pub fn renewed_lease(mut self, lease: Duration) -> Semaphore {
+        self.options.renewed_lease = Some(lease);
+        self.options.lease = None;
+        self
+    }
+
+    /// How long [`acquire`](Self::acquire) and its like wait; without end by default.
+    pub fn wait(mut self, wait: Duration) -> Semaphore {
+        self.options.wait = Some(wait);
+        self
+    }
+
+    /// The longest time that permits are held: after it renewal has ended and they are lost, however alive
+    /// the holder looks. No limit by default.
+    pub fn max_hold(mut self, max_hold: Duration) -> Semaphore {
+        self.options.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Keeps permits taken for at least this long from their acquisition on, even if they are released before:
+    /// so the permits bound how much is begun in that time. No minimum by default.
+    pub fn min_hold(mut self, min_hold: Duration) -> Semaphore {
+        self.options.min_hold = Some(min_hold);
+        self
+    }
+
+    /// How many callers may wait for the semaphore in this process at a time; one more is refused at once with
+    /// [`Error::TooManyWaiters`]. No limit by default; a queue without bound is an outage, so set one where
+    /// requests come from outside.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Semaphore {
+        self.options.max_waiters = Some(max_waiters);
+        self
+    }
+
+    /// The name of the semaphore.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    /// Whether name and options make sense, as each acquire checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.key.check()?;
+        self.options(1).check()
+    }
+
+    /// Takes one permit if one is free, without waiting for anybody: asks the store once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when none is free, or none that is not kept for others who wait; and everything
+    /// that [`acquire`](Self::acquire) may answer.
+    ///
+    /// Cancel safe.
+    #[track_caller]
+    pub fn try_acquire(&self) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
+        self.take(1, true, Location::caller())
+    }
+
+    /// Takes so many permits if they are free, all or none, without waiting for anybody.
+    ///
+    /// # Errors
+    ///
+    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for none at all or for more than
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
+    ///
+    /// Cancel safe.
+    #[track_caller]
+    pub fn try_acquire_many(
+        &self,
+        permits: u32,
+    ) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
+        self.take(permits, true, Location::caller())
+    }
+
+    /// Takes one permit, and waits for it as long as [`wait`](Self::wait) allows.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::NotAcquired`] when the store says that there is none, until the wait is over.
+    /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
+    ///   [`Error::ClientClosed`] as they say.
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault,
+    ///   or did not reply before the wait was over. Failures that may pass are tried again until the wait is over, at most for
+    ///   [`retry_for`](crate::LockClientBuilder::retry_for).
+    ///
+    /// Cancel safe: dropped at any point it leaves no permit, no place in a queue and no subscription, and a
+    /// wake-up that it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    #[track_caller]
+    pub fn acquire(&self) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
+        self.take(1, false, Location::caller())
+    }
+
+    /// Takes so many permits, all or none, and waits for them as long as [`wait`](Self::wait) allows. A caller that asks
+    /// for more than there are lets all others pass, and goes to the end of the line when enough have been added.
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for none at all or for more than
+    /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
+    ///
+    /// Cancel safe, as [`acquire`](Self::acquire).
+    #[track_caller]
+    pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
+        self.take(permits, false, Location::caller())
+    }
+
+    /// Takes a permit as [`acquire`](Self::acquire) does, runs the closure's future, and gives the permit back:
+    /// when it is done, and also when it panics or is dropped. When the permit is lost the future is dropped.
+    ///
+    /// A release that fails after the work was done does not take the result away; it is logged, and the lease
+    /// ends the permit.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let sum = client.semaphore("sums").permits(4).run(|_| async { 1 + 1 }).await?;
+    /// # assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire), and [`Error::Lost`] when the permit was lost before the future was
+    /// done.
+    ///
+    /// Cancel safe as far as the permit goes; what becomes of the work is up to the closure's future.
+    #[track_caller]
+    pub fn run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(Held) -> Fut,
+        Fut: Future,
+    {
+        Run::new(guarded(self.attempt(1, false, Location::caller())), work)
+    }
+
+    fn options(&self, amount: u32) -> Options {
+        Options {
+            permits: Some(Permits {
+                amount,
+                total: self.total,
+            }),
+            ..self.options.clone()
+        }
+    }
+
+    fn take(
+        &self,
+        amount: u32,
+        once: bool,
+        by: &'static Location<'static>,
+    ) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
+        let attempt = self.attempt(amount, once, by);
+        async move { Ok(Permit::new(guarded(attempt).await?, amount)) }
+    }
+
+    fn attempt(&self, amount: u32, once: bool, by: &'static Location<'static>) -> Attempt {
+        Attempt {
+            handle: self.handle.clone(),
+            key: self.key.clone(),
+            options: self.options(amount),
+            once,
+            by,
+        }
+    }
+
+    /// How many permits there are, and how many of them are free; `None` where nobody has said how many there
+    /// are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`], or a failure of the store that lasts for
+    /// [`retry_for`](crate::LockClientBuilder::retry_for). Cancel safe.
+    pub async fn status(&self) -> Result<Option<SemaphoreStatus>, Error> {
+        self.number().status().await
+    }
+
+    /// How many permits are free; below zero while more are held than there are, since some were taken away,
+    /// and zero where nobody has said how many there are.
+    ///
+    /// # Errors
+    ///
+    /// As for [`status`](Self::status). Cancel safe.
+    pub async fn available(&self) -> Result<i64, Error> {
+        self.number().available().await
+    }
+
+    /// Says how many permits there are in all, where nobody has; `false` where somebody had.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_permits`](Self::set_permits). Cancel safe, likewise.
+    pub async fn try_set_permits(&self, total: u32) -> Result<bool, Error> {
+        self.number().set(total, true).await
+    }
+
+    /// Says how many permits there are in all, from now on; whether that is news. Permits that are held stay
+    /// so: where they are more than there are now, the next are given out when enough have come back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] for more than 2,147,483,647, [`Error::InvalidKey`], [`Error::KeyTaken`], or a
+    /// failure of the store that lasts for [`retry_for`](crate::LockClientBuilder::retry_for). After
+    /// [`Error::OutcomeUnknown`] the number may or may not have been set.
+    ///
+    /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
+    pub async fn set_permits(&self, total: u32) -> Result<bool, Error> {
+        self.number().set(total, false).await
+    }
+
+    /// Adds permits; where nobody has said how many there are, there are so many from now on.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_permits`](Self::set_permits). Cancel safe, likewise.
+    pub async fn add_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
+        self.number().add(i64::from(permits), permits).await
+    }
+
+    /// Takes permits away. Those that are held stay so: where more are taken away than are free, the next are
+    /// given out when enough have come back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooFewPermits`] when there are not so many, free or held, which changes nothing; and as for
+    /// [`set_permits`](Self::set_permits). Cancel safe, likewise.
+    pub async fn remove_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
+        self.number().add(-i64::from(permits), permits).await
+    }
+
+    /// Forgets the semaphore and who holds its permits; whether there was one. Who holds permits is told at the
+    /// next renewal or check.
+    ///
+    /// # Errors
+    ///
+    /// As for [`set_permits`](Self::set_permits). Cancel safe, likewise.
+    pub async fn delete(&self) -> Result<bool, Error> {
+        self.number().delete().await
+    }
+
+    fn number(&self) -> Number<'_> {
+        Number {
+            handle: &self.handle,
+            key: &self.key,
+            unowned: false,
+        }
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("key", &self.key)
+            .field("permits", &self.total)
+            .field("options", &self.options)
+            .finish()
+    }
+}

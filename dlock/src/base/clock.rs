@@ -1,0 +1,216 @@
+//! The clock by which leases end.
+//!
+//! Everything is counted by [`tokio::time::Instant`], so that a paused clock turns every timing rule into
+//! a fast and exact test. On Linux that clock stands still while the machine is suspended, and a lease
+//! does not: the time spent asleep is added, taken from the difference between the boot-time clock and
+//! the monotonic one.
+
+use std::ops::Add;
+#[cfg(not(dlock_sim))]
+use std::sync::OnceLock;
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The present, as leases count it: the monotonic clock plus all the time this process slept through.
+pub(crate) fn now() -> Instant {
+    #[cfg(dlock_sim)]
+    if let Some(of_store) = crate::base::sim::store_clock() {
+        return of_store.now;
+    }
+    Instant::now() + suspended()
+}
+
+/// The time since the Unix epoch, by which fencing tokens are drawn.
+#[cfg(not(dlock_sim))]
+pub(crate) fn wall() -> Duration {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(dlock_sim)]
+pub(crate) use crate::base::sim::{origin, suspended, wall};
+
+/// Sleeps until [`now`] has reached `deadline`, as well as a timer can: one that was set before a suspend
+/// fires late, and whoever asks the clock in between is told the truth.
+pub(crate) async fn sleep_until(deadline: Instant) {
+    // A deadline nobody can reach (years away) is still a valid one for the timer wheel.
+    let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
+    tokio::time::sleep_until(target).await;
+}
+
+/// An instant in half the room: nanoseconds since a day before this process first asked. What was before that is
+/// taken for then, and what is more than five centuries ahead for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    pub(crate) fn of(instant: Instant) -> Moment {
+        let since = instant.into_std().saturating_duration_since(origin());
+        Moment(nanos(since))
+    }
+
+    pub(crate) fn instant(self) -> Instant {
+        Instant::from_std(origin() + Duration::from_nanos(self.0))
+    }
+
+    /// How long it is from an earlier one; nothing if that is later.
+    pub(crate) fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn earlier_by(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_sub(nanos(time)))
+    }
+
+    /// The last one up to it that is a multiple of a time.
+    pub(crate) fn floor(self, grain: Duration) -> Moment {
+        Moment(self.0 - self.0 % nanos(grain).max(1))
+    }
+
+    /// The first one from it on that is a multiple of a time.
+    pub(crate) fn ceil(self, grain: Duration) -> Moment {
+        let floor = self.floor(grain);
+        if floor == self { self } else { floor + grain }
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+
+    fn add(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_add(nanos(time)))
+    }
+}
+
+/// A time in nanoseconds, at most five centuries.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A clock that was paused began before, or was set forward since: those instants are not before this one.
+#[cfg(not(dlock_sim))]
+fn origin() -> std::time::Instant {
+    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+    *ORIGIN.get_or_init(|| {
+        let now = std::time::Instant::now();
+        // Some systems count from their start.
+        let earlier = |hours: u64| now.checked_sub(Duration::from_secs(hours * 60 * 60));
+        earlier(24).or_else(|| earlier(1)).unwrap_or(now)
+    })
+}
+
+/// How long the machine was suspended since this process first asked.
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
+fn suspended() -> Duration {
+    use rustix::time::ClockId;
+
+    static SUSPENDED: Suspended = Suspended::new();
+
+    let wall = ahead(ClockId::RealtimeCoarse, ClockId::MonotonicCoarse);
+    SUSPENDED.total(wall, slept_ms)
+}
+
+/// What is known of the time that the machine was suspended.
+///
+/// The two clocks that tell it cost as much as the present itself, which is asked for all the time. So they are read
+/// only when the wall clock has moved against the monotonic one: as it does by a suspend, and when it is set. To see
+/// that costs a fifth, by the coarse readings of both, which are of the same tick and so differ exactly.
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
+struct Suspended {
+    /// By how much the wall clock was ahead when it was looked up.
+    wall: AtomicI64,
+    slept_ms: AtomicU64,
+}
+
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
+impl Suspended {
+    const fn new() -> Suspended {
+        Suspended {
+            wall: AtomicI64::new(i64::MIN),
+            slept_ms: AtomicU64::new(0),
+        }
+    }
+
+    fn total(&self, wall: i64, look_up: impl FnOnce() -> u64) -> Duration {
+        if self.wall.load(Ordering::Acquire) != wall {
+            // It only grows, and stands there before what says that it is known: who sees that sees this.
+            self.slept_ms.fetch_max(look_up(), Ordering::Relaxed);
+            self.wall.store(wall, Ordering::Release);
+        }
+        Duration::from_millis(self.slept_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// The same by the two clocks; whole milliseconds, so that the two readings not being taken at the same instant never
+/// shows.
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
+fn slept_ms() -> u64 {
+    use rustix::time::ClockId;
+
+    static AT_START: OnceLock<i64> = OnceLock::new();
+
+    let ahead = ahead(ClockId::Boottime, ClockId::Monotonic);
+    let slept = ahead - *AT_START.get_or_init(|| ahead);
+    u64::try_from(slept / 1_000_000).unwrap_or(0)
+}
+
+/// By how many nanoseconds a clock is ahead of another one. Good for 292 years.
+#[cfg(all(target_os = "linux", not(dlock_sim)))]
+fn ahead(clock: rustix::time::ClockId, of: rustix::time::ClockId) -> i64 {
+    // The nanoseconds are shorter on some machines.
+    #[allow(clippy::useless_conversion)]
+    let nanos = |id| {
+        let t = rustix::time::clock_gettime(id);
+        i64::from(t.tv_sec) * 1_000_000_000 + i64::from(t.tv_nsec)
+    };
+    nanos(clock) - nanos(of)
+}
+
+#[cfg(all(not(target_os = "linux"), not(dlock_sim)))]
+fn suspended() -> Duration {
+    Duration::ZERO
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_instants() {
+        let now = now();
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        for instant in [now, now + hour, now - hour, now + Duration::from_nanos(1)] {
+            assert_eq!(Moment::of(instant).instant(), instant);
+        }
+        let moment = Moment::of(now);
+        assert_eq!((moment + second).since(moment), second);
+        assert_eq!(moment.since(moment + second), Duration::ZERO);
+        assert_eq!(moment.earlier_by(second) + second, moment);
+        assert_eq!((moment + second).floor(second), moment.floor(second) + second);
+        assert_eq!(moment.floor(Duration::ZERO), moment);
+        let floor = moment.floor(second);
+        assert_eq!(floor.ceil(second), floor);
+        assert_eq!((floor + Duration::from_nanos(1)).ceil(second), floor + second);
+        // Longer than anybody lives.
+        assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
+    }
+
+    #[cfg(all(target_os = "linux", not(dlock_sim)))]
+    #[test]
+    fn what_was_slept_is_looked_up_when_the_wall_clock_has_moved_and_never_shrinks() {
+        let suspended = Suspended::new();
+        let ms = Duration::from_millis;
+        assert_eq!(suspended.total(100, || 0), ms(0));
+        let known = || -> u64 { panic!("it was looked up for nothing") };
+        assert_eq!(suspended.total(100, known), ms(0));
+        assert_eq!(suspended.total(8000, || 7900), ms(7900));
+        assert_eq!(suspended.total(8000, known), ms(7900));
+        // Set back, by hand.
+        assert_eq!(suspended.total(100, || 7900), ms(7900));
+        assert_eq!(suspended.total(200, || 0), ms(7900));
+    }
+}

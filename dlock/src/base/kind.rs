@@ -1,0 +1,112 @@
+//! What a key can be locked as.
+
+use std::fmt;
+
+/// What a key is locked as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
+#[non_exhaustive]
+pub enum Kind {
+    /// One holder at a time, re-entrant. The default.
+    #[default]
+    Lock,
+    /// The same, in the order in which those who wait have come, across processes.
+    ///
+    /// Each of them has a place in a queue on the store from its first question on, and the lock goes to the one
+    /// in front. [`try_acquire`](crate::Lock::try_acquire) takes no place and overtakes nobody who has one. Giving
+    /// up, by the end of the wait or by dropping the future, leaves the queue and moves nobody back. Who waits
+    /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
+    /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
+    /// who came later. An outcome that is unknown costs the place. In one process the lock is handed on without the
+    /// store to waiters that the store named as the next ones of its queue. [`Kind::Lock`] under the same name is the same lock for those who take no place: it overtakes the
+    /// queue where it finds the lock free, and who waits in the queue finds out by asking that it was given back.
+    ///
+    /// Redisson's fair lock of the same name stands in the same queue. A Java process that dies while it waits
+    /// costs the time that it had, 300 s unless it was told otherwise, and Redisson's scripts go by the clock of
+    /// the machine that they are called from: let the clocks of those machines and of the server differ by less
+    /// than 3 s, or a Java process whose clock is ahead takes those who wait here for gone.
+    Fair,
+    /// One of many readers.
+    Read,
+    /// The writer that keeps readers out.
+    Write,
+    /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition,
+    /// in Rust or in Java, has the next number of one counter.
+    ///
+    /// For those who compare tokens of both; otherwise every lock has tokens that only grow. The counter is a key
+    /// of its own for every name, `redisson_lock_token:{name}`, that stays for ever. Where there is none it begins
+    /// with the server's clock in microseconds, so that it does not go back when the data were lost; if a Java
+    /// service is the first to lock after that, it begins with 1. In one process the lock is not handed on without
+    /// the store. In memory its tokens are those of all locks.
+    Fenced,
+    /// Permits of a semaphore, which come back by themselves when their holder is gone.
+    Permit,
+    /// Permits of a semaphore that keeps no account of who has them.
+    Unowned,
+    /// A count-down latch: it is waited for, and nobody holds it.
+    Latch,
+}
+
+impl Kind {
+    /// Whether one holder keeps out all others.
+    #[must_use]
+    pub fn is_exclusive(self) -> bool {
+        matches!(self, Kind::Lock | Kind::Fair | Kind::Write | Kind::Fenced)
+    }
+
+    /// Whether what is taken is a number of permits.
+    pub(crate) fn is_permits(self) -> bool {
+        matches!(self, Kind::Permit | Kind::Unowned)
+    }
+
+    /// What it is called where it is waited for or lost.
+    pub(crate) fn noun(self) -> &'static str {
+        match self {
+            Kind::Permit | Kind::Unowned => "semaphore",
+            Kind::Latch => "latch",
+            _ => "lock",
+        }
+    }
+
+    /// Whether each of those who wait has a place of its own in the store's queue.
+    pub(crate) fn waits_in_store(self) -> bool {
+        self == Kind::Fair
+    }
+
+    /// Whether a lock may go to the next who waits in this process without a word to the store.
+    pub(crate) fn is_handed_on(self) -> bool {
+        matches!(self, Kind::Lock | Kind::Write | Kind::Fair)
+    }
+
+    /// Whether it is one side of a read-write lock.
+    pub(crate) fn is_read_write(self) -> bool {
+        matches!(self, Kind::Read | Kind::Write)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Lock => "lock",
+            Kind::Fair => "fair",
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Fenced => "fenced",
+            Kind::Permit => "permit",
+            Kind::Unowned => "unowned",
+            Kind::Latch => "latch",
+        }
+    }
+
+    /// The kind that is displayed like this.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_name(name: &str) -> Option<Kind> {
+        use Kind::{Fair, Fenced, Lock, Permit, Read, Write};
+        let all = [Lock, Fair, Read, Write, Fenced, Permit];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

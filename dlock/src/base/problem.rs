@@ -1,0 +1,112 @@
+//! Errors as HTTP would tell them.
+
+use std::time::Duration;
+
+use crate::Error;
+
+/// An error as a problem document (RFC 9457): what an HTTP answer needs to know of it, without any HTTP
+/// types. `dlock-tower` answers with it; with the feature `axum`, so does [`Error`] itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// The HTTP status code.
+    pub status: u16,
+    /// The stable type of the problem, a URN. Clients tell problems apart by it.
+    pub kind: &'static str,
+    /// The type in words.
+    pub title: &'static str,
+    /// This occurrence in words.
+    pub detail: String,
+    /// When to try again, where that makes sense.
+    pub retry_after: Option<Duration>,
+}
+
+impl Problem {
+    /// The whole seconds for a `Retry-After` header: rounded up, at least 1.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after
+            .map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0))
+            .map(|secs| secs.max(1))
+    }
+}
+
+impl From<&Error> for Problem {
+    fn from(error: &Error) -> Problem {
+        let (status, kind, title) = match error {
+            Error::NotAcquired { .. } => (423, "urn:dlock:problem:busy", "Somebody else is at it"),
+            Error::TooManyWaiters { .. } => (
+                503,
+                "urn:dlock:problem:too-many-waiters",
+                "Too many requests wait for the same thing",
+            ),
+            error if error.is_lost() => (503, "urn:dlock:problem:lost", "The lock was lost during the work"),
+            error if error.is_unavailable() => (
+                503,
+                "urn:dlock:problem:unavailable",
+                "The lock store is not available",
+            ),
+            Error::InvalidKey { .. } => (
+                400,
+                "urn:dlock:problem:invalid-key",
+                "The request gives no valid name for a lock",
+            ),
+            Error::WouldDeadlock { .. } => (
+                500,
+                "urn:dlock:problem:would-deadlock",
+                "The request would wait for itself",
+            ),
+            _ => (
+                500,
+                "urn:dlock:problem:internal",
+                "The lock is not set up properly",
+            ),
+        };
+        // What a stranger may read of a fault inside is that there is one; the rest is for the log.
+        let detail = match status {
+            500 => "the service made a mistake in setting up its lock".to_owned(),
+            // Without the advice to the programmer.
+            400 => error
+                .to_string()
+                .split(" (")
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+            503 if error.is_unavailable() => "the lock store does not answer; try again".to_owned(),
+            _ => error.to_string(),
+        };
+        Problem {
+            status,
+            kind,
+            title,
+            detail,
+            retry_after: error.retry_after(),
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum_core::response::IntoResponse for Error {
+    fn into_response(self) -> axum_core::response::Response {
+        let problem = self.problem();
+        tracing::debug!(error = %self, status = problem.status, "answering with a lock problem");
+        let body = serde_json::json!({
+            "type": problem.kind, "title": problem.title, "status": problem.status, "detail": problem.detail,
+        });
+        let mut response = axum_core::response::Response::new(axum_core::body::Body::from(body.to_string()));
+        *response.status_mut() =
+            http::StatusCode::from_u16(problem.status).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
+        if let Some(refused) = crate::base::request::refused_by(&self) {
+            response.extensions_mut().insert(refused);
+        }
+        let headers = response.headers_mut();
+        headers.insert(
+            http::header::CONTENT_TYPE,
+            http::HeaderValue::from_static("application/problem+json"),
+        );
+        if let Some(secs) = problem.retry_after_secs() {
+            headers.insert(http::header::RETRY_AFTER, secs.into());
+        }
+        response
+    }
+}

@@ -1,0 +1,14 @@
+//! What a simulation puts in the place of chance and time, and the rules that it takes back.
+
+pub mod breaks;
+pub(crate) mod chance;
+mod preempt;
+mod process;
+mod store_clock;
+
+pub use self::preempt::on_preempt;
+pub(crate) use self::preempt::preempt;
+pub use self::process::{Entered, Process, reset};
+pub(crate) use self::process::{origin, suspended};
+pub use self::store_clock::at_store;
+pub(crate) use self::store_clock::{store_clock, wall};

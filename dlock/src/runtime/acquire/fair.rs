@@ -1,0 +1,457 @@
+//! The way of a fair acquire: everybody who waits stands in the store's own queue and asks for themselves.
+//!
+//! A place in that queue is kept for those who are heard of, so who waits asks now and then. Of those who wait in
+//! this process the one with the [turn](crate::waiters) listens for the wake-up that the store sends to the head of
+//! its queue. The others are not in front of the queue before those ahead of them here are done: they listen only
+//! when that takes long. When this process gives the lock back, the question of the next one here is queued right
+//! behind the release, so that both travel together.
+//!
+//! With the lock the store says who of this process are next in its queue, up to the first of somebody else. To those
+//! the lock is [handed on](crate::handover) without the store, in that order; each of them gives up its place when it has it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{Attempt, Wait, changed, sleep_until};
+use crate::Error;
+use crate::base::broken;
+use crate::base::clock;
+use crate::base::name::Name;
+use crate::runtime::evidence::Evidence;
+use crate::runtime::hold::Hold;
+use crate::runtime::options::LONGEST;
+use crate::runtime::question::{Goal, Question};
+use crate::runtime::release::{Asked, Carry};
+use crate::runtime::waiters::{Abandon, Called, Line, POLL_DEADLINE, Ticket};
+use crate::store::{AcquireReply, BackendError, GrantId, Outcome, Reason, Watch};
+
+/// How often one who waits asks at the least. Stores keep a place for several times as long.
+const ASK_EVERY: Duration = Duration::from_millis(1500);
+/// For how long one who has others of this process ahead listens for nothing.
+const QUIET: Duration = Duration::from_millis(100);
+/// To how many the lock is handed on after one question at the most.
+const MANY: u32 = 256;
+
+/// A place in the store's queue, from the first question on. Dropped, it is given up; so is what its last question
+/// brought, where nobody knows.
+struct Place {
+    attempt: Attempt,
+    id: GrantId,
+    /// When it was asked for last.
+    asked: Option<Instant>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let unfinished = &self.attempt.handle.shared().unfinished;
+        if self.asked.is_some() && unfinished.remove(self.id.number()) {
+            drop(self.give_up());
+        }
+    }
+}
+
+impl Place {
+    fn new(attempt: &Attempt) -> Place {
+        Place {
+            attempt: attempt.clone(),
+            id: attempt.handle.shared().next_grant(),
+            asked: None,
+        }
+    }
+
+    /// Asks the store. The question takes its place in line now; it is finished even if this is dropped, and what
+    /// it brings is then given back.
+    fn ask(mut self) -> Carry<Seen> {
+        let mut question = Question::under(self.id, &self.attempt, 0);
+        question.request.tokens = self.tokens();
+        let now = clock::now();
+        question.request.queue = true;
+        question.request.last_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
+        if self.asked.replace(now).is_none() {
+            question.unfinished(false);
+        }
+        let step = question.backend().acquire(question.request.clone());
+        let handle = question.handle.clone();
+        handle.ask(
+            step,
+            Stands {
+                place: self,
+                question,
+            },
+        )
+    }
+
+    /// One for itself, and one for each who could be handed the lock.
+    fn tokens(&self) -> u32 {
+        let Attempt {
+            handle, key, options, ..
+        } = &self.attempt;
+        let behind = handle.shared().waiters.behind(&Name::new(options.kind, key));
+        let behind = behind.try_into().unwrap_or(u32::MAX);
+        1 + self.attempt.handovers().min(behind).min(MANY)
+    }
+
+    fn give_up(&self) -> Carry<Result<(), Error>> {
+        Question::under(self.id, &self.attempt, 0).undo()
+    }
+
+    /// The store has taken it out of the queue.
+    fn has_gone(mut self) {
+        self.is_nowhere();
+    }
+
+    /// The store has no such entry in the queue: the next question is a first one.
+    /// Answers `false` where a shutdown has given it back meanwhile, and the lock with it.
+    fn is_nowhere(&mut self) -> bool {
+        self.asked = None;
+        self.attempt.handle.shared().unfinished.remove(self.id.number())
+    }
+
+    /// The lock is granted under its id. The failure where a shutdown has released that.
+    fn is_granted(&mut self) -> Result<(), BackendError> {
+        if self.is_nowhere() {
+            return Ok(());
+        }
+        drop(self.give_up());
+        Err(BackendError::not_done(
+            Reason::Closed,
+            "the reply came only after the client was shut down",
+        ))
+    }
+
+    /// The wake-ups of who waits here.
+    fn listen(&self) -> Watch {
+        let Attempt {
+            handle, key, options, ..
+        } = &self.attempt;
+        let backend = handle.shared().backend.clone();
+        backend.watch(options.kind, key, self.id)
+    }
+}
+
+/// One that has a place and asks for the lock.
+struct Stands {
+    place: Place,
+    question: Question,
+}
+
+impl Asked for Stands {
+    type Brings = Seen;
+
+    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Seen {
+        let Stands { mut place, question } = self;
+        match reply {
+            Ok(AcquireReply::Acquired {
+                first_token,
+                last_token,
+            }) => {
+                if let Err(error) = place.is_granted() {
+                    return Seen::Failed(error, None);
+                }
+                Seen::granted(question, (first_token, last_token), Vec::new())
+            }
+            Ok(AcquireReply::AcquiredInLine {
+                first_token,
+                last_token,
+                behind,
+            }) => {
+                if let Err(error) = place.is_granted() {
+                    return Seen::Failed(error, None);
+                }
+                Seen::granted(question, (first_token, last_token), behind)
+            }
+            Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
+            Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
+            Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
+            Err(error) => {
+                if error.outcome == Outcome::NotDone && question.request.last_asked.is_none() {
+                    place.is_nowhere();
+                }
+                if broken!(UnknownAcquireNotUndone) && error.outcome == Outcome::Unknown {
+                    place.is_nowhere();
+                }
+                let kept = (error.outcome == Outcome::NotDone).then_some(place);
+                Seen::Failed(error, kept)
+            }
+        }
+    }
+
+    fn undo(&self) -> Carry<Result<(), Error>> {
+        self.place.give_up()
+    }
+
+    fn forget(self) {
+        self.place.has_gone();
+    }
+}
+
+/// What a question brought.
+enum Seen {
+    /// With those who are next in the queue.
+    Acquired(Hold, Vec<GrantId>),
+    Busy(Place, Option<Duration>),
+    /// With the place, unless that is in doubt.
+    Failed(BackendError, Option<Place>),
+}
+
+impl Seen {
+    fn granted(question: Question, tokens: (u64, u64), behind: Vec<GrantId>) -> Seen {
+        match question.granted(tokens) {
+            Ok(guard) => Seen::Acquired(guard, behind),
+            Err(error) => Seen::Failed(error, None),
+        }
+    }
+}
+
+/// What one who waits has between its polls; shared with what is done for it when it has the turn.
+#[derive(Default)]
+enum State {
+    #[default]
+    Nothing,
+    Waits(Place),
+    Asks(Carry<Seen>),
+}
+
+#[derive(Clone, Default)]
+struct Mine(Arc<Mutex<State>>);
+
+impl Mine {
+    /// Back to this place, unless there is another one by now.
+    fn keep(&self, place: Place) {
+        let mut state = self.0.lock();
+        let place = match &*state {
+            State::Nothing => std::mem::replace(&mut *state, State::Waits(place)),
+            _ => State::Waits(place),
+        };
+        drop(state);
+        drop(place);
+    }
+
+    /// What the question brings. It never ends where that was taken away.
+    async fn seen(&self) -> Seen {
+        std::future::poll_fn(|cx| {
+            // Not under the lock: what a question brings may be dropped, and that asks for others.
+            let State::Asks(mut question) = self.take() else {
+                return Poll::Pending;
+            };
+            let poll = Pin::new(&mut question).poll(cx);
+            if poll.is_pending() {
+                *self.0.lock() = State::Asks(question);
+            }
+            poll
+        })
+        .await
+    }
+
+    fn take(&self) -> State {
+        std::mem::take(&mut *self.0.lock())
+    }
+
+    /// Asks the moment the turn comes: where that is because a release was queued, the question stands right
+    /// behind it.
+    fn ask(&self) {
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            State::Waits(place) if !place.attempt.handle.shared().closing.is_cancelled() => {
+                *state = State::Asks(place.ask());
+            }
+            other => *state = other,
+        }
+    }
+}
+
+impl Abandon for Mine {
+    /// The place is kept, where the store keeps it; what the question brings besides is given back.
+    fn abandon(&self) {
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            State::Asks(question) => {
+                drop(state);
+                let mine = self.clone();
+                question.finish(move |seen| {
+                    if let Seen::Busy(place, _) | Seen::Failed(_, Some(place)) = seen {
+                        mine.keep(place);
+                    }
+                });
+            }
+            other => *state = other,
+        }
+    }
+}
+
+/// One who waits; the place is given up before the turn passes on, which asks for the next one here.
+struct Leaves<'a>(Option<&'a Mine>);
+
+impl Leaves<'_> {
+    /// What was handed over is taken, and the place with it, unless that is over already: then it goes on waiting there.
+    fn takes(&mut self, guard: Hold) -> Hold {
+        if !guard.is_held() {
+            self.0 = None;
+        }
+        guard
+    }
+
+    /// It goes on waiting at its place.
+    fn stays(&mut self) -> Option<Hold> {
+        self.0 = None;
+        None
+    }
+}
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        drop(self.0.map(Mine::take));
+    }
+}
+
+impl Wait<'_, Attempt> {
+    /// Asks until the lock is had, or the wait is over.
+    pub(super) async fn in_store_queue(&self) -> Result<Hold, Error> {
+        let mine = Mine::default();
+        let mut heard = Evidence::default();
+        let mut line = Line::End(self.attempt.options.max_waiters);
+        loop {
+            let Attempt {
+                handle,
+                key,
+                options,
+                by,
+                ..
+            } = self.attempt;
+            let wanted = self.attempt.wanted();
+            let waiters = &handle.shared().waiters;
+            let ticket = waiters.join(options.kind, key, line, wanted, by)?;
+            ticket.asks(Arc::new(mine.clone()));
+            let waits = std::pin::pin!(self.in_line(&ticket, &mine, &mut heard));
+            let guard = ticket.attended(waits).await?;
+            // Handed over before, and taken only now, after the process was stopped perhaps.
+            if let Some(guard) = guard.filter(Hold::is_held) {
+                return Ok(guard);
+            }
+            // It was let in before.
+            line = Line::Front;
+        }
+    }
+
+    /// The same, until something is had that may be lost again; `None` where this was not polled in time.
+    async fn in_line(
+        &self,
+        ticket: &Ticket,
+        mine: &Mine,
+        heard: &mut Evidence,
+    ) -> Result<Option<Hold>, Error> {
+        let attempt = self.attempt;
+        let Attempt {
+            handle, key, options, ..
+        } = attempt;
+        let shared = handle.shared();
+        let mut turn = ticket.turn();
+        let mut watch: Option<Watch> = None;
+        // Dropped before those above.
+        let mut leaves = Leaves(Some(mine));
+        loop {
+            let asked = clock::now();
+            let mut ask = |place: Place| {
+                // What happened before the question is in the answer.
+                watch.iter_mut().for_each(Watch::seen);
+                ticket.stands_at(place.id);
+                ticket.looks_by(asked + ASK_EVERY + POLL_DEADLINE);
+                place.ask()
+            };
+            let question = match mine.take() {
+                // Put when the turn came: what has happened since is not in its answer.
+                State::Asks(question) => question,
+                State::Waits(place) => ask(place),
+                State::Nothing => ask(Place::new(attempt)),
+            };
+            *mine.0.lock() = State::Asks(question);
+            heard.asks(asked);
+            let mut came = false;
+            let seen = loop {
+                tokio::select! {
+                    biased;
+                    seen = mine.seen() => break seen,
+                    called = ticket.called() => match called? {
+                        Called::Turn(its) => (turn, came) = (Some(its), true),
+                        Called::Guard(guard) => return Ok(Some(leaves.takes(guard))),
+                        Called::Withdrawn => return Ok(leaves.stays()),
+                    },
+                    () = self.over() => return Err(self.gave_up(heard, true)),
+                    () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
+                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                }
+            };
+            let (place, sleep) = match seen {
+                Seen::Acquired(guard, behind) => {
+                    // Those who come from now on wait behind it, and ask when it is given back.
+                    if let Some(mut turn) = turn.or_else(|| ticket.turn()) {
+                        turn.behind = behind.iter().rev().map(|place| place.number()).collect();
+                        guard.rest(turn);
+                    }
+                    return Ok(Some(guard));
+                }
+                Seen::Busy(place, left) => {
+                    self.is_busy(left, heard);
+                    let left = left.filter(|left| *left <= LONGEST);
+                    if let Some(turn) = &turn {
+                        turn.waits(options.max_waiters, heard)?;
+                        watch.get_or_insert_with(|| place.listen());
+                    }
+                    // A lease that is about to end is over a moment after its whole milliseconds.
+                    let end = left.map_or(ASK_EVERY, |left| left + Duration::from_millis(1));
+                    (place, end.min(ASK_EVERY))
+                }
+                Seen::Failed(error, kept) => {
+                    let pause = self.failed(asked, error, heard)?;
+                    let place = kept.unwrap_or_else(|| {
+                        // Under another id, which wakes another listener.
+                        watch = None;
+                        Place::new(attempt)
+                    });
+                    (place, pause)
+                }
+            };
+            let id = place.id;
+            let ask_at = clock::now() + sleep;
+            ticket.looks_by(ask_at + POLL_DEADLINE);
+            *mine.0.lock() = State::Waits(place);
+            if came {
+                continue;
+            }
+            if turn.is_none() {
+                let mine = mine.clone();
+                ticket.at_turn(Some(Box::new(move || mine.ask())));
+            }
+            if broken!(NotificationLostBeforeSleep) {
+                watch.iter_mut().for_each(Watch::seen);
+            }
+            let quiet_until = clock::now() + QUIET;
+            loop {
+                let quiet = (watch.is_none() && turn.is_none()).then_some(quiet_until);
+                tokio::select! {
+                    biased;
+                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
+                    called = ticket.called() => match called? {
+                        Called::Turn(its) => turn = Some(its),
+                        Called::Guard(guard) => return Ok(Some(leaves.takes(guard))),
+                        Called::Withdrawn => return Ok(leaves.stays()),
+                    },
+                    () = changed(&mut watch) => {}
+                    () = clock::sleep_until(ask_at) => {}
+                    () = sleep_until(quiet) => {
+                        watch = Some(shared.backend.clone().watch(options.kind, key, id));
+                        continue;
+                    }
+                    () = self.over() => return Err(self.gave_up(heard, false)),
+                }
+                break;
+            }
+            ticket.at_turn(None);
+        }
+    }
+}

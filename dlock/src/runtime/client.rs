@@ -1,0 +1,144 @@
+//! What the parts of a client share, and its background work.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::runtime;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::Loss;
+use crate::runtime::courtesy::Courtesies;
+use crate::runtime::grants::Issuer;
+use crate::runtime::release::{self, Job};
+use crate::runtime::unfinished::Unfinished;
+use crate::runtime::waiters::{self, Waiters};
+use crate::runtime::watchdog::{self, Registry};
+use crate::store::{DynBackend, GrantId};
+
+/// What keeps a client alive: the client, its locks and its guards.
+pub(crate) struct Handle {
+    shared: Arc<Shared>,
+    worker: mpsc::UnboundedSender<Job>,
+}
+
+/// What a client's parts share. Background tasks hold this and not the [`Handle`], so that they end when
+/// the last handle is gone.
+pub(crate) struct Shared {
+    pub(crate) issuer: Arc<Issuer>,
+    grants: AtomicU64,
+    pub(crate) backend: Arc<dyn DynBackend>,
+    pub(crate) settings: Settings,
+    pub(crate) registry: Registry,
+    pub(crate) waiters: Arc<Waiters>,
+    pub(crate) courtesies: Courtesies,
+    pub(crate) unfinished: Unfinished,
+    /// Steps under way that nobody may be waiting for any more.
+    pub(crate) pending: TaskTracker,
+    /// No lock is handed out any more.
+    pub(crate) closing: CancellationToken,
+    /// The background work is done, in good order.
+    pub(crate) finished: CancellationToken,
+    /// Where the background work runs.
+    pub(crate) runtime: runtime::Handle,
+    runtime_ended: AtomicBool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) lease: Duration,
+    pub(crate) retry_for: Duration,
+}
+
+impl Handle {
+    /// Begins the background work of a client, on this runtime.
+    pub(crate) fn start(
+        backend: Arc<dyn DynBackend>,
+        settings: Settings,
+        uuid: Uuid,
+        runtime: &runtime::Handle,
+    ) -> Arc<Handle> {
+        let entered = runtime.enter();
+        // Without timers every lease would end: better to find out here.
+        drop(tokio::time::sleep(Duration::ZERO));
+        drop(entered);
+        let shared = Arc::new_cyclic(|client| Shared {
+            issuer: Arc::new(Issuer {
+                uuid,
+                client: client.clone(),
+            }),
+            grants: AtomicU64::new(1),
+            backend,
+            settings,
+            registry: Registry::default(),
+            waiters: Arc::default(),
+            courtesies: Courtesies::default(),
+            unfinished: Unfinished::default(),
+            pending: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            finished: CancellationToken::new(),
+            runtime: runtime.clone(),
+            runtime_ended: AtomicBool::new(false),
+        });
+        let (worker, queue) = mpsc::unbounded_channel();
+        runtime.spawn({
+            let waiters = shared.waiters.clone();
+            async move {
+                tokio::select! {
+                    biased;
+                    () = release::work(queue) => {}
+                    () = waiters::attend(waiters) => {}
+                }
+            }
+        });
+        let runtime_watch = RuntimeWatch(shared.clone());
+        runtime.spawn(async move {
+            let shared = runtime_watch.0.clone();
+            let finished = shared.finished.clone();
+            watchdog::watch(shared, finished.cancelled()).await;
+            drop(runtime_watch);
+        });
+        Arc::new(Handle { shared, worker })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn worker(&self) -> &mpsc::UnboundedSender<Job> {
+        &self.worker
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.finished.cancel();
+    }
+}
+
+impl Shared {
+    /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.
+    pub(crate) fn has_lost_its_runtime(&self) -> bool {
+        self.runtime_ended.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn next_grant(&self) -> GrantId {
+        GrantId::new(self.issuer.uuid, self.grants.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Notices that the runtime is gone: dropped with the watchdog's task, before that was told to finish.
+struct RuntimeWatch(Arc<Shared>);
+
+impl Drop for RuntimeWatch {
+    fn drop(&mut self) {
+        if !self.0.finished.is_cancelled() {
+            self.0.runtime_ended.store(true, Ordering::Relaxed);
+            self.0.closing.cancel();
+            self.0.registry.close(Loss::RuntimeEnded);
+        }
+    }
+}

@@ -1,0 +1,680 @@
+//! What this process has been granted, and until when.
+//!
+//! A *grant* is what the store knows. The *holds* on it are the callers in this process: re-entry adds
+//! one, and the grant is given back when the last is gone.
+
+mod room;
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+pub(crate) use self::room::{Around, Asker, InTheWay, Manner};
+use self::room::{Inside, Room, Told};
+use crate::HoldState;
+use crate::base::broken;
+use crate::base::chance::next_id;
+use crate::base::clock;
+use crate::base::clock::Moment;
+use crate::runtime::client::Shared;
+use crate::runtime::handover::{Chain, Wanted};
+use crate::runtime::under::Under;
+use crate::runtime::waiters::Turn;
+use crate::store::{GrantId, Kind, ReleaseRequest, RenewRequest};
+use crate::{LockKey, Loss};
+
+/// What a lease is shortened by on this side, for clocks that run at different rates and for the way back
+/// of the answer.
+pub(crate) fn margin(lease: Duration) -> Duration {
+    if broken!(NoSafetyMargin) {
+        return Duration::ZERO;
+    }
+    (lease / 100).max(Duration::from_millis(10))
+}
+
+/// How a grant is kept alive.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// The lease that was asked for.
+    pub(crate) lease: Duration,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    /// When renewal ends, at the latest.
+    pub(crate) max_end: Option<Instant>,
+    /// Until when the key stays taken even if the holder is done.
+    pub(crate) min_until: Option<Instant>,
+}
+
+/// Who a grant was given to: a client. It keeps that alive no more than the grant does.
+#[derive(Debug)]
+pub(crate) struct Issuer {
+    pub(crate) uuid: Uuid,
+    pub(crate) client: Weak<Shared>,
+}
+
+/// Ways to be told, made when somebody wants to be.
+#[derive(Debug, Default)]
+struct Signals {
+    /// Cancelled when the grant has ended, by loss or by release.
+    over: CancellationToken,
+    /// Those who wait for the end of this grant or of another.
+    also: Mutex<Also>,
+}
+
+#[derive(Debug, Default)]
+struct Also {
+    ends: Vec<Weak<FirstEnd>>,
+    /// How many there may be before those are swept that nobody waits for any more.
+    room: usize,
+}
+
+impl Also {
+    fn push(&mut self, end: &Arc<FirstEnd>) {
+        if self.ends.len() >= self.room {
+            self.ends.retain(|other| other.strong_count() > 0);
+            self.room = 2 * self.ends.len().max(8);
+        }
+        self.ends.push(Arc::downgrade(end));
+    }
+}
+
+/// The end of that one of several grants which ends first.
+#[derive(Debug, Default)]
+pub(crate) struct FirstEnd(CancellationToken);
+
+impl FirstEnd {
+    pub(crate) fn of<'a>(grants: impl Iterator<Item = &'a Grant>) -> Arc<FirstEnd> {
+        let first: Arc<FirstEnd> = Arc::default();
+        for grant in grants {
+            let (signals, _) = grant.signals();
+            signals.also.lock().push(&first);
+            // Asked only now, so that it cannot end in between unseen.
+            if grant.signals().1 {
+                first.0.cancel();
+            }
+        }
+        first
+    }
+
+    pub(crate) fn token(&self) -> CancellationToken {
+        self.0.clone()
+    }
+}
+
+impl Drop for FirstEnd {
+    // Nobody holds these any more, nor looks at them, but for who was handed a token.
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// One grant of this process. A service may hold hundreds of thousands: what few of them need is apart, and times and
+/// what all of a client have in common take a word each.
+pub(crate) struct Grant {
+    pub(crate) kind: Kind,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    /// The watchdog's: a renewal is under way.
+    pub(crate) is_asked: Flag,
+    /// How many permits it is; 1 for all other kinds.
+    amount: u32,
+    pub(crate) key: LockKey,
+    /// The first fencing token.
+    pub(crate) token: u64,
+    /// Its name in the watchdog's books.
+    pub(crate) number: u64,
+    issuer: Arc<Issuer>,
+    /// In nanoseconds.
+    lease: u64,
+    special: Option<Box<Special>>,
+    state: Mutex<State>,
+}
+
+/// Looked at and changed under the lock of the watchdog's books.
+#[derive(Debug, Default)]
+pub(crate) struct Flag(AtomicBool);
+
+impl Flag {
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, value: bool) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+/// What few ask for.
+struct Special {
+    /// When renewal ends, at the latest.
+    max_end: Option<Instant>,
+    /// Until when the key stays taken even if the holder is done.
+    min_until: Option<Instant>,
+    /// The write grant under which this one reads, and how that knows it.
+    under: Option<Arc<Under>>,
+}
+
+impl Special {
+    /// `None` where nothing of it is asked for.
+    fn of(
+        max_end: Option<Instant>,
+        min_until: Option<Instant>,
+        under: Option<Arc<Under>>,
+    ) -> Option<Box<Special>> {
+        let any = max_end.is_some() || min_until.is_some() || under.is_some();
+        any.then(|| {
+            Box::new(Special {
+                max_end,
+                min_until,
+                under,
+            })
+        })
+    }
+}
+
+struct State {
+    /// When the store may give the key to somebody else, less the margin.
+    deadline: Moment,
+    suspect: bool,
+    ended: Option<Loss>,
+    room: Room,
+    chain: Chain,
+    /// The turn of those who wait for the key in this process, while they wait for this grant.
+    turn: Option<Box<Turn>>,
+}
+
+impl State {
+    fn new(deadline: Moment, suspect: bool, hold: Inside, chain: Chain) -> State {
+        State {
+            deadline,
+            suspect,
+            ended: None,
+            room: Room::of(hold),
+            chain,
+            turn: None,
+        }
+    }
+}
+
+/// Why somebody did not enter a grant again.
+pub(crate) enum Refused {
+    /// Somebody who is not around the asker is inside, or comes before it.
+    Sibling(InTheWay),
+    /// The grant has ended.
+    Lost(Loss),
+}
+
+/// What the store has granted, by a step sent at `sent`, for `lease` from then on.
+pub(crate) struct Granted {
+    pub(crate) kind: Kind,
+    pub(crate) amount: u32,
+    pub(crate) key: LockKey,
+    pub(crate) number: u64,
+    /// The first fencing token.
+    pub(crate) token: u64,
+    pub(crate) sent: Instant,
+    pub(crate) lease: Duration,
+    pub(crate) chain: Chain,
+    pub(crate) under: Option<Arc<Under>>,
+}
+
+impl Grant {
+    pub(crate) fn new(what: Granted, issuer: &Arc<Issuer>, terms: Terms, hold: Inside) -> Grant {
+        let Granted {
+            kind,
+            amount,
+            key,
+            number,
+            token,
+            sent,
+            lease,
+            chain,
+            under,
+        } = what;
+        let deadline = Moment::of(sent + lease - margin(lease));
+        Grant {
+            kind,
+            renewed: terms.renewed,
+            is_asked: Flag::default(),
+            amount,
+            key,
+            token,
+            number,
+            issuer: issuer.clone(),
+            lease: clock::nanos(terms.lease),
+            special: Special::of(terms.max_end, terms.min_until, under),
+            state: Mutex::new(State::new(deadline, false, hold, chain)),
+        }
+    }
+
+    /// The grant as the next holder in this process has it, with its hold. To the store, and in the watchdog's books,
+    /// it is the same.
+    pub(crate) fn heir(&self, wanted: &Wanted, by: &'static Location<'static>) -> (Grant, u64) {
+        let hold = next_id();
+        let state = self.state.lock();
+        let chain = state.chain.step(wanted.handovers);
+        let state = State::new(state.deadline, state.suspect, (hold, by), chain);
+        let max_end = wanted.max_hold.map(|d| clock::now() + d);
+        let grant = Grant {
+            kind: self.kind,
+            renewed: self.renewed,
+            is_asked: Flag::default(),
+            amount: self.amount,
+            key: self.key.clone(),
+            // The next of the reserved ones.
+            token: self
+                .token
+                .saturating_add(u64::from(!broken!(TokenReusedAfterHandoff))),
+            number: self.number,
+            issuer: self.issuer.clone(),
+            lease: self.lease,
+            special: Special::of(max_end, None, None),
+            state: Mutex::new(state),
+        };
+        (grant, hold)
+    }
+
+    /// The lease that was asked for.
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_nanos(self.lease)
+    }
+
+    /// What the store knows it by.
+    pub(crate) fn id(&self) -> GrantId {
+        GrantId::new(self.issuer.uuid, self.number)
+    }
+
+    /// The client that it was given to.
+    pub(crate) fn client(&self) -> &Weak<Shared> {
+        &self.issuer.client
+    }
+
+    fn max_end(&self) -> Option<Instant> {
+        let max_end = self.special.as_ref()?.max_end;
+        max_end.filter(|_| !broken!(MaxHoldIgnored))
+    }
+
+    fn min_until(&self) -> Option<Instant> {
+        self.special.as_ref()?.min_until
+    }
+
+    fn under(&self) -> Option<&Arc<Under>> {
+        self.special.as_ref()?.under.as_ref()
+    }
+
+    /// Whether the grant can ever be handed on, if it is left in time.
+    pub(crate) fn can_be_handed_on(&self) -> bool {
+        self.renewed && self.state.lock().chain.is_open(clock::now())
+    }
+
+    /// Whether the grant, which nobody here holds any more, may be handed on: it is renewed, past its
+    /// `min_hold`, free of doubt, and has a third of its lease left.
+    pub(crate) fn may_be_handed_on(&self, now: Instant) -> bool {
+        if !self.renewed {
+            return false;
+        }
+        let lease = self.lease();
+        // Close to its end a renewal may be under way that asks for less than the lease.
+        if self.min_until().is_some_and(|until| now < until)
+            || self.max_end().is_some_and(|end| end < now + lease)
+        {
+            return false;
+        }
+        let state = self.state.lock();
+        // Those who read under it go on, and keep a writer out.
+        let alone = !state.room.has_readers();
+        let lasts = state.deadline >= Moment::of(now + lease / 3);
+        let confirmed = !state.suspect || broken!(HandoffOfSuspectGrant);
+        alone && lasts && confirmed && state.chain.is_open(now)
+    }
+
+    /// Keeps the turn until the grant ends; passes it on if it has.
+    pub(crate) fn put_turn(&self, turn: Box<Turn>) {
+        let mut state = self.state.lock();
+        if state.ended.is_none() {
+            state.turn = Some(turn);
+            return;
+        }
+        drop(state);
+        drop(turn);
+    }
+
+    pub(crate) fn take_turn(&self) -> Option<Box<Turn>> {
+        self.state.lock().turn.take()
+    }
+
+    /// Whether this hold is still there.
+    pub(crate) fn has(&self, hold: u64) -> bool {
+        self.state.lock().room.has(hold)
+    }
+
+    /// One hold more, with the asker's id, if everybody inside is around the asker. Readers do not mind each other.
+    pub(crate) fn enter(&self, asker: &Asker<'_>) -> Result<(), Refused> {
+        if let HoldState::Lost(loss) = self.status() {
+            return Err(Refused::Lost(loss));
+        }
+        if let Some(under) = self.under() {
+            under.enter(asker)?;
+        }
+        let mut told = Told::default();
+        let mut state = self.state.lock();
+        let entered = match state.ended {
+            Some(loss) => Err(Refused::Lost(loss)),
+            None if self.kind == Kind::Read => {
+                state.room.add((asker.id, asker.by));
+                Ok(())
+            }
+            None => state
+                .room
+                .enter(asker, false, &mut told)
+                .map_err(Refused::Sibling),
+        };
+        drop(state);
+        told.tell();
+        if entered.is_err() {
+            self.left_from_under(asker.id);
+        }
+        entered
+    }
+
+    /// Enters one who reads under this write grant, if every writer inside is around the asker.
+    pub(crate) fn admit(&self, asker: &Asker<'_>) -> Result<(), Refused> {
+        if let HoldState::Lost(loss) = self.status() {
+            return Err(Refused::Lost(loss));
+        }
+        let mut told = Told::default();
+        let mut state = self.state.lock();
+        let admitted = match state.ended {
+            Some(loss) => Err(Refused::Lost(loss)),
+            None => state.room.enter(asker, true, &mut told).map_err(Refused::Sibling),
+        };
+        if admitted.is_ok() {
+            // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
+            state.chain.close();
+        }
+        drop(state);
+        told.tell();
+        admitted
+    }
+
+    /// One who read under this write grant has left.
+    pub(crate) fn dismiss(&self, reader: u64) {
+        let mut told = Told::default();
+        self.state.lock().room.remove_reader(reader, &mut told);
+        told.tell();
+    }
+
+    fn left_from_under(&self, hold: u64) {
+        if let Some(under) = self.under() {
+            under.write.dismiss(hold);
+        }
+    }
+
+    /// Whom an asker has to wait for who may not enter yet: the grant itself, or the one it reads under.
+    pub(crate) fn arbiter(self: &Arc<Grant>) -> &Arc<Grant> {
+        self.under().map_or(self, |under| &under.write)
+    }
+
+    /// Waits until an asker that was refused may look again. Cancel safe.
+    pub(crate) async fn called(&self, asker: u64) {
+        std::future::poll_fn(|cx| {
+            let waker = cx.waker().clone();
+            let (called, unused) = self.state.lock().room.is_called(asker, waker);
+            drop(unused);
+            if called { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// An asker waits no longer.
+    pub(crate) fn vacate(&self, asker: u64) {
+        let mut told = Told::default();
+        self.state.lock().room.vacate(asker, &mut told);
+        told.tell();
+    }
+
+    /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
+    pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Option<Loss>> {
+        self.status_at(now);
+        let mut told = Told::default();
+        let mut state = self.state.lock();
+        let last = state.room.remove_hold(hold, &mut told);
+        let before = state.ended;
+        if last {
+            state.ended.get_or_insert(Loss::Released);
+            state.room.close(&mut told);
+        }
+        let signals = state.room.signals();
+        drop(state);
+        told.tell();
+        // Told already of a loss, perhaps by who calls this from a waker.
+        if last && before.is_none() {
+            tell(signals);
+        }
+        self.left_from_under(hold);
+        last.then_some(before)
+    }
+
+    /// Whether the grant holds, as the clock says now. Once `Lost`, always `Lost`.
+    pub(crate) fn status(&self) -> HoldState {
+        self.status_at(clock::now())
+    }
+
+    /// The same as of `now`.
+    pub(crate) fn status_at(&self, now: Instant) -> HoldState {
+        let (status, _) = self.peek_at(Moment::of(now));
+        if let HoldState::Lost(loss) = status {
+            self.lose(loss);
+        }
+        status
+    }
+
+    /// The same without telling anybody, for callers that hold a lock: whoever is told may call back. And when the
+    /// grant is lost unless it is renewed.
+    pub(crate) fn peek_at(&self, now: Moment) -> (HoldState, Moment) {
+        let state = self.state.lock();
+        (self.judge(&state, now), state.deadline)
+    }
+
+    fn judge(&self, state: &State, now: Moment) -> HoldState {
+        match state.ended {
+            Some(loss) => HoldState::Lost(loss),
+            None if now >= state.deadline && !broken!(DeadlineNeverJudged) => {
+                HoldState::Lost(self.run_out(state.deadline))
+            }
+            None if state.suspect => HoldState::Suspect,
+            None => HoldState::Held,
+        }
+    }
+
+    /// Why the lease has run out.
+    fn run_out(&self, deadline: Moment) -> Loss {
+        let last = deadline + margin(self.lease());
+        match self.max_end() {
+            Some(end) if self.renewed && last >= Moment::of(end) => Loss::MaxHold,
+            _ => Loss::Expired,
+        }
+    }
+
+    /// Ends the grant, unless it has ended already.
+    pub(crate) fn lose(&self, loss: Loss) {
+        let mut state = self.state.lock();
+        if state.ended.is_none() {
+            state.ended = Some(loss);
+            let (signals, turn) = (state.room.signals(), state.turn.take());
+            let mut told = Told::default();
+            state.room.close(&mut told);
+            drop(state);
+            tracing::warn!(key = %self.key, grant = %self.id(), %loss, "a lock was lost");
+            crate::runtime::telemetry::lost(loss);
+            told.tell();
+            tell(signals);
+            // Who waits here looks at the store now.
+            drop(turn);
+        }
+    }
+
+    /// Cancelled when the grant has ended, by loss or by release.
+    pub(crate) fn over(&self) -> CancellationToken {
+        let (signals, ended) = self.signals();
+        if ended {
+            signals.over.cancel();
+        }
+        signals.over.clone()
+    }
+
+    fn signals(&self) -> (Arc<Signals>, bool) {
+        let mut state = self.state.lock();
+        let signals = state.room.make_signals();
+        (signals, state.ended.is_some())
+    }
+
+    /// How long the grant holds for sure from now on.
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.status() {
+            HoldState::Lost(_) => Duration::ZERO,
+            _ => self.deadline().saturating_duration_since(clock::now()),
+        }
+    }
+
+    /// What is missing to `min_hold` yet.
+    fn min_hold_left(&self, now: Instant) -> Duration {
+        if broken!(MinHoldEndsEarly) {
+            return Duration::ZERO;
+        }
+        self.min_until()
+            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+    }
+
+    /// What is left to `max_hold`, where there is one.
+    pub(crate) fn max_hold_left(&self) -> Option<Duration> {
+        let end = self.max_end()?;
+        Some(end.saturating_duration_since(clock::now()))
+    }
+
+    /// The step that gives the grant back, as of `now`.
+    pub(crate) fn release_request(&self, now: Instant) -> ReleaseRequest {
+        ReleaseRequest {
+            kind: self.kind,
+            key: self.key.clone(),
+            grant: self.id(),
+            keep_for: self.min_hold_left(now),
+            amount: self.amount,
+        }
+    }
+
+    /// When the grant is lost unless it is renewed.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.state.lock().deadline.instant()
+    }
+
+    /// The lease that a renewal sent now asks for: what the lease always is, as far as `max_hold` allows,
+    /// or what is left of it where it is fixed. `None` when nothing is to be had.
+    pub(crate) fn next_lease(&self, now: Instant) -> Option<Duration> {
+        let lease = if self.renewed {
+            let left = |end: Instant| end.saturating_duration_since(now);
+            let most = self.max_end().map_or(Duration::MAX, left);
+            let least = self.min_until().map_or(Duration::ZERO, left);
+            self.lease().max(least).min(most)
+        } else {
+            (self.deadline() + margin(self.lease())).saturating_duration_since(now)
+        };
+        (lease > margin(lease)).then_some(lease)
+    }
+
+    /// Whether it came from the store just now, see [`Chain::is_young`].
+    pub(crate) fn is_young(&self, now: Instant) -> bool {
+        self.state.lock().chain.is_young(now)
+    }
+
+    /// The step that renews the grant with this lease.
+    pub(crate) fn renew_request(&self, lease: Duration) -> RenewRequest {
+        RenewRequest {
+            kind: self.kind,
+            key: self.key.clone(),
+            grant: self.id(),
+            lease,
+            amount: self.amount,
+        }
+    }
+
+    /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too
+    /// late: what had expired before the answer came stays lost. It ends no doubt that is newer than the question.
+    /// Answers when the grant is lost unless it is renewed.
+    pub(crate) fn renewed(
+        &self,
+        now: Moment,
+        sent: Moment,
+        lease: Duration,
+        ends_doubt: bool,
+    ) -> Result<Moment, Loss> {
+        let mut state = self.state.lock();
+        match self.judge(&state, now) {
+            HoldState::Lost(Loss::Released) => return Ok(state.deadline),
+            HoldState::Lost(_) if broken!(RenewalRevivesLostHold) => state.ended = None,
+            HoldState::Lost(loss) => return Err(loss),
+            HoldState::Held | HoldState::Suspect => {}
+        }
+        state.suspect &= !ends_doubt;
+        let from = if broken!(RenewalDeadlineFromReply) {
+            now
+        } else {
+            sent
+        };
+        let deadline = from + (lease - margin(lease));
+        // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
+        // the wire in whole milliseconds.
+        if self.renewed {
+            // An answer may come after that of a later question.
+            state.deadline = state.deadline.max(deadline);
+        } else {
+            state.deadline = state.deadline.min(deadline + margin(lease));
+        }
+        Ok(state.deadline)
+    }
+
+    /// The store has not confirmed the grant when it should have. Whether that is news to anybody.
+    pub(crate) fn suspect(&self) -> bool {
+        let mut state = self.state.lock();
+        // Also where the last hold has left: it may be about to be handed on.
+        let is_new = !std::mem::replace(&mut state.suspect, true);
+        is_new && state.ended.is_none()
+    }
+
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.state.lock().suspect
+    }
+
+    /// Says so, for callers that hold no lock.
+    pub(crate) fn tell_suspect(&self) {
+        tracing::warn!(key = %self.key, grant = %self.id(), "a lock could not be confirmed, its lease still runs");
+    }
+}
+
+impl std::fmt::Debug for Grant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grant")
+            .field("key", &self.key)
+            .field("id", &self.id())
+            .field("lease", &self.lease())
+            .field("renewed", &self.renewed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Tells that it is all over. For callers that hold no lock.
+fn tell(signals: Option<Arc<Signals>>) {
+    let Some(signals) = signals else { return };
+    signals.over.cancel();
+    let also = std::mem::take(&mut signals.also.lock().ends);
+    for first in also.iter().filter_map(Weak::upgrade) {
+        first.0.cancel();
+    }
+}

@@ -1,0 +1,141 @@
+//! A hold of a grant that its owner gives up by dropping it.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::base::chance::next_id;
+use crate::base::clock;
+use crate::runtime::client::Handle;
+use crate::runtime::grants::{Around, Asker, Grant, Manner, Refused};
+use crate::runtime::handover;
+use crate::runtime::release::ReleaseOutcome;
+use crate::runtime::scope::{Frames, HoldRef};
+use crate::runtime::waiters::Turn;
+use crate::{Error, HoldState};
+
+/// One hold of a grant. Dropped, it leaves the grant; the last one passes the lock on or releases it.
+pub(crate) struct Hold {
+    hold: HoldRef,
+    handle: Arc<Handle>,
+}
+
+impl Hold {
+    pub(crate) fn new(hold: HoldRef, handle: Arc<Handle>) -> Hold {
+        Hold { hold, handle }
+    }
+
+    pub(crate) fn grant(&self) -> &Arc<Grant> {
+        &self.hold.grant
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// Whether the lock can ever be handed on in this process.
+    pub(crate) fn can_be_handed_on(&self) -> bool {
+        self.grant().can_be_handed_on()
+    }
+
+    /// The turn of those who wait for this lock here rests in the grant, until that ends.
+    pub(crate) fn rest(&self, turn: Turn) {
+        if turn.leave_front() {
+            self.grant().put_turn(Box::new(turn));
+        }
+    }
+
+    /// Whether the lock is still held, by the clock as of this call.
+    pub(crate) fn is_held(&self) -> bool {
+        !matches!(self.grant().status(), HoldState::Lost(_))
+    }
+
+    /// A second hold of the same grant.
+    pub(crate) fn reenter(&self, by: &'static Location<'static>) -> Result<Hold, Error> {
+        let asker = Asker {
+            id: next_id(),
+            by,
+            around: Around::Everybody,
+            manner: Manner::HadItsTurn,
+        };
+        let key = || self.grant().key.clone();
+        match self.grant().enter(&asker) {
+            Ok(()) => {
+                let hold = HoldRef {
+                    id: asker.id,
+                    grant: self.grant().clone(),
+                };
+                Ok(Hold::new(hold, self.handle.clone()))
+            }
+            Err(Refused::Lost(loss)) => Err(Error::Lost { key: key(), loss }),
+            // Everybody is welcome here, so nobody stands in the way.
+            Err(Refused::Sibling(_)) => Err(Error::NotHeld { key: key() }),
+        }
+    }
+
+    /// Releases the hold; the future tells the outcome.
+    pub(crate) fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let mut this = self;
+        async move {
+            match this.leave() {
+                Some(outcome) => outcome?.await,
+                None => Ok(()),
+            }
+        }
+    }
+
+    /// The frame of this hold alone.
+    pub(crate) fn frames(&self) -> Frames {
+        Frames::of(std::iter::once(self.hold.clone()), None)
+    }
+
+    /// The hold as frames remember it.
+    pub(crate) fn hold_ref(&self) -> &HoldRef {
+        &self.hold
+    }
+
+    /// Ends the hold here and leaves the store as it is: nothing is renewed or given back any more.
+    pub(crate) fn leave_taken(self) {
+        let grant = self.grant();
+        if grant.leave(self.hold.id, clock::now()).is_some() {
+            self.handle.shared().registry.remove(grant.number);
+        }
+    }
+
+    /// Leaves the grant; the last hold passes it on. `None` when nothing is left to be done: other holds are
+    /// there, this guard has left before, or somebody else in this process has the lock now.
+    pub(crate) fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
+        let grant = self.hold.grant.clone();
+        if !grant.has(self.hold.id) {
+            return None;
+        }
+        let now = clock::now();
+        match grant.leave(self.hold.id, now) {
+            Some(None) => handover::pass_on(&self.handle, grant, now).map(Ok),
+            Some(Some(loss)) => {
+                let key = grant.key.clone();
+                drop(self.handle.release(grant, None, now));
+                Some(Err(Error::Lost { key, loss }))
+            }
+            None => match grant.status_at(now) {
+                HoldState::Lost(loss) => Some(Err(Error::Lost {
+                    key: grant.key.clone(),
+                    loss,
+                })),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        drop(self.leave());
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.grant().fmt(f)
+    }
+}

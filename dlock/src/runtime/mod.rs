@@ -1,0 +1,21 @@
+//! How locks are acquired, kept, handed off and released: the client's tasks, queues and tables. Knows the seam to the
+//! stores, and no store.
+
+pub(crate) mod acquire;
+pub(crate) mod client;
+pub(crate) mod courtesy;
+pub(crate) mod evidence;
+pub(crate) mod grants;
+pub(crate) mod handover;
+pub(crate) mod hold;
+pub(crate) mod members;
+pub(crate) mod options;
+pub(crate) mod outside;
+pub(crate) mod question;
+pub(crate) mod release;
+pub mod scope;
+pub(crate) mod telemetry;
+pub(crate) mod under;
+pub(crate) mod unfinished;
+pub(crate) mod waiters;
+pub(crate) mod watchdog;

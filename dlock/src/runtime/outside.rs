@@ -1,0 +1,44 @@
+//! Calls from outside of a tokio runtime: their timers are those of the client's runtime.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use pin_project_lite::pin_project;
+use tokio::runtime;
+
+use crate::runtime::client::Handle;
+
+pin_project! {
+    /// A future that may be polled by any executor; made by [`Handle::with_timers`].
+    pub(crate) struct WithTimers<F> {
+        #[pin]
+        future: F,
+        handle: Arc<Handle>,
+    }
+}
+
+impl Handle {
+    /// Has a future use the timers of the client's runtime where it is polled outside of tokio.
+    pub(crate) fn with_timers<F: Future>(self: &Arc<Self>, future: F) -> WithTimers<F> {
+        let handle = self.clone();
+        WithTimers { future, handle }
+    }
+}
+
+impl<F: Future> Future for WithTimers<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let _entered = is_outside().then(|| this.handle.shared().runtime.enter());
+        this.future.poll(cx)
+    }
+}
+
+/// Whether the calling code has no tokio runtime.
+pub(crate) fn is_outside() -> bool {
+    // To be in a task is the cheaper question, and nearly always answered with yes.
+    tokio::task::try_id().is_none() && runtime::Handle::try_current().is_err()
+}

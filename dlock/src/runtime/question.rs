@@ -1,0 +1,302 @@
+//! What is asked of the store for a lock, and the guard of what it grants.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::HoldState;
+use crate::base::broken;
+use crate::base::chance::next_id;
+use crate::base::clock;
+use crate::runtime::acquire::Attempt;
+use crate::runtime::client::Handle;
+use crate::runtime::grants::{Grant, Granted, Terms};
+use crate::runtime::handover::{self, Chain, Wanted};
+use crate::runtime::hold::Hold;
+use crate::runtime::options::Options;
+use crate::runtime::release::{Asked, Carry};
+use crate::runtime::scope::HoldRef;
+use crate::runtime::under::Under;
+use crate::runtime::unfinished::Part;
+use crate::store::{
+    AcquireReply, AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
+};
+use crate::{Error, Loss};
+
+/// What one look at the store brought.
+pub(crate) enum Look<T> {
+    Got(T),
+    /// The key that is waited for is held by somebody.
+    Busy {
+        /// What is left of that one's lease.
+        left: Option<Duration>,
+        /// Within which time one who waits has to ask again.
+        again: Option<Duration>,
+        /// How many processes wait for a plain lock, as far as the store can tell.
+        listeners: Option<u64>,
+    },
+    /// There are fewer permits in all than are wanted.
+    TooFew,
+}
+
+/// What is asked of the store by one who waits for a key.
+pub(crate) trait Goal: Sync {
+    /// What ends the wait.
+    type Got: Send + 'static;
+
+    /// What it takes from others in this process, if it does.
+    fn wanted(&self) -> Option<Wanted>;
+
+    /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
+    /// many times the lock was handed over here after it last came from the store, `waiter` who waits, `announce` what
+    /// other processes are told.
+    fn look(
+        &self,
+        handed: u32,
+        waiter: Option<GrantId>,
+        announce: Announce,
+    ) -> Carry<Result<Look<Self::Got>, BackendError>>;
+
+    /// The lock came from somebody in this process.
+    fn handed_over(&self, guard: Hold) -> Self::Got;
+
+    /// The lock that was waited for, if it was got.
+    fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g Hold>;
+
+    /// Whether what was got from the store is still held, where it took several steps.
+    fn is_held(got: &Self::Got) -> bool;
+}
+
+/// One key as the store is asked for it, and what is to be known when it is granted.
+pub(crate) struct Question {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) request: AcquireRequest,
+    /// From then on the lease counts.
+    sent: Instant,
+    lease: Duration,
+    fixed: bool,
+    max_hold: Option<Duration>,
+    min_hold: Option<Duration>,
+    handovers: u32,
+    by: &'static Location<'static>,
+    under: Option<Arc<Under>>,
+}
+
+impl Question {
+    /// Asks for the attempt's key now, under an id of its own. `handed` says how many times the lock was handed
+    /// over here after it last came from the store, `waiter` who waits.
+    pub(crate) fn new(attempt: &Attempt, handed: u32, waiter: Option<GrantId>) -> Question {
+        let mut question = Question::under(attempt.handle.shared().next_grant(), attempt, handed);
+        question.request.waiter = waiter.filter(|_| attempt.takes_place());
+        question
+    }
+
+    /// The same under this id, for nobody who waits at the store.
+    pub(crate) fn under(grant: GrantId, attempt: &Attempt, handed: u32) -> Question {
+        let Options {
+            kind,
+            lease: fixed,
+            max_hold,
+            min_hold,
+            ..
+        } = attempt.options;
+        let (lease, handovers) = (attempt.lease(), attempt.handovers());
+        // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
+        // contradict each other are refused.
+        let first_lease = lease
+            .max(min_hold.unwrap_or_default())
+            .min(max_hold.unwrap_or(Duration::MAX));
+        let request = AcquireRequest {
+            // Who stands in the store's queue says for how many others it asks.
+            tokens: match kind.waits_in_store() {
+                true => 1,
+                false => handover::tokens(handovers, handed),
+            },
+            permits: attempt.options.permits.and_then(|permits| permits.total),
+            amount: attempt.amount(),
+            ..AcquireRequest::new(kind, attempt.key.clone(), grant, first_lease)
+        };
+        Question {
+            handle: attempt.handle.clone(),
+            request,
+            sent: clock::now(),
+            lease,
+            fixed: fixed.is_some(),
+            max_hold,
+            min_hold,
+            handovers,
+            by: attempt.by,
+            under: None,
+        }
+    }
+
+    /// The same for a read under a write grant.
+    pub(crate) fn reading_under(mut self, under: Arc<Under>) -> Question {
+        self.request.under = Some(under.write.id());
+        self.under = Some(under);
+        self
+    }
+
+    pub(crate) fn backend(&self) -> Arc<dyn DynBackend> {
+        self.handle.shared().backend.clone()
+    }
+
+    /// From when its lease counts.
+    pub(crate) fn sent(&self) -> Instant {
+        self.sent
+    }
+
+    /// Whether its lease runs from the acquisition on, and the watchdog changes nothing about that.
+    pub(crate) fn ends_by_itself(&self) -> bool {
+        self.fixed || self.min_hold.is_some()
+    }
+
+    /// Has the lease count from `sent` on, by this step.
+    pub(crate) fn begin_anew(&mut self, sent: Instant) -> RenewRequest {
+        self.sent = sent;
+        let AcquireRequest {
+            kind,
+            grant,
+            lease,
+            amount,
+            ..
+        } = self.request;
+        let key = self.request.key.clone();
+        RenewRequest {
+            kind,
+            key,
+            grant,
+            lease,
+            amount,
+        }
+    }
+
+    /// The guard of what was granted with these tokens.
+    pub(crate) fn granted(self, tokens: (u64, u64)) -> Result<Hold, BackendError> {
+        let Question {
+            handle,
+            request,
+            sent,
+            ..
+        } = self;
+        let shared = handle.shared();
+        let terms = Terms {
+            lease: self.lease,
+            renewed: !self.fixed,
+            max_end: self.max_hold.map(|d| sent + d),
+            min_until: self.min_hold.map(|d| sent + d),
+        };
+        let hold = self.under.as_ref().map_or_else(next_id, |under| under.hold);
+        // When the answer came.
+        let now = clock::now();
+        let what = Granted {
+            kind: request.kind,
+            amount: request.amount,
+            key: request.key,
+            number: request.grant.number(),
+            token: tokens.0,
+            sent: if broken!(AcquireDeadlineFromReply) {
+                now
+            } else {
+                sent
+            },
+            lease: request.lease,
+            chain: Chain::new(request.kind, self.handovers, tokens, sent, now),
+            under: self.under,
+        };
+        let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));
+        shared.registry.add(&grant, sent);
+        let status = grant.status_at(now);
+        let hold = HoldRef { id: hold, grant };
+        let guard = Hold::new(hold, handle);
+        // Dropped where it is lost already, which gives it back.
+        match status {
+            HoldState::Lost(Loss::Expired) => Err(BackendError::not_done(
+                Reason::Unreachable,
+                "the answer came only after the lease had run out",
+            )),
+            HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(BackendError::not_done(
+                Reason::Closed,
+                "the answer came only after the client was shut down",
+            )),
+            _ => Ok(guard),
+        }
+    }
+
+    /// From now on a shutdown gives back what was granted, until [`finished`](Self::finished).
+    pub(crate) fn unfinished(&self, is_held: bool) {
+        self.handle.shared().unfinished.add(Part {
+            request: self.request.undone(),
+            lease: self.request.lease,
+            is_held,
+        });
+    }
+
+    /// The call cares for it from now on. `false` where a shutdown has given it back.
+    pub(crate) fn finished(&self) -> bool {
+        self.handle
+            .shared()
+            .unfinished
+            .remove(self.request.grant.number())
+    }
+
+    /// The step has failed: nothing stays of it.
+    pub(crate) fn failed(&self, error: &BackendError) {
+        if error.outcome == Outcome::Unknown && !broken!(UnknownAcquireNotUndone) {
+            drop(self.undo());
+        }
+    }
+
+    /// Gives back what was granted, or may have been. The step takes its place in line before this returns; its outcome
+    /// may be dropped.
+    pub(crate) fn undo(&self) -> Carry<Result<(), Error>> {
+        self.handle.undo(self.request.undone(), self.request.lease)
+    }
+}
+
+impl Asked for Question {
+    type Brings = Result<Look<Hold>, BackendError>;
+
+    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Self::Brings {
+        match reply {
+            Ok(
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }
+                | AcquireReply::AcquiredInLine {
+                    first_token,
+                    last_token,
+                    ..
+                },
+            ) => self.granted((first_token, last_token)).map(Look::Got),
+            Ok(AcquireReply::Busy {
+                remaining,
+                again,
+                listeners,
+            }) => Ok(Look::Busy {
+                left: remaining,
+                again,
+                listeners,
+            }),
+            Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
+            Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
+                left: Some(votes_in),
+                again: None,
+                listeners: None,
+            }),
+            Err(error) => {
+                self.failed(&error);
+                Err(error)
+            }
+        }
+    }
+
+    fn undo(&self) -> Carry<Result<(), Error>> {
+        Question::undo(self)
+    }
+
+    fn forget(self) {}
+}

@@ -1,0 +1,400 @@
+//! The queue that gives locks back when nobody awaits it.
+//!
+//! A step that was begun is finished, whoever goes away: a future that is dropped before it is done moves
+//! to a worker of the client, runs to its end there, and what it brings is dropped, which gives it back.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::CatchUnwind;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::base::broken;
+use crate::base::clock;
+use crate::base::name::Name;
+use crate::runtime::client::{Handle, Shared};
+use crate::runtime::grants::Grant;
+use crate::store::{AcquireReply, BackendError, Outcome, ReleaseReply, ReleaseRequest};
+use crate::{Error, LockKey, Loss};
+
+/// Between two attempts to send a step, where the store answers at once that it cannot.
+pub(crate) const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the worker runs.
+pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
+
+/// The outcome of a release, for whoever waits for it. Dropped early, the release goes on.
+pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
+
+/// Who wants to know how many heard of a release, after the first answer.
+pub(crate) type Told = oneshot::Sender<Option<u64>>;
+
+/// A future that is carried to its end by the worker when it is dropped before.
+pub(crate) struct Carry<T: Send + 'static> {
+    future: Option<Carried<T>>,
+    worker: mpsc::UnboundedSender<Job>,
+    /// Called where it is dropped before its end.
+    undo: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl<T: Send + 'static> Carry<T> {
+    /// Leaves it to the worker, which does this with what it brings.
+    pub(crate) fn finish(self, then: impl FnOnce(T) + Send + 'static) {
+        let worker = self.worker.clone();
+        let _ = worker.send(Box::pin(async move { then(self.await) }));
+    }
+
+    /// Calls this where it is dropped before its end.
+    pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> Carry<T> {
+        self.undo = Some(Box::new(undo));
+        self
+    }
+}
+
+enum Carried<T> {
+    Future(Pin<Box<dyn Future<Output = T> + Send + 'static>>),
+    Acquire(Box<dyn Undoing<T>>),
+}
+
+impl<T: Send + 'static> Future for Carry<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        // Taken out while it is polled: one that panicked is not polled again.
+        let Some(mut future) = self.future.take() else {
+            return Poll::Pending;
+        };
+        let poll = match &mut future {
+            Carried::Future(future) => future.as_mut().poll(cx),
+            Carried::Acquire(acquire) => acquire.poll(cx),
+        };
+        if poll.is_pending() {
+            self.future = Some(future);
+        }
+        poll
+    }
+}
+
+impl<T: Send + 'static> Drop for Carry<T> {
+    fn drop(&mut self) {
+        let job: Job = match self.future.take() {
+            None => return,
+            Some(Carried::Future(future)) => Box::pin(async move { drop(future.await) }),
+            Some(Carried::Acquire(acquire)) => acquire.undo(),
+        };
+        if let Some(undo) = self.undo.take() {
+            undo();
+        }
+        // No worker means no runtime: the step is where the backend has put it already.
+        let _ = self.worker.send(job);
+    }
+}
+
+/// An acquire on its way to the store, which can be given up before its reply is there.
+trait Undoing<T>: Send {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<T>;
+
+    /// Queues the release right behind the acquire, before this returns: the next acquire of this process must not find
+    /// the lock busy. The job sees to it that the release was not carried out first.
+    fn undo(self: Box<Self>) -> Job;
+}
+
+/// What an acquire is about, and what follows from its reply.
+pub(crate) trait Asked: Send + Unpin + 'static {
+    type Brings: Send + 'static;
+
+    /// What the reply means for the caller.
+    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Self::Brings;
+
+    /// Queues a step that gives back whatever the acquire brings, and returns its outcome.
+    fn undo(&self) -> Carry<Result<(), Error>>;
+
+    /// Nothing is to be given back any more.
+    fn forget(self);
+}
+
+struct Acquiring<A> {
+    step: AcquireStep,
+    asked: Option<A>,
+    /// `shutdown` waits for it.
+    token: TaskTrackerToken,
+}
+
+type AcquireStep = Pin<Box<dyn Future<Output = Result<AcquireReply, BackendError>> + Send + 'static>>;
+
+impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brings> {
+        let reply = std::task::ready!(self.step.as_mut().poll(cx));
+        match self.asked.take() {
+            Some(asked) => Poll::Ready(asked.answered(reply)),
+            None => Poll::Pending,
+        }
+    }
+
+    fn undo(self: Box<Self>) -> Job {
+        let Acquiring { step, asked, token } = *self;
+        if broken!(LateAcquireKeepsGrant) {
+            return Box::pin(async move {
+                drop(step.await);
+                asked.into_iter().for_each(Asked::forget);
+                drop(token);
+            });
+        }
+        let undo = asked.as_ref().map(Asked::undo);
+        Box::pin(async move {
+            if let (Some(asked), Some(undo)) = (asked, undo) {
+                let (reply, undone) = futures_util::join!(step, undo);
+                let may_be_left = match reply {
+                    Ok(AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }) => true,
+                    Ok(_) => false,
+                    Err(error) => error.outcome == Outcome::Unknown,
+                };
+                // The acquire may have been sent anew, and so behind its release.
+                if may_be_left && undone.is_err() {
+                    drop(asked.undo());
+                }
+                asked.forget();
+            }
+            drop(token);
+        })
+    }
+}
+
+/// Runs what was dropped half way, until the last handle of the client is gone and nothing is left to do.
+pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
+    let mut jobs = FuturesUnordered::<CatchUnwind<AssertUnwindSafe<Job>>>::new();
+    let mut open = true;
+    while open || !jobs.is_empty() {
+        tokio::select! {
+            biased;
+            // Jobs first: there are only as many as the queue gave, so they cannot keep it waiting for ever, as a queue
+            // that is never empty could do with them.
+            Some(done) = jobs.next(), if !jobs.is_empty() => {
+                if done.is_err() {
+                    tracing::error!("a step of the lock store panicked");
+                }
+            }
+            job = queue.recv(), if open => match job {
+                // A backend that panics takes no other job along.
+                Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
+                None => open = false,
+            },
+        }
+    }
+}
+
+impl Handle {
+    /// Carries a future to its end, even if the result is dropped. `shutdown` waits for it.
+    pub(crate) fn carry<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Carry<T> {
+        let tracked = self.shared().pending.track_future(future);
+        Carry {
+            future: Some(Carried::Future(Box::pin(tracked))),
+            worker: self.worker().clone(),
+            undo: None,
+        }
+    }
+
+    /// Carries an acquire to its end. Dropped before, it is undone: the release is queued at once.
+    pub(crate) fn ask<A: Asked>(&self, step: AcquireStep, asked: A) -> Carry<A::Brings> {
+        let acquire = Acquiring {
+            step,
+            asked: Some(asked),
+            token: self.shared().pending.token(),
+        };
+        Carry {
+            future: Some(Carried::Acquire(Box::new(acquire))),
+            worker: self.worker().clone(),
+            undo: None,
+        }
+    }
+
+    /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
+    /// result is its outcome.
+    pub(crate) fn release(
+        self: &Arc<Self>,
+        grant: Arc<Grant>,
+        told: Option<Told>,
+        now: Instant,
+    ) -> ReleaseOutcome {
+        let shared = self.shared().clone();
+        shared.registry.remove(grant.number);
+        let ours_until = grant.deadline();
+        // Renewals that were sent may have reached the store, or reach it yet, whatever became of their replies.
+        let prolonged_until = if grant.renewed { now + grant.lease() } else { now };
+        let term = Term {
+            now,
+            ours_until,
+            ends_by: ours_until.max(prolonged_until),
+        };
+        let request = grant.release_request(now);
+        let last = Arc::new(Mutex::new(None));
+        let patience = shared.settings.retry_for;
+        let counted = grant.is_young(now);
+        let going_on = self.carry(give_back(shared, request, term, last.clone(), told, counted));
+        let key = grant.key.clone();
+        let handle = self.clone();
+        Box::pin(self.with_timers(async move {
+            if handle.shared().has_lost_its_runtime() {
+                let ended = || Err(unknown(&key, "the client's runtime has ended".to_owned()));
+                return going_on.now_or_never().unwrap_or_else(ended);
+            }
+            match tokio::time::timeout(patience, going_on).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(last.lock().take().map_or_else(
+                    || unknown(&key, format!("the store has not answered for {patience:?}")),
+                    |error: BackendError| error.into_error("the release of lock", &key),
+                )),
+            }
+        }))
+    }
+
+    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its place in line now;
+    /// the result is its outcome, which may be dropped.
+    pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) -> Carry<Result<(), Error>> {
+        let now = clock::now();
+        let term = Term {
+            now,
+            ours_until: now + lease,
+            ends_by: now + lease,
+        };
+        self.carry(give_back(
+            self.shared().clone(),
+            request,
+            term,
+            Arc::default(),
+            None,
+            false,
+        ))
+    }
+}
+
+/// How long a grant lasts that is given back now.
+struct Term {
+    now: Instant,
+    /// Until then nobody else can have the lock, by our clock.
+    ours_until: Instant,
+    /// By then its lease has run out at the store, whatever is known of renewals.
+    ends_by: Instant,
+}
+
+/// Sends the release until it is answered, at most until the lease has run out by itself. Repeating it is
+/// safe: it ends its own grant and nothing else, and grant ids are never used again. `counted` says that this process
+/// may be among those who hear of it.
+fn give_back(
+    shared: Arc<Shared>,
+    request: ReleaseRequest,
+    term: Term,
+    last: Arc<Mutex<Option<BackendError>>>,
+    mut told: Option<Told>,
+    counted: bool,
+) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+    // Called here and not when polled: this is the place in line.
+    let mut asked = term.now;
+    let keep_until = asked + request.keep_for;
+    let mut step = shared.backend.clone().release(request.clone());
+    async move {
+        let key = &request.key;
+        let mut repeated = false;
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let answer = step.await;
+            let heard = match answer {
+                Ok(ReleaseReply::Released { heard }) => heard,
+                // Somebody else may have it, which is seen by looking.
+                _ => Some(0),
+            };
+            match told.take() {
+                Some(told) => drop(told.send(heard)),
+                None => {
+                    let heard = heard.unwrap_or(0);
+                    // Those who wait here have heard of it too, and compete with the others from now on. Where
+                    // there is a queue nobody can jump it.
+                    if heard > 0 && !request.kind.waits_in_store() {
+                        let of = Name::new(request.kind, key);
+                        if !shared.waiters.any(&of) {
+                            let others = heard - u64::from(counted && heard > 1);
+                            shared.courtesies.owe(of, asked, others);
+                        }
+                    }
+                }
+            }
+            let mut error = match answer {
+                Ok(ReleaseReply::Released { .. }) => {
+                    crate::runtime::telemetry::released();
+                    return Ok(());
+                }
+                Ok(ReleaseReply::NotHeld { repeated: by_the_way }) => {
+                    return if !(repeated || by_the_way) {
+                        Err(Error::Lost {
+                            key: key.clone(),
+                            loss: Loss::Gone,
+                        })
+                    } else if clock::now() < term.ours_until {
+                        // Ours until now by our clock, so an earlier copy of this step ended it.
+                        Ok(())
+                    } else {
+                        Err(unknown(key, "its lease ran out meanwhile".to_owned()))
+                    };
+                }
+                Err(error) => error,
+            };
+            repeated |= error.outcome == Outcome::Unknown;
+            if repeated {
+                // An earlier copy may have done it, whatever is known of this one.
+                error.outcome = Outcome::Unknown;
+            }
+            if !error.is_outlasted() || clock::now() >= term.ends_by || broken!(ReleaseNotRepeated) {
+                tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
+                crate::runtime::telemetry::release_failed();
+                return Err(error.into_error("the release of lock", key));
+            }
+            tracing::debug!(%key, grant = %request.grant, %error, "a release failed and is repeated");
+            *last.lock() = Some(error);
+            // A step that was long in line goes back into it at once, so that it stands there, before every
+            // acquire, when the store can be reached again.
+            if clock::now().saturating_duration_since(asked) < SHORTEST_PAUSE {
+                sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+            asked = clock::now();
+            let keep_for = keep_until.saturating_duration_since(asked);
+            step = shared.backend.clone().release(ReleaseRequest {
+                keep_for,
+                ..request.clone()
+            });
+        }
+    }
+}
+
+/// Sleeps on whichever runtime polls: what waits may move to the worker's when its own ends.
+pub(crate) async fn sleep(pause: Duration) {
+    let until = tokio::time::Instant::now() + pause;
+    let mut timer = None;
+    std::future::poll_fn(|cx| {
+        timer
+            .insert(Box::pin(tokio::time::sleep_until(until)))
+            .as_mut()
+            .poll(cx)
+    })
+    .await;
+}
+
+fn unknown(key: &LockKey, message: String) -> Error {
+    Error::OutcomeUnknown {
+        what: format!("the release of lock \"{key}\""),
+        message,
+        source: None,
+    }
+}

@@ -1,0 +1,66 @@
+//! Reading under the own write lock: a writer may read, and goes on reading when it gives the write lock back.
+//!
+//! The read has a grant of its own, with an id, a lease and a fencing token of its own; only the store is told
+//! under which write grant it is asked for, which is not in its way. Here the write grant knows who reads under
+//! it: a branch that wants to write waits until readers have left who are not around it, and the other way round.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::runtime::grants::{Around, Asker, Grant, Refused};
+use crate::runtime::scope::Scope;
+
+/// A read under a write grant, from before the store is asked for it.
+#[derive(Debug)]
+pub(crate) struct Under {
+    pub(crate) write: Arc<Grant>,
+    /// The first hold of the read.
+    pub(crate) hold: u64,
+    /// The holds of the write grant that were around who asked.
+    outer: Holds,
+}
+
+/// Holds of a write grant.
+pub(crate) type Holds = SmallVec<[u64; 1]>;
+
+impl Under {
+    /// For an asker who is inside the write grant; no writer may be inside who is not around it. `outer` are the holds of
+    /// the grant that are.
+    pub(crate) fn new(write: &Arc<Grant>, asker: &Asker<'_>, outer: Holds) -> Result<Arc<Under>, Refused> {
+        write.admit(asker)?;
+        Ok(Arc::new(Under {
+            write: write.clone(),
+            hold: asker.id,
+            outer,
+        }))
+    }
+
+    /// One hold more on the read. Its frames are inside those that the read was asked for in.
+    pub(crate) fn enter(&self, asker: &Asker<'_>) -> Result<(), Refused> {
+        let besides: Holds;
+        let around = match asker.around {
+            Around::Everybody => Around::Everybody,
+            Around::Frames(scope, more) => {
+                besides = more.iter().chain(&self.outer).copied().collect();
+                Around::Frames(scope, &besides)
+            }
+        };
+        match self.write.admit(&Asker { around, ..*asker }) {
+            // It reads on without the writer.
+            Err(Refused::Lost(_)) => Ok(()),
+            admitted => admitted,
+        }
+    }
+}
+
+/// The holds of a grant that are around somebody.
+pub(crate) fn holds_around(scope: &Scope, grant: &Grant) -> Holds {
+    scope.holds().filter(|id| grant.has(*id)).collect()
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        self.write.dismiss(self.hold);
+    }
+}

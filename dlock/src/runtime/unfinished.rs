@@ -1,0 +1,68 @@
+//! What calls that are not done have at the store: locks of a set that is not complete yet, and places in queues. They
+//! have no guard, so the registry of grants does not know them, and a shutdown gives them back from here.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::base::broken;
+use crate::base::chance::HashMap;
+use crate::base::numbers::ByNumber;
+use crate::store::ReleaseRequest;
+
+/// One of them.
+pub(crate) struct Part {
+    /// What gives it back.
+    pub(crate) request: ReleaseRequest,
+    /// For how long that is worth while.
+    pub(crate) lease: Duration,
+    /// A lock, and not only a place.
+    pub(crate) is_held: bool,
+}
+
+/// All of a client, by the numbers of their ids.
+#[derive(Default)]
+pub(crate) struct Unfinished {
+    parts: Mutex<HashMap<u64, Part, ByNumber>>,
+}
+
+impl Unfinished {
+    pub(crate) fn add(&self, part: Part) {
+        if broken!(Defect2ShutdownKnowsNoPartialSet) {
+            return;
+        }
+        self.parts.lock().insert(part.request.grant.number(), part);
+    }
+
+    /// The call has done with it, or gives it back itself. `false` where a shutdown has given it back.
+    pub(crate) fn remove(&self, number: u64) -> bool {
+        self.parts.lock().remove(&number).is_some() || broken!(Defect2ShutdownKnowsNoPartialSet)
+    }
+
+    /// All that there is, for a shutdown to give back.
+    pub(crate) fn take(&self) -> Vec<Part> {
+        let mut parts = self.parts.lock();
+        let all = parts.drain().map(|(_, part)| part);
+        all.filter(|part| !part.is_held || !broken!(ShutdownForgetsPartialSet))
+            .collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.lock().is_empty()
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn has(&self, number: u64) -> bool {
+        self.parts.lock().contains_key(&number)
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn len(&self) -> usize {
+        self.parts.lock().len()
+    }
+
+    /// How many of them are locks.
+    pub(crate) fn held(&self) -> usize {
+        self.parts.lock().values().filter(|part| part.is_held).count()
+    }
+}

@@ -1,0 +1,104 @@
+//! How a client proves to a server who it is.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use crate::base::error::Cause;
+
+/// User and password for a connection, and how long they are valid; made by the function that
+/// [`LockClientBuilder::credentials`](crate::LockClientBuilder::credentials) takes.
+///
+/// [`Debug`](fmt::Debug) does not show the password.
+#[derive(Clone)]
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "only servers ask for them")
+)]
+pub struct Credentials {
+    user: Option<String>,
+    password: String,
+    valid_for: Option<Duration>,
+}
+
+impl Credentials {
+    /// A user and its password or token, valid until further notice.
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Credentials {
+        Credentials {
+            user: Some(user.into()),
+            password: password.into(),
+            valid_for: None,
+        }
+    }
+
+    /// The password of the user that the URL names, or else of the default user.
+    pub fn password(password: impl Into<String>) -> Credentials {
+        Credentials {
+            user: None,
+            password: password.into(),
+            valid_for: None,
+        }
+    }
+
+    /// How long these credentials are valid from now on. Before that time is over each open connection logs in anew with
+    /// fresh ones.
+    #[must_use]
+    pub fn valid_for(mut self, time: Duration) -> Credentials {
+        self.valid_for = Some(time);
+        self
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn into_parts(self) -> (Option<String>, String, Option<Duration>) {
+        (self.user, self.password, self.valid_for)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials")
+            .field("user", &self.user)
+            .field("password", &"…")
+            .field("valid_for", &self.valid_for)
+            .finish()
+    }
+}
+
+type Asking = BoxFuture<'static, Result<Credentials, Cause>>;
+
+/// The user's function that gives credentials.
+#[derive(Clone)]
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "only servers ask for them")
+)]
+pub(crate) struct Provider(Arc<dyn Fn() -> Asking + Send + Sync>);
+
+impl Provider {
+    pub(crate) fn new<P, F, E>(provider: P) -> Provider
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Provider(Arc::new(move || {
+            let asking = provider();
+            async move { asking.await.map_err(|error| Cause::from(error.into())) }.boxed()
+        }))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn ask(&self) -> Asking {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Provider")
+    }
+}

@@ -1,0 +1,115 @@
+//! What a store that is opened by a URL is told, and the defaults of that.
+
+use std::fmt;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::Error;
+use crate::store::credentials::Provider;
+use crate::store::url::{Topology, UrlOptions};
+
+/// The time that one step on the store may take, unless said otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How many requests may wait to be sent to a store, unless said otherwise.
+pub(crate) const DEFAULT_MAX_QUEUED: usize = 65_536;
+/// The time that replicas have to acknowledge something, where a URL does not say.
+const DEFAULT_WITHIN: Duration = Duration::from_millis(500);
+
+/// What every backend that is opened by URL is told.
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "only servers want to know")
+)]
+#[derive(Debug, Clone)]
+pub(crate) struct Common {
+    pub(crate) timeout: Duration,
+    /// How many requests may wait to be sent.
+    pub(crate) max_queued: usize,
+    pub(crate) prefix: String,
+    pub(crate) service_name: String,
+    pub(crate) tls: Tls,
+    /// Where user and password come from, where they are not in the URL.
+    pub(crate) credentials: Option<Provider>,
+    /// Who is to have heard of what was acquired or renewed.
+    pub(crate) replicas: Option<MinReplicas>,
+    /// By which the holders of this client's locks are known.
+    pub(crate) uuid: Uuid,
+}
+
+/// Certificates for encrypted connections, in PEM.
+#[derive(Clone, Default)]
+pub(crate) struct Tls {
+    /// The authority to trust, instead of the system's.
+    #[cfg(feature = "tls")]
+    pub(crate) root: Option<Vec<u8>>,
+    /// Our own certificate and its key.
+    #[cfg(feature = "tls")]
+    pub(crate) client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A key is in it.
+        f.debug_struct("Tls").finish_non_exhaustive()
+    }
+}
+
+/// How many replicas have to acknowledge what is acquired or renewed, and within which time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MinReplicas {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
+}
+
+impl MinReplicas {
+    pub(crate) fn in_url(options: &UrlOptions) -> Result<Option<MinReplicas>, Error> {
+        match (options.min_replicas, options.min_replicas_within) {
+            (Some(count), within) => Ok(Some(MinReplicas {
+                count,
+                within: within.unwrap_or(DEFAULT_WITHIN),
+            })),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(Error::InvalidOption {
+                option: "min_replicas_within",
+                reason: "it says nothing without min_replicas, the number of replicas".to_owned(),
+            }),
+        }
+    }
+
+    pub(crate) fn check(self, store: Option<&Topology>, lease: Duration) -> Result<(), Error> {
+        let no_replicas = |reason: &str| Error::InvalidOption {
+            option: "min_replicas",
+            reason: reason.to_owned(),
+        };
+        match store {
+            Some(Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_)) => {}
+            Some(Topology::Memory { .. }) => return Err(no_replicas("a store in memory has no replicas")),
+            Some(Topology::Quorum(_)) => {
+                return Err(no_replicas(
+                    "a quorum needs none: a majority of its servers has each lock itself",
+                ));
+            }
+            None => return Err(no_replicas("it goes with a URL, not with a backend of your own")),
+        }
+        if self.count == 0 {
+            return Err(no_replicas(
+                "it must be at least 1; leave it away to ask for none",
+            ));
+        }
+        let invalid = |reason| Error::InvalidOption {
+            option: "min_replicas_within",
+            reason,
+        };
+        if self.within < Duration::from_millis(1) {
+            return Err(invalid("it must be at least 1ms".to_owned()));
+        }
+        if self.within > lease / 3 {
+            return Err(invalid(format!(
+                "{:?} is longer than a third of the lease, which is {lease:?}: too little would be left of it",
+                self.within
+            )));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,409 @@
+//! Records of work that was asked for before: see [`crate::record`].
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::store::{BackendError, Reason, Watch};
+
+/// What a record is found by: a name that says nothing of its makers, as a hash does.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RecordKey(Arc<str>);
+
+impl RecordKey {
+    /// A key. It becomes part of names on the store: letters, digits, `-` and `_`, up to 128 of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`](crate::Error::InvalidKey) for anything else.
+    pub fn new(key: impl AsRef<str>) -> Result<RecordKey, crate::Error> {
+        let key = key.as_ref();
+        let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
+        if key.is_empty() || key.len() > 128 || !key.bytes().all(plain) {
+            return Err(crate::Error::InvalidKey {
+                key: crate::LockKey::from(key).to_string(),
+                reason: "a record's key has 1 to 128 letters, digits, - and _ (hash what has more)"
+                    .to_owned(),
+            });
+        }
+        Ok(RecordKey(key.into()))
+    }
+
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn shared(&self) -> Arc<str> {
+        self.0.clone()
+    }
+}
+
+/// Who claimed a record: drawn anew for every request, never used again.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ClaimToken(Arc<str>);
+
+impl ClaimToken {
+    /// A new one.
+    #[must_use]
+    #[allow(
+        clippy::new_without_default,
+        reason = "no two are equal, so none is the default"
+    )]
+    pub fn new() -> ClaimToken {
+        ClaimToken(crate::base::chance::uuid().to_string().into())
+    }
+
+    /// The token as it stands in the store.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A digest of what was asked, so that another request under the same key is noticed.
+pub type Fingerprint = [u8; 32];
+
+/// What becomes of a claim whose owner is gone without a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum OnOrphan {
+    /// The next to ask takes it over and does the work again, as the next attempt. The default.
+    #[default]
+    TakeOver,
+    /// Nobody does: [`ClaimReply::Orphan`] until the retention is over.
+    Leave,
+}
+
+/// Claims a record.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ClaimRequest {
+    /// Which record.
+    pub key: RecordKey,
+    /// Who claims it.
+    pub token: ClaimToken,
+    /// What is asked.
+    pub fingerprint: Fingerprint,
+    /// How long the claim lasts unless it is extended.
+    pub lease: Duration,
+    /// How long the record is kept from now on.
+    pub retention: Duration,
+    /// What to do with an orphan.
+    pub on_orphan: OnOrphan,
+}
+
+impl ClaimRequest {
+    /// A claim that takes orphans over.
+    #[must_use]
+    pub fn new(
+        key: RecordKey,
+        token: ClaimToken,
+        fingerprint: Fingerprint,
+        lease: Duration,
+        retention: Duration,
+    ) -> ClaimRequest {
+        ClaimRequest {
+            key,
+            token,
+            fingerprint,
+            lease,
+            retention,
+            on_orphan: OnOrphan::default(),
+        }
+    }
+}
+
+/// The answer to a [`ClaimRequest`]. Judged in this order: a record that cannot be read is an error, then
+/// mismatch (of orphans too), result, live claim, orphan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClaimReply {
+    /// The work is the caller's.
+    Claimed {
+        /// 1 for the first time, one more for each time that it was taken over.
+        attempt: u32,
+        /// A fencing token: greater than that of every claim of this record before.
+        fence: u64,
+    },
+    /// It was done: this came of it.
+    Completed {
+        /// What was stored, byte for byte.
+        response: Vec<u8>,
+    },
+    /// Somebody is at it.
+    InProgress {
+        /// What is left of that claim.
+        remaining: Duration,
+        /// Which attempt it is.
+        attempt: u32,
+    },
+    /// The key was used for something else: another fingerprint.
+    Mismatch,
+    /// Somebody began, and is gone. Only with [`OnOrphan::Leave`].
+    Orphan {
+        /// Which attempt it was.
+        attempt: u32,
+    },
+}
+
+/// The answer to a change that only the owner of the claim may make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OwnerReply {
+    /// Done; or it was done before, by the same token.
+    Done,
+    /// The claim is not the caller's, or not any more. Nothing was changed.
+    NotOwner,
+}
+
+/// What became of a claim: the answer to [`RecordStore::read`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClaimState {
+    /// It stands without a result, and nobody is about to store one: a transaction that had was rolled back.
+    Open,
+    /// It has this result.
+    Completed {
+        /// What was stored, byte for byte.
+        response: Vec<u8>,
+    },
+    /// It was given back, taken over or forgotten. Nothing was stored under it, and nothing will be.
+    Lost,
+}
+
+/// A store that can keep records. See the [module](crate::record) for the rules.
+///
+/// Failures are told as by a [`Backend`](crate::backend::Backend). A record that cannot be read, or whose
+/// format is newer, is an error with [`Reason::KeyTaken`], never a miss.
+pub trait RecordStore: Send + Sync + 'static {
+    /// Claims the record, or tells what is in the way: one step, one round trip.
+    ///
+    /// A token that claims again what it has claimed gets the same attempt and fence, and the lease from
+    /// now on: also when its lease has run out, as long as nobody took over.
+    fn claim(
+        self: Arc<Self>,
+        request: ClaimRequest,
+    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static;
+
+    /// Lets the claim last for `lease` from now on, and the record for `retention` at least; also when the
+    /// lease has run out, as long as nobody took over. Of a record that the same token completed nothing
+    /// changes, and the answer is [`OwnerReply::Done`]: the claim was not lost.
+    fn extend(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+
+    /// Stores the result, keeps it for `retention` from now on, and tells those who wait for it. The first
+    /// result stays: once more by the same token changes nothing.
+    fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+
+    /// Forgets the record, so that the work may be asked for anew, and tells those who wait.
+    ///
+    /// A claim that was taken over becomes an orphan at once instead, and the record stays: what the owner
+    /// before did is unknown, and the next attempt must not take itself for the first.
+    ///
+    /// Where there is no record the answer is [`OwnerReply::Done`], so that a release may be repeated. A
+    /// repeated one that finds somebody else's claim by now answers [`OwnerReply::NotOwner`]. A result is
+    /// never released.
+    fn release(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+
+    /// Gives the claim up after work whose outcome is unknown: the record stays as an orphan at once, with its
+    /// fingerprint and its attempts, and those who wait are told. The next claim that
+    /// [takes over](OnOrphan::TakeOver) is the next attempt; a request for something else is a
+    /// [`Mismatch`](ClaimReply::Mismatch) as before.
+    ///
+    /// Otherwise as [`release`](Self::release).
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+
+    /// What became of a claim that may have been completed by another way than [`complete`](Self::complete),
+    /// in its owner's own transaction: a commit whose reply was lost looks like a failure. Waits, within
+    /// bounds, for a transaction that is just doing so.
+    ///
+    /// By default [`Reason::Unsupported`], for there is no other way.
+    fn read(
+        self: Arc<Self>,
+        _key: RecordKey,
+        _token: ClaimToken,
+    ) -> impl Future<Output = Result<ClaimState, BackendError>> + Send + 'static {
+        std::future::ready(Err(BackendError::not_done(
+            Reason::Unsupported,
+            "this store completes records in no other way than by its own step",
+        )))
+    }
+
+    /// Subscribes to the completion or release of a record.
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
+}
+
+type Step<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
+
+/// [`RecordStore`] without type parameters.
+trait DynRecordStore: Send + Sync + 'static {
+    fn claim(self: Arc<Self>, request: ClaimRequest) -> Step<ClaimReply>;
+    fn extend(self: Arc<Self>, key: RecordKey, token: ClaimToken, times: Times) -> Step<OwnerReply>;
+    fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> Step<OwnerReply>;
+    fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
+    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply>;
+    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState>;
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
+}
+
+/// A lease and a retention.
+type Times = (Duration, Duration);
+
+impl<S: RecordStore> DynRecordStore for S {
+    fn claim(self: Arc<Self>, request: ClaimRequest) -> Step<ClaimReply> {
+        Box::pin(RecordStore::claim(self, request))
+    }
+    fn extend(self: Arc<Self>, key: RecordKey, token: ClaimToken, times: Times) -> Step<OwnerReply> {
+        Box::pin(RecordStore::extend(self, key, token, times.0, times.1))
+    }
+    fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> Step<OwnerReply> {
+        Box::pin(RecordStore::complete(self, key, token, response, retention))
+    }
+    fn release(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
+        Box::pin(RecordStore::release(self, key, token))
+    }
+    fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<OwnerReply> {
+        Box::pin(RecordStore::abandon(self, key, token))
+    }
+    fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Step<ClaimState> {
+        Box::pin(RecordStore::read(self, key, token))
+    }
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
+        RecordStore::watch(self, key)
+    }
+}
+
+/// The records of a store: what [`LockClient::records`](crate::LockClient::records) gives, or a store of
+/// your own. Cheap to clone.
+#[derive(Clone)]
+pub struct Records(Arc<dyn DynRecordStore>);
+
+impl Records {
+    /// Records on this store.
+    pub fn new(store: impl RecordStore) -> Records {
+        Records(Arc::new(store))
+    }
+
+    /// See [`RecordStore::claim`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store. Cancel safe: a claim whose answer was not awaited may stand, until its lease
+    /// ends or [`release`](Self::release) is called with its token.
+    pub async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply, BackendError> {
+        self.0.clone().claim(request).await
+    }
+
+    /// See [`RecordStore::extend`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store.
+    pub async fn extend(
+        &self,
+        key: &RecordKey,
+        token: &ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> Result<OwnerReply, BackendError> {
+        self.0
+            .clone()
+            .extend(key.clone(), token.clone(), (lease, retention))
+            .await
+    }
+
+    /// See [`RecordStore::complete`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store; the result may or may not have been stored, and storing it again is safe.
+    pub async fn complete(
+        &self,
+        key: &RecordKey,
+        token: &ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> Result<OwnerReply, BackendError> {
+        self.0
+            .clone()
+            .complete(key.clone(), token.clone(), response, retention)
+            .await
+    }
+
+    /// See [`RecordStore::release`]. The step takes its place in line when this is called.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store.
+    pub fn release(
+        &self,
+        key: &RecordKey,
+        token: &ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
+        self.0.clone().release(key.clone(), token.clone())
+    }
+
+    /// See [`RecordStore::abandon`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store; the claim may or may not have been given up, and doing so again is safe.
+    pub async fn abandon(&self, key: &RecordKey, token: &ClaimToken) -> Result<OwnerReply, BackendError> {
+        self.0.clone().abandon(key.clone(), token.clone()).await
+    }
+
+    /// See [`RecordStore::read`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store, or that it has no such step. Cancel safe: it changes nothing.
+    pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, BackendError> {
+        self.0.clone().read(key.clone(), token.clone()).await
+    }
+
+    /// See [`RecordStore::watch`].
+    pub fn watch(&self, key: &RecordKey) -> Watch {
+        self.0.clone().watch(key)
+    }
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,741 @@
+//! URLs of lock stores.
+//!
+//! Parsed here and not by a general URL crate, because several hosts may stand in one URL. Nothing in an
+//! error repeats the URL: it may hold a password.
+
+use std::fmt;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::Error;
+
+/// The longest lease on a quorum, unless said otherwise.
+pub const DEFAULT_MAX_LEASE: Duration = Duration::from_secs(60);
+
+/// A parsed URL.
+#[derive(Debug)]
+pub(crate) struct StoreUrl {
+    pub(crate) topology: Topology,
+    pub(crate) options: UrlOptions,
+}
+
+/// Where the locks are.
+#[derive(Debug)]
+pub(crate) enum Topology {
+    Memory {
+        name: Option<String>,
+    },
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Server(ServerUrl),
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Sentinel(SentinelUrl),
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Cluster(ClusterUrl),
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+    Quorum(QuorumUrl),
+}
+
+impl Topology {
+    /// How to get into the servers that have locks.
+    pub(crate) fn login(&self) -> Option<&Login> {
+        match self {
+            Topology::Memory { .. } => None,
+            Topology::Server(url) => Some(&url.login),
+            Topology::Sentinel(url) => Some(&url.login),
+            Topology::Cluster(url) => Some(&url.login),
+            Topology::Quorum(url) => Some(&url.login),
+        }
+    }
+}
+
+/// One server.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct ServerUrl {
+    pub(crate) address: Address,
+    pub(crate) login: Login,
+}
+
+/// The master that sentinels name.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct SentinelUrl {
+    pub(crate) sentinels: Vec<Address>,
+    /// By which they know the master.
+    pub(crate) service: String,
+    pub(crate) login: Login,
+    pub(crate) sentinel_login: Login,
+}
+
+/// The servers of a cluster; some of them will do.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct ClusterUrl {
+    pub(crate) seeds: Vec<Address>,
+    pub(crate) login: Login,
+}
+
+/// Servers that know nothing of each other, of which a majority decides.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
+pub(crate) struct QuorumUrl {
+    pub(crate) members: Vec<Address>,
+    pub(crate) login: Login,
+    pub(crate) max_lease: Option<Duration>,
+    pub(crate) trust_fresh: Option<bool>,
+}
+
+/// How to get in.
+#[derive(Clone, Default)]
+pub(crate) struct Login {
+    pub(crate) tls: bool,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: i64,
+}
+
+/// How to reach a server.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Address {
+    Tcp { host: String, port: u16 },
+    Unix(String),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => f.write_str(path),
+        }
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "…"))
+            .field("database", &self.database)
+            .finish()
+    }
+}
+
+/// What the query says about the client.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct UrlOptions {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) retry_for: Option<Duration>,
+    pub(crate) prefix: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) min_replicas: Option<u32>,
+    pub(crate) min_replicas_within: Option<Duration>,
+}
+
+/// What a scheme stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Memory,
+    Tcp { tls: bool },
+    Unix,
+    Sentinel { tls: bool },
+    Cluster { tls: bool },
+    Quorum { tls: bool },
+}
+
+const SCHEMES: &[(&str, Scheme)] = &[
+    ("memory", Scheme::Memory),
+    ("redis", Scheme::Tcp { tls: false }),
+    ("rediss", Scheme::Tcp { tls: true }),
+    ("redis+unix", Scheme::Unix),
+    ("valkey", Scheme::Tcp { tls: false }),
+    ("valkeys", Scheme::Tcp { tls: true }),
+    ("valkey+unix", Scheme::Unix),
+    ("redis+sentinel", Scheme::Sentinel { tls: false }),
+    ("rediss+sentinel", Scheme::Sentinel { tls: true }),
+    ("valkey+sentinel", Scheme::Sentinel { tls: false }),
+    ("valkeys+sentinel", Scheme::Sentinel { tls: true }),
+    ("redis+cluster", Scheme::Cluster { tls: false }),
+    ("rediss+cluster", Scheme::Cluster { tls: true }),
+    ("valkey+cluster", Scheme::Cluster { tls: false }),
+    ("valkeys+cluster", Scheme::Cluster { tls: true }),
+    ("quorum+redis", Scheme::Quorum { tls: false }),
+    ("quorum+rediss", Scheme::Quorum { tls: true }),
+    ("quorum+valkey", Scheme::Quorum { tls: false }),
+    ("quorum+valkeys", Scheme::Quorum { tls: true }),
+];
+
+const DEFAULT_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+fn invalid(reason: impl Into<String>) -> Error {
+    Error::InvalidUrl {
+        reason: reason.into(),
+    }
+}
+
+impl StoreUrl {
+    pub(crate) fn parse(url: &str) -> Result<StoreUrl, Error> {
+        if url.chars().any(|c| c.is_control() || c == ' ') {
+            return Err(invalid("it has spaces or control characters"));
+        }
+        let Some((scheme, rest)) = url.split_once("://") else {
+            return Err(invalid(
+                "it has no scheme, as in redis://localhost:6379 or memory://",
+            ));
+        };
+        let scheme = find_scheme(scheme)?;
+        if rest.contains('#') {
+            return Err(invalid("it has a fragment (\"#\" in a password is written %23)"));
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if rest.find('/').is_some_and(|slash| rest[slash..].contains('@')) || query.contains('@') {
+            return Err(invalid(
+                "an @ comes after a / or ? (in a password write : @ / ? as %3A %40 %2F %3F)",
+            ));
+        }
+        let mut query = Query::parse(query)?;
+        let (authority, path) = match rest.find('/') {
+            Some(at) => rest.split_at(at),
+            None => (rest, ""),
+        };
+        let topology = match scheme {
+            Scheme::Memory => memory(authority, path)?,
+            Scheme::Unix => Topology::Server(unix(authority, path, &mut query)?),
+            Scheme::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
+            Scheme::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, &mut query)?),
+            Scheme::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
+            Scheme::Quorum { tls } => Topology::Quorum(quorum(authority, path, tls, &mut query)?),
+        };
+        let options = UrlOptions {
+            lease: query.duration("lease")?,
+            timeout: query.duration("timeout")?,
+            retry_for: query.duration("retry_for")?,
+            prefix: query.take("prefix"),
+            name: query.take("name"),
+            min_replicas: query.number("min_replicas")?,
+            min_replicas_within: query.duration("min_replicas_within")?,
+        };
+        query.finish()?;
+        Ok(StoreUrl { topology, options })
+    }
+}
+
+impl StoreUrl {
+    /// The longest lease that its store gives; `None` for any.
+    pub(crate) fn longest_lease(&self) -> Option<Duration> {
+        match &self.topology {
+            Topology::Quorum(quorum) => Some(quorum.max_lease.unwrap_or(DEFAULT_MAX_LEASE)),
+            _ => None,
+        }
+    }
+}
+
+fn find_scheme(scheme: &str) -> Result<Scheme, Error> {
+    let lower = scheme.to_ascii_lowercase();
+    if let Some((_, found)) = SCHEMES.iter().find(|(name, _)| *name == lower) {
+        return Ok(*found);
+    }
+    // Short enough not to be anything but a scheme.
+    let shown: String = lower.chars().take(24).collect();
+    let nearest = nearest(&lower, SCHEMES.iter().map(|(name, _)| *name));
+    Err(invalid(format!(
+        "scheme \"{shown}\" is not known, {}",
+        nearest.map_or_else(
+            || "use memory, redis, rediss, redis+unix or their valkey spellings".to_owned(),
+            |n| format!("did you mean \"{n}\"?")
+        )
+    )))
+}
+
+fn memory(authority: &str, path: &str) -> Result<Topology, Error> {
+    if !matches!(path, "" | "/") {
+        return Err(invalid("memory:// takes a name at the most, as in memory://shop"));
+    }
+    let name = decode(authority)?;
+    Ok(Topology::Memory {
+        name: Some(name).filter(|name| !name.is_empty()),
+    })
+}
+
+fn tcp(authority: &str, path: &str, tls: bool) -> Result<ServerUrl, Error> {
+    let (user, host) = split_user(authority)?;
+    if host.contains(',') {
+        return Err(invalid(
+            "it names several hosts: use redis+sentinel://, redis+cluster:// or quorum+redis://",
+        ));
+    }
+    let address = parse_host(host, DEFAULT_PORT)?;
+    let database = match path.strip_prefix('/').unwrap_or("") {
+        "" => 0,
+        text => parse_database(text)?,
+    };
+    let (user, password) = user;
+    let login = Login {
+        tls,
+        user,
+        password,
+        database,
+    };
+    Ok(ServerUrl { address, login })
+}
+
+fn sentinel(authority: &str, path: &str, tls: bool, query: &mut Query) -> Result<SentinelUrl, Error> {
+    let ((user, password), hosts) = split_user(authority)?;
+    let sentinels = parse_hosts(hosts, SENTINEL_PORT)?;
+    let path = path.strip_prefix('/').unwrap_or("");
+    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+    if service.is_empty() {
+        return Err(invalid(
+            "it does not say by which name the sentinels know the master, as in redis+sentinel://a,b,c/mymaster",
+        ));
+    }
+    let database = match database {
+        "" => query.take("db").map_or(Ok(0), |text| parse_database(&text))?,
+        text => parse_database(text)?,
+    };
+    Ok(SentinelUrl {
+        sentinels,
+        service: decode(service)?,
+        login: Login {
+            tls,
+            user,
+            password,
+            database,
+        },
+        sentinel_login: Login {
+            tls,
+            user: query.take("sentinel_user"),
+            password: query.take("sentinel_password"),
+            database: 0,
+        },
+    })
+}
+
+fn cluster(authority: &str, path: &str, tls: bool) -> Result<ClusterUrl, Error> {
+    if !matches!(path, "" | "/" | "/0") {
+        return Err(invalid(
+            "a cluster has no database but 0, so nothing stands behind its hosts",
+        ));
+    }
+    let ((user, password), hosts) = split_user(authority)?;
+    Ok(ClusterUrl {
+        seeds: parse_hosts(hosts, DEFAULT_PORT)?,
+        login: Login {
+            tls,
+            user,
+            password,
+            database: 0,
+        },
+    })
+}
+
+fn quorum(authority: &str, path: &str, tls: bool, query: &mut Query) -> Result<QuorumUrl, Error> {
+    let ((user, password), hosts) = split_user(authority)?;
+    let members = parse_hosts(hosts, DEFAULT_PORT)?;
+    if members.len() < 3 {
+        return Err(invalid(
+            "a quorum takes at least three servers, as in quorum+redis://a,b,c: of fewer none can be missing",
+        ));
+    }
+    if let Some(twice) = members
+        .iter()
+        .enumerate()
+        .find(|(at, host)| members[..*at].contains(host))
+    {
+        return Err(invalid(format!(
+            "{} stands in it twice, and would have two votes",
+            twice.1
+        )));
+    }
+    let database = match path.strip_prefix('/').unwrap_or("") {
+        "" => 0,
+        text => parse_database(text)?,
+    };
+    let trust_fresh = query.take("trust_fresh_servers").map(|text| match text.as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(invalid("option trust_fresh_servers is neither true nor false")),
+    });
+    Ok(QuorumUrl {
+        members,
+        login: Login {
+            tls,
+            user,
+            password,
+            database,
+        },
+        max_lease: query.duration("max_lease")?,
+        trust_fresh: trust_fresh.transpose()?,
+    })
+}
+
+fn unix(authority: &str, path: &str, query: &mut Query) -> Result<ServerUrl, Error> {
+    let ((user, password), host) = split_user(authority)?;
+    if !host.is_empty() || path.len() < 2 {
+        return Err(invalid(
+            "a socket is given by its whole path, as in redis+unix:///run/redis.sock",
+        ));
+    }
+    let database = query.take("db").map_or(Ok(0), |text| parse_database(&text))?;
+    let login = Login {
+        tls: false,
+        user: query.take("user").or(user),
+        // `pass` is what the redis crate calls it.
+        password: query.take("password").or_else(|| query.take("pass")).or(password),
+        database,
+    };
+    Ok(ServerUrl {
+        address: Address::Unix(decode(path)?),
+        login,
+    })
+}
+
+type Credentials = (Option<String>, Option<String>);
+
+/// `user:password@host`; a lone part before the `@` is the user, as in every URL.
+fn split_user(authority: &str) -> Result<(Credentials, &str), Error> {
+    let Some((user, host)) = authority.rsplit_once('@') else {
+        return Ok(((None, None), authority));
+    };
+    let (user, password) = match user.split_once(':') {
+        Some((user, password)) => (user, Some(decode(password)?)),
+        None => (user, None),
+    };
+    Ok((
+        (Some(decode(user)?).filter(|user| !user.is_empty()), password),
+        host,
+    ))
+}
+
+/// Several of them, with commas between.
+fn parse_hosts(hosts: &str, default_port: u16) -> Result<Vec<Address>, Error> {
+    hosts
+        .split(',')
+        .map(|host| parse_host(host, default_port))
+        .collect()
+}
+
+fn parse_host(host: &str, default_port: u16) -> Result<Address, Error> {
+    let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, rest)) => {
+            let address: std::net::Ipv6Addr = address
+                .parse()
+                .map_err(|_| invalid("what stands in brackets is no IPv6 address"))?;
+            (
+                address.to_string(),
+                rest.strip_prefix(':').or(rest.is_empty().then_some("")),
+            )
+        }
+        None => match host.split_once(':') {
+            Some((name, port)) => (name.to_owned(), Some(port)),
+            None => (host.to_owned(), Some("")),
+        },
+    };
+    if name.is_empty() {
+        return Err(invalid("it names no host, as in redis://localhost:6379"));
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c) || !c.is_ascii();
+    if !name.chars().all(allowed) {
+        return Err(invalid(
+            "its host has characters that no host name has (in a password write : @ / ? as %3A %40 %2F %3F)",
+        ));
+    }
+    let port = match port {
+        Some("") => default_port,
+        Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+            invalid("its port is no number from 1 to 65535 (in a password write : @ / ? as %3A %40 %2F %3F)")
+        })?,
+        None => return Err(invalid("something stands between its host and its port")),
+    };
+    Ok(Address::Tcp { host: name, port })
+}
+
+fn parse_database(text: &str) -> Result<i64, Error> {
+    text.parse::<u32>()
+        .map(i64::from)
+        .map_err(|_| invalid("its path is no database number, as in redis://localhost/2"))
+}
+
+fn decode(text: &str) -> Result<String, Error> {
+    let text = percent_decode_str(text).decode_utf8();
+    text.map(String::from)
+        .map_err(|_| invalid("its percent-encoding is not UTF-8"))
+}
+
+/// The options of the query that nobody has taken yet.
+struct Query(Vec<(String, String)>);
+
+const OPTIONS: &[&str] = &[
+    "lease",
+    "timeout",
+    "retry_for",
+    "prefix",
+    "name",
+    "min_replicas",
+    "min_replicas_within",
+    "db",
+    "user",
+    "password",
+    "sentinel_user",
+    "sentinel_password",
+    "max_lease",
+    "trust_fresh_servers",
+];
+
+impl Query {
+    fn parse(query: &str) -> Result<Query, Error> {
+        let mut options: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let Some((name, value)) = pair.split_once('=') else {
+                return Err(invalid(
+                    "its query has an option without a value, as in ?lease=10s",
+                ));
+            };
+            let name = decode(name)?;
+            if options.iter().any(|(other, _)| *other == name) {
+                return Err(invalid(format!(
+                    "its query gives option \"{}\" twice",
+                    short(&name)
+                )));
+            }
+            options.push((name, decode(value)?));
+        }
+        Ok(Query(options))
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(other, _)| other == name)?;
+        Some(self.0.swap_remove(at).1)
+    }
+
+    fn duration(&mut self, name: &str) -> Result<Option<Duration>, Error> {
+        self.take(name)
+            .map(|text| {
+                humantime::parse_duration(&text).map_err(|_| {
+                    invalid(format!(
+                        "option {name} is no duration with a unit, as in {name}=10s"
+                    ))
+                })
+            })
+            .transpose()
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<u32>, Error> {
+        self.take(name)
+            .map(|text| {
+                text.parse()
+                    .map_err(|_| invalid(format!("option {name} is no number, as in {name}=1")))
+            })
+            .transpose()
+    }
+
+    fn finish(self) -> Result<(), Error> {
+        let Some((name, _)) = self.0.first() else {
+            return Ok(());
+        };
+        let hint = match nearest(name, OPTIONS.iter().copied()) {
+            Some(near) if near == name => "it does not go with this scheme".to_owned(),
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => format!("there are {}", OPTIONS.join(", ")),
+        };
+        Err(invalid(format!(
+            "its query has no option \"{}\": {hint}",
+            short(name)
+        )))
+    }
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(24).collect()
+}
+
+/// The word most like `text`, if any is.
+fn nearest<'a>(text: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    words
+        .map(|word| (distance(text, word), word))
+        .filter(|(d, _)| *d <= 2)
+        .min()
+        .map(|(_, word)| word)
+}
+
+/// Edits between two words (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(url: &str) -> ServerUrl {
+        match StoreUrl::parse(url).unwrap().topology {
+            Topology::Server(server) => server,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp {
+            host: host.to_owned(),
+            port,
+        }
+    }
+
+    fn refused(url: &str) -> String {
+        StoreUrl::parse(url).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn servers() {
+        let url = server("redis://me:p%40ss@cache.example:7000/3?lease=10s");
+        assert_eq!(url.address, tcp("cache.example", 7000));
+        assert_eq!(
+            (url.login.user.as_deref(), url.login.password.as_deref()),
+            (Some("me"), Some("p@ss"))
+        );
+        assert_eq!((url.login.database, url.login.tls), (3, false));
+        assert_eq!(server("redis://localhost").address.to_string(), "localhost:6379");
+        assert_eq!(server("valkey://[::1]:7").address.to_string(), "[::1]:7");
+        assert!(server("valkeys://h").login.tls && server("rediss://h").login.tls);
+        assert_eq!(
+            server("redis://:secret@h").login.password.as_deref(),
+            Some("secret")
+        );
+        assert_eq!(server("redis://:secret@h").login.user, None);
+        let socket = server("redis+unix:///run/my%20redis.sock?db=2&password=x");
+        assert_eq!(socket.address, Address::Unix("/run/my redis.sock".into()));
+        assert_eq!(
+            (socket.login.database, socket.login.password.as_deref()),
+            (2, Some("x"))
+        );
+    }
+
+    #[test]
+    fn options_stand_in_the_query() {
+        let url =
+            StoreUrl::parse("redis://h?lease=10s&timeout=250ms&retry_for=1m&prefix=a%3Ab&name=shop").unwrap();
+        let options = url.options;
+        assert_eq!(options.lease, Some(Duration::from_secs(10)));
+        assert_eq!(options.timeout, Some(Duration::from_millis(250)));
+        assert_eq!(options.retry_for, Some(Duration::from_secs(60)));
+        assert_eq!(options.prefix.as_deref(), Some("a:b"));
+        assert_eq!(options.name.as_deref(), Some("shop"));
+    }
+
+    #[test]
+    fn sentinels_name_a_master() {
+        let url = "rediss+sentinel://me:pw@a,b:1,[::1]/main/2?sentinel_user=s&sentinel_password=t%26";
+        let Topology::Sentinel(url) = StoreUrl::parse(url).unwrap().topology else {
+            panic!("these are sentinels")
+        };
+        assert_eq!(url.sentinels, [tcp("a", 26379), tcp("b", 1), tcp("::1", 26379)]);
+        assert_eq!(url.service, "main");
+        let (login, sentinels) = (url.login, url.sentinel_login);
+        assert_eq!(
+            (login.user.as_deref(), login.password.as_deref()),
+            (Some("me"), Some("pw"))
+        );
+        assert_eq!((login.database, login.tls), (2, true));
+        // They never get the password of the servers.
+        assert_eq!(
+            (sentinels.user.as_deref(), sentinels.password.as_deref()),
+            (Some("s"), Some("t&"))
+        );
+        assert_eq!((sentinels.database, sentinels.tls), (0, true));
+    }
+
+    #[test]
+    fn a_cluster_is_named_by_some_of_its_servers() {
+        let Topology::Cluster(url) = StoreUrl::parse("valkey+cluster://:pw@a,b:7001").unwrap().topology
+        else {
+            panic!("this is a cluster")
+        };
+        assert_eq!(url.seeds, [tcp("a", 6379), tcp("b", 7001)]);
+        assert_eq!(
+            (url.login.user, url.login.password.as_deref()),
+            (None, Some("pw"))
+        );
+    }
+
+    #[test]
+    fn quorums() {
+        let parsed =
+            StoreUrl::parse("quorum+redis://:pw@a,b:7,c,d,e/2?max_lease=20s&trust_fresh_servers=true");
+        let parsed = parsed.unwrap();
+        assert_eq!(parsed.longest_lease(), Some(Duration::from_secs(20)));
+        let Topology::Quorum(url) = parsed.topology else {
+            panic!("{:?}", parsed.topology)
+        };
+        assert_eq!((url.members.len(), &url.members[1]), (5, &tcp("b", 7)));
+        assert_eq!(
+            (url.login.password.as_deref(), url.login.database),
+            (Some("pw"), 2)
+        );
+        assert_eq!(url.trust_fresh, Some(true));
+        let default = StoreUrl::parse("quorum+valkeys://a,b,c").unwrap();
+        assert_eq!(default.longest_lease(), Some(Duration::from_secs(60)));
+        assert!(refused("quorum+redis://a,b").contains("at least three"));
+        assert!(refused("quorum+redis://a,b,a:6379").contains("twice"));
+        assert!(
+            refused("quorum+redis://a,b,c?trust_fresh_servers=perhaps").contains("neither true nor false")
+        );
+        assert!(refused("redis://a?max_lease=20s").contains("does not go with this scheme"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_no_password_repeated() {
+        for (url, says) in [
+            ("localhost:6379", "no scheme"),
+            ("reids://:hunter2@h", "did you mean \"redis\""),
+            ("http://h", "not known"),
+            ("redis://", "no host"),
+            ("redis://:hunter2@", "no host"),
+            ("redis://h:99999", "port"),
+            ("redis://h:0", "port"),
+            ("redis://h:x", "port"),
+            ("redis://:hunter2/x@h", "%2F"),
+            ("redis://:hunter2?x@h", "%3F"),
+            ("redis://:hun#ter2@h", "fragment"),
+            ("redis://h/x", "database"),
+            ("redis://h/-1", "database"),
+            ("redis://h?laese=1s", "did you mean \"lease\""),
+            ("redis://h?lease=10", "unit"),
+            ("redis://h?lease", "without a value"),
+            ("redis://h?lease=1s&lease=2s", "twice"),
+            ("redis://h?db=1", "does not go with this scheme"),
+            ("redis://a,b", "several hosts"),
+            ("redis+unix://", "whole path"),
+            ("redis://[::x]", "IPv6"),
+            ("redis://h h", "spaces"),
+            ("redis+sentinel://a,,b/main", "no host"),
+            ("redis+sentinel://:hunter2@a,b", "which name"),
+            ("redis+sentinel://a,b/main/x", "database"),
+            ("redis+cluster://:hunter2@a,b/1", "no database but 0"),
+            (
+                "redis+cluster://a,b?sentinel_user=x",
+                "does not go with this scheme",
+            ),
+            ("memory://a/b", "name at the most"),
+        ] {
+            let error = refused(url);
+            assert!(error.contains(says), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{url}: {error}");
+        }
+        assert!(!format!("{:?}", server("redis://:hunter2@h")).contains("hunter2"));
+    }
+}

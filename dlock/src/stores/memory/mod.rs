@@ -1,0 +1,620 @@
+//! Locks in this process, for one process or for tests: everything a server does, without one.
+//!
+//! Leases expire, waiters are woken and fencing tokens grow just as on a server, by tokio's clock, so
+//! that a paused clock makes every timing rule a fast and exact test.
+
+mod counters;
+mod deadlines;
+mod fair;
+mod permits;
+mod read_write;
+pub(crate) mod records;
+#[cfg(dlock_sim)]
+pub(crate) mod sim;
+mod writers;
+
+use std::collections::BTreeSet;
+use std::future::{Future, ready};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use self::counters::Counters;
+use self::fair::Queues;
+use self::read_write::{Left, ReadWriteLocks};
+use self::records::{MemoryRecords, Shelf};
+use crate::LockKey;
+use crate::base::broken;
+use crate::base::chance::HashMap;
+use crate::base::clock;
+use crate::store::counter::{CounterReply, CounterRequest};
+use crate::store::hub::Hub;
+use crate::store::records::Records;
+use crate::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
+    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+
+/// A store of locks, and of [records](crate::record), in this process's memory.
+///
+/// Clients that are built on clones of one `MemoryBackend` exclude each other, as processes on one server
+/// do; so do clients of `memory://NAME` with the same name. `memory://` is a store of its own each time.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryBackend {
+    store: Arc<Store>,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    held: Mutex<Held>,
+    hub: Arc<Hub>,
+    shelf: Shelf,
+    #[cfg(dlock_sim)]
+    said: sim::Said,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Held {
+    entries: HashMap<LockKey, Entry>,
+    /// The entries by their end, so that expired ones go without a search.
+    ends: BTreeSet<(Instant, LockKey)>,
+    queues: Queues,
+    read_write: ReadWriteLocks,
+    /// The semaphores and latches.
+    counters: Counters,
+    last_token: u64,
+    /// Since when these data are here, where somebody asked.
+    since: Option<Instant>,
+}
+
+/// Why a lock was not had, or permits.
+#[derive(Debug)]
+struct Busy {
+    /// What is left of the holder's lease.
+    remaining: Option<Duration>,
+    /// Within which time one who waits asks again.
+    again: Option<Duration>,
+    /// There are fewer permits in all than are wanted.
+    too_few: bool,
+}
+
+impl Busy {
+    /// Somebody has it until then.
+    fn until(until: Instant, now: Instant) -> Busy {
+        Busy {
+            remaining: Some(until.saturating_duration_since(now)),
+            again: None,
+            too_few: false,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    grant: GrantId,
+    until: Instant,
+    /// It was released, and its `min_hold` keeps the key for a while yet.
+    kept: bool,
+}
+
+impl Held {
+    /// Drops what has expired. Nobody is told: like on a server, waiters know the end of the lease.
+    fn purge(&mut self, now: Instant) {
+        while self.ends.first().is_some_and(|(until, _)| *until <= now) {
+            if let Some((_, key)) = self.ends.pop_first() {
+                self.entries.remove(&key);
+            }
+        }
+        self.read_write.purge(now);
+    }
+
+    fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, BackendError> {
+        if let Some(votes_in) = request.vote_after.and_then(|after| self.abstains(now, after)) {
+            return Ok(AcquireReply::Abstained { votes_in });
+        }
+        self.is_free_for(request.kind, &request.key)?;
+        let busy = match request.kind {
+            Kind::Lock | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
+                Some(until) => {
+                    if request.queue {
+                        self.queues.wait(request, now);
+                    }
+                    Some(Busy::until(until, now))
+                }
+                None => {
+                    self.put(&request.key, Entry::held(request.grant, now + request.lease));
+                    None
+                }
+            },
+            Kind::Read | Kind::Write => self.read_write.acquire(request, now).err(),
+            Kind::Permit | Kind::Unowned => self.counters.acquire(now, request).err(),
+            other => return Err(unsupported(other)),
+        };
+        Ok(match busy {
+            Some(Busy { too_few: true, .. }) => AcquireReply::TooFewPermits,
+            Some(Busy { remaining, again, .. }) => AcquireReply::Busy {
+                remaining,
+                again,
+                listeners: None,
+            },
+            None => {
+                let (first_token, last_token) = self.tokens(request.tokens);
+                if request.kind == Kind::Fair && request.tokens > 1 {
+                    let most = request.tokens as usize - 1;
+                    return Ok(AcquireReply::AcquiredInLine {
+                        first_token,
+                        last_token,
+                        behind: self.queues.own_front(&request.key, request.grant, most),
+                    });
+                }
+                AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }
+            }
+        })
+    }
+
+    /// Whether nothing of another kind stands in the way.
+    fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), BackendError> {
+        let is_plain = matches!(kind, Kind::Lock | Kind::Fair | Kind::Fenced);
+        if !is_plain && self.entries.contains_key(key) {
+            return Err(taken("a plain lock"));
+        }
+        if !kind.is_read_write() && self.read_write.has(key) {
+            return Err(taken("a read-write lock"));
+        }
+        match self.counters.kind_at(key) {
+            Some(Kind::Latch) if kind != Kind::Latch => Err(taken("a latch")),
+            Some(Kind::Permit) if !kind.is_permits() => Err(taken("a semaphore")),
+            _ => Ok(()),
+        }
+    }
+
+    /// All of these or none. No client sees what is taken before one is found busy; only the place of a writer in front of
+    /// the readers is given up by that, of which the caller tells them.
+    fn acquire_all(&mut self, requests: &[AcquireRequest], now: Instant) -> AcquireAllReply {
+        let mut tokens = Vec::with_capacity(requests.len());
+        for (at, request) in requests.iter().enumerate() {
+            let stopped = match self.acquire(request, now) {
+                Ok(AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                }) => {
+                    tokens.push((first_token, last_token));
+                    continue;
+                }
+                Ok(in_the_way) => AcquireAllReply::Busy {
+                    at,
+                    remaining: in_the_way.busy_for(),
+                },
+                Err(error) => AcquireAllReply::Failed { at, error },
+            };
+            for request in &requests[..at] {
+                self.release(&request.undone(), now);
+            }
+            return stopped;
+        }
+        AcquireAllReply::Acquired { tokens }
+    }
+
+    /// Until when somebody has the key, or is in front of who asks; out of the queue goes who may have it.
+    fn taken_until(&mut self, request: &AcquireRequest, now: Instant) -> Option<Instant> {
+        let AcquireRequest { key, grant, .. } = request;
+        let held_until = self.entries.get(key).map(|entry| entry.until);
+        if request.kind != Kind::Fair {
+            return held_until;
+        }
+        let front = self.queues.front(key, now, Some(*grant));
+        let others = front.filter(|(front, _)| front != grant);
+        let taken_until = held_until.or(others.map(|(_, kept_until)| kept_until));
+        if taken_until.is_none() {
+            self.queues.leave(key, *grant);
+        }
+        taken_until
+    }
+
+    /// Takes a waiter out of the queue. Whether it was in front of a lock that was released, and is free or kept by its
+    /// `min_hold`: it was told so, and now the next has to hear of it.
+    fn give_up(&mut self, key: &LockKey, grant: GrantId) -> bool {
+        self.queues.leave(key, grant) && self.entries.get(key).is_none_or(|entry| entry.kept)
+    }
+
+    /// Where the one in front of the queue hears of a release.
+    fn front_topic(&mut self, key: &LockKey, now: Instant) -> Option<Arc<str>> {
+        let (front, _) = self.queues.front(key, now, None)?;
+        Some(topic(Kind::Fair, key, front))
+    }
+
+    fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
+        if request.kind.is_read_write() {
+            return self.read_write.release(request, now);
+        }
+        if request.kind.is_permits() {
+            return self.counters.release(now, request);
+        }
+        let entry = if broken!(ReleaseEndsForeignGrant) {
+            self.entries.get(&request.key)
+        } else {
+            self.entry(&request.key, request.grant)
+        };
+        let Some(entry) = entry else {
+            return Left::NotHeld;
+        };
+        if request.keep_for > Duration::ZERO {
+            let kept = Entry {
+                until: entry.until.min(now + request.keep_for),
+                kept: true,
+                ..*entry
+            };
+            self.put(&request.key, kept);
+        } else {
+            self.take(&request.key);
+        }
+        Left::Loudly
+    }
+
+    fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
+        if request.kind.is_read_write() {
+            return self.read_write.renew(request, now);
+        }
+        if request.kind.is_permits() {
+            return self.counters.renew(now, request);
+        }
+        let held = self.entry(&request.key, request.grant);
+        let is_held = held.is_some_and(|entry| !entry.kept || broken!(Defect14RenewalStretchesMinHold));
+        if is_held {
+            self.put(&request.key, Entry::held(request.grant, now + request.lease));
+        }
+        is_held
+    }
+
+    /// All who hold the key.
+    fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
+        match self.entries.get(key) {
+            Some(entry) => vec![entry.holder(now)],
+            None if self.read_write.has(key) => self.read_write.holders(key, now),
+            None => self.counters.holders(key, now),
+        }
+    }
+
+    fn put(&mut self, key: &LockKey, entry: Entry) {
+        self.take(key);
+        self.ends.insert((entry.until, key.clone()));
+        self.entries.insert(key.clone(), entry);
+    }
+
+    fn take(&mut self, key: &LockKey) -> Option<Entry> {
+        let entry = self.entries.remove(key)?;
+        self.ends.remove(&(entry.until, key.clone()));
+        Some(entry)
+    }
+
+    /// The entry of a grant, also of one that was released and keeps its key.
+    fn entry(&self, key: &LockKey, grant: GrantId) -> Option<&Entry> {
+        self.entries.get(key).filter(|entry| entry.grant == grant)
+    }
+
+    /// How long a member of a quorum abstains yet, which it does for `after` from when it was first asked.
+    fn abstains(&mut self, now: Instant, after: Duration) -> Option<Duration> {
+        let votes_at = *self.since.get_or_insert(now) + after;
+        (votes_at > now).then(|| votes_at - now)
+    }
+
+    /// Reserves tokens without outrunning the clock: reservations reach back.
+    fn tokens(&mut self, count: u32) -> (u64, u64) {
+        let micros = clock::wall().as_micros();
+        let now = u64::try_from(micros).unwrap_or(u64::MAX);
+        let least = self.last_token + 1;
+        let last = now.max(least);
+        let first = least.max((last + 1).saturating_sub(u64::from(count.max(1))));
+        self.last_token = last;
+        (first, last)
+    }
+}
+
+/// The stores of `memory://NAME`, each for as long as somebody uses it.
+static NAMED: LazyLock<Mutex<HashMap<String, Weak<Store>>>> = LazyLock::new(Mutex::default);
+
+impl MemoryBackend {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> MemoryBackend {
+        MemoryBackend::default()
+    }
+
+    /// The store that everybody in this process gets by this name.
+    #[must_use]
+    pub fn named(name: &str) -> MemoryBackend {
+        let mut named = NAMED.lock();
+        named.retain(|_, store| store.strong_count() > 0);
+        if let Some(store) = named.get(name).and_then(Weak::upgrade) {
+            return MemoryBackend { store };
+        }
+        let backend = MemoryBackend::new();
+        named.insert(name.to_owned(), Arc::downgrade(&backend.store));
+        backend
+    }
+
+    /// How many locks are held, by anybody, and how many grants of permits.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.with(|held, now| held.entries.len() + held.read_write.len() + held.counters.len(now))
+    }
+
+    /// Whether no lock is held and no permit.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many wait in the queues of fair locks, and how many writers wait whom readers stand back for, those
+    /// included who are gone and were not missed yet.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.with(|held, _| held.queues.len() + held.read_write.waiting())
+    }
+
+    /// How many records are kept.
+    #[must_use]
+    pub fn kept_records(&self) -> usize {
+        self.store.shelf.len()
+    }
+
+    /// How many keys are listened for, of locks and of records.
+    #[must_use]
+    pub fn watched(&self) -> usize {
+        self.store.hub.len() + self.store.shelf.watched()
+    }
+
+    /// Forgets every lock, counter and record and tells nobody, as a server does that lost its data.
+    pub fn clear(&self) {
+        self.store.shelf.clear();
+        self.with(|held, _| {
+            held.entries.clear();
+            held.ends.clear();
+            held.queues.clear();
+            held.since = None;
+            held.read_write.clear();
+            held.counters.clear();
+        });
+    }
+
+    /// Ends whatever grants the key has and tells the waiters.
+    pub(crate) fn take(&self, key: &LockKey) -> bool {
+        let (taken, front) = self.with(|held, now| {
+            let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now);
+            (taken, held.front_topic(key, now))
+        });
+        if taken {
+            self.tell(key.as_str());
+            if let Some(front) = front {
+                self.tell(&front);
+            }
+        }
+        taken
+    }
+
+    /// The records of this store.
+    pub(crate) fn shelf(&self) -> &Shelf {
+        &self.store.shelf
+    }
+
+    /// The next fencing token, for a claim of a record.
+    pub(crate) fn token(&self) -> u64 {
+        self.with(|held, _| held.tokens(1).1)
+    }
+
+    fn with<T>(&self, step: impl FnOnce(&mut Held, Instant) -> T) -> T {
+        let now = clock::now();
+        let mut held = self.store.held.lock();
+        held.purge(now);
+        let brought = step(&mut held, now);
+        let news = held.counters.news();
+        drop(held);
+        for key in news {
+            self.tell(key.as_str());
+        }
+        brought
+    }
+
+    /// How many heard of it.
+    fn tell(&self, topic: &str) -> u64 {
+        #[cfg(dlock_sim)]
+        self.store.said.told.lock().push(topic.into());
+        self.store.hub.tell(topic) as u64
+    }
+
+    /// Tells those who wait for a plain lock that it is taken.
+    fn tell_taken(&self, key: &LockKey) {
+        #[cfg(dlock_sim)]
+        self.store.said.taken.lock().push(key.as_str().into());
+        self.store.hub.taken(key.as_str());
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        let mut reply = self.with(|held, now| held.acquire(&request, now));
+        let is_busy = match &mut reply {
+            Ok(AcquireReply::Busy { listeners, .. }) if request.kind == Kind::Lock => {
+                *listeners = Some(self.store.hub.listeners(request.key.as_str()) as u64);
+                true
+            }
+            _ => false,
+        };
+        match request.announce {
+            Announce::Grant if !is_busy => self.tell_taken(&request.key),
+            Announce::Taken => self.tell_taken(&request.key),
+            _ => {}
+        }
+        ready(reply)
+    }
+
+    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
+        (kind != Kind::Fair).then_some(0)
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        let reply = self.with(|held, now| held.acquire_all(&requests, now));
+        if let AcquireAllReply::Busy { at, .. } | AcquireAllReply::Failed { at, .. } = &reply {
+            // A writer that had the lock for this moment has given up its place in front of the readers.
+            let placed = |request: &&AcquireRequest| request.kind == Kind::Write && request.waiter.is_some();
+            for request in requests[..*at].iter().filter(placed) {
+                self.tell(request.key.as_str());
+            }
+        }
+        ready(Ok(reply))
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        let ReleaseRequest { kind, key, grant, .. } = &request;
+        let (left, told) = self.with(|held, now| {
+            let gave_up = match kind {
+                Kind::Fair => held.give_up(key, *grant),
+                _ => held.read_write.give_way(&request, now),
+            };
+            let left = held.release(&request, now);
+            let front = match kind {
+                Kind::Fair => held.front_topic(key, now),
+                _ => None,
+            };
+            let told = front.unwrap_or_else(|| key.as_str().into());
+            (left, (gave_up || left == Left::Loudly).then_some(told))
+        });
+        let heard = told.map_or(0, |topic| self.tell(&topic));
+        ready(Ok(match left {
+            Left::NotHeld => ReleaseReply::NotHeld { repeated: false },
+            Left::Quietly | Left::Loudly => ReleaseReply::Released { heard: Some(heard) },
+        }))
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| {
+            let renew = |request: &RenewRequest| match held.renew(request, now) {
+                true => Ok(Renewal::Renewed),
+                false => Ok(Renewal::Gone),
+            };
+            requests.iter().map(renew).collect()
+        })))
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| held.holders(&key, now))))
+    }
+
+    fn list(
+        self: Arc<Self>,
+        prefix: String,
+    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, now| {
+            let locks = held.entries.keys().chain(held.read_write.keys());
+            let all = locks.chain(held.counters.keys());
+            let holders = |key: &LockKey| {
+                let key = key.clone();
+                let holders = held.holders(&key, now);
+                holders.into_iter().map(move |holder| (key.clone(), holder))
+            };
+            let named = |key: &&LockKey| key.as_str().starts_with(&prefix);
+            all.filter(named).flat_map(holders).collect()
+        })))
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        ready(Ok(self.take(&key)))
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ())
+    }
+
+    fn count(
+        self: Arc<Self>,
+        request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        ready(self.with(|held, now| {
+            held.is_free_for(request.step.kind(), &request.key)?;
+            Ok(held.counters.count(now, &request))
+        }))
+    }
+
+    fn raise_fence(
+        self: Arc<Self>,
+        kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        ready(Ok(self.with(|held, _| {
+            let known = match kind {
+                Kind::Read | Kind::Write => held.read_write.knows(kind, &key, &grant),
+                Kind::Permit | Kind::Unowned => held.counters.knows(kind, &key, grant),
+                _ => held.entry(&key, grant).is_some(),
+            };
+            if known {
+                held.last_token = held.last_token.max(at_least);
+            }
+            known
+        })))
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(MemoryRecords(MemoryBackend::clone(&self))))
+    }
+}
+
+/// Where news of a key come: for all who wait for it, or for one.
+pub(crate) fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
+    match kind {
+        // No key has a line break.
+        Kind::Fair => format!("{key}\n{grant}").into(),
+        _ => key.as_str().into(),
+    }
+}
+
+impl Entry {
+    fn held(grant: GrantId, until: Instant) -> Entry {
+        Entry {
+            grant,
+            until,
+            kept: false,
+        }
+    }
+
+    fn holder(&self, now: Instant) -> Holder {
+        Holder::new(
+            Kind::Lock,
+            self.grant.to_string(),
+            u64::from(!self.kept),
+            Some(self.until.saturating_duration_since(now)),
+        )
+    }
+}
+
+fn taken(by: &str) -> BackendError {
+    BackendError::not_done(Reason::KeyTaken(by.to_owned()), format!("the key holds {by}"))
+}
+
+fn unsupported(kind: Kind) -> BackendError {
+    BackendError::not_done(Reason::Unsupported, format!("a {kind} is not acquired"))
+}

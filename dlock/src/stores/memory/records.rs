@@ -1,0 +1,417 @@
+//! Records in this process's memory: leases and retention end by tokio's clock, as on a server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::{Future, ready};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::base::broken;
+use crate::base::clock;
+use crate::store::hub::Hub;
+use crate::store::records::{
+    ClaimReply, ClaimRequest, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey, RecordStore,
+};
+use crate::store::{BackendError, Watch};
+use crate::stores::memory::MemoryBackend;
+
+/// How many records past their retention a step removes: more than it can make, and so few that it stays
+/// short.
+const REMOVED: usize = 256;
+
+/// The records of one store, and who waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    table: Mutex<Table>,
+    hub: Arc<Hub>,
+    /// Where news were told since it was asked last.
+    #[cfg(dlock_sim)]
+    told: Mutex<Vec<Arc<str>>>,
+}
+
+impl Shelf {
+    /// How many records are kept.
+    pub(crate) fn len(&self) -> usize {
+        let now = clock::now();
+        let mut table = self.table.lock();
+        table.purge(now, usize::MAX);
+        table.records.len()
+    }
+
+    /// How many keys are listened for.
+    pub(crate) fn watched(&self) -> usize {
+        self.hub.len()
+    }
+
+    /// Forgets everything and tells nobody.
+    pub(crate) fn clear(&self) {
+        *self.table.lock() = Table::default();
+    }
+
+    fn with<T>(&self, step: impl FnOnce(&mut Table, Instant) -> T) -> T {
+        let now = clock::now();
+        let mut table = self.table.lock();
+        table.purge(now, REMOVED);
+        step(&mut table, now)
+    }
+
+    /// A copy that nobody listens to.
+    #[cfg(dlock_sim)]
+    pub(crate) fn fork(&self) -> Shelf {
+        Shelf {
+            table: Mutex::new(self.table.lock().clone()),
+            ..Shelf::default()
+        }
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn take_told(&self) -> Vec<Arc<str>> {
+        std::mem::take(&mut self.told.lock())
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn listen(&self, key: Arc<str>) -> Watch {
+        self.hub.listen(key, |_| true, |_| ())
+    }
+
+    /// A step after which those who wait look again, if it changed the record.
+    fn end(&self, key: &RecordKey, step: impl FnOnce(&mut Table, Instant) -> Change) -> OwnerReply {
+        match self.with(step) {
+            Change::Made => {
+                #[cfg(dlock_sim)]
+                self.told.lock().push(record_topic(key));
+                self.hub.tell(key.as_str());
+                OwnerReply::Done
+            }
+            Change::MadeBefore => OwnerReply::Done,
+            Change::Refused => OwnerReply::NotOwner,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Table {
+    /// A tree: a million records are added and removed without a pause for all of them, as a table that
+    /// grows has.
+    records: BTreeMap<RecordKey, Box<Record>>,
+    /// The records by the end of their retention, so that they go without a search.
+    ends: BTreeSet<(Instant, RecordKey)>,
+}
+
+#[derive(Debug, Clone)]
+struct Record {
+    token: ClaimToken,
+    fingerprint: Fingerprint,
+    attempt: u32,
+    fence: u64,
+    /// The end of the retention.
+    until: Instant,
+    state: State,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Claimed {
+        lease_until: Instant,
+    },
+    /// A claim was given up, or one that was taken over was given back: what was done is unknown.
+    Orphaned,
+    Completed {
+        response: Box<[u8]>,
+    },
+}
+
+impl Record {
+    fn response(&self) -> Option<&[u8]> {
+        match &self.state {
+            State::Completed { response } => Some(response),
+            _ => None,
+        }
+    }
+}
+
+/// What came of a step that only the owner may take.
+enum Change {
+    Made,
+    /// By the same token.
+    MadeBefore,
+    Refused,
+}
+
+impl Table {
+    /// Removes at most this many records that are past their retention.
+    fn purge(&mut self, now: Instant, most: usize) {
+        for _ in 0..most {
+            if self.ends.first().is_none_or(|(until, _)| *until > now) {
+                break;
+            }
+            if let Some((_, key)) = self.ends.pop_first() {
+                self.records.remove(&key);
+            }
+        }
+    }
+
+    fn get(&self, key: &RecordKey, now: Instant) -> Option<&Record> {
+        self.records
+            .get(key)
+            .map(|record| &**record)
+            .filter(|record| record.until > now)
+    }
+
+    /// The record, if it stands under this token.
+    fn own(&mut self, key: &RecordKey, token: &ClaimToken, now: Instant) -> Option<&mut Record> {
+        self.records
+            .get_mut(key)
+            .map(|record| &mut **record)
+            .filter(|record| record.until > now && record.token == *token)
+    }
+
+    fn put(&mut self, key: RecordKey, record: Record) {
+        self.ends.insert((record.until, key.clone()));
+        if let Some(old) = self.records.insert(key.clone(), Box::new(record)) {
+            self.forget_end(key, old.until);
+        }
+    }
+
+    fn forget_end(&mut self, key: RecordKey, until: Instant) {
+        // Where the end is the same one, it belongs to the new record now.
+        if self.records.get(&key).is_none_or(|record| record.until != until) {
+            self.ends.remove(&(until, key));
+        }
+    }
+
+    /// Keeps the record until then.
+    fn keep(&mut self, key: &RecordKey, until: Instant) {
+        if let Some(record) = self.records.get_mut(key) {
+            let before = std::mem::replace(&mut record.until, until);
+            if before != until {
+                self.ends.remove(&(before, key.clone()));
+                self.ends.insert((until, key.clone()));
+            }
+        }
+    }
+
+    fn claim(&mut self, request: ClaimRequest, now: Instant, fence: impl FnOnce() -> u64) -> ClaimReply {
+        let ClaimRequest {
+            key,
+            token,
+            fingerprint,
+            lease,
+            retention,
+            on_orphan,
+        } = request;
+        let lease_until = end(now, lease);
+        let mut until = end(now, retention.max(lease));
+        let mut attempt = 1;
+        if let Some(record) = self.get(&key, now) {
+            if record.fingerprint != fingerprint {
+                return ClaimReply::Mismatch;
+            }
+            until = until.max(record.until);
+            attempt = record.attempt;
+            match &record.state {
+                State::Completed { response } => {
+                    let mut response: &[u8] = response;
+                    if broken!(RecordReplaysOtherResult) {
+                        let first = self.records.values().find_map(|record| record.response());
+                        response = first.unwrap_or(response);
+                    }
+                    return ClaimReply::Completed {
+                        response: response.to_vec(),
+                    };
+                }
+                State::Claimed { lease_until: before } if record.token == token => {
+                    let (fence, lease_until) = (record.fence, lease_until.max(*before));
+                    self.set_lease(&key, lease_until);
+                    self.keep(&key, until);
+                    return ClaimReply::Claimed { attempt, fence };
+                }
+                State::Claimed { lease_until } if *lease_until > now => {
+                    return ClaimReply::InProgress {
+                        remaining: *lease_until - now,
+                        attempt,
+                    };
+                }
+                State::Claimed { .. } | State::Orphaned => match on_orphan {
+                    OnOrphan::TakeOver => attempt = attempt.saturating_add(1),
+                    OnOrphan::Leave => return ClaimReply::Orphan { attempt },
+                },
+            }
+        }
+        let fence = fence();
+        let record = Record {
+            token,
+            fingerprint,
+            attempt,
+            fence,
+            until,
+            state: State::Claimed { lease_until },
+        };
+        self.put(key, record);
+        ClaimReply::Claimed { attempt, fence }
+    }
+
+    fn set_lease(&mut self, key: &RecordKey, lease_until: Instant) {
+        if let Some(record) = self.records.get_mut(key) {
+            record.state = State::Claimed { lease_until };
+        }
+    }
+
+    fn extend(
+        &mut self,
+        key: &RecordKey,
+        token: &ClaimToken,
+        (lease, retention): (Duration, Duration),
+        now: Instant,
+    ) -> Change {
+        let Some(record) = self.own(key, token, now) else {
+            return Change::Refused;
+        };
+        match &mut record.state {
+            State::Claimed { lease_until } => *lease_until = end(now, lease),
+            State::Completed { .. } => return Change::MadeBefore,
+            State::Orphaned => return Change::Refused,
+        }
+        let until = record.until.max(end(now, retention.max(lease)));
+        self.keep(key, until);
+        Change::Made
+    }
+
+    fn complete(
+        &mut self,
+        key: &RecordKey,
+        token: &ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+        now: Instant,
+    ) -> Change {
+        let owner = if broken!(RecordCompletedUnderForeignClaim) {
+            self.get(key, now).map(|record| record.token.clone())
+        } else {
+            None
+        };
+        let Some(record) = self.own(key, owner.as_ref().unwrap_or(token), now) else {
+            return Change::Refused;
+        };
+        match record.state {
+            State::Claimed { .. } => {}
+            State::Completed { .. } => return Change::MadeBefore,
+            State::Orphaned => return Change::Refused,
+        }
+        record.state = State::Completed {
+            response: response.into(),
+        };
+        self.keep(key, end(now, retention));
+        Change::Made
+    }
+
+    /// `forget`: nothing was done under this claim, so that a first one leaves no record.
+    fn give_back(&mut self, key: &RecordKey, token: &ClaimToken, forget: bool, now: Instant) -> Change {
+        if self.get(key, now).is_none() {
+            return Change::MadeBefore;
+        }
+        let Some(record) = self.own(key, token, now) else {
+            return Change::Refused;
+        };
+        match record.state {
+            State::Claimed { .. } if forget && record.attempt == 1 => {
+                let until = record.until;
+                self.records.remove(key);
+                self.forget_end(key.clone(), until);
+                Change::Made
+            }
+            State::Claimed { .. } => {
+                record.state = State::Orphaned;
+                Change::Made
+            }
+            State::Orphaned => Change::MadeBefore,
+            State::Completed { .. } => Change::Refused,
+        }
+    }
+}
+
+/// A moment that nobody reaches is as good as any other.
+fn end(now: Instant, after: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    now + after.min(CENTURY)
+}
+
+/// The records beside the locks of a [`MemoryBackend`].
+pub(crate) struct MemoryRecords(pub(crate) MemoryBackend);
+
+impl RecordStore for MemoryRecords {
+    fn claim(
+        self: Arc<Self>,
+        request: ClaimRequest,
+    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
+        let store = &self.0;
+        ready(Ok(store
+            .shelf()
+            .with(|table, now| table.claim(request, now, || store.token()))))
+    }
+
+    fn extend(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        let change = self
+            .0
+            .shelf()
+            .with(|table, now| table.extend(&key, &token, (lease, retention), now));
+        ready(Ok(match change {
+            Change::Made | Change::MadeBefore => OwnerReply::Done,
+            Change::Refused => OwnerReply::NotOwner,
+        }))
+    }
+
+    fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        ready(Ok(self.0.shelf().end(&key, |table, now| {
+            table.complete(&key, &token, response, retention, now)
+        })))
+    }
+
+    fn release(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        ready(Ok(self
+            .0
+            .shelf()
+            .end(&key, |table, now| table.give_back(&key, &token, true, now))))
+    }
+
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        ready(Ok(self
+            .0
+            .shelf()
+            .end(&key, |table, now| table.give_back(&key, &token, false, now))))
+    }
+
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
+        self.0.shelf().hub.listen(key.shared(), |_| true, |_| ())
+    }
+}
+
+#[cfg(dlock_sim)]
+/// Where the store tells of a record; no topic of a lock is the same.
+#[must_use]
+pub fn record_topic(key: &RecordKey) -> Arc<str> {
+    // No lock begins with a line break.
+    format!("\n{}", key.as_str()).into()
+}

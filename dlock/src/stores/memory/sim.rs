@@ -1,0 +1,95 @@
+//! What a simulation does with a store in memory.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{Held, MemoryBackend, Store};
+use crate::LockKey;
+use crate::store::{GrantId, Kind, Watch};
+
+/// What the store knows of one grant.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// The name.
+    pub key: LockKey,
+    /// What it is held as; a fair or a fenced lock is a plain one to the store.
+    pub kind: Kind,
+    /// The grant.
+    pub grant: GrantId,
+    /// When it ends unless it is renewed.
+    pub until: Instant,
+    /// It was released, and its `min_hold` keeps it for a while yet.
+    pub kept: bool,
+    /// How many permits it is; 1 for all other kinds.
+    pub amount: u32,
+}
+
+/// What the store told since it was asked last.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    pub(super) told: Mutex<Vec<Arc<str>>>,
+    pub(super) taken: Mutex<Vec<Arc<str>>>,
+}
+
+impl Held {
+    fn grants_of(&self, key: &LockKey, now: Instant) -> Vec<Entry> {
+        let entry = |(kind, grant, until, kept, amount)| Entry {
+            key: key.clone(),
+            kind,
+            grant,
+            until,
+            kept,
+            amount,
+        };
+        let plain = self.entries.get(key).into_iter();
+        let plain = plain.map(|entry| (Kind::Lock, entry.grant, entry.until, entry.kept, 1));
+        let read_write = self.read_write.inside(key).into_iter();
+        let permits = self.counters.held(key, now).into_iter();
+        plain.chain(read_write).chain(permits).map(entry).collect()
+    }
+}
+
+impl MemoryBackend {
+    pub(crate) fn grants(&self) -> Vec<Entry> {
+        self.with(|held, now| {
+            let locks = held.entries.keys().chain(held.read_write.keys());
+            let all = locks.chain(held.counters.keys());
+            all.flat_map(|key| held.grants_of(key, now)).collect()
+        })
+    }
+
+    pub(crate) fn grants_of(&self, key: &LockKey) -> Vec<Entry> {
+        self.with(|held, now| held.grants_of(key, now))
+    }
+
+    pub(crate) fn places_kept(&self) -> usize {
+        self.with(|held, now| held.queues.kept(now) + held.read_write.writers_kept(now))
+    }
+
+    pub(crate) fn fork(&self) -> MemoryBackend {
+        let store = Store {
+            held: Mutex::new(self.store.held.lock().clone()),
+            shelf: self.store.shelf.fork(),
+            ..Store::default()
+        };
+        MemoryBackend {
+            store: Arc::new(store),
+        }
+    }
+
+    pub(crate) fn take_told(&self) -> Vec<Arc<str>> {
+        let mut told = std::mem::take(&mut *self.store.said.told.lock());
+        told.append(&mut self.store.shelf.take_told());
+        told
+    }
+
+    pub(crate) fn take_taken(&self) -> Vec<Arc<str>> {
+        std::mem::take(&mut *self.store.said.taken.lock())
+    }
+
+    pub(crate) fn listen(&self, topic: Arc<str>) -> Watch {
+        self.store.hub.listen(topic, |_| true, |_| ())
+    }
+}

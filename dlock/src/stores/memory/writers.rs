@@ -1,0 +1,71 @@
+//! The writers of read-write locks in memory whom readers stand back for: each has a place as long as it is heard of.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::deadlines::Deadlines;
+use crate::LockKey;
+use crate::base::chance::HashMap;
+use crate::store::GrantId;
+
+/// For how long a writer counts that does not ask again.
+const KEPT: Duration = Duration::from_secs(5);
+/// Within which time one who waits asks again.
+pub(super) const HEARD_WITHIN: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Writers {
+    /// Until when each of them counts.
+    waiting: HashMap<LockKey, Deadlines>,
+    /// When those are swept out next who were never missed.
+    sweep_at: Option<Instant>,
+}
+
+impl Writers {
+    /// One waits, and is in front of the readers from now on.
+    pub(super) fn wait(&mut self, key: &LockKey, waiter: GrantId, now: Instant) {
+        if self.sweep_at.is_none_or(|at| at <= now) {
+            self.sweep_at = Some(now + KEPT);
+            self.waiting.retain(|_, of_key| {
+                while of_key.pop_ended(now).is_some() {}
+                !of_key.is_empty()
+            });
+        }
+        let of_key = self.waiting.entry(key.clone()).or_default();
+        of_key.set(waiter, now + KEPT);
+    }
+
+    /// Until when the last of those counts who wait; `None` where nobody does.
+    pub(super) fn until(&self, key: &LockKey, now: Instant) -> Option<Instant> {
+        let last = self.waiting.get(key)?.last();
+        last.filter(|until| *until > now)
+    }
+
+    /// One waits no more. Whether it did and nobody else does, so that readers go on.
+    pub(super) fn leave(&mut self, key: &LockKey, waiter: GrantId, now: Instant) -> bool {
+        let Some(of_key) = self.waiting.get_mut(key) else {
+            return false;
+        };
+        let waited = of_key.remove(waiter);
+        if of_key.is_empty() {
+            self.waiting.remove(key);
+        }
+        waited && self.until(key, now).is_none()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.values().map(Deadlines::len).sum()
+    }
+
+    /// How many count yet.
+    #[cfg(dlock_sim)]
+    pub(super) fn kept(&self, now: Instant) -> usize {
+        let places = self.waiting.values().flat_map(Deadlines::iter);
+        places.filter(|(_, until)| *until > now).count()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}

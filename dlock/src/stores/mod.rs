@@ -1,0 +1,52 @@
+//! The stores that come with the library.
+
+pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+pub mod quorum;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+use std::sync::Arc;
+
+use tokio::runtime;
+
+use self::memory::MemoryBackend;
+#[cfg(feature = "redis")]
+use self::redis::RedisBackend;
+use crate::Error;
+use crate::store::DynBackend;
+use crate::store::options::Common;
+use crate::store::url::{StoreUrl, Topology};
+
+/// Opens the store of a URL.
+#[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]
+pub(crate) async fn open(
+    url: StoreUrl,
+    common: Common,
+    runtime: &runtime::Handle,
+) -> Result<Arc<dyn DynBackend>, Error> {
+    match url.topology {
+        Topology::Memory { name: None } => Ok(Arc::new(MemoryBackend::new())),
+        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryBackend::named(&name))),
+        #[cfg(feature = "redis")]
+        Topology::Server(server) => Ok(Arc::new(RedisBackend::on_server(server, common, runtime).await?)),
+        #[cfg(feature = "redis")]
+        Topology::Sentinel(sentinels) => Ok(Arc::new(
+            RedisBackend::by_sentinels(sentinels, common, runtime).await?,
+        )),
+        #[cfg(feature = "redis")]
+        Topology::Cluster(cluster) => Ok(Arc::new(
+            RedisBackend::in_cluster(cluster, common, runtime).await?,
+        )),
+        #[cfg(feature = "redis")]
+        Topology::Quorum(quorum) => Ok(Arc::new(self::redis::quorum(quorum, common, runtime).await?)),
+        #[cfg(not(feature = "redis"))]
+        Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_) | Topology::Quorum(_) => {
+            Err(Error::Unsupported {
+                what: "a Redis URL".to_owned(),
+                reason: "dlock was built without its feature \"redis\"".to_owned(),
+            })
+        }
+    }
+}

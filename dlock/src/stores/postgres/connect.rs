@@ -1,0 +1,161 @@
+//! How a connection to the server is made, whatever the user takes for TLS.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{AsyncMessage, Client, Config, Error, Notification, Socket};
+
+use super::failure;
+use super::hosts::{Candidate, candidates};
+use crate::store::{BackendError, Reason};
+
+/// Makes connections to the primary, which is one of the hosts of the configuration, and not always the same.
+pub(super) struct Connector {
+    opener: Box<dyn Open>,
+    hosts: Vec<Candidate>,
+    /// Where, for messages; without credentials.
+    pub(super) address: String,
+    /// For one step, and for connecting.
+    pub(super) timeout: Duration,
+}
+
+/// A connection that stands. Dropping it closes it.
+pub(super) struct Session {
+    pub(super) client: Client,
+    /// Ends when the connection does.
+    pub(super) news: mpsc::UnboundedReceiver<Notification>,
+    pub(super) driver: Driver,
+}
+
+/// Moves the bytes of a connection until this is dropped.
+pub(super) struct Driver(Option<JoinHandle<()>>);
+
+impl Driver {
+    /// Lets it run until its client is gone and the server was told.
+    pub(super) fn detach(mut self) {
+        self.0.take();
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.abort();
+        }
+    }
+}
+
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<Session, Error>> + Send + 'a>>;
+
+/// The way to encrypt, without type parameters.
+trait Open: Send + Sync {
+    fn open<'a>(&'a self, config: &'a Config) -> Opening<'a>;
+}
+
+struct Opener<T> {
+    tls: T,
+}
+
+impl<T> Open for Opener<T>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    fn open<'a>(&'a self, config: &'a Config) -> Opening<'a> {
+        Box::pin(async move {
+            let (client, mut connection) = config.connect(self.tls.clone()).await?;
+            let (told, news) = mpsc::unbounded_channel();
+            let driver = tokio::spawn(async move {
+                while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+                    if let AsyncMessage::Notification(notification) = message
+                        && told.send(notification).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+            Ok(Session {
+                client,
+                news,
+                driver: Driver(Some(driver)),
+            })
+        })
+    }
+}
+
+impl Connector {
+    pub(super) fn new<T>(config: &Config, tls: T, timeout: Duration) -> Connector
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+    {
+        let hosts = candidates(config, timeout);
+        let addresses: Vec<&str> = hosts.iter().map(|host| &*host.address).collect();
+        Connector {
+            address: addresses.join(", "),
+            hosts,
+            opener: Box::new(Opener { tls }),
+            timeout,
+        }
+    }
+
+    /// Connects to the first host that takes writes, within the timeout, of which each host has its share.
+    pub(super) async fn connect(&self) -> Result<Session, BackendError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut failed: Option<BackendError> = None;
+        for (i, host) in self.hosts.iter().enumerate() {
+            let rest = u32::try_from(self.hosts.len() - i).unwrap_or(u32::MAX);
+            let share = deadline.saturating_duration_since(Instant::now()) / rest;
+            let error = match tokio::time::timeout(share, self.try_connect(&host.config)).await {
+                Ok(Ok(session)) => return Ok(session),
+                Ok(Err(error)) => failure::of_connecting(error, &host.address),
+                Err(_) => BackendError::not_done(
+                    Reason::Unreachable,
+                    format!("{} did not answer within {share:?}", host.address),
+                ),
+            };
+            failed = Some(match failed {
+                None => error,
+                // A host that refuses does not make up for one that may come back.
+                Some(before) => {
+                    let passing = [&before, &error]
+                        .iter()
+                        .any(|each| each.reason != Reason::Refused);
+                    let reason = if passing {
+                        Reason::Unreachable
+                    } else {
+                        Reason::Refused
+                    };
+                    BackendError::not_done(reason, format!("{}; {}", before.message, error.message))
+                }
+            });
+        }
+        Err(failed.unwrap_or_else(|| BackendError::not_done(Reason::Unreachable, "no host is given")))
+    }
+
+    async fn try_connect(&self, config: &Config) -> Result<Session, Error> {
+        let session = self.opener.open(config).await?;
+        // The statements judge a row as it is, not as it was when they began; and the server gives a statement up
+        // a little before we do, so that its outcome is known.
+        let limit = (self.timeout.as_millis() * 4 / 5).max(1);
+        let settings = format!(
+            "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; SET statement_timeout = {limit}"
+        );
+        session.client.batch_execute(&settings).await?;
+        Ok(session)
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,135 @@
+//! What a failure of the client library or of the server means for a step.
+
+use std::io;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+use crate::store::{BackendError, Outcome, Reason};
+
+/// A step that failed.
+pub(super) enum Failure {
+    /// The server refused it, or it made no sense: the connection is as good as before.
+    Answered(BackendError),
+    /// The connection is of no use any more.
+    Broken(BackendError),
+}
+
+/// What became of a statement that was sent.
+pub(super) fn of_step(error: Error) -> Failure {
+    let Some(told) = error.as_db_error() else {
+        // Values that do not fit, or an answer that cannot be understood; everything else is the network.
+        let message = describe(&error);
+        return Failure::Broken(BackendError::unknown(message).caused_by(error));
+    };
+    let (outcome, reason) = (outcome(told), reason(told));
+    let moved = *told.code() == SqlState::READ_ONLY_SQL_TRANSACTION;
+    let mut failed = BackendError::not_done(reason, text(told)).caused_by(error);
+    failed.outcome = outcome;
+    match outcome {
+        // Another server is the primary by now, or will be.
+        Outcome::NotDone if moved => Failure::Broken(failed),
+        Outcome::NotDone => Failure::Answered(failed),
+        Outcome::Unknown => Failure::Broken(failed),
+    }
+}
+
+/// Why there is no connection: nothing of ours was sent on it.
+pub(super) fn of_connecting(error: Error, address: &str) -> BackendError {
+    let (reason, message) = match error.as_db_error() {
+        Some(told) => (reason(told), text(told)),
+        None if is_read_only(&error) => (
+            Reason::Unreachable,
+            "the server only reads: records need the primary".to_owned(),
+        ),
+        None if error.to_string().contains("password") => (Reason::Refused, describe(&error)),
+        None => (Reason::Unreachable, describe(&error)),
+    };
+    BackendError::not_done(reason, format!("{address}: {message}")).caused_by(error)
+}
+
+/// Whether the step had no end within its time: the server gave the statement up, or has not answered.
+pub(super) fn took_too_long(error: &BackendError) -> bool {
+    let source = error.source.as_deref();
+    let told = source.and_then(|source| source.downcast_ref::<Error>());
+    let given_up = told.and_then(Error::code) == Some(&SqlState::QUERY_CANCELED);
+    given_up || error.outcome == Outcome::Unknown
+}
+
+/// How `tokio-postgres` tells of a server that takes no writes.
+fn is_read_only(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| {
+        source.kind() == io::ErrorKind::PermissionDenied && source.raw_os_error().is_none()
+    })
+}
+
+/// A statement that ends with an error is rolled back. One during which the server gave up its connection may
+/// have been committed before.
+fn outcome(told: &DbError) -> Outcome {
+    let over = matches!(
+        told.parsed_severity(),
+        Some(Severity::Fatal | Severity::Panic) | None
+    );
+    if over || *told.code() == SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN {
+        Outcome::Unknown
+    } else {
+        Outcome::NotDone
+    }
+}
+
+/// By the class of the SQLSTATE: what passes by itself, and what somebody has to see to.
+fn reason(told: &DbError) -> Reason {
+    let code = told.code();
+    let passing = matches!(
+        code.code().get(..2),
+        // connection, transaction rollback, operator intervention, system error
+        Some("08" | "40" | "57" | "58")
+    ) || [
+        SqlState::TOO_MANY_CONNECTIONS,
+        SqlState::LOCK_NOT_AVAILABLE,
+        SqlState::OBJECT_IN_USE,
+        SqlState::READ_ONLY_SQL_TRANSACTION,
+    ]
+    .contains(code);
+    if passing {
+        Reason::Unreachable
+    } else {
+        Reason::Refused
+    }
+}
+
+/// In one line, without the statement's values.
+fn text(told: &DbError) -> String {
+    let code = told.code().code();
+    let advice = match *told.code() {
+        SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => {
+            ": create the table first, by PostgresRecords::create_table or a migration with its schema()"
+        }
+        SqlState::READ_ONLY_SQL_TRANSACTION => ": records need the primary",
+        _ => "",
+    };
+    format!("the server said {code}, {}{advice}", told.message())
+}
+
+/// The error with its causes.
+fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+impl From<Failure> for BackendError {
+    fn from(failure: Failure) -> BackendError {
+        match failure {
+            Failure::Answered(error) | Failure::Broken(error) => error,
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! One connection that is kept up, and the line before it.
+//!
+//! Steps are sent in the order in which they were asked for, without waiting for each other's answers. What was
+//! under way on a connection that broke is sent again on the next one, as every step on records may be; what
+//! still has no answer when its time is over is told as unknown.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use super::connect::{Connector, Session};
+use super::failure::{self, Failure};
+use super::step::{Answer, Prepared, Step};
+use super::table::Table;
+use crate::base::chance;
+use crate::store::{BackendError, Outcome, Reason};
+
+/// Between two attempts to connect, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// The line before a connection. The connection ends when this is gone and the line is empty.
+#[derive(Debug)]
+pub(super) struct Lane {
+    jobs: mpsc::UnboundedSender<Job>,
+    setup: Arc<Setup>,
+}
+
+/// What all lanes of a store have in common.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) connector: Connector,
+    pub(super) table: Table,
+    /// Whether news go through the server.
+    pub(super) tell: bool,
+    /// Why there is no connection, for messages.
+    pub(super) trouble: Mutex<Option<String>>,
+}
+
+#[derive(Debug)]
+struct Job {
+    step: Step,
+    deadline: Instant,
+    ticket: Arc<Ticket>,
+    /// It was sent on a connection that broke.
+    repeated: bool,
+    reply: Option<oneshot::Sender<Result<Answer, BackendError>>>,
+}
+
+/// Whether a step was sent, agreed upon between who asked and who sends.
+#[derive(Debug, Default)]
+struct Ticket(AtomicU8);
+
+impl Ticket {
+    const SENT: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    /// Whether it may be sent.
+    fn send(&self) -> bool {
+        self.settle(Self::SENT) == Self::SENT
+    }
+
+    /// It was sent and not carried out: it may be sent once more.
+    fn take_back(&self) {
+        let _ = self
+            .0
+            .compare_exchange(Self::SENT, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// Whether it never will be.
+    fn give_up(&self) -> bool {
+        self.settle(Self::GIVEN_UP) == Self::GIVEN_UP
+    }
+
+    fn settle(&self, to: u8) -> u8 {
+        let settled = self.0.compare_exchange(0, to, Ordering::SeqCst, Ordering::SeqCst);
+        settled.map_or_else(|before| before, |_| to)
+    }
+}
+
+impl Lane {
+    pub(super) fn start(setup: Arc<Setup>, first: Option<Session>, runtime: &runtime::Handle) -> Lane {
+        let (jobs, line) = mpsc::unbounded_channel();
+        let worker = Worker {
+            setup: setup.clone(),
+            line,
+            next: VecDeque::new(),
+            told: false,
+        };
+        runtime.spawn(worker.run(first));
+        Lane { jobs, setup }
+    }
+
+    /// Puts a step into the line, now. The future only brings the answer.
+    pub(super) fn step(
+        &self,
+        step: Step,
+    ) -> impl Future<Output = Result<Answer, BackendError>> + Send + use<> {
+        let (reply, answer) = oneshot::channel();
+        let (ticket, setup) = (Arc::new(Ticket::default()), self.setup.clone());
+        let deadline = Instant::now() + setup.connector.timeout;
+        let job = Job {
+            step,
+            deadline,
+            ticket: ticket.clone(),
+            repeated: false,
+            reply: Some(reply),
+        };
+        let queued = self.jobs.send(job).is_ok();
+        async move {
+            let why = match timeout_at(deadline, answer).await {
+                Ok(Ok(answer)) => return answer,
+                // Nobody works on it any more, and not because its time is over.
+                Ok(Err(_)) if Instant::now() < deadline => {
+                    let ended = "the runtime that served the connections has ended";
+                    return Err(match !queued || ticket.give_up() {
+                        true => BackendError::not_done(Reason::Closed, ended),
+                        false => BackendError::unknown(ended),
+                    });
+                }
+                _ => setup.silence(),
+            };
+            match ticket.give_up() {
+                true => Err(BackendError::not_done(Reason::Unreachable, why)),
+                false => Err(BackendError::unknown(why)),
+            }
+        }
+    }
+}
+
+impl Setup {
+    /// Why no answer came in time.
+    fn silence(&self) -> String {
+        let Connector { address, timeout, .. } = &self.connector;
+        let trouble = self.trouble.lock().clone();
+        trouble.unwrap_or_else(|| format!("{address} did not answer within {timeout:?}"))
+    }
+}
+
+impl Job {
+    fn answer(&mut self, answer: Result<Answer, BackendError>) {
+        let repeated = self.repeated;
+        if let Some(reply) = self.reply.take() {
+            let _ = reply.send(answer.map_err(|mut error| {
+                if repeated {
+                    // Its first copy may have been carried out.
+                    error.outcome = Outcome::Unknown;
+                }
+                error
+            }));
+        }
+    }
+
+    /// Whether somebody may still want it.
+    fn is_due(&self) -> bool {
+        self.deadline > Instant::now() && self.reply.is_some()
+    }
+}
+
+struct Worker {
+    setup: Arc<Setup>,
+    line: mpsc::UnboundedReceiver<Job>,
+    /// What was taken out of the line and is to be sent before all that stands there.
+    next: VecDeque<Job>,
+    /// The trouble was told; no need to say it again until it is over.
+    told: bool,
+}
+
+/// How the work on a step ended.
+enum Ended {
+    Answered,
+    /// The connection is of no use; the step is to be sent again if there is time.
+    Broken(Box<Job>, BackendError),
+    /// No answer came in time.
+    Silent,
+}
+
+type Running = FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>;
+
+impl Worker {
+    async fn run(mut self, mut first: Option<Session>) {
+        loop {
+            let session = match first.take() {
+                Some(session) => session,
+                None => match self.connect().await {
+                    Some(session) => session,
+                    None => return,
+                },
+            };
+            *self.setup.trouble.lock() = None;
+            let Some(trouble) = self.serve(session).await else {
+                return;
+            };
+            self.tell_trouble(&trouble);
+        }
+    }
+
+    fn tell_trouble(&mut self, trouble: &str) {
+        let address = &self.setup.connector.address;
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(server = %address, %trouble, "no connection to the record store, trying again");
+        }
+        *self.setup.trouble.lock() = Some(trouble.to_owned());
+    }
+
+    /// Tries until there is a connection; `None` when nobody wants one any more.
+    async fn connect(&mut self) -> Option<Session> {
+        let mut pause = PAUSE.0;
+        loop {
+            match self.setup.connector.connect().await {
+                Ok(session) => {
+                    if std::mem::take(&mut self.told) {
+                        let address = &self.setup.connector.address;
+                        tracing::info!(server = %address, "connected to the record store again");
+                    }
+                    return Some(session);
+                }
+                Err(error) => {
+                    self.tell_trouble(&error.message);
+                    while let Ok(job) = self.line.try_recv() {
+                        self.next.push_back(job);
+                    }
+                    self.next.retain(Job::is_due);
+                    if error.reason == Reason::Refused {
+                        for mut job in self.next.drain(..) {
+                            job.answer(Err(error.clone()));
+                        }
+                    }
+                }
+            }
+            if self.line.is_closed() && self.next.is_empty() {
+                return None;
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// Serves until the connection is of no use any more, and tells why; `None` when nobody wants it.
+    async fn serve(&mut self, session: Session) -> Option<String> {
+        let Session {
+            client,
+            mut news,
+            driver,
+        } = session;
+        let client = Arc::new(client);
+        let mut prepared = None;
+        let mut running = Running::new();
+        let trouble = loop {
+            if let Some(job) = self.next.pop_front() {
+                match self.begin(job, &client, &mut prepared).await {
+                    Ok(Some(work)) => running.push(work),
+                    Ok(None) => {}
+                    Err(trouble) => break Some(trouble),
+                }
+                continue;
+            }
+            tokio::select! {
+                biased;
+                Some(ended) = running.next(), if !running.is_empty() => match ended {
+                    Ended::Answered => {}
+                    Ended::Broken(job, error) => {
+                        let trouble = error.message.clone();
+                        self.again(*job, error);
+                        break Some(trouble);
+                    }
+                    Ended::Silent => break Some("a step got no answer in time".to_owned()),
+                },
+                job = self.line.recv() => match job {
+                    Some(job) => self.next.push_back(job),
+                    // The last answers are still on their way.
+                    None if running.is_empty() => break None,
+                    None => if let Some(Ended::Broken(mut job, error)) = running.next().await {
+                        job.answer(Err(error));
+                    },
+                },
+                notification = news.recv() => if notification.is_none() {
+                    break Some("the server closed the connection".to_owned());
+                },
+            }
+        };
+        if trouble.is_none() {
+            // Nothing is under way: it says good-bye.
+            driver.detach();
+            return None;
+        }
+        // Whatever is still under way on it learns now that no answer will come.
+        drop(driver);
+        while let Some(ended) = running.next().await {
+            if let Ended::Broken(job, error) = ended {
+                self.again(*job, error);
+            }
+        }
+        trouble
+    }
+
+    /// What carries a step out; nothing if that is not to be done any more.
+    async fn begin(
+        &mut self,
+        mut job: Job,
+        client: &Arc<tokio_postgres::Client>,
+        prepared: &mut Option<Arc<Prepared>>,
+    ) -> Result<Option<Pin<Box<dyn Future<Output = Ended> + Send>>>, String> {
+        if !job.is_due() {
+            return Ok(None);
+        }
+        let on = match prepared {
+            Some(on) => on.clone(),
+            None => {
+                let preparing = Prepared::new(client.clone(), &self.setup.table);
+                match timeout_at(job.deadline, preparing).await {
+                    Ok(Ok(on)) => prepared.insert(Arc::new(on)).clone(),
+                    Ok(Err(error)) => match failure::of_step(error) {
+                        Failure::Answered(error) => {
+                            job.answer(Err(error));
+                            return Ok(None);
+                        }
+                        Failure::Broken(error) => {
+                            self.next.push_front(job);
+                            return Err(error.message);
+                        }
+                    },
+                    Err(_) => return Err("the statements could not be prepared in time".to_owned()),
+                }
+            }
+        };
+        Ok(Some(Box::pin(carry_out(job, on, self.setup.clone()))))
+    }
+
+    fn again(&mut self, mut job: Job, error: BackendError) {
+        if job.is_due() {
+            match error.outcome {
+                Outcome::Unknown => job.repeated = true,
+                Outcome::NotDone if !job.repeated => job.ticket.take_back(),
+                Outcome::NotDone => {}
+            }
+            self.next.push_back(job);
+        } else {
+            job.answer(Err(error));
+        }
+    }
+}
+
+/// Sends the step at the first poll.
+async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended {
+    if !job.ticket.send() {
+        return Ended::Answered;
+    }
+    let answer = match timeout_at(job.deadline, job.step.run(&on, job.deadline)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(Failure::Answered(error))) => {
+            job.answer(Err(error));
+            return Ended::Answered;
+        }
+        Ok(Err(Failure::Broken(error))) => return Ended::Broken(Box::new(job), error),
+        Err(_) => {
+            job.answer(Err(BackendError::unknown(setup.silence())));
+            return Ended::Silent;
+        }
+    };
+    let news = job.step.news(&answer).filter(|_| setup.tell).cloned();
+    job.answer(Ok(answer));
+    if let Some(key) = news {
+        let until = Instant::now() + setup.connector.timeout;
+        let told = timeout_at(until, on.tell(&setup.table.name, &key)).await;
+        if !matches!(told, Ok(Ok(()))) {
+            tracing::debug!(key = key.as_str(), "who waits for this record was not told");
+        }
+    }
+    Ended::Answered
+}

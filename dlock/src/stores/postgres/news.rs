@@ -1,0 +1,158 @@
+//! The one connection by which this process hears of completions and releases.
+//!
+//! It listens to one channel for the whole table, from the first time on that somebody waits. After each connect
+//! everybody who waits looks once, because news may have been missed. While there is no connection, or where the
+//! user wants none, waiters are told to look now and then.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::runtime;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::connect::Session;
+use super::lane::Setup;
+use crate::base::chance;
+use crate::store::Watch;
+use crate::store::hub::Hub;
+use crate::store::records::RecordKey;
+
+/// How often the connection is tested while somebody waits.
+const PING: Duration = Duration::from_secs(5);
+/// How often waiters look where nobody tells them.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Who waits in this process, and how they hear of news.
+#[derive(Debug, Clone)]
+pub(super) struct News {
+    hub: Arc<Hub>,
+    live: Arc<AtomicBool>,
+    wanted: Arc<Notify>,
+}
+
+impl News {
+    /// Connects when somebody waits for the first time, until `ended`.
+    pub(super) fn start(setup: Arc<Setup>, ended: CancellationToken, runtime: &runtime::Handle) -> News {
+        let news = News {
+            hub: Arc::default(),
+            live: Arc::default(),
+            wanted: Arc::default(),
+        };
+        let listener = Listener {
+            news: news.clone(),
+            setup,
+            told: false,
+        };
+        runtime.spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = listener.run() => {}
+            }
+        });
+        news
+    }
+
+    pub(super) fn watch(&self, key: &RecordKey) -> Watch {
+        let news = self.clone();
+        let first = move |_: &Arc<str>| {
+            news.wanted.notify_one();
+            news.live.load(Ordering::SeqCst)
+        };
+        self.hub.listen(key.as_str().into(), first, |_| {})
+    }
+
+    /// Tells those in this process at once.
+    pub(super) fn tell(&self, key: &RecordKey) {
+        self.hub.tell(key.as_str());
+    }
+}
+
+struct Listener {
+    news: News,
+    setup: Arc<Setup>,
+    /// The trouble was told; no need to say it again until it is over.
+    told: bool,
+}
+
+impl Listener {
+    async fn run(mut self) {
+        loop {
+            self.news.wanted.notified().await;
+            while self.news.hub.len() > 0 {
+                if self.setup.tell {
+                    let trouble = self.listen().await;
+                    if !std::mem::replace(&mut self.told, true) {
+                        tracing::warn!(
+                            server = %self.setup.connector.address, %trouble,
+                            "no news of records: waiters look now and then until there are some"
+                        );
+                    }
+                }
+                self.news.live.store(false, Ordering::SeqCst);
+                self.news.hub.tell_all(false);
+                tokio::time::sleep(POLL.mul_f64(0.75 + chance::fraction() / 2.0)).await;
+            }
+        }
+    }
+
+    /// Listens until the connection is of no use any more, and tells why.
+    async fn listen(&mut self) -> String {
+        let limit = self.setup.connector.timeout;
+        let mut session = match self.subscribe().await {
+            Ok(session) => session,
+            Err(trouble) => return trouble,
+        };
+        if std::mem::take(&mut self.told) {
+            tracing::info!(server = %self.setup.connector.address, "news of records again");
+        }
+        // In this order: who comes in between is confirmed as well.
+        self.news.live.store(true, Ordering::SeqCst);
+        for name in self.news.hub.names() {
+            self.news.hub.confirm(&name);
+        }
+        let mut heard = Instant::now();
+        loop {
+            tokio::select! {
+                notification = session.news.recv() => {
+                    let Some(notification) = notification else {
+                        return "the server closed the connection".to_owned();
+                    };
+                    self.news.hub.tell(notification.payload());
+                    heard = Instant::now();
+                }
+                () = tokio::time::sleep_until(heard + PING) => {
+                    match timeout(limit, is_primary(&session)).await {
+                        Ok(Ok(true)) => heard = Instant::now(),
+                        Ok(Ok(false)) => return "the server only reads, another one has the news".to_owned(),
+                        Ok(Err(error)) => return error.to_string(),
+                        Err(_) => return format!("no answer within {limit:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn subscribe(&self) -> Result<Session, String> {
+        let Setup { connector, table, .. } = &*self.setup;
+        let session = connector.connect().await.map_err(|error| error.message)?;
+        let listen = format!("LISTEN \"{}\"", table.name);
+        match timeout(connector.timeout, session.client.batch_execute(&listen)).await {
+            Ok(Ok(())) => Ok(session),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("no answer within {:?}", connector.timeout)),
+        }
+    }
+}
+
+/// Whether the server still takes writes, and so the owners' notifications.
+async fn is_primary(session: &Session) -> Result<bool, tokio_postgres::Error> {
+    let row = session
+        .client
+        .query_typed("SELECT current_setting('transaction_read_only')::bool", &[])
+        .await?;
+    row.first()
+        .map_or(Ok(true), |row| Ok(!row.try_get::<_, bool>(0)?))
+}

@@ -1,0 +1,648 @@
+//! A majority of independent stores, itself a store: what is known as Redlock, with the rules that its critics
+//! missed.
+//!
+//! A lock is held when more than half of the members granted it, and its lease counts from before the first of
+//! them was asked. So it outlives the loss of a minority, whatever was on it: no fail-over is needed, and none
+//! can lose a lock. Two things are needed for that to be true:
+//!
+//! - **A member that lost its data does not vote** until every lease that it may have forgotten is over: the
+//!   longest lease of all is [`max_lease`](Quorum::max_lease), and a mark beside the data says since when they
+//!   are there. So a cold start waits that long, once.
+//! - **The fencing token takes a second round.** Members count for themselves; the highest of the tokens of a
+//!   majority is written to a majority, where it is seen at the same time that the grant is still there.
+//!
+//! What it does not give: a member that lost its data counts its tokens by its clock alone, so that they may go back
+//! where the clocks of the members are further apart than `max_lease`, or where its clock went back; and one
+//! whose clock jumps forward by more than the margin ends leases early, as on a single server; a majority of such
+//! members at a time would do harm. Locks are not handed on inside the process, tokens are not reserved, and
+//! there are no fair locks, no permits, and no records.
+
+mod news;
+mod sayings;
+mod votes;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use self::news::News;
+use self::sayings::Sayings;
+use self::votes::{Verdict, Vote, Votes};
+use crate::LockKey;
+use crate::base::broken;
+use crate::base::chance::{self, HashMap, HashSet};
+use crate::base::clock;
+use crate::store::{
+    AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind, Lane, Outcome,
+    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+
+pub use crate::store::url::DEFAULT_MAX_LEASE;
+
+/// What the slower members have beyond the time of the faster ones, where a lock is not to be had anyway.
+const SHORT: Duration = Duration::from_millis(5);
+
+/// Clients that have split the votes ask again at moments that are two round trips apart at most, of this length at most.
+const LONGEST_SPREAD: Duration = Duration::from_millis(250);
+
+/// When those members are asked again that had somebody else when a lock was acquired: whoever got only a minority has
+/// given it back by then.
+const SPLIT: Duration = Duration::from_millis(50);
+
+/// One of the stores of a quorum, by a name for messages.
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) name: Arc<str>,
+    pub(crate) backend: Arc<dyn DynBackend>,
+}
+
+/// A store that is made of several.
+pub struct Quorum {
+    members: Vec<Member>,
+    max_lease: Duration,
+    trust_fresh: bool,
+    /// What is held: members that lost it, or could not be asked, are asked again.
+    held: Mutex<HashSet<GrantId>>,
+    /// What the members said where a lock was not to be had.
+    said: Mutex<Sayings>,
+    news: News,
+    doubts: broadcast::Sender<Lane>,
+    runtime: Handle,
+}
+
+impl Quorum {
+    /// A quorum of these stores, each with a name for messages. At least three, and an odd number: one more
+    /// would not survive more failures.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    #[must_use]
+    pub fn new<B: Backend>(members: impl IntoIterator<Item = (String, B)>) -> Quorum {
+        let member = |(name, backend): (String, B)| Member {
+            name: name.into(),
+            backend: Arc::new(backend),
+        };
+        Quorum::of(members.into_iter().map(member).collect(), Handle::current())
+    }
+
+    pub(crate) fn of(members: Vec<Member>, runtime: Handle) -> Quorum {
+        let (doubts, _) = broadcast::channel(16);
+        for member in &members {
+            if let Some(mut of_member) = member.backend.doubts() {
+                let doubts = doubts.clone();
+                // Ends with the member.
+                runtime.spawn(async move {
+                    while !matches!(of_member.recv().await, Err(broadcast::error::RecvError::Closed)) {
+                        let _ = doubts.send(Lane::default());
+                    }
+                });
+            }
+        }
+        Quorum {
+            news: News::new(members.clone(), runtime.clone()),
+            members,
+            max_lease: DEFAULT_MAX_LEASE,
+            trust_fresh: false,
+            held: Mutex::default(),
+            said: Mutex::default(),
+            doubts,
+            runtime,
+        }
+    }
+
+    /// The longest lease that anybody may ask for, which is also how long a member that may have lost its data
+    /// does not vote; 60 s by default. The same for all clients of the quorum.
+    #[must_use]
+    pub fn max_lease(mut self, max_lease: Duration) -> Quorum {
+        self.max_lease = max_lease;
+        self
+    }
+
+    /// Has members vote at once though nobody knows whether they lost data: for a first installation, and for
+    /// tests. Not while anything may be held.
+    #[must_use]
+    pub fn trust_fresh_servers(mut self, trust: bool) -> Quorum {
+        self.trust_fresh = trust;
+        self
+    }
+
+    fn majority(&self) -> usize {
+        votes::majority(self.members.len())
+    }
+
+    /// The same step on all members, queued now, and the answers with the place of the member.
+    fn ask<T, F>(&self, step: impl Fn(Arc<dyn DynBackend>) -> F) -> Answers<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        let answers = self.members.iter().enumerate().map(|(at, member)| {
+            let step = step(member.backend.clone());
+            let answer: Answer<T> = Box::pin(async move { (at, step.await) });
+            answer
+        });
+        answers.collect()
+    }
+
+    fn check(&self, request: &AcquireRequest) -> Result<(), BackendError> {
+        let refused = |message| Err(BackendError::not_done(Reason::Unsupported, message));
+        if !matches!(request.kind, Kind::Lock | Kind::Read | Kind::Write) {
+            return refused(format!(
+                "a quorum of servers has no locks of kind {}",
+                request.kind
+            ));
+        }
+        if request.kind == Kind::Write && request.waiter.is_some() {
+            // Each member would keep readers out for itself, and votes would be split by who waits.
+            return refused(
+                "a quorum of servers has no readers that stand back: leave prefer_writers out".to_owned(),
+            );
+        }
+        if request.lease > self.max_lease {
+            let (lease, most) = (request.lease, self.max_lease);
+            return refused(format!(
+                "a lease of {lease:?} is longer than the quorum's max_lease, which is {most:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    async fn count(
+        self: Arc<Self>,
+        request: AcquireRequest,
+        mut asked: Answers<AcquireReply>,
+    ) -> Result<AcquireReply, BackendError> {
+        let mut votes = Votes::new(&self.members);
+        let begun = clock::now();
+        while !votes.is_decided()
+            && let Some((at, answer)) = asked.next().await
+        {
+            votes.put(at, Vote::of(answer));
+        }
+        if !votes.are_for_it() {
+            // Those who take no longer than the others are heard, so that all can be told.
+            let took = clock::now().saturating_duration_since(begun);
+            let rest = async {
+                while let Some((at, answer)) = asked.next().await {
+                    votes.put(at, Vote::of(answer));
+                }
+            };
+            let _ = tokio::time::timeout(took + SHORT, rest).await;
+        }
+        // What is still under way arrives in any case: whatever it brings counts too, and is released with the
+        // rest.
+        let token = match votes.verdict() {
+            Verdict::Granted { token } => token,
+            Verdict::Busy { remaining } => {
+                self.say(&request, votes.told());
+                let round_trip = clock::now().saturating_duration_since(begun);
+                self.withdraw(&request, &votes).await;
+                if votes.granted().next().is_some() {
+                    // The votes are split among several clients, which all ask anew when these are given back: at different
+                    // moments, or they are split again and again.
+                    tokio::time::sleep(round_trip.min(LONGEST_SPREAD).mul_f64(2.0 * chance::fraction()))
+                        .await;
+                }
+                return Ok(AcquireReply::Busy {
+                    remaining,
+                    again: None,
+                    listeners: None,
+                });
+            }
+            Verdict::Failed(error) => return Err(error),
+        };
+        if !self.raise(&request, token, &votes).await {
+            // Whoever asked gives back what there is.
+            return Err(BackendError::unknown(
+                "a majority had granted the lock and did not confirm its fencing token",
+            ));
+        }
+        self.said.lock().forget(request.kind, &request.key);
+        self.held.lock().insert(request.grant);
+        let busy = votes.busy().collect();
+        self.ask_the_rest(request, begun, busy, asked);
+        Ok(AcquireReply::Acquired {
+            first_token: token,
+            last_token: token,
+        })
+    }
+
+    /// Others who wanted the lock at the same moment had some of the members. Those are asked again a moment later: what
+    /// only a bare majority has is lost with the next member that is.
+    fn ask_the_rest(
+        self: Arc<Self>,
+        request: AcquireRequest,
+        begun: Instant,
+        mut busy: Vec<usize>,
+        mut asked: Answers<AcquireReply>,
+    ) {
+        if busy.is_empty() && asked.is_empty() {
+            return;
+        }
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            let rest = async {
+                while let Some((at, answer)) = asked.next().await {
+                    if matches!(answer, Ok(AcquireReply::Busy { .. })) {
+                        busy.push(at);
+                    }
+                }
+            };
+            let split = begun + SPLIT;
+            let left = split.saturating_duration_since(clock::now());
+            let _ = tokio::time::timeout(left, rest).await;
+            if busy.is_empty() {
+                return;
+            }
+            clock::sleep_until(split).await;
+            // No longer than the others have it.
+            let left = request
+                .lease
+                .saturating_sub(clock::now().saturating_duration_since(begun));
+            if left.is_zero() {
+                return;
+            }
+            for at in busy {
+                this.ask_again(at, request.kind, &request.key, request.grant, left);
+            }
+        });
+    }
+
+    /// Writes the token to a majority that still has the grant.
+    async fn raise(&self, request: &AcquireRequest, token: u64, votes: &Votes<'_>) -> bool {
+        if broken!(QuorumForgetsTokens) {
+            return true;
+        }
+        let AcquireRequest { kind, grant, .. } = *request;
+        let granted = votes.granted().map(|at| {
+            let (backend, key) = (self.members[at].backend.clone(), request.key.clone());
+            backend.raise_fence(kind, key, grant, token)
+        });
+        let mut asked: FuturesUnordered<_> = granted.collect();
+        let mut confirmed = 0;
+        while let Some(answer) = asked.next().await {
+            confirmed += usize::from(matches!(answer, Ok(true)));
+            if confirmed == self.majority() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Remembers what was said of a key, for the error.
+    fn say(&self, request: &AcquireRequest, said: String) {
+        let forgotten = self
+            .said
+            .lock()
+            .put(request.kind, &request.key, said, clock::now());
+        drop(forgotten);
+    }
+
+    /// Gives back what a minority granted, or may have.
+    async fn withdraw(&self, request: &AcquireRequest, votes: &Votes<'_>) {
+        let (lease, release) = (request.lease, request.undone());
+        for at in votes.in_doubt() {
+            self.release_later(at, release.clone(), lease);
+        }
+        let granted = votes.granted().map(|at| {
+            let step = self.members[at].backend.clone().release(release.clone());
+            async move { (at, step.await) }
+        });
+        let mut asked: FuturesUnordered<_> = granted.collect();
+        while let Some((at, answer)) = asked.next().await {
+            if matches!(&answer, Err(error) if error.is_outlasted()) {
+                self.release_later(at, release.clone(), lease);
+            }
+        }
+    }
+
+    /// A member that could not be asked does not keep the others waiting: it is asked again until the lease is
+    /// over.
+    fn release_later(&self, at: usize, request: ReleaseRequest, lease: Duration) {
+        let backend = self.members[at].backend.clone();
+        let until = clock::now() + lease;
+        // Its place in line is now.
+        let mut step = backend.clone().release(request.clone());
+        self.runtime.spawn(async move {
+            let mut pause = Duration::from_millis(50);
+            while matches!(step.await, Err(error) if error.is_outlasted()) && clock::now() < until {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(1));
+                step = backend.clone().release(request.clone());
+            }
+        });
+    }
+
+    async fn released(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+        mut asked: Answers<ReleaseReply>,
+    ) -> Result<ReleaseReply, BackendError> {
+        let (mut released, mut told, mut repeats, mut failed) = (0, Some(0), false, Vec::new());
+        while let Some((at, answer)) = asked.next().await {
+            match answer {
+                Ok(ReleaseReply::Released { heard }) => {
+                    released += 1;
+                    told = told.max(heard);
+                }
+                Ok(ReleaseReply::NotHeld { repeated }) => repeats |= repeated,
+                Err(error) => failed.push((at, error)),
+            }
+            if released == self.majority() {
+                break;
+            }
+        }
+        if released >= self.majority() {
+            // It is free. The others are told as soon as they can be.
+            let (this, lease) = (self.clone(), self.max_lease);
+            self.runtime.spawn(async move {
+                while let Some((at, answer)) = asked.next().await {
+                    if let Err(error) = answer {
+                        failed.push((at, error));
+                    }
+                }
+                for (at, error) in failed {
+                    if error.is_outlasted() {
+                        this.release_later(at, request.clone(), lease);
+                    }
+                }
+            });
+            return Ok(ReleaseReply::Released { heard: told });
+        }
+        if released + failed.len() >= self.majority() {
+            let said = failed
+                .iter()
+                .map(|(at, error)| format!("{}: {error}", self.members[*at].name));
+            let said: Vec<_> = said.collect();
+            // It is repeated as long as one of them may pass.
+            let first = failed.iter().position(|(_, error)| error.is_outlasted());
+            let first = failed.swap_remove(first.unwrap_or(0)).1;
+            return Err(BackendError {
+                outcome: Outcome::Unknown,
+                message: format!("too few members of the quorum answered: {}", said.join("; ")),
+                ..first
+            });
+        }
+        Ok(ReleaseReply::NotHeld {
+            repeated: repeats || released > 0,
+        })
+    }
+
+    async fn renewed(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+        mut asked: Answers<Vec<Result<Renewal, BackendError>>>,
+    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+        let majority = self.majority();
+        let mut counts = vec![(0, 0); requests.len()];
+        // Who does not have which of them.
+        let mut missing = Vec::new();
+        let mut trouble = BackendError::unknown("too few members of the quorum answered");
+        let decided =
+            |(renewed, gone): &(usize, usize)| *renewed >= majority || *gone > self.members.len() - majority;
+        while !counts.iter().all(decided)
+            && let Some((at, answer)) = asked.next().await
+        {
+            let answers = match answer {
+                Ok(answers) => answers,
+                Err(error) => {
+                    trouble = self.named(at, error);
+                    continue;
+                }
+            };
+            for (place, answer) in answers.into_iter().take(counts.len()).enumerate() {
+                match answer {
+                    Ok(Renewal::Renewed) => counts[place].0 += 1,
+                    Ok(Renewal::Gone) => {
+                        counts[place].1 += 1;
+                        missing.push((at, place));
+                    }
+                    Err(error) => trouble = self.named(at, error),
+                }
+            }
+        }
+        let answers = counts.iter().map(|(renewed, gone)| {
+            if *renewed >= majority {
+                Ok(Renewal::Renewed)
+            } else if *gone > self.members.len() - majority {
+                Ok(Renewal::Gone)
+            } else {
+                Err(trouble.clone())
+            }
+        });
+        let answers = answers.collect();
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            while let Some((at, answer)) = asked.next().await {
+                let answers = answer.into_iter().flatten().enumerate();
+                let gone = answers.filter(|(_, answer)| matches!(answer, Ok(Renewal::Gone)));
+                missing.extend(gone.map(|(place, _)| (at, place)));
+            }
+            for (at, place) in missing {
+                // Only what a majority has is held.
+                if counts.get(place).is_some_and(|(renewed, _)| *renewed >= majority) {
+                    let RenewRequest {
+                        kind,
+                        key,
+                        grant,
+                        lease,
+                        ..
+                    } = &requests[place];
+                    this.ask_again(at, *kind, key, *grant, *lease);
+                }
+            }
+        });
+        Ok(answers)
+    }
+
+    fn named(&self, at: usize, error: BackendError) -> BackendError {
+        BackendError {
+            message: format!("{}: {error}", self.members[at].name),
+            ..error
+        }
+    }
+
+    /// A member does not have a grant that is held: it was not there when the lock was acquired, or has lost
+    /// its data. It is asked for it again, so that members can be replaced one after the other under a lock that
+    /// is held for long. In line before the release, since nothing that is not held is asked for.
+    fn ask_again(&self, at: usize, kind: Kind, key: &LockKey, grant: GrantId, lease: Duration) {
+        let held = self.held.lock();
+        if !held.contains(&grant) {
+            return;
+        }
+        let mut ask = AcquireRequest::new(kind, key.clone(), grant, lease);
+        ask.vote_after = self.vote_after();
+        let step = self.members[at].backend.clone().acquire(ask);
+        drop(held);
+        self.runtime.spawn(step);
+    }
+
+    fn vote_after(&self) -> Option<Duration> {
+        let votes_at_once = self.trust_fresh || broken!(QuorumMemberVotesWithoutData);
+        (!votes_at_once).then_some(self.max_lease)
+    }
+
+    /// What a majority of the members answers in the same words: those for whom `same` is the same, and how
+    /// many members said so.
+    async fn looks<T: Send + 'static>(&self, mut asked: Answers<T>) -> Result<Vec<T>, BackendError> {
+        let (mut seen, mut trouble) = (Vec::new(), None);
+        while let Some((at, answer)) = asked.next().await {
+            match answer {
+                Ok(answer) => seen.push(answer),
+                Err(error) => trouble = Some(self.named(at, error)),
+            }
+        }
+        match trouble {
+            Some(error) if seen.len() < self.majority() => Err(error),
+            _ => Ok(seen),
+        }
+    }
+
+    /// The holders that a majority knows, each with the lease that a majority gives it at least.
+    fn agreed(&self, seen: impl IntoIterator<Item = Holder>) -> Vec<Holder> {
+        let mut known: HashMap<(Kind, String), Vec<Holder>> = HashMap::default();
+        for holder in seen {
+            known
+                .entry((holder.kind, holder.id.clone()))
+                .or_default()
+                .push(holder);
+        }
+        let mut agreed = Vec::new();
+        for mut holders in known.into_values() {
+            if holders.len() >= self.majority() {
+                // No end is the longest.
+                holders.sort_by_key(|holder| std::cmp::Reverse(holder.remaining.unwrap_or(Duration::MAX)));
+                agreed.push(holders.swap_remove(self.majority() - 1));
+            }
+        }
+        agreed.sort_by(|a, b| a.id.cmp(&b.id));
+        agreed
+    }
+}
+
+type Answer<T> = std::pin::Pin<Box<dyn Future<Output = (usize, Result<T, BackendError>)> + Send>>;
+type Answers<T> = FuturesUnordered<Answer<T>>;
+
+impl Backend for Quorum {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        let mut ask = request.clone();
+        ask.tokens = 1;
+        ask.vote_after = self.vote_after();
+        let asked = self
+            .check(&request)
+            .map(|()| self.ask(|member| member.acquire(ask.clone())));
+        async move { self.count(request, asked?).await }
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        self.held.lock().remove(&request.grant);
+        let asked = self.ask(|member| member.release(request.clone()));
+        self.released(request, asked)
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        let asked = self.ask(|member| member.renew(requests.clone()));
+        self.renewed(requests, asked)
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+        let asked = self.ask(|member| member.inspect(key.clone()));
+        async move {
+            let seen = self.looks(asked).await?;
+            Ok(self.agreed(seen.into_iter().flatten()))
+        }
+    }
+
+    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
+        let seen = self.looks(self.ask(|member| member.list(prefix.clone()))).await?;
+        let mut by_key: HashMap<LockKey, Vec<Holder>> = HashMap::default();
+        for (key, holder) in seen.into_iter().flatten() {
+            by_key.entry(key).or_default().push(holder);
+        }
+        let agreed = by_key.into_iter().flat_map(|(key, holders)| {
+            let holders = self.agreed(holders);
+            holders.into_iter().map(move |holder| (key.clone(), holder))
+        });
+        Ok(agreed.collect())
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let asked = self.ask(|member| member.force_release(key.clone()));
+        async move { Ok(self.looks(asked).await?.contains(&true)) }
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        self.news.watch(kind, key, grant)
+    }
+
+    fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
+        self.said.lock().get(kind, key)
+    }
+
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        Some(self.doubts.subscribe())
+    }
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.members.iter().map(|member| &member.name);
+        f.debug_struct("Quorum")
+            .field("members", &names.collect::<Vec<_>>())
+            .field("max_lease", &self.max_lease)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, dlock_sim))]
+mod tests {
+    use super::*;
+    use crate::base::sim::Process;
+    use crate::stores::memory::MemoryBackend;
+
+    /// After a suspend the clock of leases is ahead of the one by which tokio's timers run.
+    #[tokio::test(start_paused = true)]
+    async fn members_are_asked_again_soon_on_a_machine_that_was_suspended() {
+        let process = Process::new(1, Instant::now().into_std());
+        let _inside = process.enter();
+        process.set_suspended(Duration::from_secs(8 * 60 * 60));
+        let stores: [MemoryBackend; 3] = std::array::from_fn(|_| MemoryBackend::new());
+        let members = stores.iter().map(|store| ("member".to_owned(), store.clone()));
+        let quorum = Arc::new(Quorum::new(members).trust_fresh_servers(true));
+        let (key, lease) = (LockKey::from("k"), Duration::from_secs(10));
+        let [ours, other] = [1, 2].map(|client| GrantId::from_parts(client, 1));
+        let of_third = Arc::new(stores[2].clone());
+        let request = AcquireRequest::new(Kind::Lock, key.clone(), other, lease);
+        Backend::acquire(of_third.clone(), request).await.unwrap();
+        let request = AcquireRequest::new(Kind::Lock, key.clone(), ours, lease);
+        Backend::acquire(quorum, request).await.unwrap();
+        let release = ReleaseRequest::new(Kind::Lock, key.clone(), other);
+        Backend::release(of_third, release).await.unwrap();
+        tokio::time::sleep(2 * SPLIT).await;
+        assert_eq!(stores[2].grants_of(&key)[0].grant, ours);
+    }
+}

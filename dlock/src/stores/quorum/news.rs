@@ -1,0 +1,83 @@
+//! News of a key from all members of a quorum.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Member;
+use crate::LockKey;
+use crate::base::chance::{self, HashMap};
+use crate::store::hub::Hub;
+use crate::store::{GrantId, Kind, Watch};
+
+/// A release is told by every member, and the lock is free when a majority has done it: after the first news
+/// the others are waited for, by everybody for another while, so that not all ask at once and nobody gets a
+/// majority.
+const GATHERED: Duration = Duration::from_millis(1);
+const AT_MOST: Duration = Duration::from_millis(6);
+
+pub(super) struct News {
+    hub: Arc<Hub>,
+    members: Vec<Member>,
+    /// By name, what ends the forwarding when it is dropped.
+    forwarded: Arc<Mutex<HashMap<Arc<str>, DropGuard>>>,
+    runtime: Handle,
+}
+
+impl News {
+    pub(super) fn new(members: Vec<Member>, runtime: Handle) -> News {
+        News {
+            hub: Arc::default(),
+            members,
+            forwarded: Arc::default(),
+            runtime,
+        }
+    }
+
+    pub(super) fn watch(&self, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        let name: Arc<str> = format!("{kind}:{key}").into();
+        let first = |name: &Arc<str>| {
+            let over = CancellationToken::new();
+            self.forwarded
+                .lock()
+                .insert(name.clone(), over.clone().drop_guard());
+            let watches: Vec<_> = self
+                .members
+                .iter()
+                .map(|member| member.backend.clone().watch(kind, key, grant))
+                .collect();
+            let (hub, name) = (self.hub.clone(), name.clone());
+            self.runtime
+                .spawn(async move { over.run_until_cancelled(forward(watches, &hub, &name)).await });
+            false
+        };
+        let forwarded = self.forwarded.clone();
+        self.hub.listen(name, first, move |name| {
+            forwarded.lock().remove(&name);
+        })
+    }
+}
+
+async fn forward(watches: Vec<Watch>, hub: &Hub, name: &str) {
+    let next = |mut watch: Watch| async move {
+        watch.changed().await;
+        watch
+    };
+    let mut all: FuturesUnordered<_> = watches.into_iter().map(next).collect();
+    while let Some(watch) = all.next().await {
+        all.push(next(watch));
+        let pause = GATHERED + (AT_MOST - GATHERED).mul_f64(chance::fraction());
+        let others = async {
+            while let Some(watch) = all.next().await {
+                all.push(next(watch));
+            }
+        };
+        let _ = tokio::time::timeout(pause, others).await;
+        hub.confirm(name);
+    }
+}

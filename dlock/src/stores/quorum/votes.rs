@@ -1,0 +1,185 @@
+//! What the members of a quorum say to an acquire, and what follows from it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::Member;
+use crate::base::broken;
+use crate::store::{AcquireReply, BackendError, Outcome, Reason};
+
+/// How many members decide.
+pub(super) fn majority(members: usize) -> usize {
+    if broken!(QuorumOfAMinority) {
+        return members / 2;
+    }
+    members / 2 + 1
+}
+
+/// What one member says.
+#[derive(Debug)]
+pub(super) enum Vote {
+    Granted { token: u64 },
+    Busy { remaining: Option<Duration> },
+    Abstains { votes_in: Duration },
+    Failed(BackendError),
+}
+
+impl Vote {
+    pub(super) fn of(answer: Result<AcquireReply, BackendError>) -> Vote {
+        match answer {
+            Ok(
+                AcquireReply::Acquired { first_token, .. } | AcquireReply::AcquiredInLine { first_token, .. },
+            ) => Vote::Granted { token: first_token },
+            Ok(AcquireReply::Busy { remaining, .. }) => Vote::Busy { remaining },
+            Ok(AcquireReply::TooFewPermits) => Vote::Busy { remaining: None },
+            Ok(AcquireReply::Abstained { votes_in }) => Vote::Abstains { votes_in },
+            Err(error) => Vote::Failed(error),
+        }
+    }
+}
+
+/// What follows.
+pub(super) enum Verdict {
+    Granted {
+        token: u64,
+    },
+    /// A majority may be to be had in this time.
+    Busy {
+        remaining: Option<Duration>,
+    },
+    Failed(BackendError),
+}
+
+/// What all of them say.
+pub(super) struct Votes<'a> {
+    members: &'a [Member],
+    votes: Vec<Option<Vote>>,
+}
+
+impl<'a> Votes<'a> {
+    pub(super) fn new(members: &'a [Member]) -> Votes<'a> {
+        Votes {
+            members,
+            votes: members.iter().map(|_| None).collect(),
+        }
+    }
+
+    pub(super) fn put(&mut self, at: usize, vote: Vote) {
+        self.votes[at] = Some(vote);
+    }
+
+    fn majority(&self) -> usize {
+        majority(self.members.len())
+    }
+
+    /// The places of those who granted it.
+    pub(super) fn granted(&self) -> impl Iterator<Item = usize> {
+        let granted = |vote: &Option<Vote>| matches!(vote, Some(Vote::Granted { .. }));
+        (0..self.votes.len()).filter(move |at| granted(&self.votes[*at]))
+    }
+
+    /// The places of those who have somebody else.
+    pub(super) fn busy(&self) -> impl Iterator<Item = usize> {
+        let busy = |vote: &Option<Vote>| matches!(vote, Some(Vote::Busy { .. }));
+        (0..self.votes.len()).filter(move |at| busy(&self.votes[*at]))
+    }
+
+    /// The places of those who may have granted it, or may yet.
+    pub(super) fn in_doubt(&self) -> impl Iterator<Item = usize> {
+        let in_doubt = |vote: &Option<Vote>| match vote {
+            Some(Vote::Failed(error)) => error.outcome == Outcome::Unknown,
+            vote => vote.is_none(),
+        };
+        (0..self.votes.len()).filter(move |at| in_doubt(&self.votes[*at]))
+    }
+
+    /// Whether a majority has granted it.
+    pub(super) fn are_for_it(&self) -> bool {
+        self.granted().count() >= self.majority()
+    }
+
+    /// Whether those who have not answered yet can change nothing.
+    pub(super) fn is_decided(&self) -> bool {
+        let open = self.votes.iter().filter(|vote| vote.is_none()).count();
+        self.are_for_it() || self.granted().count() + open < self.majority()
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        let majority = self.majority();
+        let tokens = self.votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Granted { token } => Some(*token),
+            _ => None,
+        });
+        let granted = tokens.clone().count();
+        if granted >= majority {
+            let token = tokens.max().unwrap_or_default();
+            return Verdict::Granted { token };
+        }
+        // When each of the others may grant it.
+        let mut times: Vec<_> = self
+            .votes
+            .iter()
+            .filter_map(|vote| match vote {
+                Some(Vote::Busy { remaining }) => Some(*remaining),
+                Some(Vote::Abstains { votes_in }) => Some(Some(*votes_in)),
+                // It may be as the best of them.
+                None => Some(Some(Duration::ZERO)),
+                _ => None,
+            })
+            .map(|time| time.unwrap_or(Duration::MAX))
+            .collect();
+        times.sort();
+        match times.get(majority - granted - 1) {
+            Some(time) => Verdict::Busy {
+                remaining: Some(*time).filter(|time| *time < Duration::MAX),
+            },
+            None => Verdict::Failed(self.failure()),
+        }
+    }
+
+    fn failure(&self) -> BackendError {
+        let errors = self.votes.iter().flatten().filter_map(|vote| match vote {
+            Vote::Failed(error) => Some(error),
+            _ => None,
+        });
+        // Whatever was granted, or may have been, is to be given back.
+        let unknown = self.granted().chain(self.in_doubt()).next().is_some();
+        let lasting = errors.clone().find(|error| !error.is_passing());
+        let first = errors.clone().next();
+        BackendError {
+            outcome: if unknown {
+                Outcome::Unknown
+            } else {
+                Outcome::NotDone
+            },
+            reason: lasting
+                .or(first)
+                .map_or(Reason::Unreachable, |error| error.reason.clone()),
+            message: self.told(),
+            source: first.and_then(|error| error.source.clone()),
+        }
+    }
+
+    /// Who said what.
+    pub(super) fn told(&self) -> String {
+        let (granted, all) = (self.granted().count(), self.members.len());
+        let mut told = format!("{granted} of {all} servers granted it");
+        for (member, vote) in self.members.iter().zip(&self.votes) {
+            let _ = write!(told, "; {}: ", member.name);
+            let _ = match vote {
+                Some(Vote::Granted { .. }) => write!(told, "granted"),
+                Some(Vote::Busy { remaining: None }) => write!(told, "busy"),
+                Some(Vote::Busy {
+                    remaining: Some(left),
+                }) => write!(told, "busy for {left:.1?} at most unless renewed"),
+                Some(Vote::Abstains { votes_in }) => write!(
+                    told,
+                    "votes in {votes_in:.1?}, since it may have lost locks before it started"
+                ),
+                Some(Vote::Failed(error)) => write!(told, "{error}"),
+                None => write!(told, "not heard of yet"),
+            };
+        }
+        told
+    }
+}

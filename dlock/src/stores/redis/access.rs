@@ -1,0 +1,297 @@
+//! How connections to servers are opened: by which name, with which rights, and what moves their bytes.
+//!
+//! A connection takes as few round trips as it can: one for the socket, one or two for TLS, one for the login. Each of
+//! them may take as long as a step, so that a distant server can be connected to and a silent one is told soon.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::dial::{Dialer, Trial};
+use super::login::Logins;
+#[cfg(feature = "tls")]
+use super::tls::Encryption;
+use crate::store::credentials::Provider;
+use crate::store::options::{MinReplicas, Tls};
+use crate::store::url::{Address, Login};
+use crate::store::{BackendError, Reason};
+
+/// How the servers of one store are spoken to, or its sentinels.
+pub(super) struct Access {
+    tls: bool,
+    #[cfg(feature = "tls")]
+    encryption: Option<Encryption>,
+    dialer: Dialer,
+    settings: RedisConnectionInfo,
+    /// Where credentials come from that do not stay the same.
+    logins: Option<Logins>,
+    /// What the connections are called in the servers' lists of clients.
+    client_name: String,
+    /// For one step, and for each round trip of connecting.
+    pub(super) timeout: Duration,
+    /// Who is to have heard of what was acquired or renewed.
+    pub(super) replicas: Option<MinReplicas>,
+    /// Requests that fit into a connection before it has sent any.
+    buffer: Option<usize>,
+}
+
+/// What the server sends on a connection without being asked.
+pub(super) type Pushes = mpsc::UnboundedReceiver<PushInfo>;
+
+/// What moves the bytes of a connection; over when the connection is.
+pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A connection by our name, which moves while its driver is polled: a task between the two would cost each call two
+/// wake-ups.
+pub(super) struct Driven {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) driver: Driver,
+    /// Of its address.
+    pub(super) trial: Trial,
+    /// Keeps the login valid.
+    pub(super) login: Option<AbortOnDropHandle<()>>,
+}
+
+/// A connection by our name that runs by itself.
+pub(super) struct Open {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) pushes: Pushes,
+    _tasks: [Option<AbortOnDropHandle<()>>; 2],
+}
+
+impl Access {
+    pub(super) fn new(
+        login: Login,
+        client_name: String,
+        timeout: Duration,
+        certificates: &Tls,
+    ) -> Result<Access, BackendError> {
+        #[cfg(not(feature = "tls"))]
+        if login.tls {
+            let _ = certificates;
+            return Err(BackendError::not_done(
+                Reason::Unsupported,
+                "dlock was built without its feature \"tls\"",
+            ));
+        }
+        #[cfg(feature = "tls")]
+        let encryption = login.tls.then(|| Encryption::new(certificates)).transpose();
+        // RESP3, for its notice of a connection that closes while nothing is sent.
+        let mut settings = RedisConnectionInfo::default()
+            .set_db(login.database)
+            .set_protocol(ProtocolVersion::RESP3);
+        // A user without a password is still to be that user, and not the default one.
+        let password = login
+            .password
+            .or_else(|| login.user.as_ref().map(|_| String::new()));
+        if let Some(user) = login.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = password {
+            settings = settings.set_password(password);
+        }
+        Ok(Access {
+            tls: login.tls,
+            #[cfg(feature = "tls")]
+            encryption: encryption.map_err(|why| BackendError::not_done(Reason::Refused, why))?,
+            dialer: Dialer::default(),
+            settings,
+            logins: None,
+            client_name,
+            timeout,
+            replicas: None,
+            buffer: None,
+        })
+    }
+
+    /// With room for so many requests in a connection.
+    pub(super) fn with_buffer(mut self, requests: usize) -> Access {
+        self.buffer = Some(requests);
+        self
+    }
+
+    /// To be asked whether replicas have heard of it.
+    pub(super) fn with_replicas(mut self, replicas: Option<MinReplicas>) -> Access {
+        self.replicas = replicas;
+        self
+    }
+
+    /// With credentials that are asked for at each connection.
+    pub(super) fn with_credentials(mut self, provider: Option<Provider>) -> Access {
+        let user = self.settings.username().map(str::to_owned);
+        self.logins = provider.map(|provider| Logins { provider, user });
+        self
+    }
+
+    /// What a step may take, which may have to stand behind others for which replicas are asked.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout + self.replicas.map_or(Duration::ZERO, |replicas| replicas.within)
+    }
+
+    /// How the URL of a Cluster begins that is spoken to like this.
+    pub(super) fn scheme_of_cluster(&self) -> &'static str {
+        match self.tls {
+            true => "rediss+cluster",
+            false => "redis+cluster",
+        }
+    }
+
+    /// A connection that runs by itself.
+    pub(super) async fn open(&self, address: &Address) -> Result<Open, RedisError> {
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let Driven {
+            connection,
+            driver,
+            mut trial,
+            login,
+        } = self.connect(address, Some(sender)).await?;
+        trial.passed();
+        let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+        Ok(Open {
+            connection,
+            pushes,
+            _tasks: [Some(driver), login],
+        })
+    }
+
+    /// A connection that is driven by its user.
+    pub(super) async fn open_driven(&self, address: &Address) -> Result<Driven, RedisError> {
+        self.connect(address, None).await
+    }
+
+    async fn connect(
+        &self,
+        address: &Address,
+        pushes: Option<mpsc::UnboundedSender<PushInfo>>,
+    ) -> Result<Driven, RedisError> {
+        let (mut settings, mut valid_for) = (self.settings.clone(), None);
+        if let Some(logins) = &self.logins {
+            let login = logins.fresh().await?;
+            (settings, valid_for) = (login.apply(settings), login.valid_for);
+        }
+        let (stream, trial) = self.reach(address).await?;
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        if let Some(pushes) = pushes {
+            config = config.set_push_sender(pushes);
+        }
+        if let Some(buffer) = self.buffer {
+            config = config.set_pipeline_buffer_size(buffer);
+        }
+        let login = MultiplexedConnection::new_with_config(&settings, stream, config);
+        let (mut connection, driver) = self.in_time(login).await?;
+        let mut set_name = redis::cmd("CLIENT");
+        set_name.arg("SETNAME").arg(&self.client_name);
+        // It may be forbidden, and is not worth a round trip.
+        set_name.set_no_response(true);
+        connection.send_packed_command(&set_name).await?;
+        let login = match (&self.logins, valid_for) {
+            (Some(logins), Some(valid_for)) => Some(logins.keep(connection.clone(), valid_for, self.timeout)),
+            _ => None,
+        };
+        Ok(Driven {
+            connection,
+            driver: lasting(driver),
+            trial,
+            login,
+        })
+    }
+
+    async fn reach(&self, address: &Address) -> Result<(Pin<Box<dyn Stream>>, Trial), RedisError> {
+        match address {
+            Address::Tcp { host, port } => {
+                let (stream, trial) = self.in_time(self.dialer.dial(host, *port)).await?;
+                #[cfg(feature = "tls")]
+                if let Some(encryption) = &self.encryption {
+                    let stream = self.in_time(encryption.wrap(host, stream)).await?;
+                    return Ok((Box::pin(stream), trial));
+                }
+                Ok((Box::pin(stream), trial))
+            }
+            #[cfg(unix)]
+            Address::Unix(path) => {
+                let stream = self.in_time(tokio::net::UnixStream::connect(path)).await?;
+                Ok((Box::pin(stream), Trial::none()))
+            }
+            #[cfg(not(unix))]
+            Address::Unix(_) => Err(io::Error::from(io::ErrorKind::Unsupported).into()),
+        }
+    }
+
+    /// Does what takes one round trip.
+    pub(super) async fn in_time<T, E: Into<RedisError>>(
+        &self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, RedisError> {
+        match tokio::time::timeout(self.timeout, work).await {
+            Ok(outcome) => outcome.map_err(Into::into),
+            Err(_) => {
+                let message = format!("it did not answer within {:?}", self.timeout);
+                Err(io::Error::new(io::ErrorKind::TimedOut, message).into())
+            }
+        }
+    }
+}
+
+/// A driver that may be looked at again when it is over: the answer that the server sent last, before it closed the
+/// connection, still has to be read, and whoever drives it next learns of the end.
+fn lasting(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
+    let mut driver = Some(Box::pin(driver));
+    Box::pin(std::future::poll_fn(move |cx| {
+        if let Some(running) = &mut driver {
+            ready!(running.as_mut().poll(cx));
+            driver = None;
+        }
+        Poll::Ready(())
+    }))
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
+
+/// Does `work` on a connection that has no task of its own. When the connection ends, so does the work, with
+/// an error.
+pub(super) async fn driven<T>(
+    driver: &mut Driver,
+    work: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, RedisError> {
+    tokio::pin!(work);
+    tokio::select! {
+        biased;
+        result = &mut work => result,
+        () = driver => work.await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_of_a_connection_is_seen_by_all_who_drive_it_one_after_the_other() {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let mut driver = lasting(async move { answer.send(7).unwrap() });
+        // The last answer comes together with the end.
+        let work = async move { Ok(answered.await.unwrap()) };
+        assert_eq!(driven(&mut driver, work).await.unwrap(), 7);
+        // What begins after that is driven too, and whoever looks for the end finds it.
+        let work = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok(8)
+        };
+        assert_eq!(driven(&mut driver, work).await.unwrap(), 8);
+        driver.await;
+    }
+}

@@ -1,0 +1,209 @@
+//! Keeps the map of the slots: asks servers for it when something is not as it was, and now and then.
+
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::Notify;
+
+use super::Cluster;
+use super::view::View;
+use crate::base::chance;
+use crate::store::url::Address;
+use crate::store::{BackendError, Reason};
+use crate::stores::redis::access::Access;
+use crate::stores::redis::connect::explain;
+use crate::stores::redis::node::Node;
+
+/// How often the slots are asked for when nothing is amiss.
+const PERIOD: Duration = Duration::from_secs(5);
+/// The shortest and the longest time between two questions while something is.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Servers that are asked together.
+const SOME: usize = 3;
+/// For how long the others are waited for when one has answered: it may be behind.
+const OTHERS: Duration = Duration::from_millis(50);
+
+/// Asks for as long as there is a cluster.
+pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
+    let mut pause = PAUSES.0;
+    loop {
+        let amiss = tokio::select! {
+            () = wanted.notified() => true,
+            () = tokio::time::sleep(PERIOD.mul_f64(0.8 + 0.4 * chance::fraction())) => false,
+        };
+        let Some(cluster) = cluster.upgrade() else { return };
+        let news = match ask(&cluster).await {
+            Ok(view) if cluster.is_behind(&view) => match confirmed(&cluster, view).await {
+                Some(view) => cluster.adopt(&view),
+                None => false,
+            },
+            Ok(view) => cluster.learn(&view),
+            Err(trouble) => {
+                tracing::debug!(%trouble, "no server of the cluster says who has the slots");
+                false
+            }
+        };
+        drop(cluster);
+        pause = match amiss && !news {
+            true => (pause * 2).min(PAUSES.1),
+            false => PAUSES.0,
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// The newest view of some servers.
+async fn ask(cluster: &Cluster) -> Result<View, BackendError> {
+    let (mut members, mut others) = {
+        let map = cluster.map.read();
+        let members = map.members.values();
+        let members: Vec<_> = members.map(|m| (m.address.clone(), m.node.clone())).collect();
+        let mut others = map.replicas.clone();
+        others.extend(cluster.seeds.iter().cloned());
+        (members, others)
+    };
+    chance::shuffle(&mut members);
+    members.truncate(SOME);
+    let known = newest(members.iter().map(|(address, node)| of_node(address, node))).await;
+    if let Ok(view) = known {
+        return Ok(view);
+    }
+    // Those that were not asked yet may know who has taken over.
+    chance::shuffle(&mut others);
+    others.truncate(SOME);
+    newest(others.iter().map(|address| of_stranger(&cluster.access, address))).await
+}
+
+/// A view that is older than what is known counts only when the Cluster was set up anew: more than half of the masters
+/// that it names say the same, and none of them knows more. A server that was cut off from the others finds no such
+/// majority.
+async fn confirmed(cluster: &Cluster, view: View) -> Option<View> {
+    let nodes: Vec<_> = {
+        let map = cluster.map.read();
+        let node_at = |address| Some(map.member(map.find(address)?).node.clone());
+        let masters = view.shards.keys();
+        masters
+            .map(|address| (address.clone(), node_at(address)))
+            .collect()
+    };
+    let asking = nodes.iter().map(|(address, node)| async move {
+        match node {
+            Some(node) => of_node(address, node).await,
+            None => of_stranger(&cluster.access, address).await,
+        }
+    });
+    let answers = futures_util::future::join_all(asking).await;
+    let answers: Vec<View> = answers.into_iter().flatten().collect();
+    let verdict = view.confirmed_by(&answers);
+    if verdict && cluster.is_behind(&view) {
+        tracing::warn!(
+            epoch = view.epoch,
+            "the cluster was set up anew: its masters agree on slots of an earlier epoch"
+        );
+    }
+    verdict.then_some(view)
+}
+
+/// The first view, from those that the user has named.
+pub(super) async fn first_view(access: &Access, seeds: &[Address]) -> Result<View, BackendError> {
+    newest(seeds.iter().map(|seed| of_stranger(access, seed))).await
+}
+
+/// The newest of those that come soon.
+async fn newest<F>(views: impl Iterator<Item = F>) -> Result<View, BackendError>
+where
+    F: Future<Output = Result<View, BackendError>>,
+{
+    let mut views: FuturesUnordered<F> = views.collect();
+    let mut troubles = Vec::new();
+    let mut best: Option<View> = None;
+    while best.is_none() {
+        match views.next().await {
+            Some(Ok(view)) => best = Some(view),
+            Some(Err(trouble)) => troubles.push(trouble),
+            None => break,
+        }
+    }
+    let Some(mut best) = best else {
+        return Err(none(troubles));
+    };
+    let others = async {
+        while let Some(view) = views.next().await {
+            if let Ok(view) = view
+                && view.epoch > best.epoch
+            {
+                best = view;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(OTHERS, others).await;
+    Ok(best)
+}
+
+/// None of them knows.
+fn none(troubles: Vec<BackendError>) -> BackendError {
+    let reason = troubles.iter().find(|trouble| !trouble.is_passing());
+    let reason = reason.map_or(Reason::Unreachable, |trouble| trouble.reason.clone());
+    let all: Vec<_> = troubles.iter().map(|trouble| trouble.message.as_str()).collect();
+    BackendError::not_done(
+        reason,
+        format!(
+            "no server of the cluster says who has its slots: {}",
+            all.join("; ")
+        ),
+    )
+}
+
+fn slots() -> Cmd {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    cmd
+}
+
+fn info() -> Cmd {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("INFO");
+    cmd
+}
+
+/// Asks a server that there is a connection to.
+async fn of_node(address: &Address, node: &Node) -> Result<View, BackendError> {
+    let (slots, info) = futures_util::future::join(node.plain(slots()), node.plain(info())).await;
+    read(&slots?, info.ok(), address)
+}
+
+/// Asks a server that there is no connection to.
+async fn of_stranger(access: &Access, address: &Address) -> Result<View, BackendError> {
+    let explained = |error: RedisError| {
+        let mut explained = explain(address, error);
+        if explained.message.contains("cluster support disabled") {
+            explained
+                .message
+                .push_str(" (this is a server of its own: give redis://)");
+        }
+        explained
+    };
+    let mut open = access.open(address).await.map_err(explained)?;
+    let mut questions = redis::pipe();
+    questions.add_command(slots()).add_command(info());
+    let asking = open.connection.send_packed_commands(&questions, 0, 2);
+    let answers = access.in_time(asking).await.map_err(explained)?;
+    let mut answers = answers.into_iter();
+    let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
+    let (slots, info) = (answer(), answer());
+    read(&slots.map_err(explained)?, info.ok(), address)
+}
+
+fn read(slots: &Value, info: Option<Value>, address: &Address) -> Result<View, BackendError> {
+    let info: Option<String> = info.and_then(|info| redis::from_redis_value(info).ok());
+    View::read(slots, info.as_deref(), address).ok_or_else(|| {
+        BackendError::not_done(
+            Reason::Unreachable,
+            format!("{address} knows no server that has slots"),
+        )
+    })
+}

@@ -1,0 +1,430 @@
+//! A Cluster: each step goes to the server that has the slot of its key.
+//!
+//! There is a [`Node`] for each master, with a line and a connection of its own, so that a shard that is down delays
+//! no lock of another. Who has which slot is learned from the servers: when the client starts, from redirections, and
+//! by asking (`keeper`). Steps that a server sends elsewhere keep their order, see `node/moves.rs`.
+//!
+//! Subscriptions to the releases of a key are with the master of its slot, on the sharded channel of that slot, and go
+//! along when the slot moves.
+
+mod keeper;
+mod shard;
+pub(super) mod slot;
+mod view;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use tokio::runtime;
+use tokio::sync::Notify;
+
+pub(super) use self::shard::Shard;
+use self::slot::{SLOTS, Slot};
+use self::view::View;
+use super::access::Access;
+use super::connect::Connector;
+use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
+use super::pubsub::{PubSub, Way};
+use super::script::Call;
+use crate::store::hub::Hub;
+use crate::store::url::Address;
+use crate::store::{BackendError, Lane, Watch};
+
+/// The servers of a Cluster.
+pub(super) struct Cluster {
+    access: Arc<Access>,
+    seeds: Vec<Address>,
+    runtime: runtime::Handle,
+    /// What the nodes have in common.
+    part: Part,
+    map: RwLock<Map>,
+    hub: Arc<Hub>,
+    /// The channels that are listened for, with their slots and where the subscription is.
+    channels: Mutex<HashMap<Arc<str>, (Slot, Lane)>>,
+    /// The slots are to be asked for.
+    wanted: Arc<Notify>,
+}
+
+/// Who has which slot.
+struct Map {
+    /// Of each slot the lane of its master.
+    owners: Vec<Lane>,
+    /// The same as it was when the servers were last asked.
+    settled: Vec<Lane>,
+    /// The masters; their number is their lane, and is never given again.
+    members: BTreeMap<Lane, Member>,
+    next: u32,
+    /// How new what is known is.
+    epoch: u64,
+    /// Those that were no masters of slots when the servers were last asked.
+    replicas: Vec<Address>,
+}
+
+struct Member {
+    address: Address,
+    node: Node,
+    pubsub: PubSub,
+    /// It has slots, or had some.
+    served: bool,
+}
+
+impl Map {
+    fn owner(&self, slot: Slot) -> Lane {
+        self.owners[slot.index()]
+    }
+
+    fn member(&self, lane: Lane) -> &Member {
+        &self.members[&lane]
+    }
+
+    fn find(&self, address: &Address) -> Option<Lane> {
+        let found = self.members.iter().find(|(_, member)| member.address == *address);
+        found.map(|(lane, _)| *lane)
+    }
+
+    /// Has the slots go to another member: steps too, in their order.
+    fn give(&mut self, slots: Vec<Slot>, from: Lane, to: Lane) {
+        for slot in &slots {
+            self.owners[slot.index()] = to;
+        }
+        if let Some(member) = self.members.get_mut(&to) {
+            member.served = true;
+        }
+        self.member(from).node.give(&slots.into(), &self.member(to).node);
+    }
+}
+
+impl Cluster {
+    /// Asks the seeds for the slots.
+    ///
+    /// Fails when none of them can tell within the timeout.
+    pub(super) async fn connect(
+        access: Access,
+        seeds: Vec<Address>,
+        part: Part,
+        runtime: &runtime::Handle,
+    ) -> Result<Arc<Cluster>, BackendError> {
+        // The default is made for callers who wait for each other.
+        let access = Arc::new(access.with_buffer(CALLS_IN_ALL));
+        let view = keeper::first_view(&access, &seeds).await?;
+        let wanted = Arc::new(Notify::new());
+        let cluster = Arc::new_cyclic(|this: &Weak<Cluster>| Cluster {
+            access,
+            seeds,
+            runtime: runtime.clone(),
+            part: Part {
+                cluster: Some(this.clone()),
+                ..part
+            },
+            map: RwLock::new(Map {
+                owners: vec![Lane::default(); usize::from(SLOTS)],
+                settled: Vec::new(),
+                members: BTreeMap::new(),
+                next: 0,
+                epoch: 0,
+                replicas: Vec::new(),
+            }),
+            hub: Arc::default(),
+            channels: Mutex::default(),
+            wanted: wanted.clone(),
+        });
+        cluster.learn(&view);
+        runtime.spawn(keeper::keep(Arc::downgrade(&cluster), wanted));
+        Ok(cluster)
+    }
+
+    /// Queues a step now.
+    pub(super) fn queue(&self, call: Call) -> Queued {
+        let map = self.map.read();
+        let lane = call.slot.map_or(Lane::default(), |slot| map.owner(slot));
+        // Under the lock: once a slot has moved, nothing more of it is queued where it was.
+        map.member(lane).node.queue(call)
+    }
+
+    /// What a step may take.
+    pub(super) fn timeout(&self) -> Duration {
+        self.access.patience()
+    }
+
+    /// The lane of a slot.
+    pub(super) fn lane(&self, slot: Slot) -> Lane {
+        self.map.read().owner(slot)
+    }
+
+    /// All masters, to be asked one by one.
+    pub(super) fn nodes(&self) -> Vec<Node> {
+        let map = self.map.read();
+        map.members.values().map(|member| member.node.clone()).collect()
+    }
+
+    /// News on a channel that belongs to a key of this slot.
+    pub(super) fn watch(self: &Arc<Self>, slot: Slot, channel: String) -> Watch {
+        let (begin, end) = (self.clone(), Arc::downgrade(self));
+        self.hub.listen(
+            channel.into(),
+            move |channel| {
+                let mut channels = begin.channels.lock();
+                let map = begin.map.read();
+                let lane = map.owner(slot);
+                channels.insert(channel.clone(), (slot, lane));
+                map.member(lane).pubsub.subscribe(channel, way(channel, slot));
+                false
+            },
+            move |channel| {
+                let Some(cluster) = end.upgrade() else { return };
+                let mut channels = cluster.channels.lock();
+                if let Some((_, lane)) = channels.remove(&channel)
+                    && let Some(member) = cluster.map.read().members.get(&lane)
+                {
+                    member.pubsub.unsubscribe(channel);
+                }
+            },
+        )
+    }
+
+    /// Has subscriptions go where their slots are.
+    fn move_channels(&self) {
+        let mut moved = Vec::new();
+        let mut channels = self.channels.lock();
+        let map = self.map.read();
+        for (channel, (slot, lane)) in channels.iter_mut() {
+            let owner = map.owner(*slot);
+            if owner == *lane {
+                continue;
+            }
+            let before = std::mem::replace(lane, owner);
+            moved.push(channel.clone());
+            map.member(owner).pubsub.subscribe(channel, way(channel, *slot));
+            if let Some(member) = map.members.get(&before) {
+                member.pubsub.unsubscribe(channel.clone());
+            }
+        }
+        drop((channels, map));
+        // Between the two a message may be missed: who waits looks once more when the new one stands.
+        self.hub.doubt(&moved);
+    }
+
+    /// The slots should be asked for: something is not as it was.
+    pub(super) fn look(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// A server says that a slot is elsewhere: these steps go there.
+    pub(super) fn moved(&self, by: Lane, slot: Slot, to: &str, steps: Vec<Step>) {
+        let mut map = self.map.write();
+        let asked = map.members.get(&by).map(|member| member.address.clone());
+        // Of others only the owner's word counts: the steps of all others go to it.
+        if map.owner(slot) == by
+            && let Some(address) = view::redirect(to, asked.as_ref())
+        {
+            let lane = self.member_at(&mut map, &address);
+            if lane != by {
+                tracing::debug!(slot = slot.index(), to = %address, "a slot has moved");
+                map.give(vec![slot], by, lane);
+            }
+        }
+        map.member(map.owner(slot)).node.pass_on(steps);
+        drop(map);
+        self.move_channels();
+        self.look();
+    }
+
+    /// A server says that the keys of these steps have gone ahead of their slot.
+    pub(super) fn ask_at(&self, by: Lane, to: &str, steps: Vec<Step>) {
+        let mut map = self.map.write();
+        let asked = map.members.get(&by).map(|member| member.address.clone());
+        match view::redirect(to, asked.as_ref()) {
+            Some(address) => {
+                let lane = self.member_at(&mut map, &address);
+                map.member(lane).node.pass_on(steps);
+            }
+            None => {
+                drop(map);
+                self.look();
+                self.reroute(steps);
+            }
+        }
+    }
+
+    /// Passes steps on to where their slots are.
+    pub(super) fn reroute(&self, steps: Vec<Step>) {
+        let map = self.map.read();
+        for step in steps {
+            let lane = step.call.slot.map_or(Lane::default(), |slot| map.owner(slot));
+            map.member(lane).node.pass_on(vec![step]);
+        }
+    }
+
+    /// The member at an address, from now on one if it was not.
+    fn member_at(&self, map: &mut Map, address: &Address) -> Lane {
+        if let Some(lane) = map.find(address) {
+            return lane;
+        }
+        let lane = Lane(map.next);
+        map.next += 1;
+        let connector = Connector::to_node(self.access.clone(), address.clone());
+        let part = Part {
+            lane,
+            ..self.part.clone()
+        };
+        let shard = self.part.cluster.clone().map(|cluster| Shard::new(cluster, lane));
+        let pubsub = PubSub::start(connector.clone(), self.hub.clone(), shard, &self.runtime);
+        let node = Node::start(connector, None, part, &self.runtime);
+        let member = Member {
+            address: address.clone(),
+            node,
+            pubsub,
+            served: false,
+        };
+        map.members.insert(lane, member);
+        lane
+    }
+
+    /// Takes over what a server says of the slots, unless that is older than what is known. Whether anything is
+    /// new in it.
+    fn learn(&self, view: &View) -> bool {
+        !self.is_behind(view) && self.adopt(view)
+    }
+
+    /// Whether the view is older than what is known, or of a Cluster that was set up anew.
+    fn is_behind(&self, view: &View) -> bool {
+        view.epoch < self.map.read().epoch
+    }
+
+    /// Takes over what a server says of the slots. Whether anything is new in it.
+    fn adopt(&self, view: &View) -> bool {
+        let mut map = self.map.write();
+        map.epoch = view.epoch;
+        let first = map.members.is_empty();
+        let mut changes = HashMap::<(Lane, Lane), Vec<Slot>>::new();
+        for (address, shard) in &view.shards {
+            let to = self.member_at(&mut map, address);
+            for slot in shard.slots() {
+                let from = map.owner(slot);
+                if first {
+                    map.owners[slot.index()] = to;
+                } else if from != to {
+                    changes.entry((from, to)).or_default().push(slot);
+                }
+            }
+            if let Some(member) = map.members.get_mut(&to) {
+                member.served = true;
+            }
+        }
+        let changed = !changes.is_empty();
+        for ((from, to), slots) in changes {
+            map.give(slots, from, to);
+        }
+        let replicas = view
+            .servers()
+            .filter(|address| !view.shards.contains_key(*address));
+        map.replicas = replicas.cloned().collect();
+        let gone = map.dismiss(view);
+        let heirs = map.heirs(&gone);
+        map.settled = map.owners.clone();
+        drop(map);
+        self.move_channels();
+        // Only now, since the subscriptions that they had have gone to others.
+        for member in gone.into_values() {
+            tracing::info!(server = %member.address, "a server of the cluster has no slots any more");
+            member.node.retire();
+        }
+        for lane in heirs {
+            let _ = self.part.doubts.send(lane);
+        }
+        changed
+    }
+}
+
+impl Map {
+    /// Lets go of those that are no masters any more.
+    fn dismiss(&mut self, view: &View) -> BTreeMap<Lane, Member> {
+        let owners: HashSet<Lane> = self.owners.iter().copied().collect();
+        let (stay, gone) = std::mem::take(&mut self.members)
+            .into_iter()
+            .partition(|(lane, member)| {
+                let is_replica = self.replicas.contains(&member.address);
+                owners.contains(lane)
+                || view.shards.contains_key(&member.address)
+                // One that slots are just moving to.
+                || !(member.served || is_replica)
+            });
+        self.members = stay;
+        gone
+    }
+
+    /// Those that have taken over from others: what was held there has to be confirmed.
+    fn heirs(&self, gone: &BTreeMap<Lane, Member>) -> HashSet<Lane> {
+        let now_and_then = self.owners.iter().zip(&self.settled);
+        let taken_over = now_and_then.filter(|(_, then)| gone.contains_key(then));
+        taken_over.map(|(now, _)| *now).collect()
+    }
+}
+
+/// How news of a key in this slot come on a channel. Those whose braces are not where its own are have other slots,
+/// maybe on another server; the scripts publish there the plain way.
+fn way(channel: &str, slot: Slot) -> Way {
+    match Slot::of(channel) == slot {
+        true => Way::Sharded,
+        false => Way::Plain,
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let map = self.map.read();
+        let servers = map.members.values().map(|member| member.address.to_string());
+        f.debug_struct("Cluster")
+            .field("epoch", &map.epoch)
+            .field("servers", &servers.collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // So that the keeper ends.
+        self.wanted.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{GrantId, Kind};
+    use crate::stores::redis::kinds;
+
+    #[test]
+    fn a_channel_is_in_the_slot_of_its_key_unless_the_braces_of_its_name_are_in_the_way() {
+        let grant = GrantId::from_parts(1, 1);
+        let of = |kind, key: &str| way(&kinds::channel(kind, key, grant), Slot::of(key));
+        for kind in [
+            Kind::Lock,
+            Kind::Fair,
+            Kind::Fenced,
+            Kind::Read,
+            Kind::Write,
+            Kind::Permit,
+            Kind::Unowned,
+            Kind::Latch,
+        ] {
+            for key in ["order:42", "shop:order:42", "größe"] {
+                assert_eq!(of(kind, key), Way::Sharded, "{kind} {key}");
+            }
+            // The braces of a latch's channel stand around those of its name.
+            let tagged = match kind {
+                Kind::Latch => Way::Plain,
+                _ => Way::Sharded,
+            };
+            for key in ["{42}:order", "shop:{42}:order", "order:{4}:{2}"] {
+                assert_eq!(of(kind, key), tagged, "{kind} {key}");
+            }
+            for key in ["none:{}", "back:}x"] {
+                assert_eq!(of(kind, key), Way::Plain, "{kind} {key}");
+            }
+        }
+    }
+}

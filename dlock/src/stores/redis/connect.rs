@@ -1,0 +1,333 @@
+//! How a connection to a server that holds locks is made, and what is looked at when it stands.
+
+use std::sync::{Arc, Once};
+
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::access::{Access, Driven, Driver, Open, driven};
+use super::node::classify;
+use super::place::Place;
+use super::script;
+use crate::base::clock;
+use crate::store::options::MinReplicas;
+use crate::store::url::Address;
+use crate::store::{BackendError, Outcome, Reason};
+
+/// Makes connections to one server, or to whichever has its part.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) access: Arc<Access>,
+    pub(super) place: Place,
+    /// The server is one of a Cluster.
+    in_cluster: bool,
+    warned: Arc<Once>,
+}
+
+/// A connection that stands.
+pub(super) struct Link {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) driver: Driver,
+    _login: Option<AbortOnDropHandle<()>>,
+}
+
+/// A server that is connected.
+pub(super) struct Connected {
+    pub(super) link: Link,
+    /// For what replicas have to acknowledge, where they have to.
+    pub(super) acknowledged: Option<Link>,
+    pub(super) address: Address,
+    /// The server's clock in µs, read after `asked_at`.
+    pub(super) server_time: u64,
+    pub(super) asked_at: Instant,
+    /// What tells the server process from one that was started anew; empty where it may not be asked.
+    pub(super) run_id: String,
+    /// It is a read-only replica.
+    pub(super) is_replica: bool,
+}
+
+/// What a server says of itself.
+struct Looked {
+    run_id: String,
+    is_replica: bool,
+}
+
+impl Connector {
+    pub(super) fn new(access: Arc<Access>, place: Place) -> Connector {
+        Connector {
+            access,
+            place,
+            in_cluster: false,
+            warned: Arc::new(Once::new()),
+        }
+    }
+
+    /// To a server of a Cluster.
+    pub(super) fn to_node(access: Arc<Access>, address: Address) -> Connector {
+        Connector {
+            in_cluster: true,
+            ..Connector::new(access, Place::fixed(address))
+        }
+    }
+
+    /// A connection for news, which runs by itself, and where it goes to.
+    pub(super) async fn open(&self) -> Result<(Open, Address), BackendError> {
+        self.at_its_place(async |address| {
+            let open = self.access.open(&address).await;
+            Ok((open.map_err(|error| explain(&address, error))?, address))
+        })
+        .await
+    }
+
+    /// Connects and looks at the server.
+    pub(super) async fn connect(&self) -> Result<Connected, BackendError> {
+        self.at_its_place(async |address| self.try_connect(address).await)
+            .await
+    }
+
+    /// Does it at the present address.
+    async fn at_its_place<T>(
+        &self,
+        work: impl AsyncFnOnce(Address) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        // A sentinel has to be connected to and asked.
+        let found = tokio::time::timeout(self.access.timeout * 4, self.place.find()).await;
+        let address = found.map_err(|_| self.place.missing())??;
+        let outcome = work(address).await;
+        if outcome.is_err() {
+            self.place.doubt();
+        }
+        outcome
+    }
+
+    async fn try_connect(&self, address: Address) -> Result<Connected, BackendError> {
+        let explained = |error| explain(&address, error);
+        let (looked, acknowledged) = futures_util::future::try_join(self.look(&address), async {
+            match self.access.replicas {
+                Some(wanted) => self
+                    .acknowledged(wanted, &address)
+                    .await
+                    .map(Some)
+                    .map_err(explained),
+                None => Ok(None),
+            }
+        })
+        .await?;
+        Ok(Connected {
+            acknowledged,
+            ..looked
+        })
+    }
+
+    /// Connects, and asks all that is to be known of the server in one round trip.
+    async fn look(&self, address: &Address) -> Result<Connected, BackendError> {
+        let explained = |error| explain(address, error);
+        let Driven {
+            mut connection,
+            mut driver,
+            mut trial,
+            login,
+        } = self.access.open_driven(address).await.map_err(explained)?;
+        let asked_at = clock::now();
+        let mut questions = redis::pipe();
+        questions.cmd("TIME");
+        // Only to save the first call a round trip.
+        questions.add_command(script::load());
+        questions.cmd("INFO").arg("default");
+        let asking = connection.send_packed_commands(&questions, 0, 3);
+        let answers = self.access.in_time(driven(&mut driver, asking)).await;
+        let mut answers = answers.map_err(explained)?.into_iter();
+        let mut answer = || answers.next().unwrap_or(Value::Nil);
+        let (time, _, info) = (answer(), answer(), answer());
+        let role = match needs_role(&info, &self.place) {
+            true => {
+                let role = redis::cmd("ROLE");
+                let asking = driven(&mut driver, connection.send_packed_command(&role));
+                Some(self.access.in_time(asking).await.map_err(explained)?)
+            }
+            false => None,
+        };
+        let Looked { run_id, is_replica } = self.look_at_server(address, &info, role)?;
+        let time: (u64, u64) = Value::extract_error(time)
+            .and_then(|time| Ok(redis::from_redis_value(time)?))
+            .map_err(explained)?;
+        if !is_replica {
+            trial.passed();
+        }
+        Ok(Connected {
+            link: Link {
+                connection,
+                driver,
+                _login: login,
+            },
+            acknowledged: None,
+            address: address.clone(),
+            server_time: time.0 * 1_000_000 + time.1,
+            asked_at,
+            run_id,
+            is_replica,
+        })
+    }
+
+    /// A second connection, on which replicas can be asked.
+    async fn acknowledged(&self, wanted: MinReplicas, address: &Address) -> Result<Link, RedisError> {
+        let Driven {
+            mut connection,
+            mut driver,
+            mut trial,
+            login,
+        } = self.access.open_driven(address).await?;
+        // Answers at once how many there are.
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(0).arg(1);
+        let there = wait.query_async::<u32>(&mut connection);
+        let there = self.access.in_time(driven(&mut driver, there));
+        let there = there.await.map_err(|error| match error.kind() {
+            ErrorKind::Server(kind) => RedisError::from((
+                ErrorKind::Server(kind),
+                "min_replicas needs WAIT",
+                error.detail().unwrap_or_default().to_owned(),
+            )),
+            _ => error,
+        })?;
+        trial.passed();
+        if there < wanted.count {
+            let wanted = wanted.count;
+            tracing::warn!(%address, there, wanted, "this server has too few replicas for min_replicas just now: nothing can be locked");
+        }
+        Ok(Link {
+            connection,
+            driver,
+            _login: login,
+        })
+    }
+
+    /// Reads what the server says of itself. Warns once of what would hurt later, and refuses a server that no
+    /// connection of this kind may go to.
+    fn look_at_server(
+        &self,
+        address: &Address,
+        info: &Value,
+        role: Option<Value>,
+    ) -> Result<Looked, BackendError> {
+        let info = text(info);
+        let field = |name: &str| {
+            info.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .map(str::trim)
+        };
+        if field("redis_mode") == Some("sentinel") {
+            return Err(is_a_sentinel(address));
+        }
+        let is_node = field("cluster_enabled") == Some("1") || field("redis_mode") == Some("cluster");
+        if is_node && !self.in_cluster {
+            return Err(is_of_a_cluster(&self.access, address));
+        }
+        let is_replica = match field("role") {
+            Some(role) => matches!(role, "slave" | "replica"),
+            None => matches!(role, Some(Value::Array(parts)) if matches!(
+                parts.first(),
+                Some(Value::BulkString(name)) if &name[..] == b"slave"
+            )),
+        };
+        self.warned.call_once(|| {
+            match field("maxmemory_policy") {
+                Some("noeviction") => {}
+                Some(policy) if field("maxmemory") == Some("0") => {
+                    tracing::debug!(%address, policy, "eviction is set up, but memory has no limit");
+                }
+                Some(policy) => tracing::warn!(
+                    %address, policy,
+                    "this server may evict locks when its memory is full: set maxmemory-policy noeviction"
+                ),
+                None => tracing::warn!(
+                    %address,
+                    "this server cannot be asked whether it may evict locks: see that maxmemory-policy is noeviction"
+                ),
+            }
+            if is_replica && self.place.is_fixed() {
+                tracing::warn!(%address, "this server is a replica: locks need its master");
+            }
+        });
+        if is_replica && !self.place.is_fixed() {
+            return Err(BackendError::not_done(
+                Reason::Unreachable,
+                format!("{address}: the sentinels name it as the master, and it says that it is a replica"),
+            ));
+        }
+        Ok(Looked {
+            run_id: field("run_id").unwrap_or_default().to_owned(),
+            is_replica,
+        })
+    }
+}
+
+fn text(info: &Value) -> String {
+    match info {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
+        _ => String::new(),
+    }
+}
+
+/// Whether `INFO` leaves open what the server is, where it must be a master.
+fn needs_role(info: &Value, place: &Place) -> bool {
+    !place.is_fixed() && !text(info).contains("role:")
+}
+
+/// A sentinel where a server that holds data was expected.
+fn is_a_sentinel(address: &Address) -> BackendError {
+    BackendError::not_done(
+        Reason::WrongUrl,
+        format!(
+            "{address} is a sentinel, which holds no locks: use redis+sentinel://{address}/ and the name of its master"
+        ),
+    )
+}
+
+/// A server of a Cluster where one of its own was expected.
+pub(super) fn is_of_a_cluster(access: &Access, address: &Address) -> BackendError {
+    let url = match address {
+        Address::Tcp { .. } => format!("{}://{address}", access.scheme_of_cluster()),
+        Address::Unix(_) => format!("{}:// and its TCP address", access.scheme_of_cluster()),
+    };
+    BackendError::not_done(
+        Reason::WrongUrl,
+        format!("{address} is a node of a Cluster, whose keys are on several servers: use {url}"),
+    )
+}
+
+/// What a user is told of a connection that did not come to stand.
+pub(super) fn explain(address: &Address, error: RedisError) -> BackendError {
+    explain_with(address, error, "as in redis://:password@host")
+}
+
+/// The same where the password, if it is that, is to be given like this.
+pub(super) fn explain_with(address: &Address, error: RedisError, password: &str) -> BackendError {
+    let mut explained = classify(&error);
+    // Nothing of ours was sent on it.
+    explained.outcome = Outcome::NotDone;
+    // What is no Redis makes the parser speak in several lines.
+    let message: Vec<_> = explained.message.split_whitespace().collect();
+    explained.message = format!("{}: {}", address, message.join(" "));
+    if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("NOAUTH") {
+        explained.reason = Reason::Refused;
+    }
+    match error.kind() {
+        // No such database, say.
+        ErrorKind::Server(ServerErrorKind::ResponseError) => explained.reason = Reason::Refused,
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType => {
+            explained
+                .message
+                .push_str(" (this does not answer like a Redis or Valkey server)");
+        }
+        _ if error.code() == Some("NOAUTH") => {
+            let hint = format!(" (give the password, {password})");
+            explained.message.push_str(&hint);
+        }
+        _ => {}
+    }
+    explained
+}

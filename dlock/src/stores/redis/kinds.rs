@@ -1,0 +1,181 @@
+//! The steps of the kinds beside the plain lock: which there are, and their arguments.
+
+use redis::Cmd;
+use tokio::time::Instant;
+
+use super::permits;
+use super::script::{self, id, left, millis, prefixed};
+use crate::store::{
+    AcquireRequest, Announce, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest,
+};
+
+/// A step that a kind has for itself. What it asks for is apart, so that it takes no room in the steps of others.
+#[derive(Debug, Clone)]
+pub(crate) enum KindStep {
+    Acquire(Box<AcquireRequest>),
+    Release {
+        request: Box<ReleaseRequest>,
+        /// Until when the key stays taken.
+        keep_until: Option<Instant>,
+    },
+    Renew(Box<RenewRequest>),
+}
+
+impl KindStep {
+    /// The ids under which this takes something: the grant, and the place of the waiter.
+    pub(super) fn acquires(&self) -> impl Iterator<Item = GrantId> + use<> {
+        let request = match self {
+            KindStep::Acquire(request) => Some((request.grant, request.waiter)),
+            _ => None,
+        };
+        request
+            .into_iter()
+            .flat_map(|(grant, waiter)| [grant].into_iter().chain(waiter))
+    }
+
+    /// The grant that this releases.
+    pub(super) fn releases(&self) -> Option<GrantId> {
+        match self {
+            KindStep::Release { request, .. } => Some(request.grant),
+            _ => None,
+        }
+    }
+
+    /// How many permits it is about, each of which is some work for the server; 1 for all other kinds.
+    pub(super) fn work(&self) -> usize {
+        let (kind, amount) = match self {
+            KindStep::Acquire(request) => (request.kind, request.amount),
+            KindStep::Release { request, .. } => (request.kind, request.amount),
+            KindStep::Renew(request) => (request.kind, request.amount),
+        };
+        match kind {
+            Kind::Permit => amount.max(1) as usize,
+            _ => 1,
+        }
+    }
+
+    /// How many bytes it adds to a call, beside what every step has.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            KindStep::Acquire(request) => permits::weight(request.kind, request.amount),
+            KindStep::Release { request, .. } => permits::weight(request.kind, request.amount),
+            KindStep::Renew(request) => permits::weight(request.kind, request.amount),
+        }
+    }
+
+    /// Its name, the number of its arguments, and these.
+    pub(super) fn write(&self, _key: &str, cmd: &mut Cmd) {
+        let mut buffer = [0; 57];
+        match self {
+            KindStep::Acquire(request) if request.kind.is_permits() => {
+                permits::acquire(request, cmd.arg(request.kind.to_string()));
+            }
+            KindStep::Release { request, keep_until } if request.kind.is_permits() => {
+                permits::release(request, *keep_until, cmd.arg(format!("release_{}", request.kind)));
+            }
+            KindStep::Renew(request) if request.kind.is_permits() => {
+                permits::renew(request, cmd.arg(format!("renew_{}", request.kind)));
+            }
+            KindStep::Acquire(request) if request.announce != Announce::Nothing => {
+                cmd.arg("crowded").arg(4);
+                cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
+                cmd.arg(request.tokens.max(1));
+                cmd.arg(u8::from(request.announce == Announce::Taken));
+            }
+            KindStep::Acquire(request) => {
+                let more = match request.kind {
+                    Kind::Read | Kind::Write => 1,
+                    Kind::Fair => 2,
+                    _ => 0,
+                };
+                cmd.arg(request.kind.to_string()).arg(3 + more);
+                cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
+                cmd.arg(request.tokens.max(1));
+                if request.kind.is_read_write() {
+                    let mut buffer = [0; 57];
+                    let other = match request.kind {
+                        Kind::Read => request.under,
+                        _ => request.waiter,
+                    };
+                    cmd.arg(other.map_or(&[][..], |other| id(other, &mut buffer)));
+                }
+                if request.kind == Kind::Fair {
+                    let last = request.last_asked.map_or(-1, |ago| ago.as_millis() as i64);
+                    cmd.arg(u8::from(request.queue)).arg(last);
+                }
+            }
+            KindStep::Release { request, keep_until } => {
+                cmd.arg(format!("release_{}", request.kind)).arg(2);
+                cmd.arg(id(request.grant, &mut buffer));
+                cmd.arg(millis(left(*keep_until)));
+            }
+            KindStep::Renew(request) => {
+                cmd.arg(format!("renew_{}", request.kind)).arg(2);
+                cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
+            }
+        }
+    }
+}
+
+/// The field of a grant in the hash of its lock.
+pub(super) fn field(kind: Kind, grant: GrantId) -> String {
+    match kind {
+        Kind::Write => format!("{grant}:write"),
+        _ => grant.to_string(),
+    }
+}
+
+/// Refuses kinds that are not acquired.
+pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
+    match kind {
+        Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
+            Ok(())
+        }
+        other => Err(BackendError::not_done(
+            Reason::Unsupported,
+            format!("a {other} is not acquired"),
+        )),
+    }
+}
+
+/// The channel on which releases of a kind are told.
+pub(super) fn channel(kind: Kind, key: &str, grant: GrantId) -> String {
+    match kind {
+        Kind::Read | Kind::Write => prefixed("redisson_rwlock", key),
+        // Those who wait are woken one by one.
+        Kind::Fair => format!("{}:{grant}", script::channel(key)),
+        Kind::Permit | Kind::Unowned => prefixed("redisson_sc", key),
+        // In braces of its own, whatever the name has.
+        Kind::Latch => format!("redisson_countdownlatch__channel__{{{key}}}"),
+        _ => script::channel(key),
+    }
+}
+
+/// The name of the semaphore whose holders a key has by its own name.
+pub(super) fn semaphore_of(held_key: &str) -> Option<&str> {
+    let tag = held_key.strip_suffix(":timeout")?;
+    let inner = tag.strip_prefix('{').and_then(|tag| tag.strip_suffix('}'));
+    Some(inner.filter(|inner| !inner.contains(['{', '}'])).unwrap_or(tag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::AcquireRequest;
+
+    /// A copy of an acquire that is on its way may take the place of its waiter as well as the lock: the releases of both
+    /// count only once it cannot take effect any more.
+    #[test]
+    fn acquire_takes_its_grant_and_the_place_of_its_waiter() {
+        let id = |number| GrantId::from_parts(1, number);
+        let lease = std::time::Duration::from_secs(1);
+        let mut request = AcquireRequest::new(Kind::Write, "k".into(), id(1), lease);
+        let takes = |request: &AcquireRequest| {
+            let step = KindStep::Acquire(Box::new(request.clone()));
+            step.acquires().collect::<Vec<_>>()
+        };
+        assert_eq!(takes(&request), [id(1)]);
+        request.waiter = Some(id(2));
+        assert_eq!(takes(&request), [id(1), id(2)]);
+    }
+}

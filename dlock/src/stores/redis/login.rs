@@ -1,0 +1,111 @@
+//! Logging in with credentials that a function of the user gives, and staying logged in.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisConnectionInfo, RedisError};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::store::credentials::Provider;
+
+/// How long the function may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The shortest time between two logins on a connection.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where the credentials of each connection come from.
+#[derive(Clone)]
+pub(super) struct Logins {
+    pub(super) provider: Provider,
+    /// The user where the credentials name none.
+    pub(super) user: Option<String>,
+}
+
+/// What to log in with now.
+pub(super) struct Login {
+    user: Option<String>,
+    password: String,
+    pub(super) valid_for: Option<Duration>,
+}
+
+impl Login {
+    pub(super) fn apply(&self, mut settings: RedisConnectionInfo) -> RedisConnectionInfo {
+        if let Some(user) = &self.user {
+            settings = settings.set_username(user);
+        }
+        settings.set_password(&self.password)
+    }
+
+    fn command(&self) -> Cmd {
+        let mut cmd = redis::cmd("AUTH");
+        cmd.arg(self.user.as_deref().unwrap_or("default"))
+            .arg(&self.password);
+        cmd
+    }
+}
+
+impl Logins {
+    /// Asks the function.
+    pub(super) async fn fresh(&self) -> Result<Login, RedisError> {
+        let failed = |why: String| RedisError::from((ErrorKind::Client, "no credentials were given", why));
+        let credentials = tokio::time::timeout(PATIENCE, self.provider.ask())
+            .await
+            .map_err(|_| failed(format!("the provider took longer than {PATIENCE:?}")))?
+            .map_err(|error| failed(error.to_string()))?;
+        let (user, password, valid_for) = credentials.into_parts();
+        Ok(Login {
+            user: user.or_else(|| self.user.clone()),
+            password,
+            valid_for,
+        })
+    }
+
+    /// Logs in anew on the connection before each of its logins ends, until the handle is dropped.
+    pub(super) fn keep(
+        &self,
+        connection: MultiplexedConnection,
+        valid_for: Duration,
+        timeout: Duration,
+    ) -> AbortOnDropHandle<()> {
+        AbortOnDropHandle::new(tokio::spawn(
+            self.clone().keep_logged_in(connection, valid_for, timeout),
+        ))
+    }
+
+    async fn keep_logged_in(
+        self,
+        mut connection: MultiplexedConnection,
+        mut valid_for: Duration,
+        timeout: Duration,
+    ) {
+        // The last quarter is for when it does not succeed at once.
+        let mut pause = valid_for * 3 / 4;
+        loop {
+            tokio::time::sleep(pause.max(SHORTEST_PAUSE)).await;
+            match self.renew(&mut connection, timeout).await {
+                Ok(Some(next)) => {
+                    valid_for = next;
+                    pause = valid_for * 3 / 4;
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "login renewal failed: the connection may be closed when its credentials expire");
+                    pause = valid_for / 16;
+                }
+            }
+        }
+    }
+
+    /// For how long the new login is valid, if it does not stay so.
+    async fn renew(
+        &self,
+        connection: &mut MultiplexedConnection,
+        timeout: Duration,
+    ) -> Result<Option<Duration>, RedisError> {
+        let login = self.fresh().await?;
+        let command = login.command();
+        let answer = tokio::time::timeout(timeout, command.exec_async(connection)).await;
+        answer.map_err(|_| RedisError::from((ErrorKind::Io, "AUTH was not answered in time")))??;
+        Ok(login.valid_for)
+    }
+}

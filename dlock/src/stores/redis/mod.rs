@@ -1,0 +1,401 @@
+//! Locks on Redis or Valkey, with the data of Redisson's lock: on one server, on the master that sentinels name, or
+//! in a Cluster.
+
+mod access;
+mod cluster;
+mod connect;
+mod dial;
+mod fence;
+mod hint;
+mod kinds;
+mod login;
+mod node;
+mod open;
+mod permits;
+mod place;
+mod pubsub;
+mod records;
+mod renewals;
+mod script;
+mod sentinel;
+mod servers;
+#[cfg(feature = "tls")]
+mod tls;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use self::kinds::KindStep;
+use self::node::Node;
+pub(crate) use self::node::{Done, Queued};
+pub(crate) use self::open::quorum;
+use self::script::OneAcquire;
+pub(crate) use self::script::{Answer, Response, Verb};
+use self::servers::Servers;
+use crate::LockKey;
+use crate::base::clock;
+use crate::store::counter::{CounterReply, CounterRequest};
+use crate::store::records::{RecordKey, Records};
+use crate::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
+    Lane, Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+};
+use crate::stores::redis::records::RedisRecords;
+
+/// A store on Redis or Valkey.
+#[derive(Debug)]
+pub(crate) struct RedisBackend {
+    servers: Servers,
+    doubts: broadcast::Sender<Lane>,
+    prefix: String,
+}
+
+impl RedisBackend {
+    fn name(&self, key: &LockKey) -> Arc<str> {
+        self.name_of(key.clone())
+    }
+
+    fn name_of(&self, key: LockKey) -> Arc<str> {
+        match self.prefix.as_str() {
+            "" => key.into_shared(),
+            prefix => format!("{prefix}{}", key.as_str()).into(),
+        }
+    }
+
+    /// A step on a record.
+    pub(crate) fn record_step(&self, key: &RecordKey, verb: Verb) -> Queued {
+        self.step_on(self.record_name(key).into(), verb)
+    }
+
+    /// News of a record go to the channel that is called like its key.
+    pub(crate) fn watch_record(&self, key: &RecordKey) -> Watch {
+        let name = self.record_name(key);
+        self.servers.watch(&name.clone(), name)
+    }
+
+    fn record_name(&self, key: &RecordKey) -> String {
+        format!("{}dlock:record:{}", self.prefix, key.as_str())
+    }
+
+    /// Whether there is what is asked for.
+    fn has(&self, request: &AcquireRequest) -> Result<(), BackendError> {
+        if request.vote_after.is_some() && self.servers.has_slots() {
+            let why = "a Cluster is no member of a quorum: its servers lose their data one by one";
+            return Err(BackendError::not_done(Reason::Unsupported, why));
+        }
+        kinds::exists(request.kind)
+    }
+
+    /// The same on a member of a quorum, see [`Call::vote_after`](script::Call::vote_after).
+    fn step_with(&self, key: Arc<str>, verb: Verb, vote_after: Option<Duration>) -> Queued {
+        self.servers.step(key, verb, vote_after)
+    }
+
+    fn step(&self, key: &LockKey, verb: Verb) -> Queued {
+        self.step_on(self.name(key), verb)
+    }
+
+    /// Who holds the locks whose keys, or those of their holders, match a pattern. `name_of` tells the name of
+    /// the lock from the key.
+    async fn scan(
+        &self,
+        pattern: &str,
+        of_type: &str,
+        name_of: impl Fn(String) -> Option<String>,
+        found: &mut BTreeMap<LockKey, Vec<Holder>>,
+    ) -> Result<(), BackendError> {
+        // A lock that moves from one to another meanwhile may be found twice.
+        for node in self.servers.nodes() {
+            self.scan_on(&node, pattern, of_type, &name_of, found).await?;
+        }
+        Ok(())
+    }
+
+    /// The same on one of several servers.
+    async fn scan_on(
+        &self,
+        node: &Node,
+        pattern: &str,
+        of_type: &str,
+        name_of: impl Fn(String) -> Option<String>,
+        found: &mut BTreeMap<LockKey, Vec<Holder>>,
+    ) -> Result<(), BackendError> {
+        let mut cursor = 0_u64;
+        loop {
+            let mut cmd = redis::cmd("SCAN");
+            cmd.arg(cursor).arg("MATCH").arg(pattern);
+            cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
+            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
+                .map_err(|error| BackendError::unknown(error.to_string()))?;
+            // Asked together: they travel in few calls.
+            let steps: Vec<_> = names
+                .into_iter()
+                // What is not UTF-8 is no lock of ours or of Redisson's.
+                .filter_map(|name| String::from_utf8(name).ok())
+                .filter_map(&name_of)
+                .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
+                .map(|key| (self.step(&key, Verb::Inspect), key))
+                .collect();
+            for (step, key) in steps {
+                match step.await.map(|done| done.answer) {
+                    Ok(Answer::Holders(all)) if all.iter().all(is_holder) => {
+                        found.insert(key, all);
+                    }
+                    // Other people's hashes, and locks that ended meanwhile.
+                    Ok(_) => {}
+                    // Nor what this user may not see.
+                    Err(error) if matches!(error.reason, Reason::KeyTaken(_)) || error.is_refused() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    /// The same with the key as the server knows it.
+    fn step_on(&self, key: Arc<str>, verb: Verb) -> Queued {
+        self.step_with(key, verb, None)
+    }
+}
+
+pub(crate) fn strange(answer: &Answer) -> BackendError {
+    BackendError::unknown(format!("the server gave the answer of another step: {answer:?}"))
+}
+
+impl Backend for RedisBackend {
+    fn acquire(
+        self: Arc<Self>,
+        request: AcquireRequest,
+    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+        let AcquireRequest {
+            grant, lease, tokens, ..
+        } = request;
+        let step = match self.has(&request) {
+            Ok(()) => {
+                let (key, vote_after) = (self.name(&request.key), request.vote_after);
+                let verb = match request.kind {
+                    Kind::Lock if request.announce == Announce::Nothing => {
+                        Verb::Acquire { grant, lease, tokens }
+                    }
+                    _ => Verb::As(KindStep::Acquire(Box::new(request))),
+                };
+                self.step_with(key, verb, vote_after)
+            }
+            Err(error) => Queued::turned_away(error),
+        };
+        // Here and below no async block: that would keep the step twice.
+        step.map(move |done| match done?.answer {
+            Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
+                first_token: first,
+                last_token: last,
+            }),
+            Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
+                first_token: first,
+                last_token: last,
+                behind: behind
+                    .into_iter()
+                    .map(|number| grant.with_number(number))
+                    .collect(),
+            }),
+            Answer::Busy {
+                remaining,
+                again,
+                listeners,
+            } => Ok(AcquireReply::Busy {
+                remaining,
+                again,
+                listeners,
+            }),
+            Answer::TooFew => Ok(AcquireReply::TooFewPermits),
+            Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
+            other => Err(strange(&other)),
+        })
+    }
+
+    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
+        let can_be = matches!(kind, Kind::Lock | Kind::Fenced | Kind::Read | Kind::Write);
+        can_be.then(|| self.servers.together(key, |key| self.name(key)))
+    }
+
+    fn acquire_all(
+        self: Arc<Self>,
+        requests: Vec<AcquireRequest>,
+    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+        let one = |request: AcquireRequest| OneAcquire::new(self.name(&request.key), request);
+        let all: Vec<_> = requests.into_iter().map(one).collect();
+        let first = all.first().map(|one| one.key.clone());
+        let step = first.map(|key| self.step_on(key, Verb::All(all)));
+        async move {
+            let Some(step) = step else {
+                return Ok(AcquireAllReply::Acquired { tokens: Vec::new() });
+            };
+            match step.await?.answer {
+                Answer::All(tokens) => Ok(AcquireAllReply::Acquired { tokens }),
+                Answer::None { at, answer } => match *answer {
+                    Ok(Answer::Busy { remaining, .. }) => Ok(AcquireAllReply::Busy { at, remaining }),
+                    Ok(other) => Err(strange(&other)),
+                    Err(error) if error.outcome == Outcome::NotDone => {
+                        Ok(AcquireAllReply::Failed { at, error })
+                    }
+                    Err(error) => Err(error),
+                },
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn release(
+        self: Arc<Self>,
+        request: ReleaseRequest,
+    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+        let ReleaseRequest { grant, keep_for, .. } = request;
+        let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
+        let key = self.name(&request.key);
+        let verb = match request.kind {
+            Kind::Lock | Kind::Fenced => Verb::Release { grant, keep_until },
+            _ => Verb::As(KindStep::Release {
+                request: Box::new(request),
+                keep_until,
+            }),
+        };
+        self.step_on(key, verb).map(|done| {
+            let Done { answer, repeated } = done?;
+            match answer {
+                Answer::Released { heard } => Ok(ReleaseReply::Released { heard }),
+                Answer::Gone => Ok(ReleaseReply::NotHeld { repeated }),
+                other => Err(strange(&other)),
+            }
+        })
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        requests: Vec<RenewRequest>,
+    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+        renewals::renew(self, requests)
+    }
+
+    fn inspect(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+        let step = self.step(&key, Verb::Inspect);
+        async move {
+            match step.await?.answer {
+                Answer::Holders(all) => Ok(all),
+                Answer::Free => Ok(Vec::new()),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
+        let prefix = format!("{}{prefix}", self.prefix);
+        let locks = format!("{}*", glob_escaped(&prefix));
+        let mut found = BTreeMap::new();
+        self.scan(&locks, "hash", Some, &mut found).await?;
+        // Semaphores are found by their holders, whose key is called after theirs.
+        let of_holders = |name: String| {
+            Some(kinds::semaphore_of(&name)?.to_owned()).filter(|name| name.starts_with(&prefix))
+        };
+        self.scan("*:timeout", "zset", of_holders, &mut found).await?;
+        let each =
+            |(key, all): (LockKey, Vec<Holder>)| all.into_iter().map(move |holder| (key.clone(), holder));
+        Ok(found.into_iter().flat_map(each).collect())
+    }
+
+    fn force_release(
+        self: Arc<Self>,
+        key: LockKey,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let step = self.step(&key, Verb::Force);
+        async move {
+            match step.await?.answer {
+                Answer::Released { .. } => Ok(true),
+                Answer::Gone => Ok(false),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        let name = self.name(key);
+        self.servers.watch(&name, kinds::channel(kind, &name, grant))
+    }
+
+    fn lane(&self, key: &LockKey) -> Lane {
+        self.servers.lane(key, |key| self.name(key))
+    }
+
+    fn count(
+        self: Arc<Self>,
+        mut request: CounterRequest,
+    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+        // Until the last copy that goes out in that time can take no effect any more.
+        request.repeated_for += self.servers.timeout();
+        let key = request.key.clone();
+        let step = self.step(&key, Verb::Count(request));
+        async move {
+            match step.await?.answer {
+                Answer::Counted(reply) => Ok(reply),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(RedisRecords(self)))
+    }
+
+    fn raise_fence(
+        self: Arc<Self>,
+        kind: Kind,
+        key: LockKey,
+        grant: GrantId,
+        at_least: u64,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+        let field = kinds::field(kind, grant);
+        let step = self.step(&key, Verb::RaiseFence { field, at_least });
+        async move {
+            match step.await?.answer {
+                Answer::There(there) => Ok(there),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+        Some(self.doubts.subscribe())
+    }
+}
+
+/// Whether what was found looks like the holder of a lock, `uuid:number`, or holds permits.
+fn is_holder(holder: &Holder) -> bool {
+    let is_permit = holder.kind == Kind::Permit;
+    is_permit
+        || holder.id.split_once(':').is_some_and(|(uuid, number)| {
+            let digits = number.strip_prefix('-').unwrap_or(number);
+            Uuid::parse_str(uuid).is_ok() && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+        })
+}
+
+/// `text` as a pattern that matches itself.
+fn glob_escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}

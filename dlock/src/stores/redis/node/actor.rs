@@ -1,0 +1,863 @@
+//! The task that has the connection: what goes out, what comes back, and what happens when nothing does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::landing::After;
+use super::line::{BATCH, Line};
+use super::moves::Moves;
+use super::pace::{CALLS, Pace};
+use super::replicas::{Replicas, Way, Wires};
+use super::unsettled::{Unsettled, micros};
+use super::{Part, Plain, Request, Step};
+use crate::base::chance;
+use crate::base::clock;
+use crate::store::url::Address;
+use crate::store::{BackendError, Reason};
+use crate::stores::redis::cluster::Cluster;
+use crate::stores::redis::cluster::slot::Slot;
+use crate::stores::redis::connect::{Connected, Connector};
+use crate::stores::redis::script::{self, By};
+
+/// Calls under way at a time in a Cluster, where each carries steps of one slot only.
+pub(in super::super) const CALLS_IN_ALL: usize = 128;
+/// Calls in a row without an answer after which the connection is given up.
+const SILENT: u32 = 2;
+/// A connection that was silent for so long is doubted when the next call on it is not answered soon.
+const IDLE: Duration = Duration::from_secs(1);
+/// A connection that was silent for so long is tested.
+const TEST: Duration = Duration::from_secs(10);
+/// Requests that are taken in before anything else is looked at.
+const MANY: usize = 1024;
+/// Between two attempts to connect, at first.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// The same when many have failed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What came of a call; `None` for no answer in time.
+pub(super) type Outcome = Option<Result<Value, RedisError>>;
+
+/// A call under way.
+pub(super) struct Flight {
+    pub(super) load: Load,
+    /// The connection that it is on.
+    pub(super) way: Way,
+    /// The number of the `WAIT` that it is, or that comes behind it.
+    pub(super) round: u64,
+    /// Of its steps, in a Cluster.
+    pub(super) slot: Option<Slot>,
+    pub(super) by: By,
+    pub(super) sent_at: Instant,
+    /// When the first of its steps that nobody has answered yet is over its time.
+    pub(super) due: Instant,
+    /// From then on no answer is expected.
+    pub(super) until: Instant,
+    /// Steps that went out before these have to be sent again, so that these may have come first.
+    pub(super) overtook: bool,
+    /// It took half of those that were there; the others follow when it is answered.
+    pub(super) half: bool,
+    pub(super) answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
+    /// An answer that came at once.
+    pub(super) at_once: Option<Result<Value, RedisError>>,
+}
+
+impl Flight {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Value, RedisError>> {
+        if let Some(answer) = self.at_once.take() {
+            return Poll::Ready(answer);
+        }
+        self.answer.as_mut().poll(cx)
+    }
+}
+
+/// Gives the connection those calls that it does not have yet. It has a call only when that was looked at, and maybe not
+/// even then, where much is under way: so all are looked at in turn, and none goes before an earlier one.
+pub(super) fn hand_to_the_wire(flights: &mut VecDeque<Flight>, way: Way, cx: &mut Context<'_>) {
+    let of_it = flights.iter_mut().filter(|flight| flight.way == way);
+    for flight in of_it.filter(|flight| flight.at_once.is_none()) {
+        if let Poll::Ready(answer) = flight.answer.as_mut().poll(cx) {
+            flight.at_once = Some(answer);
+        }
+    }
+}
+
+pub(super) enum Load {
+    Steps(Vec<Step>),
+    Plain(Plain),
+    /// The question whether replicas have what was sent before.
+    Wait,
+}
+
+impl Load {
+    fn steps(&self) -> usize {
+        match self {
+            Load::Steps(steps) => steps.len(),
+            Load::Plain(_) | Load::Wait => 0,
+        }
+    }
+}
+
+/// What was heard on a connection, and what was not.
+struct Heard {
+    /// When the last answer came.
+    at: Instant,
+    /// How many calls in a row were not answered in time.
+    unanswered: u32,
+}
+
+/// The same of each connection.
+struct Silence {
+    usual: Heard,
+    acknowledged: Heard,
+}
+
+impl Silence {
+    /// Both have just been answered.
+    fn new() -> Silence {
+        let heard = || Heard {
+            at: clock::now(),
+            unanswered: 0,
+        };
+        Silence {
+            usual: heard(),
+            acknowledged: heard(),
+        }
+    }
+
+    fn on(&self, way: Way) -> &Heard {
+        match way {
+            Way::Usual => &self.usual,
+            Way::Acknowledged => &self.acknowledged,
+        }
+    }
+
+    fn on_mut(&mut self, way: Way) -> &mut Heard {
+        match way {
+            Way::Usual => &mut self.usual,
+            Way::Acknowledged => &mut self.acknowledged,
+        }
+    }
+
+    fn ends(&mut self, way: Way) {
+        *self.on_mut(way) = Heard {
+            at: clock::now(),
+            unanswered: 0,
+        };
+    }
+
+    fn goes_on(&mut self, way: Way) {
+        self.on_mut(way).unanswered += 1;
+    }
+
+    fn is_too_long(&self) -> bool {
+        self.usual.unanswered.max(self.acknowledged.unanswered) >= SILENT
+    }
+
+    /// Where it is silent.
+    fn where_it_is(&self) -> Option<Way> {
+        match (self.usual.unanswered, self.acknowledged.unanswered) {
+            (0, 0) => None,
+            (0, _) => Some(Way::Acknowledged),
+            _ => Some(Way::Usual),
+        }
+    }
+}
+
+/// A connection that is made because the one in use may be dead: the network or something on the way forgets those that
+/// are idle. A server that is only slow does not answer on a new connection either, and that is then dropped.
+type Spare = Pin<Box<dyn Future<Output = Result<Connected, BackendError>> + Send>>;
+
+/// Why a connection is not served any more.
+enum End {
+    Broken,
+    /// Another one stands already.
+    Replaced(Box<Connected>),
+    Closed,
+}
+
+enum Event {
+    /// The answer to one of the flights.
+    Landed(usize, Result<Value, RedisError>),
+    Disconnected,
+    /// Another server has taken the place of this one.
+    Left,
+    /// What came of the spare connection.
+    Spare(Result<Connected, BackendError>),
+    /// Requests, or nobody can make any more.
+    Asked(usize),
+    Alarm,
+}
+
+pub(super) struct Actor {
+    pub(super) connector: Arc<Connector>,
+    pub(super) part: Part,
+    /// The server that was connected to last.
+    pub(super) address: Option<Address>,
+    pub(super) requests: mpsc::UnboundedReceiver<Request>,
+    /// Those of them that are being taken in.
+    taken: Vec<Request>,
+    pub(super) line: Line,
+    pub(super) moves: Moves,
+    /// It is to end.
+    pub(super) retired: bool,
+    pub(super) plain: VecDeque<Plain>,
+    /// Releases that are to be sent again at their time.
+    pub(super) later: BTreeMap<(Instant, u64), Step>,
+    pub(super) next: u64,
+    /// In the order in which they were sent, in which the answers come too.
+    pub(super) flights: VecDeque<Flight>,
+    pub(super) unsettled: Unsettled,
+    pace: Pace,
+    /// Where something is to be acknowledged by replicas.
+    pub(super) replicas: Option<Replicas>,
+    /// Of the server process that is connected.
+    run_id: String,
+    /// A master was found at the address: a read-only replica there is one that was replaced.
+    pub(super) was_master: bool,
+    /// The server that was connected last is no master any more.
+    pub(super) was_demoted: bool,
+    /// Connections in a row on which the server carried out nothing.
+    pub(super) setbacks: u32,
+    alarm: Alarm,
+    /// What was wrong with the connection last.
+    pub(super) trouble: String,
+}
+
+impl Actor {
+    pub(super) fn new(connector: Connector, requests: mpsc::UnboundedReceiver<Request>, part: Part) -> Actor {
+        Actor {
+            address: None,
+            requests,
+            taken: Vec::new(),
+            line: Line::new(part.places.clone()),
+            part,
+            moves: Moves::default(),
+            retired: false,
+            plain: VecDeque::new(),
+            later: BTreeMap::new(),
+            next: 0,
+            flights: VecDeque::new(),
+            unsettled: Unsettled::new(),
+            pace: Pace::new(),
+            replicas: connector.access.replicas.map(Replicas::new),
+            run_id: String::new(),
+            was_master: !connector.place.is_fixed(),
+            was_demoted: false,
+            setbacks: 0,
+            alarm: Alarm::default(),
+            trouble: String::new(),
+            connector: Arc::new(connector),
+        }
+    }
+
+    /// Who knows where the slots are, where there are any.
+    pub(super) fn cluster(&self) -> Option<Arc<Cluster>> {
+        self.part.cluster.as_ref()?.upgrade()
+    }
+
+    /// The server, for messages.
+    pub(super) fn whereabouts(&self) -> String {
+        self.connector.place.to_string()
+    }
+
+    pub(super) async fn run(mut self, first: Option<Connected>) {
+        let mut first = first;
+        loop {
+            let connected = match first.take() {
+                Some(connected) => connected,
+                None => match self.reconnect().await {
+                    Some(connected) => connected,
+                    None => break,
+                },
+            };
+            self.begin(&connected);
+            match self.serve(connected).await {
+                End::Closed => break,
+                End::Broken => {}
+                End::Replaced(connected) => first = Some(*connected),
+            }
+            if self.retired {
+                break;
+            }
+            tracing::warn!(server = %self.connector.place, trouble = %self.trouble, "the connection to the lock store is lost");
+            let elsewhere = self
+                .address
+                .as_ref()
+                .is_some_and(|at| !self.connector.place.is_at(at));
+            if elsewhere {
+                // Told at once, and once more when the other one can be asked.
+                let _ = self.part.doubts.send(self.part.lane);
+            }
+            if let Some(cluster) = self.cluster() {
+                cluster.look();
+            }
+        }
+        if self.retired {
+            self.wind_up().await;
+        }
+    }
+
+    /// A connection stands.
+    fn begin(&mut self, connected: &Connected) {
+        let address = self.address.replace(connected.address.clone());
+        if address
+            .as_ref()
+            .is_some_and(|before| *before != connected.address)
+        {
+            self.unsettled.settle_all();
+        }
+        self.unsettled
+            .server_says(connected.server_time, connected.asked_at);
+        self.run_id.clone_from(&connected.run_id);
+        self.was_master |= !connected.is_replica;
+        if address.is_some() {
+            if std::mem::take(&mut self.was_demoted) {
+                self.connector.place.changed();
+            }
+            tracing::info!(server = %self.connector.place, "connected to the lock store again");
+            self.line.releases_first();
+            let _ = self.part.doubts.send(self.part.lane);
+        }
+    }
+
+    /// Connects, for as long as it takes. `None` when nobody wants it any more.
+    async fn reconnect(&mut self) -> Option<Connected> {
+        let mut pause = SHORTEST_PAUSE;
+        // What was connected last was of no use: no haste.
+        let setbacks = self.setbacks;
+        self.setbacks = setbacks.saturating_add(1);
+        let mut at_once = setbacks == 0;
+        for _ in 1..setbacks.min(10) {
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        loop {
+            if !std::mem::replace(&mut at_once, false) {
+                self.wait_between(pause).await?;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            let (connector, was_master) = (self.connector.clone(), self.was_master);
+            let attempt = async move {
+                match connector.connect().await {
+                    Ok(connected) if connected.is_replica && was_master => Err(no_master(&connected)),
+                    outcome => outcome,
+                }
+            };
+            tokio::pin!(attempt);
+            let outcome = loop {
+                let due = self.due();
+                tokio::select! {
+                    outcome = &mut attempt => break outcome,
+                    request = self.requests.recv() => self.take_in(request?),
+                    () = sleep_until(due) => self.look_at_the_clock(),
+                }
+                if self.retired {
+                    return None;
+                }
+            };
+            match outcome {
+                Ok(connected) => return Some(connected),
+                Err(error) => {
+                    if self.address.is_none() && self.trouble.is_empty() {
+                        tracing::warn!(trouble = %error.message, "a server of the lock store cannot be reached");
+                    }
+                    self.trouble = error.message;
+                }
+            }
+            if let Some(cluster) = self.cluster() {
+                cluster.look();
+            }
+        }
+    }
+
+    /// Waits for about this long before the next attempt to connect. `None` when nobody wants it any more.
+    async fn wait_between(&mut self, pause: Duration) -> Option<()> {
+        let again = clock::now() + pause.mul_f64(0.5 + chance::fraction());
+        loop {
+            let due = self.due().map_or(again, |due| due.min(again));
+            tokio::select! {
+                request = self.requests.recv() => self.take_in(request?),
+                () = clock::sleep_until(due) => self.look_at_the_clock(),
+            }
+            if self.retired {
+                return None;
+            }
+            if clock::now() >= again {
+                return Some(());
+            }
+        }
+    }
+
+    async fn serve(&mut self, connected: Connected) -> End {
+        let (place, address) = (self.connector.place.clone(), connected.address.clone());
+        let mut left: Option<Timer> = (!place.is_fixed()).then(|| {
+            let left: Timer = Box::pin(async move { place.left(&address).await });
+            left
+        });
+        self.pace = Pace::new();
+        let mut wires = Wires::new(connected);
+        let mut silent = Silence::new();
+        let mut spare: Option<Spare> = None;
+        // A spare was tried since the last answer, and was of no use.
+        let mut was_tried = false;
+        let end = loop {
+            // Those who were answered run first, so that what they ask for next goes out together; before that goes
+            // what has waited for them, so that the server works meanwhile.
+            if self.pace.answered > 1 {
+                if self.depart(&wires) {
+                    wires.flush(&mut self.flights).await;
+                }
+                tokio::task::yield_now().await;
+                while let Ok(request) = self.requests.try_recv() {
+                    self.take_in(request);
+                }
+            }
+            if self.retired {
+                break End::Broken;
+            }
+            // Written now, and not only when the answers that are here already have been looked at.
+            if self.depart(&wires) && self.flights.len() > 1 {
+                wires.flush(&mut self.flights).await;
+            }
+            self.pace.answered = 0;
+            self.ask_replicas(&wires);
+            let doubtful = self
+                .doubtful_from(&silent)
+                .filter(|_| spare.is_none() && !was_tried);
+            let attention = [self.due(), doubtful, self.test_at(&silent)];
+            self.alarm.set(attention.into_iter().flatten().min());
+            let event = poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left, &mut spare));
+            let landed = match event.await {
+                Event::Landed(at, result) => {
+                    let flight = &self.flights[at];
+                    let round_trip = clock::now().saturating_duration_since(flight.sent_at);
+                    silent.ends(flight.way);
+                    (spare, was_tried) = (None, false);
+                    self.pace.landed(flight.load.steps(), round_trip);
+                    self.landed(at, Some(result))
+                }
+                Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
+                Event::Left => After::Broken("another server is the master now".to_owned()),
+                // The address leads to another server now; the one in use will say what it is.
+                Event::Spare(Ok(connected)) if connected.is_replica && self.was_master => continue,
+                Event::Spare(Ok(connected)) => {
+                    self.trouble = "a connection that was idle is dead".to_owned();
+                    break End::Replaced(Box::new(connected));
+                }
+                Event::Spare(Err(_)) => continue,
+                Event::Asked(0) => break End::Closed,
+                Event::Asked(_) => {
+                    let mut taken = std::mem::take(&mut self.taken);
+                    taken.drain(..).for_each(|request| self.take_in(request));
+                    self.taken = taken;
+                    continue;
+                }
+                Event::Alarm => {
+                    self.look_at_the_clock();
+                    let now = clock::now();
+                    if doubtful.is_some_and(|at| at <= now) {
+                        was_tried = true;
+                        let connector = self.connector.clone();
+                        spare = Some(Box::pin(async move { connector.connect().await }));
+                    }
+                    if self.test_at(&silent).is_some_and(|at| at <= now) {
+                        self.test(&silent, now);
+                    }
+                    let Some(at) = self.flights.iter().position(|flight| flight.until <= now) else {
+                        continue;
+                    };
+                    silent.goes_on(self.flights[at].way);
+                    if let Some(cluster) = self.cluster() {
+                        cluster.look();
+                    }
+                    self.landed(at, None)
+                }
+            };
+            match landed {
+                After::Fine if silent.is_too_long() => {
+                    self.trouble = format!("{SILENT} requests in a row were not answered");
+                    break End::Broken;
+                }
+                After::Fine => {
+                    // A second question settles it, without waiting for somebody to ask one.
+                    // Where there are two connections, what is in the line may take the other one.
+                    let settles_itself = !self.line.is_empty() && self.replicas.is_none();
+                    if let Some(way) = silent.where_it_is()
+                        && !settles_itself
+                    {
+                        self.ping(way);
+                    }
+                }
+                After::Again(load, way) => self.take_off(load, By::Text, way, &wires),
+                After::Broken(trouble) => {
+                    self.trouble = trouble;
+                    break End::Broken;
+                }
+            }
+        };
+        // The connection goes first, so that nothing more arrives of what is written off here.
+        drop(wires);
+        if let Some(replicas) = &mut self.replicas {
+            let steps = replicas.drain();
+            self.write_off(Load::Steps(steps));
+        }
+        for flight in std::mem::take(&mut self.flights) {
+            self.write_off(flight.load);
+        }
+        self.hand_over_all();
+        end
+    }
+
+    /// Sends what may go out now. Says whether that was anything.
+    fn depart(&mut self, wires: &Wires) -> bool {
+        let mut any = false;
+        loop {
+            let half = self.half();
+            if half.is_some() && self.flights.iter().any(|flight| flight.half) {
+                break;
+            }
+            let first = self.flights.is_empty();
+            let Some((load, way)) = self.next_load(half.unwrap_or(BATCH)) else {
+                break;
+            };
+            self.take_off(load, By::Hash, way, wires);
+            if let Some(flight) = self.flights.back_mut() {
+                flight.half = first && half.is_some() && !self.line.is_empty();
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// How many steps the next call takes, where not as many as there are.
+    fn half(&self) -> Option<usize> {
+        if self.part.cluster.is_some() || self.replicas.is_some() {
+            return None;
+        }
+        let under_way: usize = self.flights.iter().map(|flight| flight.load.steps()).sum();
+        self.pace.half(under_way + self.line.len())
+    }
+
+    /// How many calls may be under way on a connection: in a Cluster they are many anyway, and where replicas are asked
+    /// each call waits for those before it.
+    fn calls(&self) -> usize {
+        match (&self.part.cluster, &self.replicas) {
+            (Some(_), _) => CALLS_IN_ALL,
+            (None, Some(_)) => CALLS,
+            (None, None) => self.pace.calls(),
+        }
+    }
+
+    fn poll_event(
+        &mut self,
+        cx: &mut Context<'_>,
+        wires: &mut Wires,
+        left: &mut Option<Timer>,
+        spare: &mut Option<Spare>,
+    ) -> Poll<Event> {
+        let flights = &mut self.flights;
+        let landed = wires.poll(cx, |way, cx| {
+            for (at, flight) in flights.iter_mut().enumerate() {
+                if flight.way == way
+                    && let Poll::Ready(result) = flight.poll(cx)
+                {
+                    return Poll::Ready((at, result));
+                }
+            }
+            Poll::Pending
+        });
+        match landed {
+            Poll::Ready(Some((at, result))) => return Poll::Ready(Event::Landed(at, result)),
+            Poll::Ready(None) => return Poll::Ready(Event::Disconnected),
+            Poll::Pending => {}
+        }
+        if left
+            .as_mut()
+            .is_some_and(|left| left.as_mut().poll(cx).is_ready())
+        {
+            *left = None;
+            return Poll::Ready(Event::Left);
+        }
+        if let Some(Poll::Ready(outcome)) = spare.as_mut().map(|spare| spare.as_mut().poll(cx)) {
+            *spare = None;
+            return Poll::Ready(Event::Spare(outcome));
+        }
+        // Before the requests, of which there may be more and more.
+        if self.alarm.poll(cx).is_ready() {
+            return Poll::Ready(Event::Alarm);
+        }
+        let taken = self.requests.poll_recv_many(cx, &mut self.taken, MANY);
+        taken.map(Event::Asked)
+    }
+
+    pub(super) fn take_in(&mut self, request: Request) {
+        match request {
+            Request::Step(step) => self.line.push(step),
+            Request::Plain(plain) => self.plain.push_back(plain),
+            Request::Move(order) => self.take_order(order),
+        }
+    }
+
+    /// When a connection that was idle before its oldest call is doubted, unless that is answered before.
+    fn doubtful_from(&self, silent: &Silence) -> Option<Instant> {
+        // One for each connection is enough: answers come in the order of the calls.
+        let oldest = |way| {
+            let flight = self.flights.iter().find(|flight| flight.way == way)?;
+            let was_idle = flight.sent_at >= silent.on(way).at + IDLE;
+            (was_idle && !matches!(flight.load, Load::Wait)).then_some(flight.sent_at)
+        };
+        let timeout = self.connector.access.timeout;
+        let patience = (timeout / 4).max(self.pace.fastest().unwrap_or_default() * 3);
+        let oldest = self.ways().iter().copied().filter_map(oldest).min();
+        // So late that it is too late anyway.
+        oldest
+            .filter(|_| patience < timeout)
+            .map(|sent_at| sent_at + patience)
+    }
+
+    /// The connections on which replicas are asked only exist where there are some.
+    fn ways(&self) -> &'static [Way] {
+        match self.replicas {
+            Some(_) => &[Way::Usual, Way::Acknowledged],
+            None => &[Way::Usual],
+        }
+    }
+
+    /// When the next test of an idle connection is due.
+    fn test_at(&self, silent: &Silence) -> Option<Instant> {
+        let is_idle = |way: &&Way| self.flights.iter().all(|flight| flight.way != **way);
+        let idle = self.ways().iter().filter(is_idle);
+        idle.map(|way| silent.on(*way).at + TEST).min()
+    }
+
+    /// Tests the connections that are idle: a dead one is found before somebody needs it.
+    fn test(&mut self, silent: &Silence, now: Instant) {
+        for way in self.ways() {
+            let is_busy = self.flights.iter().any(|flight| flight.way == *way)
+                || self.plain.iter().any(|plain| plain.way == *way);
+            if !is_busy && silent.on(*way).at + TEST <= now {
+                self.ping(*way);
+            }
+        }
+    }
+
+    /// Asks whether the server is there; nobody waits for the answer.
+    fn ping(&mut self, way: Way) {
+        self.plain.push_back(Plain {
+            cmd: redis::cmd("PING"),
+            way,
+            deadline: clock::now() + self.connector.access.timeout,
+            reply: oneshot::channel().0,
+        });
+    }
+
+    /// What goes out next, and where: so many steps at the most, unless one alone is more.
+    fn next_load(&mut self, most: usize) -> Option<(Load, Way)> {
+        let way = match self.plain.front() {
+            Some(plain) => plain.way,
+            None => self.way(),
+        };
+        let under_way = self.flights.iter().filter(|flight| flight.way == way);
+        if under_way.count() >= self.calls() {
+            return None;
+        }
+        match self.plain.pop_front() {
+            Some(plain) => Some((Load::Plain(plain), way)),
+            None => {
+                let gate = self.gate(way);
+                let (flights, moves) = (&self.flights, &self.moves);
+                let mut last = None;
+                let may_fly = |slot: Option<Slot>| {
+                    // Where many wait for the same one, it is counted once.
+                    if let Some((same, may)) = last
+                        && same == slot
+                    {
+                        return may;
+                    }
+                    let is_there = |flight: &&Flight| flight.way == way && flight.slot == slot;
+                    let under_way = flights.iter().filter(is_there);
+                    // Where there are no slots, that was counted already.
+                    let has_room = slot.is_none() || under_way.count() < CALLS;
+                    let may = has_room && moves.is_settled(slot);
+                    last = Some((slot, may));
+                    may
+                };
+                let steps = self.line.take(clock::now(), most, gate, may_fly)?;
+                Some((Load::Steps(steps), way))
+            }
+        }
+    }
+
+    fn take_off(&mut self, mut load: Load, by: By, way: Way, wires: &Wires) {
+        let now = clock::now();
+        let (cmd, due, until) = match &mut load {
+            // Has a way of its own.
+            Load::Wait => return,
+            Load::Plain(plain) => (plain.cmd.clone(), plain.deadline, plain.deadline),
+            Load::Steps(steps) => {
+                let server_now = self.unsettled.server_time(now);
+                let due = steps.iter().map(|step| step.deadline).min().unwrap_or(now);
+                let until = steps.iter().map(|step| step.deadline).max().unwrap_or(now);
+                let refuse = |deadline: Instant| server_now + micros(deadline.saturating_duration_since(now));
+                for step in steps.iter_mut() {
+                    step.seat = None;
+                    step.sent += 1;
+                    // Acquires have one time in common.
+                    step.refuse_after = refuse(match step.call.is_acquire() {
+                        true => until,
+                        false => step.deadline,
+                    });
+                }
+                let cmd = script::call(
+                    by,
+                    &self.run_id,
+                    &self.part.fence,
+                    steps.iter().map(|step| (&step.call, step.refuse_after)),
+                );
+                (cmd, due, until)
+            }
+        };
+        let round = match (&mut self.replicas, &load) {
+            (Some(replicas), Load::Steps(steps)) => replicas.send(way, steps),
+            _ => 0,
+        };
+        let mut connection = wires.wire(way).connection().clone();
+        let (slot, asking) = match &load {
+            Load::Steps(steps) => steps
+                .first()
+                .map_or((None, false), |step| (step.call.slot, step.asking)),
+            Load::Plain(_) | Load::Wait => (None, false),
+        };
+        self.flights.push_back(Flight {
+            load,
+            way,
+            round,
+            slot,
+            by,
+            sent_at: now,
+            due,
+            until,
+            overtook: false,
+            half: false,
+            at_once: None,
+            // An error of the server comes as a value here.
+            answer: Box::pin(async move {
+                let answer = match asking {
+                    true => ask(&mut connection, cmd).await,
+                    false => connection.send_packed_command(&cmd).await,
+                };
+                answer.and_then(Value::extract_error)
+            }),
+        });
+    }
+
+    /// When something here needs attention without anybody saying so.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let flying = self.flights.iter().map(|flight| flight.due);
+        let plain = self.plain.front().map(|plain| plain.deadline);
+        let later = self.later.keys().next().map(|(at, _)| *at);
+        let line = self.line.due().into_iter().chain(self.line.wakes_at);
+        flying.chain(line).chain(plain).chain(later).min()
+    }
+}
+
+/// A read-only replica has taken the place of the master.
+fn no_master(replica: &Connected) -> BackendError {
+    let message = format!(
+        "{} is a read-only replica now: its master is looked for at the same address",
+        replica.address
+    );
+    BackendError::not_done(Reason::Unreachable, message)
+}
+
+/// Sends a call to a server that its slot is moving to.
+async fn ask(connection: &mut MultiplexedConnection, call: Cmd) -> Result<Value, RedisError> {
+    let mut both = redis::Pipeline::with_capacity(2);
+    both.cmd("ASKING").add_command(call);
+    let mut answers = connection.send_packed_commands(&both, 1, 1).await?;
+    Ok(answers.pop().unwrap_or(Value::Nil))
+}
+
+/// A timer that is set anew only when it must ring earlier: it may ring for nothing, and that is cheaper than
+/// setting it for each call.
+#[derive(Default)]
+struct Alarm(Option<(Instant, Timer)>);
+
+type Timer = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Alarm {
+    fn set(&mut self, due: Option<Instant>) {
+        let Some(due) = due else { return };
+        if self.0.as_ref().is_none_or(|(at, _)| due < *at) {
+            self.0 = Some((due, Box::pin(clock::sleep_until(due))));
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((_, timer)) = &mut self.0 else {
+            return Poll::Pending;
+        };
+        let poll = timer.as_mut().poll(cx);
+        if poll.is_ready() {
+            self.0 = None;
+        }
+        poll
+    }
+}
+
+pub(super) async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => clock::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// A call that ends when it has gone into the channel.
+    fn flight(number: u32, wire: &mpsc::Sender<u32>) -> Flight {
+        let (now, wire) = (clock::now(), wire.clone());
+        Flight {
+            load: Load::Wait,
+            way: Way::Usual,
+            round: 0,
+            slot: None,
+            by: By::Text,
+            sent_at: now,
+            due: now,
+            until: now,
+            overtook: false,
+            half: false,
+            at_once: None,
+            answer: Box::pin(async move {
+                let _ = wire.send(number).await;
+                std::future::pending().await
+            }),
+        }
+    }
+
+    #[test]
+    fn a_call_that_the_connection_had_no_room_for_goes_before_later_ones() {
+        let (wire, mut taken) = mpsc::channel(2);
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut flights: VecDeque<_> = (0..3).map(|number| flight(number, &wire)).collect();
+        hand_to_the_wire(&mut flights, Way::Usual, cx);
+        let mut order = vec![taken.try_recv().unwrap(), taken.try_recv().unwrap()];
+        flights.push_back(flight(3, &wire));
+        hand_to_the_wire(&mut flights, Way::Usual, cx);
+        order.extend(std::iter::from_fn(|| taken.try_recv().ok()));
+        assert_eq!(order, [0, 1, 2, 3]);
+    }
+}

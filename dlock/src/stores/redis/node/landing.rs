@@ -1,0 +1,397 @@
+//! What becomes of steps: answered, failed, sent again, or remembered because a copy may yet take effect.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, ServerErrorKind};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
+use super::failure::{broke, classify, is_broken, no_answer};
+use super::replicas::Way;
+use super::{Done, Queuing, Step};
+use crate::base::clock;
+use crate::store::{BackendError, Outcome, Reason};
+use crate::stores::redis::script::{self, Answer, By, Call, Verb};
+
+/// What to do after a call came back.
+pub(super) enum After {
+    Fine,
+    /// The server does not know the script: the same steps again, with its text.
+    Again(Load, Way),
+    Broken(String),
+}
+
+/// What is known of a call that was carried out.
+struct Landed {
+    /// When, by the server's clock (µs).
+    server_time: u64,
+    /// See [`Flight::overtook`].
+    overtook: bool,
+    /// See [`Flight::round`].
+    round: u64,
+}
+
+impl Actor {
+    /// Fails what is over its time, and queues what is due again.
+    pub(super) fn look_at_the_clock(&mut self) {
+        let now = clock::now();
+        while self
+            .later
+            .first_key_value()
+            .is_some_and(|((at, _), _)| *at <= now)
+        {
+            // At the back, where it is the last to run out of time.
+            if let Some((_, step)) = self.later.pop_first() {
+                self.line.push(step);
+            }
+        }
+        while let Some(mut step) = self.line.pop_overdue(now) {
+            let why = step.held_up.take().unwrap_or_else(|| self.waited_because());
+            let error = match step.sent {
+                0 => BackendError::not_done(Reason::Unreachable, why),
+                _ => BackendError::unknown(why),
+            };
+            self.fail(&mut step, error);
+        }
+        while self.plain.front().is_some_and(|plain| plain.deadline <= now) {
+            if let Some(plain) = self.plain.pop_front() {
+                let error = BackendError::not_done(Reason::Unreachable, self.waited_because());
+                let _ = plain.reply.send(Err(error));
+            }
+        }
+        let mut flights = std::mem::take(&mut self.flights);
+        for flight in flights.iter_mut().filter(|flight| flight.due <= now) {
+            let mut due = flight.until;
+            if let Load::Steps(steps) = &mut flight.load {
+                for step in steps.iter_mut().filter(|step| step.reply.is_some()) {
+                    if step.deadline <= now {
+                        self.fail(step, no_answer());
+                    } else {
+                        due = due.min(step.deadline);
+                    }
+                }
+            }
+            flight.due = due;
+        }
+        self.flights = flights;
+    }
+
+    fn waited_because(&self) -> String {
+        match self.trouble.as_str() {
+            "" => "it had to wait too long".to_owned(),
+            trouble => trouble.to_owned(),
+        }
+    }
+
+    /// Answers a step with a failure, and remembers what may yet take effect.
+    pub(super) fn fail(&mut self, step: &mut Step, mut error: BackendError) {
+        step.admit(&mut error);
+        if error.outcome == Outcome::Unknown {
+            for id in step.call.takes() {
+                self.unsettled.remember(&id, step.refuse_after);
+            }
+        }
+        let Some(reply) = step.reply.take() else { return };
+        if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
+            error.outcome = Outcome::Unknown;
+            let deadline = clock::now() + self.connector.access.patience() * 4;
+            self.line.keep(unanswered(step.call.clone(), deadline));
+        }
+        if let Verb::GiveBack { token, .. } = &step.call.verb
+            && reply.is_closed()
+            && error.is_outlasted()
+            && self.unsettled.get(token.as_str()).is_some()
+        {
+            self.release_again(step.call.clone(), self.connector.access.patience());
+        }
+        let _ = reply.send(Err(error));
+    }
+
+    /// A claim goes out anew, and its release may have overtaken it.
+    fn remember_claim(&mut self, step: &Step) {
+        if let Some(id) = step.call.claims() {
+            self.unsettled.remember(id, step.refuse_after);
+        }
+    }
+
+    /// Releases a claim after a while; nobody waits for the answer.
+    fn release_again(&mut self, call: Call, wait: Duration) {
+        let at = clock::now() + wait.min(self.connector.access.patience() * 2);
+        let deadline = at + self.connector.access.patience();
+        self.next += 1;
+        self.later.insert((at, self.next), unanswered(call, deadline));
+    }
+
+    /// Deals with what came of the flight at this place.
+    pub(super) fn landed(&mut self, at: usize, outcome: CallOutcome) -> After {
+        let Some(flight) = self.flights.remove(at) else {
+            return After::Fine;
+        };
+        let slot = flight.slot;
+        let after = self.unload(flight, outcome);
+        if let Some(slot) = slot {
+            self.hand_over(&[slot]);
+        }
+        after
+    }
+
+    fn unload(&mut self, flight: Flight, outcome: CallOutcome) -> After {
+        let Flight {
+            load,
+            way,
+            round,
+            by,
+            sent_at,
+            overtook,
+            ..
+        } = flight;
+        let mut steps = match load {
+            Load::Steps(steps) => steps,
+            Load::Wait => return self.acknowledged(round, outcome),
+            Load::Plain(plain) => {
+                let result = match outcome {
+                    Some(result) => result.map_err(|error| classify(&error)),
+                    None => Err(no_answer()),
+                };
+                let _ = plain.reply.send(result);
+                return After::Fine;
+            }
+        };
+        let error = match outcome {
+            None => no_answer(),
+            Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
+                Some((server_time, answers)) => {
+                    self.unsettled.server_says(server_time, sent_at);
+                    let landed = Landed {
+                        server_time,
+                        overtook,
+                        round,
+                    };
+                    return self.all_answered(steps, answers, landed);
+                }
+                None => BackendError::unknown("the server gave an answer that makes no sense"),
+            },
+            Some(Err(error)) => {
+                if is_broken(&error) {
+                    self.write_off(Load::Steps(steps));
+                    return After::Broken(error.to_string());
+                }
+                let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+                if unknown_script && by == By::Hash {
+                    let steps = self.not_carried_out(steps);
+                    return match steps.is_empty() {
+                        true => After::Fine,
+                        false => After::Again(Load::Steps(steps), way),
+                    };
+                }
+                let mut error = match self.redirected(&error, steps) {
+                    Ok(()) => return After::Fine,
+                    Err(back) => {
+                        steps = back;
+                        self.is_of_a_cluster(&error).unwrap_or_else(|| classify(&error))
+                    }
+                };
+                if self.is_demoted(&error) {
+                    let trouble = error.message.clone();
+                    self.was_demoted = true;
+                    match self.was_master {
+                        true => {
+                            let steps = self.not_carried_out(steps);
+                            self.line.put_back(steps);
+                        }
+                        false => steps.iter_mut().for_each(|step| self.fail(step, error.clone())),
+                    }
+                    return After::Broken(trouble);
+                }
+                if self.part.cluster.is_some() {
+                    error.message = format!("{}: {}", self.whereabouts(), error.message);
+                }
+                // Refused as a whole, perhaps because of one of them.
+                if error.is_refused() && steps.len() > 1 {
+                    let mut steps = self.not_carried_out(steps);
+                    steps.iter_mut().for_each(|step| step.alone = true);
+                    self.line.put_back(steps);
+                    return After::Fine;
+                }
+                error
+            }
+        };
+        for step in &mut steps {
+            self.fail(step, error.clone());
+        }
+        After::Fine
+    }
+
+    /// A call was refused before any of its steps was looked at: those that somebody waits for are to be sent
+    /// again, as if for the first time. Calls that are under way may be carried out before them.
+    pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
+        for flight in &mut self.flights {
+            flight.overtook = true;
+        }
+        let mut again = Vec::with_capacity(steps.len());
+        for mut step in steps {
+            step.sent -= 1;
+            if step.reply.is_some() {
+                self.remember_claim(&step);
+                again.push(step);
+            } else if step.sent == 0 {
+                // Failed meanwhile, and this was the only copy.
+                for id in step.call.takes() {
+                    self.unsettled.settle(&id);
+                }
+            }
+        }
+        again
+    }
+
+    fn all_answered(
+        &mut self,
+        steps: Vec<Step>,
+        answers: Vec<Result<Answer, BackendError>>,
+        landed: Landed,
+    ) -> After {
+        let demotion = answers.iter().find_map(|answer| self.demotion(answer));
+        self.was_demoted |= demotion.is_some();
+        if let Some(trouble) = &demotion
+            && self.was_master
+        {
+            // None of them did anything.
+            let steps = self.not_carried_out(steps);
+            self.line.put_back(steps);
+            return After::Broken(trouble.clone());
+        }
+        let mut again = Vec::new();
+        for (mut step, answer) in steps.into_iter().zip(answers) {
+            if let Some(error) = answer_error(&answer).filter(|error| self.is_elsewhere(error))
+                && step.reply.is_some()
+            {
+                self.try_again(step, error);
+                continue;
+            }
+            let once_more = match &answer {
+                Ok(Answer::Again) => true,
+                // It may have come before a release of our own that stood before it in the line.
+                Ok(answer) if answer.is_busy() => landed.overtook,
+                _ => false,
+            };
+            if once_more && step.reply.is_some() {
+                step.sent -= 1;
+                self.remember_claim(&step);
+                again.push(step);
+            } else {
+                self.answered(step, answer, &landed);
+            }
+        }
+        self.line.put_back(again);
+        match demotion {
+            Some(trouble) => After::Broken(trouble),
+            None => {
+                self.setbacks = 0;
+                After::Fine
+            }
+        }
+    }
+
+    fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, landed: &Landed) {
+        let server_time = landed.server_time;
+        if let Some(grant) = &step.call.releases() {
+            // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
+            // any more.
+            if let Some(refuse_after) = self.unsettled.get(grant) {
+                if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
+                    let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
+                    let at = clock::now() + wait.min(self.connector.access.patience() * 2);
+                    step.deadline = at + self.connector.access.patience();
+                    self.next += 1;
+                    self.later.insert((at, self.next), step);
+                    return;
+                }
+                self.unsettled.settle(grant);
+            }
+        }
+        self.settle_claim(&step, &answer, server_time);
+        if let Ok(Answer::Released { heard: None }) = answer {
+            tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
+        }
+        if let Ok(Answer::Done { told: false }) = answer {
+            tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids to tell: who waits for it finds out by looking");
+        }
+        let answer = match answer {
+            Ok(answer) => match self.unless_acknowledged_later(step, answer, landed.round) {
+                Some((same, answer)) => {
+                    step = same;
+                    Ok(answer)
+                }
+                None => return,
+            },
+            Err(mut error) => {
+                step.admit(&mut error);
+                Err(error)
+            }
+        };
+        let repeated = step.sent > 1;
+        if let Some(reply) = step.reply.take() {
+            let _ = reply.send(answer.map(|answer| Done { answer, repeated }));
+        }
+    }
+
+    /// What an answer says of the copies of a claim that may be on their way.
+    fn settle_claim(&mut self, step: &Step, answer: &Result<Answer, BackendError>, server_time: u64) {
+        if let Some(id) = step.call.claims()
+            && step.sent == 1
+        {
+            self.unsettled.settle(id);
+        }
+        let Some(id) = step.call.ends_claim() else { return };
+        let Some(refuse_after) = self.unsettled.get(id) else {
+            return;
+        };
+        match (&step.call.verb, answer) {
+            // Released, and a copy of the claim may yet arrive: once more when none can take effect any more.
+            (Verb::GiveBack { .. }, _) if server_time <= refuse_after => {
+                let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
+                self.release_again(step.call.clone(), wait);
+            }
+            // Whatever comes finds the result.
+            (Verb::GiveBack { .. }, _) | (_, Ok(Answer::Done { .. })) => self.unsettled.settle(id),
+            _ => {}
+        }
+    }
+
+    /// The connection broke under these: what may be repeated is sent again, the rest has failed.
+    pub(super) fn write_off(&mut self, load: Load) {
+        let steps = match load {
+            Load::Steps(steps) => steps,
+            Load::Plain(plain) => {
+                let _ = plain.reply.send(Err(broke()));
+                return;
+            }
+            Load::Wait => return,
+        };
+        let mut again = Vec::new();
+        for mut step in steps {
+            if step.call.is_repeatable() && step.reply.is_some() {
+                self.remember_claim(&step);
+                again.push(step);
+            } else {
+                self.fail(&mut step, broke());
+            }
+        }
+        self.line.put_back(again);
+    }
+}
+
+/// Why a step was not done, of several locks the one that stood in the way.
+pub(super) fn answer_error(answer: &Result<Answer, BackendError>) -> Option<&BackendError> {
+    match answer {
+        Err(error) => Some(error),
+        Ok(Answer::None { answer, .. }) => answer_error(answer),
+        Ok(_) => None,
+    }
+}
+
+/// A step of which nobody waits for the answer.
+fn unanswered(call: Call, deadline: Instant) -> Step {
+    Queuing::new(call, deadline, oneshot::channel().0, None)
+}

@@ -1,0 +1,195 @@
+//! The steps that wait to be sent, in their order.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::Instant;
+
+use super::Step;
+use super::replicas::Gate;
+use crate::stores::redis::cluster::slot::Slot;
+
+/// Steps in one call.
+pub(super) const BATCH: usize = 256;
+/// Bytes that the steps of one call may bring along, unless one alone has more: so that a large result
+/// delays few others.
+const HEAVY: usize = 1024 * 1024;
+/// As far is looked, from the front, for a step that can go out now.
+const WINDOW: usize = 1024;
+/// As far is looked, from that step on, for others of its slot.
+const NEAR: usize = BATCH;
+
+pub(super) struct Line {
+    steps: VecDeque<Step>,
+    /// The next place. The servers of a Cluster count in common, so that steps keep their order when they move.
+    places: Arc<AtomicU64>,
+    /// When the first of those can go out that were held back when it was last looked.
+    pub(super) wakes_at: Option<Instant>,
+    /// Releases that have failed, for the time until whoever asked for them asks again: an acquire that comes
+    /// in between shall not find the lock taken. They go out before everything else.
+    failed_releases: VecDeque<Step>,
+}
+
+impl Line {
+    pub(super) fn new(places: Arc<AtomicU64>) -> Line {
+        Line {
+            steps: VecDeque::new(),
+            places,
+            wakes_at: None,
+            failed_releases: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.steps.len() + self.failed_releases.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.steps.is_empty() && self.failed_releases.is_empty()
+    }
+
+    /// Keeps a release that has failed until its deadline, which is never before that of one kept earlier.
+    pub(super) fn keep(&mut self, release: Step) {
+        self.failed_releases.push_back(release);
+    }
+
+    pub(super) fn push(&mut self, mut step: Step) {
+        step.place = self.places.fetch_add(1, Ordering::Relaxed);
+        self.steps.push_back(step);
+    }
+
+    /// Steps that were sent and are to be sent again go to where they were: before all that came after them.
+    pub(super) fn put_back(&mut self, steps: impl IntoIterator<Item = Step>) {
+        let before = self.steps.len();
+        self.steps.extend(steps);
+        if self.steps.len() > before {
+            self.steps.make_contiguous().sort_by_key(|step| step.place);
+        }
+    }
+
+    /// Releases go first from now on: what is free shall be seen as free. One whose acquire is in the line too stays
+    /// behind that: a quorum that has decided waits for no member.
+    pub(super) fn releases_first(&mut self) {
+        let acquires = self.steps.iter().filter(|step| step.call.is_acquire());
+        let taken: HashSet<String> = acquires.flat_map(|step| step.call.takes()).collect();
+        let goes_first = |step: &Step| {
+            let ends = step.call.releases();
+            ends.is_some_and(|grant| taken.is_empty() || !taken.contains(&grant.to_string()))
+        };
+        let (releases, others): (Vec<_>, Vec<_>) = self.steps.drain(..).partition(goes_first);
+        for step in releases.into_iter().chain(others) {
+            self.push(step);
+        }
+    }
+
+    /// When the first of them is over its time.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let queues = [&self.steps, &self.failed_releases];
+        let fronts = queues.into_iter().filter_map(VecDeque::front);
+        fronts.map(|step| step.deadline).min()
+    }
+
+    pub(super) fn pop_overdue(&mut self, now: Instant) -> Option<Step> {
+        let queues = [&mut self.steps, &mut self.failed_releases];
+        let is_overdue = |queue: &&mut VecDeque<Step>| queue.front().is_some_and(|step| step.deadline <= now);
+        queues.into_iter().find(is_overdue)?.pop_front()
+    }
+
+    /// Those that go out together next: steps of one slot, if another call may be made there, and so many at the most
+    /// unless one alone is more.
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+        most: usize,
+        mut gate: Gate,
+        mut may_fly: impl FnMut(Option<Slot>) -> bool,
+    ) -> Option<Vec<Step>> {
+        let kept = self.failed_releases.iter().take(WINDOW);
+        let first = kept.map(|step| step.call.slot).position(&mut may_fly);
+        if let Some(at) = first {
+            return Some(company(&mut self.failed_releases, at, most, |_| true));
+        }
+        self.wakes_at = None;
+        let mut waiting = HashSet::new();
+        let mut may_go = |step: &Step| {
+            let slot = step.call.slot;
+            if step.not_before.is_some_and(|at| now < at) {
+                self.wakes_at = self.wakes_at.into_iter().chain(step.not_before).min();
+                // Who begins something waits behind it: it may be the release that makes that possible.
+                waiting.insert(slot);
+                return false;
+            }
+            !(step.call.takes_token() && !waiting.is_empty() && waiting.contains(&slot)) && gate.lets(step)
+        };
+        let at = self
+            .steps
+            .iter()
+            .take(WINDOW)
+            .position(|step| may_go(step) && may_fly(step.call.slot))?;
+        Some(company(&mut self.steps, at, most, may_go))
+    }
+
+    /// Takes out all steps of these slots: those in line, and the releases that have failed.
+    pub(super) fn drain(&mut self, slots: &HashSet<Slot>) -> (Vec<Step>, Vec<Step>) {
+        let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
+        (
+            extract(&mut self.steps, is_theirs),
+            extract(&mut self.failed_releases, is_theirs),
+        )
+    }
+
+    /// Takes out everything.
+    pub(super) fn drain_all(&mut self) -> impl Iterator<Item = Step> + use<> {
+        let kept = std::mem::take(&mut self.failed_releases);
+        kept.into_iter().chain(std::mem::take(&mut self.steps))
+    }
+}
+
+/// Takes the step at this place out of the queue, and with it others of its slot that come after it.
+fn company(
+    queue: &mut VecDeque<Step>,
+    at: usize,
+    most: usize,
+    mut may_go: impl FnMut(&Step) -> bool,
+) -> Vec<Step> {
+    let Some(first) = queue.get(at) else {
+        return Vec::new();
+    };
+    let slot = first.call.slot;
+    let (mut weight, mut work) = (first.call.weight(), first.call.work());
+    let mut places = vec![at];
+    if !first.alone {
+        for (place, step) in queue.iter().enumerate().skip(at + 1).take(NEAR) {
+            if step.call.slot != slot {
+                continue;
+            }
+            weight += step.call.weight();
+            work += step.call.work();
+            if step.alone || weight > HEAVY || work > most || !may_go(step) {
+                break;
+            }
+            places.push(place);
+        }
+    }
+    if places.len() == places[places.len() - 1] - at + 1 {
+        return queue.drain(at..at + places.len()).collect();
+    }
+    // From behind, so that the places before stay what they are.
+    let mut steps: Vec<_> = places
+        .iter()
+        .rev()
+        .filter_map(|place| queue.remove(*place))
+        .collect();
+    steps.reverse();
+    steps
+}
+
+fn extract(queue: &mut VecDeque<Step>, is_wanted: impl Fn(&Step) -> bool) -> Vec<Step> {
+    if !queue.iter().any(&is_wanted) {
+        return Vec::new();
+    }
+    let (wanted, others): (VecDeque<_>, _) = std::mem::take(queue).into_iter().partition(is_wanted);
+    *queue = others;
+    wanted.into()
+}

@@ -1,0 +1,277 @@
+//! One server: a line of steps, and a supervised connection that carries them.
+//!
+//! Steps go out in the order in which they were queued. Those that wait when a call can be made travel
+//! together in one script call; a step that is alone goes out at once. A step that is not answered within
+//! its time fails, whatever the connection does. A connection that broke, or did not answer several times
+//! in a row, is replaced, for ever and with growing pauses.
+//!
+//! Of a Cluster there is one for each server that has slots. A call carries steps of one slot then, many calls are
+//! under way at a time, and steps move to another server when their slot does.
+
+mod actor;
+mod failure;
+mod landing;
+mod line;
+mod moves;
+mod pace;
+mod redirect;
+mod replicas;
+mod unsettled;
+mod wire;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::Instant;
+
+use self::actor::Actor;
+pub(super) use self::actor::CALLS_IN_ALL;
+pub(super) use self::failure::{classify, refused};
+use self::moves::Move;
+use self::replicas::Way;
+use super::cluster::Cluster;
+use super::connect::{Connected, Connector};
+use super::fence::Fence;
+use super::script::{Answer, Call};
+use crate::base::clock;
+use crate::store::{BackendError, Lane, Outcome, Reason};
+
+/// What a step brought.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) answer: Answer,
+    /// The step was sent more than once.
+    pub(crate) repeated: bool,
+}
+
+type Reply = oneshot::Sender<Result<Done, BackendError>>;
+
+/// Passed from hand to hand a dozen times, so it stays where it is.
+pub(super) type Step = Box<Queuing>;
+
+/// A step and its way through the line.
+pub(super) struct Queuing {
+    pub(super) call: Call,
+    deadline: Instant,
+    /// Its place in the line.
+    place: u64,
+    /// How often it was sent.
+    sent: u32,
+    /// A call of its own, because in company it was refused.
+    alone: bool,
+    /// Its server has sent it here, though the slot is not this one's yet.
+    asking: bool,
+    /// How often it could not be carried out where it was sent.
+    hops: u32,
+    /// It is held back until then.
+    not_before: Option<Instant>,
+    /// Why it is not carried out yet, in the words of a server.
+    held_up: Option<String>,
+    /// Until when the server may carry out an acquire or a forced release, by the server's clock in µs.
+    refuse_after: u64,
+    /// `None` once it was answered.
+    reply: Option<Reply>,
+    /// Its share of the room for those that wait to be sent.
+    seat: Option<Seat>,
+}
+
+impl Queuing {
+    fn new(call: Call, deadline: Instant, reply: Reply, seat: Option<Seat>) -> Step {
+        Box::new(Queuing {
+            call,
+            deadline,
+            place: 0,
+            sent: 0,
+            alone: false,
+            asking: false,
+            hops: 0,
+            not_before: None,
+            held_up: None,
+            refuse_after: 0,
+            reply: Some(reply),
+            seat,
+        })
+    }
+
+    /// Of such a step that was sent before nobody can tell what became of the earlier copy.
+    fn admit(&self, error: &mut BackendError) {
+        if self.sent > 1 && self.call.may_be_done_before() {
+            error.outcome = Outcome::Unknown;
+        }
+    }
+}
+
+/// The answer to a step that was queued, within the timeout.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    /// `queued` says that somebody is there to take it out.
+    Waits {
+        answer: oneshot::Receiver<Result<Done, BackendError>>,
+        queued: bool,
+    },
+    /// It was turned away; `None` once that was said.
+    TurnedAway(Option<BackendError>),
+}
+
+impl Queued {
+    pub(super) fn turned_away(error: BackendError) -> Queued {
+        Queued::TurnedAway(Some(error))
+    }
+}
+
+impl Future for Queued {
+    type Output = Result<Done, BackendError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut *self {
+            Queued::Waits { answer, queued } => {
+                let answer = ready!(Pin::new(answer).poll(cx));
+                Poll::Ready(answer.unwrap_or_else(|_| Err(closed(*queued))))
+            }
+            Queued::TurnedAway(error) => error
+                .take()
+                .map_or(Poll::Pending, |error| Poll::Ready(Err(error))),
+        }
+    }
+}
+
+/// A command that is not a step.
+struct Plain {
+    cmd: Cmd,
+    way: Way,
+    deadline: Instant,
+    reply: oneshot::Sender<Result<Value, BackendError>>,
+}
+
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are steps")]
+enum Request {
+    Step(Step),
+    Plain(Plain),
+    Move(Move),
+}
+
+/// How many steps may wait for a server that does not keep up. Those that end or extend something are let in
+/// always: there are never more of them than holds.
+#[derive(Debug, Clone)]
+struct Room {
+    taken: Arc<AtomicUsize>,
+    seats: usize,
+}
+
+/// A place in the room, given back when it is dropped.
+#[derive(Debug)]
+struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Room {
+    fn enter(&self) -> Result<Seat, BackendError> {
+        let seat = Seat(self.taken.clone());
+        if self.taken.fetch_add(1, Ordering::Relaxed) < self.seats {
+            return Ok(seat);
+        }
+        Err(BackendError::not_done(
+            Reason::Unreachable,
+            format!("{} requests are waiting for the server already", self.seats),
+        ))
+    }
+}
+
+/// A server, for those who have steps for it. The connection ends when the last of these is gone.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    queue: mpsc::UnboundedSender<Request>,
+    room: Room,
+    /// Within which a step is answered or has failed.
+    pub(super) timeout: Duration,
+}
+
+/// What a node is among others.
+#[derive(Clone)]
+pub(super) struct Part {
+    /// By which its grants are known.
+    pub(super) lane: Lane,
+    /// At most so many requests wait to be sent.
+    pub(super) seats: usize,
+    /// Where the last fencing tokens are.
+    pub(super) fence: Fence,
+    /// Told whenever a connection had to be made anew.
+    pub(super) doubts: broadcast::Sender<Lane>,
+    /// The order of steps.
+    pub(super) places: Arc<AtomicU64>,
+    /// Who knows where the slots are; of a server that has all keys there is none.
+    pub(super) cluster: Option<Weak<Cluster>>,
+}
+
+impl Node {
+    /// Starts, with a connection if one stands.
+    pub(super) fn start(
+        connector: Connector,
+        connected: Option<Connected>,
+        part: Part,
+        runtime: &tokio::runtime::Handle,
+    ) -> Node {
+        let (queue, requests) = mpsc::unbounded_channel();
+        let timeout = connector.access.patience();
+        let room = Room {
+            taken: Arc::default(),
+            seats: part.seats,
+        };
+        let actor = Actor::new(connector, requests, part);
+        runtime.spawn(actor.run(connected));
+        Node { queue, room, timeout }
+    }
+
+    /// Queues a step now.
+    pub(super) fn queue(&self, call: Call) -> Queued {
+        let seat = match call.may_be_turned_away() {
+            true => match self.room.enter() {
+                Ok(seat) => Some(seat),
+                Err(error) => return Queued::turned_away(error),
+            },
+            false => None,
+        };
+        let (reply, answer) = oneshot::channel();
+        let step = Queuing::new(call, clock::now() + self.timeout, reply, seat);
+        let queued = self.queue.send(Request::Step(step)).is_ok();
+        Queued::Waits { answer, queued }
+    }
+
+    /// Sends a command that is not a step, and does not keep the order of steps.
+    pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, BackendError> {
+        let (reply, answer) = oneshot::channel();
+        let deadline = clock::now() + self.timeout;
+        let plain = Plain {
+            cmd,
+            way: Way::Usual,
+            deadline,
+            reply,
+        };
+        let queued = self.queue.send(Request::Plain(plain)).is_ok();
+        answer.await.unwrap_or_else(|_| Err(closed(queued)))
+    }
+}
+
+/// The background work is gone, by shutdown or with its runtime.
+fn closed(queued: bool) -> BackendError {
+    BackendError {
+        outcome: if queued {
+            Outcome::Unknown
+        } else {
+            Outcome::NotDone
+        },
+        reason: Reason::Closed,
+        message: "the lock client is shut down".to_owned(),
+        source: None,
+    }
+}

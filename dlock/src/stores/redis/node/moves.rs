@@ -1,0 +1,196 @@
+//! Slots that come to a server of a Cluster and go to another, and the steps that go with them.
+//!
+//! Steps of a slot keep their order on the way. The server that gets a slot is told first, and sends none of its
+//! steps until those have arrived that the other one still had; that one hands them over as soon as none of its
+//! calls of the slot is under way any more.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use super::actor::Actor;
+use super::{Node, Request, Step};
+use crate::stores::redis::cluster::slot::Slot;
+
+/// Slots that go the same way.
+pub(in super::super) type Slots = Arc<[Slot]>;
+
+/// What a server is told.
+pub(super) enum Move {
+    /// These slots come here, once another server has handed them over.
+    Expect(Slots),
+    /// These slots go there.
+    Give(Slots, Node),
+    /// Steps from another server.
+    Arrive(Parcel),
+    /// The server has no slots any more, and is not one to have any.
+    Retire,
+}
+
+/// What a server hands over.
+#[derive(Default)]
+pub(super) struct Parcel {
+    /// The slots that come with it; of a few steps that are only passed on, none.
+    slots: Vec<Slot>,
+    steps: Vec<Step>,
+    /// Releases that have failed, see [`Line::keep`](super::line::Line::keep).
+    kept: Vec<Step>,
+}
+
+/// What is to happen to slots, one thing after the other.
+#[derive(Default)]
+pub(super) struct Moves(HashMap<Slot, VecDeque<Pending>>);
+
+enum Pending {
+    Arrival,
+    Departure(Node),
+}
+
+impl Moves {
+    /// Whether steps of this slot may be sent.
+    pub(super) fn is_settled(&self, slot: Option<Slot>) -> bool {
+        self.0.is_empty() || slot.is_none_or(|slot| !self.0.contains_key(&slot))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn push(&mut self, slot: Slot, pending: Pending) {
+        self.0.entry(slot).or_default().push_back(pending);
+    }
+
+    /// What is done now, if it is that.
+    fn done(&mut self, slot: Slot, is_it: impl FnOnce(&Pending) -> bool) -> Option<Pending> {
+        let queue = self.0.get_mut(&slot)?;
+        let done = match queue.front().is_some_and(is_it) {
+            true => queue.pop_front(),
+            false => None,
+        };
+        if queue.is_empty() {
+            self.0.remove(&slot);
+        }
+        done
+    }
+}
+
+impl Node {
+    fn tell(&self, order: Move) {
+        let _ = self.queue.send(Request::Move(order));
+    }
+
+    /// These slots go from here to another server.
+    pub(in super::super) fn give(&self, slots: &Slots, to: &Node) {
+        to.tell(Move::Expect(slots.clone()));
+        self.tell(Move::Give(slots.clone(), to.clone()));
+    }
+
+    /// Passes on steps that belong here.
+    pub(in super::super) fn pass_on(&self, steps: Vec<Step>) {
+        self.tell(Move::Arrive(Parcel {
+            steps,
+            ..Parcel::default()
+        }));
+    }
+
+    /// Ends the connection and hands over what is left.
+    pub(in super::super) fn retire(&self) {
+        self.tell(Move::Retire);
+    }
+}
+
+impl Actor {
+    pub(super) fn take_order(&mut self, order: Move) {
+        match order {
+            Move::Expect(slots) => {
+                for slot in slots.iter() {
+                    self.moves.push(*slot, Pending::Arrival);
+                }
+            }
+            Move::Give(slots, to) => {
+                for slot in slots.iter() {
+                    self.moves.push(*slot, Pending::Departure(to.clone()));
+                }
+                self.hand_over(&slots);
+            }
+            Move::Arrive(Parcel { slots, steps, kept }) => {
+                self.line.put_back(steps);
+                kept.into_iter().for_each(|release| self.line.keep(release));
+                for slot in &slots {
+                    self.moves.done(*slot, |next| matches!(next, Pending::Arrival));
+                }
+                self.hand_over(&slots);
+            }
+            Move::Retire => self.retired = true,
+        }
+    }
+
+    /// Hands over what goes to other servers and is not under way, of these slots.
+    pub(super) fn hand_over(&mut self, slots: &[Slot]) {
+        if self.moves.is_empty() {
+            return;
+        }
+        let under_way: HashSet<_> = self.flights.iter().filter_map(|flight| flight.slot).collect();
+        let mut parcels: Vec<(Node, HashSet<Slot>)> = Vec::new();
+        for slot in slots.iter().filter(|slot| !under_way.contains(slot)) {
+            let leaves = |next: &Pending| matches!(next, Pending::Departure(_));
+            // One step at a time: what comes after a departure has to arrive first.
+            let Some(Pending::Departure(to)) = self.moves.done(*slot, leaves) else {
+                continue;
+            };
+            match parcels
+                .iter_mut()
+                .find(|(node, _)| node.queue.same_channel(&to.queue))
+            {
+                Some((_, with)) => drop(with.insert(*slot)),
+                None => parcels.push((to, HashSet::from([*slot]))),
+            }
+        }
+        for (to, slots) in parcels {
+            let (mut steps, mut kept) = self.line.drain(&slots);
+            steps.iter_mut().for_each(|step| step.asking = false);
+            // Nothing that was sent here can take effect any more, so there is nothing to wait for.
+            let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
+            let later = self.later.iter().filter(|(_, step)| is_theirs(step));
+            let later: Vec<_> = later.map(|(at, _)| *at).collect();
+            kept.extend(later.iter().filter_map(|at| self.later.remove(at)));
+            to.tell(Move::Arrive(Parcel {
+                slots: slots.into_iter().collect(),
+                steps,
+                kept,
+            }));
+        }
+    }
+
+    /// The same for all slots.
+    pub(super) fn hand_over_all(&mut self) {
+        let slots: Vec<_> = self.moves.0.keys().copied().collect();
+        self.hand_over(&slots);
+    }
+
+    /// The end of a server that has retired: hands over what is left, as soon as it has come here itself.
+    pub(super) async fn wind_up(mut self) {
+        loop {
+            self.hand_over_all();
+            if self.moves.is_empty() {
+                break;
+            }
+            let due = self.due();
+            tokio::select! {
+                request = self.requests.recv() => match request {
+                    Some(request) => self.take_in(request),
+                    None => break,
+                },
+                () = super::actor::sleep_until(due) => self.look_at_the_clock(),
+            }
+        }
+        self.requests.close();
+        while let Ok(request) = self.requests.try_recv() {
+            self.take_in(request);
+        }
+        // The others' slots: these were passed on to this server only for a moment.
+        if let Some(cluster) = self.cluster() {
+            let later = std::mem::take(&mut self.later).into_values();
+            cluster.reroute(self.line.drain_all().chain(later).collect());
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Answers that say: not here, or not now. The steps of such a call were not carried out, and go on to where the
+//! server says, or are held back for a moment; their time goes on.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::time::Instant;
+
+use super::actor::Actor;
+use super::landing::answer_error;
+use super::{Queuing, Step};
+use crate::base::chance;
+use crate::base::clock;
+use crate::store::{BackendError, Outcome, Reason};
+use crate::stores::redis::cluster::slot::Slot;
+use crate::stores::redis::connect::is_of_a_cluster;
+use crate::stores::redis::script::{Answer, DOWN, NOT_LOCAL};
+
+/// The shortest and the longest that a step is held back.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+/// A step that is sent on more often than this is held back each time: its servers do not agree yet.
+const HOPS: u32 = 2;
+
+impl Queuing {
+    /// Not now: the longer, the more often that was so.
+    pub(super) fn hold_back(&mut self, now: Instant) {
+        let pause = (PAUSES.0 * (1 << self.hops.min(8))).min(PAUSES.1);
+        self.not_before = Some(now + pause.mul_f64(0.5 + chance::fraction() / 2.0));
+        self.hops = self.hops.saturating_add(1);
+    }
+
+    /// Elsewhere.
+    fn send_on(&mut self, now: Instant) {
+        match self.hops {
+            ..HOPS => self.hops += 1,
+            _ => self.hold_back(now),
+        }
+    }
+}
+
+impl Actor {
+    /// Sends the steps on, or holds them back, if that is what the error says; else gives them back.
+    pub(super) fn redirected(&mut self, error: &RedisError, steps: Vec<Step>) -> Result<(), Vec<Step>> {
+        use ServerErrorKind as S;
+        let (Some(cluster), ErrorKind::Server(kind)) = (self.cluster(), error.kind()) else {
+            return Err(steps);
+        };
+        let now = clock::now();
+        let alone = steps.len() == 1;
+        match kind {
+            S::Moved | S::Ask => {
+                let Some((to, slot)) = Slot::redirected(error) else {
+                    return Err(steps);
+                };
+                let mut steps = self.not_carried_out(steps);
+                steps.iter_mut().for_each(|step| step.send_on(now));
+                if kind == S::Moved {
+                    steps.iter_mut().for_each(|step| step.asking = false);
+                    cluster.moved(self.part.lane, slot, to, steps);
+                } else {
+                    for step in &mut steps {
+                        (step.asking, step.alone) = (true, true);
+                    }
+                    cluster.ask_at(self.part.lane, to, steps);
+                }
+            }
+            // Its keys are on two servers just now. One that has a single key finds it.
+            S::TryAgain if !alone => {
+                let mut steps = self.not_carried_out(steps);
+                steps.iter_mut().for_each(|step| step.alone = true);
+                self.line.put_back(steps);
+            }
+            S::TryAgain | S::ClusterDown | S::MasterDown | S::BusyLoading => {
+                let mut steps = self.not_carried_out(steps);
+                for step in &mut steps {
+                    step.hold_back(now);
+                    step.held_up = Some(format!("{}: {error}{}", self.whereabouts(), hint(kind)));
+                }
+                if kind != S::TryAgain {
+                    cluster.look();
+                }
+                self.once_more(steps);
+            }
+            _ => return Err(steps),
+        }
+        Ok(())
+    }
+
+    /// To be sent again: from here, or, if they are only visiting, from where they belong.
+    fn once_more(&mut self, steps: Vec<Step>) {
+        let (mut visiting, own): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.asking);
+        self.line.put_back(own);
+        if !visiting.is_empty()
+            && let Some(cluster) = self.cluster()
+        {
+            visiting.iter_mut().for_each(|step| step.asking = false);
+            cluster.reroute(visiting);
+        }
+    }
+
+    /// A step that found another key than its own on another server did nothing, and is tried again.
+    pub(super) fn is_elsewhere(&self, error: &BackendError) -> bool {
+        self.part.cluster.is_some()
+            && error.outcome == Outcome::NotDone
+            && error.reason == Reason::Unreachable
+            && (error.message.contains(NOT_LOCAL) || error.message.contains(DOWN))
+    }
+
+    /// Puts a step that did nothing back into the line, for a little later.
+    pub(super) fn try_again(&mut self, mut step: Step, why: &BackendError) {
+        step.sent -= 1;
+        step.alone = true;
+        step.hold_back(clock::now());
+        step.held_up = Some(format!("{}: {}", self.whereabouts(), why.message));
+        self.once_more(vec![step]);
+    }
+
+    /// What a step says of a server that should be the master and is one no longer.
+    pub(super) fn demotion(&self, answer: &Result<Answer, BackendError>) -> Option<String> {
+        let demoted = |error: &&BackendError| self.is_demoted(error);
+        let error = match answer {
+            Ok(Answer::Renewals(all)) => all.iter().filter_map(|one| one.as_ref().err()).find(demoted),
+            other => answer_error(other).filter(demoted),
+        };
+        error.map(|error| error.message.clone())
+    }
+
+    /// Whether the server, which should be the master, is one no longer. A server of a Cluster redirects instead.
+    pub(super) fn is_demoted(&self, error: &BackendError) -> bool {
+        self.part.cluster.is_none()
+            && error.outcome == Outcome::NotDone
+            // Names that a message repeats may have the word in them.
+            && error.reason == Reason::RefusedForNow
+            && (error.message.contains("READONLY") || error.message.contains("read only replica"))
+    }
+
+    /// The error for an answer that only a server of a Cluster gives, where the URL names a single server.
+    pub(super) fn is_of_a_cluster(&self, error: &RedisError) -> Option<BackendError> {
+        use ServerErrorKind as S;
+        let says_so = matches!(
+            error.kind(),
+            ErrorKind::Server(S::CrossSlot | S::Moved | S::Ask | S::ClusterDown)
+        );
+        let address = self
+            .address
+            .as_ref()
+            .filter(|_| says_so && self.part.cluster.is_none())?;
+        Some(is_of_a_cluster(&self.connector.access, address))
+    }
+}
+
+fn hint(kind: ServerErrorKind) -> &'static str {
+    match kind {
+        ServerErrorKind::ClusterDown => {
+            " (a shard is down or has no server; with cluster-require-full-coverage no, the others would go on)"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,317 @@
+//! What replicas have to acknowledge: where [`MinReplicas`] are asked for, an acquire or a renewal counts only when so
+//! many of them have it.
+//!
+//! `WAIT` tells how many replicas have all that its own connection wrote, and until it is answered it keeps back what
+//! comes behind it there. So there is a second connection. As long as no `WAIT` is under way there, all steps go down
+//! that one, and behind those that are to be acknowledged goes one `WAIT` for them together. Until it is answered the
+//! others take the usual connection, and those that are to be acknowledged stay in the line.
+//!
+//! Steps of one key keep their order: a step goes neither way while one that came before it is in the line, or is under
+//! way on the other connection.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use redis::{Cmd, RedisError, Value};
+use tokio::time::Instant;
+
+use super::actor::{Actor, Flight, Load, Outcome as CallOutcome, hand_to_the_wire};
+use super::failure::{classify, is_broken, no_answer};
+use super::landing::After;
+use super::wire::Wire;
+use super::{Done, Step};
+use crate::base::clock;
+use crate::store::options::MinReplicas;
+use crate::store::{BackendError, Outcome, Reason, Renewal};
+use crate::stores::redis::connect::Connected;
+use crate::stores::redis::script::{Answer, By, Call};
+
+/// The connections to a server.
+pub(super) struct Wires {
+    usual: Wire,
+    acknowledged: Option<Wire>,
+}
+
+/// Which of them something takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Usual,
+    Acknowledged,
+}
+
+impl Wires {
+    pub(super) fn new(connected: Connected) -> Wires {
+        Wires {
+            usual: Wire::new(connected.link),
+            acknowledged: connected.acknowledged.map(Wire::new),
+        }
+    }
+
+    pub(super) fn wire(&self, way: Way) -> &Wire {
+        match (way, &self.acknowledged) {
+            (Way::Acknowledged, Some(wire)) => wire,
+            _ => &self.usual,
+        }
+    }
+
+    /// Moves what is to be moved, those calls too that were made and that nobody has looked at.
+    pub(super) async fn flush(&mut self, flights: &mut VecDeque<Flight>) {
+        poll_fn(|cx| {
+            let _ = self.poll(cx, |way, cx| {
+                hand_to_the_wire(flights, way, cx);
+                Poll::<()>::Pending
+            });
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// As [`Wire::poll`] on each of them. `None` when one is gone and has no answer left.
+    pub(super) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut look: impl FnMut(Way, &mut Context<'_>) -> Poll<T>,
+    ) -> Poll<Option<T>> {
+        if let Some(wire) = &mut self.acknowledged
+            && let Poll::Ready(found) = wire.poll(cx, |cx| look(Way::Acknowledged, cx))
+        {
+            return Poll::Ready(found);
+        }
+        self.usual.poll(cx, |cx| look(Way::Usual, cx))
+    }
+}
+
+/// What is to be acknowledged, and what has been carried out and is not yet.
+pub(super) struct Replicas {
+    wanted: MinReplicas,
+    /// The number of the `WAIT` that goes out next.
+    round: u64,
+    /// Whether something has gone out that it is needed for.
+    owed: bool,
+    /// What the server has done, with the number of the `WAIT` behind it, in that order.
+    done: VecDeque<(u64, Step, Answer)>,
+}
+
+impl Replicas {
+    pub(super) fn new(wanted: MinReplicas) -> Replicas {
+        Replicas {
+            wanted,
+            round: 0,
+            owed: false,
+            done: VecDeque::new(),
+        }
+    }
+
+    /// The number of the `WAIT` behind a call with these steps that goes out now.
+    pub(super) fn send(&mut self, way: Way, steps: &[Step]) -> u64 {
+        self.owed |= way == Way::Acknowledged && steps.iter().any(|step| step.call.is_acknowledged());
+        self.round
+    }
+
+    /// All that the connection had under way is over.
+    pub(super) fn drain(&mut self) -> Vec<Step> {
+        self.owed = false;
+        self.done.drain(..).map(|(_, step, _)| step).collect()
+    }
+
+    fn wait(&self) -> Cmd {
+        let mut cmd = redis::cmd("WAIT");
+        cmd.arg(self.wanted.count)
+            .arg(self.wanted.within.as_millis() as u64);
+        cmd
+    }
+
+    fn too_few(&self, acknowledged: i64) -> BackendError {
+        let MinReplicas { count, within } = self.wanted;
+        BackendError {
+            // The server has it.
+            outcome: Outcome::Unknown,
+            reason: Reason::TooFewReplicas {
+                acknowledged: u32::try_from(acknowledged).unwrap_or(0),
+                wanted: count,
+                within,
+            },
+            ..BackendError::unknown(format!(
+                "{acknowledged} of the {count} replicas that min_replicas wants acknowledged it within {within:?}"
+            ))
+        }
+    }
+}
+
+/// Which steps of the line may go out just now: all, where nothing has to be acknowledged.
+#[derive(Default)]
+pub(super) struct Gate {
+    /// Those that are to be acknowledged may not.
+    closed: bool,
+    /// The keys of steps that go before.
+    taken: HashSet<Box<str>>,
+}
+
+impl Gate {
+    pub(super) fn lets(&mut self, step: &Step) -> bool {
+        if !self.closed && self.taken.is_empty() {
+            return true;
+        }
+        let is_behind = |taken: &HashSet<Box<str>>| step.call.keys().any(|key| taken.contains(key));
+        let stays = (self.closed && step.call.is_acknowledged()) || is_behind(&self.taken);
+        if stays {
+            self.taken.extend(step.call.keys().map(Box::from));
+        }
+        !stays
+    }
+}
+
+impl Call {
+    /// Whether replicas are to acknowledge it, where any are.
+    pub(super) fn is_acknowledged(&self) -> bool {
+        self.is_acquire() || self.is_renewal()
+    }
+}
+
+impl Answer {
+    /// Whether the step has written what replicas are to have.
+    fn is_granted(&self) -> bool {
+        match self {
+            Answer::Acquired { .. } | Answer::InLine { .. } | Answer::All(_) | Answer::Renewed => true,
+            Answer::Renewals(all) => all.iter().any(|one| matches!(one, Ok(Renewal::Renewed))),
+            _ => false,
+        }
+    }
+}
+
+impl Actor {
+    /// The way that steps take now.
+    pub(super) fn way(&self) -> Way {
+        let asking = |flight: &Flight| matches!(flight.load, Load::Wait);
+        match &self.replicas {
+            Some(_) if !self.flights.iter().any(asking) => Way::Acknowledged,
+            _ => Way::Usual,
+        }
+    }
+
+    /// What keeps steps back from going this way.
+    pub(super) fn gate(&self, way: Way) -> Gate {
+        if self.replicas.is_none() {
+            return Gate::default();
+        }
+        let others = self.flights.iter().filter(|flight| flight.way != way);
+        let under_way = others.flat_map(|flight| match &flight.load {
+            Load::Steps(steps) => steps.as_slice(),
+            _ => &[],
+        });
+        Gate {
+            closed: way == Way::Usual,
+            taken: under_way
+                .flat_map(|step| step.call.keys())
+                .map(Box::from)
+                .collect(),
+        }
+    }
+
+    /// Sends a `WAIT` behind what needs one.
+    pub(super) fn ask_replicas(&mut self, wires: &Wires) {
+        let timeout = self.connector.access.timeout;
+        let Some(replicas) = self.replicas.as_mut().filter(|replicas| replicas.owed) else {
+            return;
+        };
+        replicas.owed = false;
+        let (cmd, round) = (replicas.wait(), replicas.round);
+        replicas.round += 1;
+        let now = clock::now();
+        let until: Instant = now + replicas.wanted.within + timeout;
+        let mut connection = wires.wire(Way::Acknowledged).connection().clone();
+        self.flights.push_back(Flight {
+            load: Load::Wait,
+            way: Way::Acknowledged,
+            round,
+            slot: None,
+            by: By::Hash,
+            sent_at: now,
+            due: until,
+            until,
+            overtook: false,
+            half: false,
+            at_once: None,
+            answer: Box::pin(async move {
+                let answer = connection.send_packed_command(&cmd).await;
+                answer.and_then(Value::extract_error)
+            }),
+        });
+    }
+
+    /// Keeps an answer until replicas have acknowledged the step; gives it back where they need not.
+    pub(super) fn unless_acknowledged_later(
+        &mut self,
+        step: Step,
+        answer: Answer,
+        round: u64,
+    ) -> Option<(Step, Answer)> {
+        let is_behind = |flight: &Flight| matches!(flight.load, Load::Wait) && flight.round >= round;
+        let is_asked = self.flights.iter().any(is_behind);
+        match &mut self.replicas {
+            Some(replicas) if step.call.is_acknowledged() && answer.is_granted() => {
+                // The one behind it may have been given up.
+                replicas.owed |= !is_asked;
+                replicas.done.push_back((round, step, answer));
+                None
+            }
+            _ => Some((step, answer)),
+        }
+    }
+
+    /// What replicas have said of all that went out before.
+    pub(super) fn acknowledged(&mut self, round: u64, outcome: CallOutcome) -> After {
+        let Some(replicas) = &mut self.replicas else {
+            return After::Fine;
+        };
+        let verdict = match outcome {
+            None => Err(no_answer()),
+            Some(Ok(Value::Int(count))) if count >= i64::from(replicas.wanted.count) => Ok(()),
+            Some(Ok(Value::Int(count))) => Err(replicas.too_few(count)),
+            Some(Ok(_)) => Err(BackendError::unknown(
+                "the server gave an answer to WAIT that makes no sense",
+            )),
+            // With the connection, all that is not acknowledged is written off.
+            Some(Err(error)) if is_broken(&error) => return After::Broken(error.to_string()),
+            Some(Err(error)) => Err(not_asked(&error)),
+        };
+        let ripe = replicas.done.iter().take_while(|(of, ..)| *of <= round).count();
+        let ripe: Vec<_> = replicas.done.drain(..ripe).collect();
+        for (_, mut step, answer) in ripe {
+            let error = match &verdict {
+                Ok(()) => None,
+                Err(error) => Some(error.clone()),
+            };
+            let answer = match (answer, error) {
+                (answer, None) => answer,
+                (Answer::Renewals(all), Some(error)) => {
+                    let doubted = |one| match one {
+                        Ok(Renewal::Renewed) => Err(error.clone()),
+                        other => other,
+                    };
+                    Answer::Renewals(all.into_iter().map(doubted).collect())
+                }
+                (_, Some(error)) => {
+                    self.fail(&mut step, error);
+                    continue;
+                }
+            };
+            let repeated = step.sent > 1;
+            if let Some(reply) = step.reply.take() {
+                let _ = reply.send(Ok(Done { answer, repeated }));
+            }
+        }
+        After::Fine
+    }
+}
+
+/// The server does not say: what stands before it was done all the same.
+fn not_asked(error: &RedisError) -> BackendError {
+    let error = classify(error);
+    BackendError {
+        outcome: Outcome::Unknown,
+        message: format!("min_replicas needs WAIT: {}", error.message),
+        ..error
+    }
+}

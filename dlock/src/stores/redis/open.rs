@@ -1,0 +1,225 @@
+//! How a store is opened.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use super::RedisBackend;
+use super::access::Access;
+use super::cluster::Cluster;
+use super::connect::Connector;
+use super::fence::Fence;
+use super::node::Part;
+use super::place::Place;
+use super::sentinel::Master;
+use super::servers::Servers;
+use crate::Error;
+use crate::store::options::Common;
+use crate::store::url::{ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
+use crate::store::{BackendError, DynBackend, Lane, Reason};
+use crate::stores::quorum::{Member, Quorum};
+
+impl RedisBackend {
+    /// One server; an error when it cannot be reached now.
+    pub(crate) async fn on_server(
+        url: ServerUrl,
+        common: Common,
+        runtime: &Handle,
+    ) -> Result<RedisBackend, Error> {
+        let access = server_access(url.login, &common);
+        let opening = |part, runtime: Handle| async move {
+            let place = Place::fixed(url.address);
+            let connector = Connector::new(Arc::new(access?), place);
+            Servers::one(connector, part, &runtime).await
+        };
+        RedisBackend::open(opening, common, runtime).await
+    }
+
+    /// The master that sentinels name; an error when none is named, or cannot be reached now.
+    pub(crate) async fn by_sentinels(
+        url: SentinelUrl,
+        common: Common,
+        runtime: &Handle,
+    ) -> Result<RedisBackend, Error> {
+        let of_sentinels = access(url.sentinel_login, &common);
+        let access = server_access(url.login, &common);
+        let opening = |part, runtime: Handle| async move {
+            let master = Master::of(of_sentinels?, url.sentinels, url.service, &runtime);
+            let connector = Connector::new(Arc::new(access?), Place::Master(master));
+            Servers::one(connector, part, &runtime).await
+        };
+        RedisBackend::open(opening, common, runtime).await
+    }
+
+    /// A Cluster; an error when none of the servers that are named can be reached now.
+    pub(crate) async fn in_cluster(
+        url: ClusterUrl,
+        common: Common,
+        runtime: &Handle,
+    ) -> Result<RedisBackend, Error> {
+        let access = server_access(url.login, &common);
+        let opening = |part, runtime: Handle| async move {
+            let cluster = Cluster::connect(access?, url.seeds, part, &runtime).await?;
+            Ok(Servers::Cluster(cluster))
+        };
+        RedisBackend::open(opening, common, runtime).await
+    }
+
+    /// A member of a quorum, which need not be there now; then also what is wrong with it.
+    async fn member(
+        url: ServerUrl,
+        common: Common,
+        runtime: &Handle,
+    ) -> Result<(RedisBackend, Option<BackendError>), Error> {
+        let part = part(&common);
+        let access = server_access(url.login, &common).map_err(not_connected)?;
+        let spawner = runtime.clone();
+        let doubts = part.doubts.clone();
+        let connector = Connector::new(Arc::new(access), Place::fixed(url.address));
+        let opening = async move { Servers::one_or_later(connector, part, &spawner).await };
+        // On the runtime that will serve the connections.
+        let Ok((servers, trouble)) = runtime.spawn(opening).await else {
+            return Err(Error::ClientClosed);
+        };
+        let prefix = common.prefix;
+        let member = RedisBackend {
+            servers,
+            doubts,
+            prefix,
+        };
+        Ok((member, trouble))
+    }
+
+    async fn open<F>(
+        opening: impl FnOnce(Part, Handle) -> F,
+        common: Common,
+        runtime: &Handle,
+    ) -> Result<RedisBackend, Error>
+    where
+        F: Future<Output = Result<Servers, BackendError>> + Send + 'static,
+    {
+        let part = part(&common);
+        let doubts = part.doubts.clone();
+        // On the runtime that will serve the connections: sockets belong to the one that made them.
+        match runtime.spawn(opening(part, runtime.clone())).await {
+            Ok(servers) => Ok(RedisBackend {
+                servers: servers.map_err(not_connected)?,
+                doubts,
+                prefix: common.prefix,
+            }),
+            Err(_) => Err(Error::ClientClosed),
+        }
+    }
+}
+
+/// A quorum of servers; an error when a majority of them cannot be reached now, or one lets us in no further.
+pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> Result<Quorum, Error> {
+    let QuorumUrl {
+        members,
+        login,
+        max_lease,
+        trust_fresh,
+    } = url;
+    let majority = members.len() / 2 + 1;
+    let opening = members.into_iter().map(|address| {
+        let (login, common) = (login.clone(), common.clone());
+        async move {
+            let name: Arc<str> = address.to_string().into();
+            let (member, trouble) =
+                RedisBackend::member(ServerUrl { address, login }, common, runtime).await?;
+            let backend: Arc<dyn DynBackend> = Arc::new(member);
+            Ok((Member { name, backend }, trouble))
+        }
+    });
+    let opened: Vec<Result<_, Error>> = futures_util::future::join_all(opening).await;
+    let (mut members, mut away) = (Vec::new(), Vec::new());
+    for member in opened {
+        let (member, trouble) = member?;
+        match trouble {
+            Some(error) if !error.is_passing() => return Err(not_connected(error)),
+            Some(error) => {
+                tracing::warn!(server = %member.name, %error, "a member of the quorum is not there yet");
+                away.push(error.to_string());
+            }
+            None => {}
+        }
+        members.push(member);
+    }
+    if members.len() - away.len() < majority {
+        let (missing, all, why) = (away.len(), members.len(), away.join("; "));
+        return Err(not_connected(BackendError::not_done(
+            Reason::Unreachable,
+            format!("{missing} of the {all} servers of the quorum are not there: {why}"),
+        )));
+    }
+    let quorum = Quorum::of(members, runtime.clone());
+    let quorum = quorum.trust_fresh_servers(trust_fresh.unwrap_or(false));
+    Ok(match max_lease {
+        Some(max_lease) => quorum.max_lease(max_lease),
+        None => quorum,
+    })
+}
+
+fn part(common: &Common) -> Part {
+    Part {
+        lane: Lane::default(),
+        seats: common.max_queued,
+        fence: Fence::of(&common.prefix),
+        doubts: broadcast::channel(16).0,
+        places: Arc::default(),
+        cluster: None,
+    }
+}
+
+/// To a server that has locks.
+fn server_access(login: Login, common: &Common) -> Result<Access, BackendError> {
+    let access = access(login, common)?.with_credentials(common.credentials.clone());
+    Ok(access.with_replicas(common.replicas))
+}
+
+/// To any server, with what stands in the URL.
+fn access(login: Login, common: &Common) -> Result<Access, BackendError> {
+    let name = client_name(&common.service_name, common.uuid);
+    Access::new(login, name, common.timeout, &common.tls)
+}
+
+fn not_connected(error: BackendError) -> Error {
+    let what = "a first connection".to_owned();
+    let BackendError {
+        reason,
+        message,
+        source,
+        ..
+    } = error;
+    match reason {
+        Reason::Refused | Reason::RefusedForNow => Error::Refused {
+            what,
+            message,
+            source,
+        },
+        Reason::WrongUrl => Error::InvalidUrl { reason: message },
+        Reason::Unsupported => Error::Unsupported {
+            what: "this URL".to_owned(),
+            reason: message,
+        },
+        _ => Error::Unreachable {
+            what,
+            message,
+            source,
+        },
+    }
+}
+
+/// `dlock:<service>:<uuid>`, where the holders of locks have the same uuid. The server allows no spaces or
+/// control characters.
+fn client_name(service: &str, uuid: Uuid) -> String {
+    let service: String = service
+        .chars()
+        .map(|c| if c.is_ascii_graphic() { c } else { '-' })
+        .take(64)
+        .collect();
+    format!("dlock:{service}:{uuid}")
+}

@@ -1,0 +1,103 @@
+//! Where the server of a connection is: at a fixed address, or wherever the master is just now.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::sentinel::Master;
+use crate::store::url::Address;
+use crate::store::{BackendError, Reason};
+
+/// Where connections go to.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Fixed(Fixed),
+    /// The master that sentinels name.
+    Master(Master),
+}
+
+/// An address behind which the server may change: a name that is resolved anew, a proxy, a service of Kubernetes.
+#[derive(Debug, Clone)]
+pub(super) struct Fixed {
+    address: Address,
+    /// How often another server turned out to be the master there.
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Place {
+    pub(super) fn fixed(address: Address) -> Place {
+        Place::Fixed(Fixed {
+            address,
+            changes: Arc::new(watch::Sender::new(0)),
+        })
+    }
+
+    /// The address to connect to now; waits until there is one, or none to be had.
+    pub(super) async fn find(&self) -> Result<Address, BackendError> {
+        match self {
+            Place::Fixed(fixed) => Ok(fixed.address.clone()),
+            Place::Master(master) => master.named().await,
+        }
+    }
+
+    /// Why there is none yet, where it takes too long.
+    pub(super) fn missing(&self) -> BackendError {
+        match self {
+            Place::Fixed(fixed) => {
+                BackendError::not_done(Reason::Unreachable, format!("{} was not asked", fixed.address))
+            }
+            Place::Master(master) => master.missing(),
+        }
+    }
+
+    /// Whether the address never changes.
+    pub(super) fn is_fixed(&self) -> bool {
+        matches!(self, Place::Fixed(_))
+    }
+
+    /// Whether connections still go there.
+    pub(super) fn is_at(&self, address: &Address) -> bool {
+        match self {
+            Place::Fixed(_) => true,
+            Place::Master(master) => master.is_at(address),
+        }
+    }
+
+    /// Until connections go somewhere else than there, or another server has been found at a fixed address.
+    pub(super) async fn left(&self, address: &Address) {
+        match self {
+            Place::Fixed(fixed) => {
+                let mut changes = fixed.changes.subscribe();
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            Place::Master(master) => master.left(address).await,
+        }
+    }
+
+    /// The server is not there, or not what it should be.
+    pub(super) fn doubt(&self) {
+        if let Place::Master(master) = self {
+            master.look();
+        }
+    }
+
+    /// The master at a fixed address is another server than before: connections that still stand lead elsewhere.
+    pub(super) fn changed(&self) {
+        if let Place::Fixed(fixed) = self {
+            fixed.changes.send_modify(|changes| *changes += 1);
+        }
+    }
+}
+
+/// For messages; without credentials.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Fixed(fixed) => fixed.address.fmt(f),
+            Place::Master(master) => master.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! The one connection by which this process hears of releases on a server.
+//!
+//! One subscription for each key that is waited for. After each (re)subscribe everybody who waits looks
+//! once, because a message may have been missed. While there is no connection, or where the server forbids
+//! subscriptions, waiters are told to look now and then. Who waits stands in a hub, which the servers of a
+//! Cluster have in common.
+//!
+//! In a Cluster subscriptions are sharded: a channel is with the server that has its slot, and when the slot leaves,
+//! the server ends them unasked. Such a word may come in among the answers to our own commands, which the `redis`
+//! crate then takes for each other's. So what has become of a channel is read from what the server pushes, and only
+//! refusals from the answers; each batch of commands ends with one whose own push tells that nothing of it is left.
+
+mod batch;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use self::batch::Batch;
+use super::access::Open;
+use super::cluster::Shard;
+use super::connect::Connector;
+use super::script;
+use crate::base::chance;
+use crate::store::hub::Hub;
+use crate::store::url::Address;
+
+/// How often the connection is tested while somebody waits.
+const PING: Duration = Duration::from_secs(5);
+/// A connection on which nothing was heard for so long may be dead: when the next answer is not there soon, another one is
+/// made beside it. A server that is only slow does not answer there either.
+const IDLE: Duration = Duration::from_secs(1);
+/// Before the first attempt to connect again.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// How often waiters look where nobody tells them.
+const POLL: Duration = Duration::from_millis(250);
+/// The first and the longest time after which a server is asked again that takes no subscriptions.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Channels in one batch.
+const MANY: usize = 500;
+
+/// The subscriptions to one server.
+#[derive(Debug, Clone)]
+pub(super) struct PubSub {
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Subscribe(Arc<str>, Way),
+    Unsubscribe(Arc<str>),
+}
+
+/// How messages of a channel come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From whichever server they are published on.
+    Plain,
+    /// From the server that has the slot of the channel; the plain way where servers are too old for that.
+    Sharded,
+}
+
+impl PubSub {
+    /// Connects when somebody waits for the first time; ends when the last of these is gone. News are told to
+    /// the hub. In a Cluster it is the server of this shard.
+    pub(super) fn start(
+        connector: Connector,
+        hub: Arc<Hub>,
+        shard: Option<Shard>,
+        runtime: &tokio::runtime::Handle,
+    ) -> PubSub {
+        let (orders, received) = mpsc::unbounded_channel();
+        let actor = Actor {
+            connector,
+            hub,
+            shard,
+            orders: received,
+            channels: HashMap::new(),
+            wanted: VecDeque::new(),
+            leaving: Vec::new(),
+            refused: HashSet::new(),
+            is_old: false,
+            batches: 0,
+            heard: Instant::now(),
+            doubtful_from: None,
+            spare: None,
+            told: false,
+            told_refusal: false,
+            again: AGAIN.0,
+            not_before: None,
+            connects_at: None,
+            probe: None,
+        };
+        runtime.spawn(actor.run());
+        PubSub { orders }
+    }
+
+    pub(super) fn subscribe(&self, channel: &Arc<str>, way: Way) {
+        let _ = self.orders.send(Order::Subscribe(channel.clone(), way));
+    }
+
+    pub(super) fn unsubscribe(&self, channel: Arc<str>) {
+        let _ = self.orders.send(Order::Unsubscribe(channel));
+    }
+}
+
+struct Actor {
+    connector: Connector,
+    hub: Arc<Hub>,
+    shard: Option<Shard>,
+    orders: mpsc::UnboundedReceiver<Order>,
+    /// What is wanted here, and what has become of it.
+    channels: HashMap<Arc<str>, Channel>,
+    /// Those among them that are to be asked for, and some that are not any more.
+    wanted: VecDeque<Arc<str>>,
+    /// Subscriptions that are to end.
+    leaving: Vec<(Arc<str>, Way)>,
+    /// Those that the server refuses: who waits there looks now and then.
+    refused: HashSet<Arc<str>>,
+    /// The server has no sharded channels.
+    is_old: bool,
+    /// How many batches there were.
+    batches: u64,
+    /// When something came last on the connection.
+    heard: Instant,
+    /// When a connection that was idle is doubted, unless an answer comes before.
+    doubtful_from: Option<Instant>,
+    /// The connection to go on with.
+    spare: Option<(Open, Address)>,
+    /// The trouble was told; no need to say it again until it is over.
+    told: bool,
+    /// The same of a server that takes no subscriptions.
+    told_refusal: bool,
+    /// After which time it is asked next whether it takes some now.
+    again: Duration,
+    /// When it is asked next; `None` when nothing is known against it.
+    not_before: Option<Instant>,
+    /// When a connection is made again that let no subscription stand.
+    connects_at: Option<Instant>,
+    /// The channel that it was asked for again.
+    probe: Option<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct Channel {
+    way: Way,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// To be asked for.
+    Wanted,
+    Asked,
+    Stands,
+    /// Not for this user; on the next connection, perhaps.
+    Forbidden,
+    /// Not here, or not now.
+    Away,
+}
+
+/// Nobody wants subscriptions any more.
+struct Closed;
+
+impl Actor {
+    async fn run(mut self) {
+        while let Some(order) = self.orders.recv().await {
+            self.note(order);
+            self.take_in();
+            if !self.channels.is_empty() && self.keep_connected().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Enters an order into what is wanted.
+    fn note(&mut self, order: Order) {
+        match order {
+            Order::Subscribe(channel, way) => {
+                let state = State::Wanted;
+                self.channels.insert(channel.clone(), Channel { way, state });
+                self.wanted.push_back(channel);
+            }
+            Order::Unsubscribe(channel) => {
+                self.refused.remove(&channel);
+                if let Some(Channel { way, state }) = self.channels.remove(&channel)
+                    && matches!(state, State::Asked | State::Stands)
+                {
+                    self.leaving.push((channel, way));
+                }
+            }
+        }
+    }
+
+    /// Enters the orders that wait.
+    fn take_in(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            self.note(order);
+        }
+    }
+
+    /// Serves until nobody wants subscriptions, through broken connections.
+    async fn keep_connected(&mut self) -> Result<(), Closed> {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let now = Instant::now();
+            if self.connects_at.is_none_or(|at| at <= now) {
+                let opened = match self.spare.take() {
+                    Some(spare) => Ok(spare),
+                    None => self.connector.open().await,
+                };
+                let trouble = match opened {
+                    Ok((open, address)) => {
+                        let trouble = self.serve(open, address).await?;
+                        // The server is there and let no subscription stand: it may be long before it does.
+                        if self.told {
+                            self.put_off();
+                            self.connects_at = self.not_before;
+                        }
+                        trouble
+                    }
+                    Err(trouble) => trouble.message,
+                };
+                if !std::mem::replace(&mut self.told, true) {
+                    // A subscription stood: a connection that does not come to that is no progress.
+                    pause = SHORTEST_PAUSE;
+                    tracing::warn!(
+                        server = %self.connector.place, %trouble,
+                        "no subscription to releases: waiters poll until there is one"
+                    );
+                }
+            }
+            // No news from here on: everybody looks, now and in a while.
+            self.take_in();
+            self.hub.doubt(self.channels.keys());
+            tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
+            pause = (pause * 2).min(POLL);
+            self.take_in();
+            if self.orders.is_closed() {
+                return Err(Closed);
+            }
+            if self.channels.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks a server that takes no subscriptions again only after a while, each time a longer one.
+    fn put_off(&mut self) {
+        self.not_before = Some(Instant::now() + self.again.mul_f64(0.5 + chance::fraction() / 2.0));
+        self.again = (self.again * 2).min(AGAIN.1);
+    }
+
+    /// This subscription stands. Where it was refused before, so may all others that were.
+    fn is_granted(&mut self, channel: &Arc<str>) {
+        let was_refused = self.probe.take_if(|probe| probe == channel).is_some();
+        let was_told = std::mem::take(&mut self.told);
+        if !was_refused && !was_told {
+            return;
+        }
+        tracing::info!(server = %self.connector.place, "subscribed to releases again");
+        self.again = AGAIN.0;
+        self.not_before = None;
+        self.connects_at = None;
+        if was_refused {
+            self.told_refusal = false;
+            for channel in std::mem::take(&mut self.refused) {
+                self.want(channel);
+            }
+        }
+    }
+
+    /// Serves until the connection is of no use any more, and tells why.
+    async fn serve(&mut self, open: Open, address: Address) -> Result<String, Closed> {
+        let mut open = open;
+        let Open {
+            connection: sink,
+            pushes,
+            ..
+        } = &mut open;
+        let sink = &*sink;
+        self.begin();
+        self.heard = Instant::now();
+        let place = self.connector.place.clone();
+        let left = place.left(&address);
+        tokio::pin!(left);
+        let mut polled = self.heard;
+        let opening = self.connector.clone();
+        let mut spare = None;
+        let mut batch = self.next_batch(sink);
+        loop {
+            tokio::select! {
+                biased;
+                push = pushes.recv() => {
+                    if !self.hear(push, &mut batch) {
+                        return Ok("the server closed the connection".to_owned());
+                    }
+                    self.heard = Instant::now();
+                    (spare, self.doubtful_from) = (None, None);
+                }
+                outcome = answered(&mut batch) => {
+                    if let Err(trouble) = outcome {
+                        return Ok(trouble.unwrap_or_else(|| self.no_answer()));
+                    }
+                    // All that was pushed before.
+                    while let Ok(push) = pushes.try_recv() {
+                        if !self.hear(Some(push), &mut batch) {
+                            return Ok("the server closed the connection".to_owned());
+                        }
+                    }
+                    self.heard = Instant::now();
+                    (spare, self.doubtful_from) = (None, None);
+                }
+                order = self.orders.recv() => {
+                    let Some(order) = order else { return Err(Closed) };
+                    self.note(order);
+                }
+                () = until(self.doubtful_from), if spare.is_none() => {
+                    self.doubtful_from = None;
+                    spare = Some(Box::pin(opening.open()));
+                }
+                Some(opened) = ready(&mut spare) => {
+                    spare = None;
+                    if let Ok(opened) = opened {
+                        self.spare = Some(opened);
+                        return Ok("a connection that was idle is dead".to_owned());
+                    }
+                }
+                () = &mut left => return Ok(format!("{address} is the master no longer")),
+                () = tokio::time::sleep_until(polled + POLL), if !self.refused.is_empty() => {
+                    self.poll();
+                    polled = Instant::now();
+                }
+                () = tokio::time::sleep_until(self.heard + PING), if batch.is_none() && !self.channels.is_empty() => {
+                    batch = Some(self.send(redis::pipe(), 0, Vec::new(), sink));
+                }
+            }
+            if let Some(over) = batch.take_if(|batch| batch.is_over())
+                && let Err(trouble) = self.settle(over)
+            {
+                return Ok(trouble);
+            }
+            if batch.is_none() {
+                self.take_in();
+                batch = self.next_batch(sink);
+            }
+        }
+    }
+
+    /// Nothing stands on a new connection.
+    fn begin(&mut self) {
+        self.take_in();
+        self.leaving.clear();
+        self.refused.clear();
+        self.probe = None;
+        self.is_old = false;
+        for channel in self.channels.values_mut() {
+            channel.state = State::Wanted;
+        }
+        self.wanted = self.channels.keys().cloned().collect();
+    }
+
+    /// The commands that begin and end subscriptions.
+    fn words(&self, way: Way) -> (&'static str, &'static str) {
+        match way {
+            Way::Sharded if !self.is_old => ("SSUBSCRIBE", "SUNSUBSCRIBE"),
+            _ => ("SUBSCRIBE", "UNSUBSCRIBE"),
+        }
+    }
+
+    /// Sends what is to be done, if anything is. A command for each channel: the server refuses them one by one, and
+    /// several are seldom in one slot.
+    fn next_batch(&mut self, sink: &MultiplexedConnection) -> Option<Batch> {
+        let (mut commands, mut asked) = (redis::pipe(), Vec::new());
+        // Those that end come first: one of them may be wanted again.
+        let leaving = self.leaving.len().min(MANY);
+        for (channel, way) in self.leaving.drain(..leaving).collect::<Vec<_>>() {
+            commands.cmd(self.words(way).1).arg(&*channel);
+        }
+        while leaving + asked.len() < MANY
+            && let Some(channel) = self.wanted.pop_front()
+        {
+            let words = |way| self.words(way).0;
+            let Some(Channel { way, .. }) =
+                self.channels.get(&channel).filter(|it| it.state == State::Wanted)
+            else {
+                continue;
+            };
+            commands.cmd(words(*way)).arg(&*channel);
+            self.enter(&channel, State::Asked);
+            asked.push(channel);
+        }
+        (leaving + asked.len() > 0).then(|| self.send(commands, leaving, asked, sink))
+    }
+
+    /// A batch with these commands; one without any tests the connection.
+    fn send(
+        &mut self,
+        commands: Pipeline,
+        leaving: usize,
+        asked: Vec<Arc<str>>,
+        sink: &MultiplexedConnection,
+    ) -> Batch {
+        self.batches += 1;
+        let mark = format!("dlock:end-of-batch:{}", self.batches);
+        let mark = self.shard.is_some().then_some(mark);
+        let timeout = self.connector.access.timeout;
+        let now = Instant::now();
+        self.doubtful_from = (now >= self.heard + IDLE).then(|| now + timeout / 4);
+        let deadline = now + timeout;
+        Batch::send(commands, leaving, asked, mark, sink.clone(), deadline)
+    }
+
+    /// Takes in what the server says unasked, or to whatever was asked. Whether the connection still stands.
+    fn hear(&mut self, push: Option<PushInfo>, batch: &mut Option<Batch>) -> bool {
+        let Some(PushInfo { kind, data }) = push.filter(|push| push.kind != PushKind::Disconnection) else {
+            return false;
+        };
+        let Some(Value::BulkString(channel)) = data.first() else {
+            return true;
+        };
+        let channel = String::from_utf8_lossy(channel);
+        let entry = self.channels.get_key_value(&*channel);
+        let entry = entry.map(|(channel, entry)| (channel.clone(), entry.state));
+        match (kind, entry) {
+            (PushKind::Message | PushKind::SMessage, _) if script::says_taken(&channel, data.get(1)) => {
+                self.hub.taken(&channel);
+            }
+            (PushKind::Message | PushKind::SMessage, _) => {
+                self.hub.tell(&channel);
+            }
+            (PushKind::Subscribe | PushKind::SSubscribe, Some((channel, State::Asked))) => {
+                self.enter(&channel, State::Stands);
+                self.hub.confirm(&channel);
+                self.is_granted(&channel);
+            }
+            // Its slot has left: who waits looks, and the server will say where it is.
+            (PushKind::SUnsubscribe, Some((channel, State::Stands))) => {
+                self.hub.doubt([&channel]);
+                self.want(channel);
+            }
+            (PushKind::Unsubscribe, _) => {
+                if let Some(batch) = batch {
+                    batch.ended(&channel);
+                }
+            }
+            // What is wanted no more, or anew.
+            _ => {}
+        }
+        true
+    }
+
+    /// A batch is over: asks again for what was neither granted nor refused, and sees to what was.
+    fn settle(&mut self, batch: Batch) -> Result<(), String> {
+        for (channel, refusal) in batch.refusals() {
+            if self.channels.get(&channel).map(|it| it.state) != Some(State::Asked) {
+                continue;
+            }
+            match refusal {
+                Some(error) => self.is_refused(channel, &error)?,
+                None => self.want(channel),
+            }
+        }
+        Ok(())
+    }
+
+    /// A server, a proxy or the permissions of the user may forbid subscriptions, or not know the command: then waiters
+    /// poll, on a connection that stands. What is no refusal is trouble with the connection.
+    fn is_refused(&mut self, channel: Arc<str>, error: &RedisError) -> Result<(), String> {
+        use ServerErrorKind as S;
+        match (&self.shard, error.kind()) {
+            (
+                Some(shard),
+                ErrorKind::Server(
+                    S::Moved | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown | S::BusyLoading,
+                ),
+            ) => {
+                shard.refused(error);
+                self.enter(&channel, State::Away);
+            }
+            (Some(_), _) if is_unknown_to(error, "SSUBSCRIBE") => {
+                self.is_old = true;
+                self.want(channel);
+                return Ok(());
+            }
+            _ if error.is_io_error() || error.code() == Some("NOAUTH") => return Err(error.to_string()),
+            _ => {
+                if !std::mem::replace(&mut self.told_refusal, true) {
+                    tracing::warn!(
+                        server = %self.connector.place, %channel, %error,
+                        "the server takes no subscription to releases: waiters poll until it does"
+                    );
+                }
+                self.enter(&channel, State::Forbidden);
+                if self.not_before.is_none_or(|at| at <= Instant::now()) {
+                    self.put_off();
+                }
+            }
+        }
+        self.refused.insert(channel);
+        Ok(())
+    }
+
+    fn want(&mut self, channel: Arc<str>) {
+        self.enter(&channel, State::Wanted);
+        self.wanted.push_back(channel);
+    }
+
+    fn enter(&mut self, channel: &Arc<str>, state: State) {
+        if let Some(entry) = self.channels.get_mut(channel) {
+            entry.state = state;
+        }
+    }
+
+    /// Has those look whom nobody tells, and asks again where that may be of use.
+    fn poll(&mut self) {
+        let mut may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
+        for channel in std::mem::take(&mut self.refused) {
+            self.hub.tell(&channel);
+            match self.channels.get(&channel).map(|it| it.state) {
+                Some(State::Away) => self.want(channel),
+                // One of them tells whether the others may be asked for.
+                Some(State::Forbidden) if std::mem::take(&mut may_ask) => {
+                    self.probe = Some(channel.clone());
+                    self.want(channel);
+                }
+                Some(State::Forbidden) => drop(self.refused.insert(channel)),
+                _ => {}
+            }
+        }
+    }
+
+    fn no_answer(&self) -> String {
+        format!("no answer within {:?}", self.connector.access.timeout)
+    }
+}
+
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What comes of the attempt, if there is one.
+async fn ready<F: Future + Unpin>(attempt: &mut Option<F>) -> Option<F::Output> {
+    match attempt {
+        Some(attempt) => Some(attempt.await),
+        None => None,
+    }
+}
+
+/// Until the answers to what is under way are there, see [`Batch::answered`].
+async fn answered(batch: &mut Option<Batch>) -> Result<(), Option<String>> {
+    match batch {
+        Some(batch) => batch.answered().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the server does not know this command.
+fn is_unknown_to(error: &RedisError, command: &str) -> bool {
+    let text = error.to_string();
+    text.contains("unknown command") && text.contains(command)
+}

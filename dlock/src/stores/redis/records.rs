@@ -1,0 +1,110 @@
+//! Records on a Redis or Valkey server, over the connections of its locks and in the same calls.
+//!
+//! What a record looks like there, and how each step goes, stands in `lua/records.lua`. All
+//! of it goes by the server's clock. Steps that were sent over a connection that broke are sent again; of a
+//! claim no copy takes effect after the time that the first one had, and a release is repeated until none
+//! can.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore};
+use crate::store::{BackendError, Watch};
+use crate::stores::redis::{Answer, Done, RedisBackend, Response, Verb, strange};
+
+/// The records beside the locks of one server.
+pub(crate) struct RedisRecords(pub(crate) Arc<RedisBackend>);
+
+impl RedisRecords {
+    /// A step that only the owner may take.
+    fn change(
+        &self,
+        key: &RecordKey,
+        verb: Verb,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
+        let step = self.0.record_step(key, verb);
+        async move {
+            match step.await?.answer {
+                Answer::Done { .. } => Ok(OwnerReply::Done),
+                Answer::NotOwner => Ok(OwnerReply::NotOwner),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+}
+
+impl RecordStore for RedisRecords {
+    fn claim(
+        self: Arc<Self>,
+        request: ClaimRequest,
+    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
+        let key = request.key.clone();
+        let step = self.0.record_step(&key, Verb::Claim(Box::new(request)));
+        async move {
+            let Done { answer, .. } = step.await?;
+            Ok(match answer {
+                Answer::Claimed { attempt, fence } => ClaimReply::Claimed { attempt, fence },
+                Answer::Completed(Response(response)) => ClaimReply::Completed { response },
+                Answer::Running { remaining, attempt } => ClaimReply::InProgress { remaining, attempt },
+                Answer::Mismatch => ClaimReply::Mismatch,
+                Answer::Orphan { attempt } => ClaimReply::Orphan { attempt },
+                other => return Err(strange(&other)),
+            })
+        }
+    }
+
+    fn extend(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.change(
+            &key,
+            Verb::Extend {
+                token,
+                lease,
+                retention,
+            },
+        )
+    }
+
+    fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.change(
+            &key,
+            Verb::Complete {
+                token,
+                response: Response(response),
+                retention,
+            },
+        )
+    }
+
+    fn release(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.change(&key, Verb::GiveBack { token, forget: true })
+    }
+
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+        self.change(&key, Verb::GiveBack { token, forget: false })
+    }
+
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
+        self.0.watch_record(key)
+    }
+}

@@ -1,0 +1,747 @@
+//! The steps of `lua/*.lua`: how they are asked and how their answers read.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use redis::{Cmd, Script, Value};
+use tokio::time::Instant;
+
+use super::cluster::slot::Slot;
+use super::fence::Fence;
+use super::kinds::KindStep;
+use super::node::refused;
+use super::permits;
+use crate::base::clock;
+use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
+use crate::store::records::{ClaimRequest, ClaimToken, OnOrphan};
+use crate::store::{AcquireRequest, BackendError, GrantId, Holder, Kind, Reason, Renewal};
+
+/// The script that all steps are in. What most calls do not need is made only where it is needed: as one function.
+const TEXT: &str = concat!(
+    include_str!("lua/always.lua"),
+    "local function rare()\n",
+    include_str!("lua/steps.lua"),
+    include_str!("lua/records.lua"),
+    include_str!("lua/quorum.lua"),
+    include_str!("lua/read_write.lua"),
+    include_str!("lua/several.lua"),
+    include_str!("lua/fair.lua"),
+    include_str!("lua/fenced.lua"),
+    include_str!("lua/permits.lua"),
+    include_str!("lua/counters.lua"),
+    include_str!("lua/rare.lua"),
+    "end\n",
+    include_str!("lua/run.lua")
+);
+static STEPS: LazyLock<Script> = LazyLock::new(|| Script::new(TEXT));
+
+/// Since when a member of a quorum has its data.
+const VOTER: &str = "dlock:voter";
+
+/// How a script is told that a key which it uses is on another server of a Cluster.
+pub(super) const NOT_LOCAL: &str = "non local key in a cluster node";
+/// How a script is told that a Cluster does not serve.
+pub(super) const DOWN: &str = "while the cluster is down";
+
+/// One step on one key, or one that carries many.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    /// The key as the server knows it; of a step that carries many the first.
+    pub(super) key: Arc<str>,
+    /// Where that is in a Cluster: all steps of a call are in one slot.
+    pub(super) slot: Option<Slot>,
+    pub(super) verb: Verb,
+    /// Of an acquire on a member of a quorum: how long that has to have been up with its data, or else it
+    /// abstains.
+    pub(super) vote_after: Option<Duration>,
+}
+
+/// One lock among several that are acquired at once.
+#[derive(Debug, Clone)]
+pub(crate) struct OneAcquire {
+    /// The key as the server knows it.
+    pub(crate) key: Arc<str>,
+    tokens: u32,
+    step: KindStep,
+}
+
+impl OneAcquire {
+    pub(crate) fn new(key: Arc<str>, request: AcquireRequest) -> OneAcquire {
+        OneAcquire {
+            key,
+            tokens: request.tokens.max(1),
+            step: KindStep::Acquire(Box::new(request)),
+        }
+    }
+}
+
+/// One renewal among many.
+#[derive(Debug, Clone)]
+pub(crate) struct OneRenewal {
+    /// The key as the server knows it.
+    pub(crate) key: Arc<str>,
+    pub(crate) grant: GrantId,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Verb {
+    Acquire {
+        grant: GrantId,
+        lease: Duration,
+        tokens: u32,
+    },
+    Release {
+        grant: GrantId,
+        /// Until when the key stays taken.
+        keep_until: Option<Instant>,
+    },
+    /// All of these or none: never none of them are asked for.
+    All(Vec<OneAcquire>),
+    /// Renewals of plain locks, of which each has an answer of its own: never none.
+    Renew {
+        all: Arc<Vec<OneRenewal>>,
+        lease: Duration,
+    },
+    /// What a kind beside the plain lock does its own way.
+    As(KindStep),
+    /// Fencing tokens are greater than this one from now on, if the grant with this field is still there.
+    RaiseFence {
+        field: String,
+        at_least: u64,
+    },
+    Count(CounterRequest),
+    Inspect,
+    Force,
+    Claim(Box<ClaimRequest>),
+    Extend {
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    },
+    Complete {
+        token: ClaimToken,
+        response: Response,
+        retention: Duration,
+    },
+    /// Releases a record, or leaves it as an orphan.
+    GiveBack {
+        token: ClaimToken,
+        forget: bool,
+    },
+}
+
+/// What a record keeps for its user: bytes that are nobody else's business.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Response(pub(crate) Vec<u8>);
+
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+/// What a step answered.
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    Acquired {
+        first: u64,
+        last: u64,
+    },
+    /// The same, and the numbers of those of this client who are next in the queue.
+    InLine {
+        first: u64,
+        last: u64,
+        behind: Vec<u64>,
+    },
+    Busy {
+        remaining: Option<Duration>,
+        /// Within which time one who goes on waiting asks again.
+        again: Option<Duration>,
+        /// How many processes wait for a plain lock, where they are many.
+        listeners: Option<u64>,
+    },
+    /// There are fewer permits in all than are wanted.
+    TooFew,
+    /// The first and the last token of each of several.
+    All(Vec<(u64, u64)>),
+    /// None of several, because of what was answered to the one at this place.
+    None {
+        at: usize,
+        answer: Box<Result<Answer, BackendError>>,
+    },
+    Released {
+        /// How many heard of it; `None` when the server forbids to tell.
+        heard: Option<u64>,
+    },
+    /// The grant is not there.
+    Gone,
+    Renewed,
+    /// To each of the renewals that a step carries.
+    Renewals(Vec<Result<Renewal, BackendError>>),
+    Holders(Vec<Holder>),
+    Counted(CounterReply),
+    Free,
+    Abstains {
+        votes_in: Duration,
+    },
+    /// Whether it was there, and was done.
+    There(bool),
+    Claimed {
+        attempt: u32,
+        fence: u64,
+    },
+    Completed(Response),
+    Running {
+        remaining: Duration,
+        attempt: u32,
+    },
+    Mismatch,
+    Orphan {
+        attempt: u32,
+    },
+    /// The call had answers enough: the same question again, please.
+    Again,
+    Done {
+        told: bool,
+    },
+    NotOwner,
+}
+
+impl Answer {
+    /// Whether somebody else was in the way.
+    pub(super) fn is_busy(&self) -> bool {
+        match self {
+            Answer::Busy { .. } | Answer::TooFew | Answer::Running { .. } => true,
+            Answer::None { answer, .. } => answer.as_ref().as_ref().is_ok_and(Answer::is_busy),
+            _ => false,
+        }
+    }
+}
+
+impl Call {
+    /// Whether sending it twice does no more than sending it once.
+    pub(super) fn is_repeatable(&self) -> bool {
+        !self.is_acquire() && !matches!(self.verb, Verb::Force)
+    }
+
+    /// Whether it extends leases.
+    pub(super) fn is_renewal(&self) -> bool {
+        matches!(self.verb, Verb::Renew { .. } | Verb::As(KindStep::Renew(_)))
+    }
+
+    /// The grant that this releases.
+    pub(super) fn releases(&self) -> Option<GrantId> {
+        match &self.verb {
+            Verb::Release { grant, .. } => Some(*grant),
+            Verb::As(step) => step.releases(),
+            _ => None,
+        }
+    }
+
+    /// Whether it takes locks.
+    pub(super) fn is_acquire(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)) | Verb::All(_)
+        )
+    }
+
+    /// The ids under which this takes something: what may then have to be given back.
+    pub(super) fn takes(&self) -> Vec<String> {
+        match &self.verb {
+            Verb::Acquire { grant, .. } => vec![grant.to_string()],
+            Verb::As(step) => step.acquires().map(|id| id.to_string()).collect(),
+            Verb::All(all) => {
+                let ids = all.iter().flat_map(|one| one.step.acquires());
+                ids.map(|id| id.to_string()).collect()
+            }
+            _ => self.claims().map(str::to_owned).into_iter().collect(),
+        }
+    }
+
+    /// The id of a claim: it may be sent again, and none of its copies takes effect after its time.
+    pub(super) fn claims(&self) -> Option<&str> {
+        match &self.verb {
+            Verb::Claim(request) => Some(request.token.as_str()),
+            _ => None,
+        }
+    }
+
+    /// The id of a claim that this ends.
+    pub(super) fn ends_claim(&self) -> Option<&str> {
+        match &self.verb {
+            Verb::Complete { token, .. } | Verb::GiveBack { token, .. } => Some(token.as_str()),
+            _ => None,
+        }
+    }
+
+    /// Whether a copy of it that was sent before may have done what this one could not.
+    pub(super) fn may_be_done_before(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::Claim(_)
+                | Verb::Extend { .. }
+                | Verb::Complete { .. }
+                | Verb::GiveBack { .. }
+                | Verb::Count(_)
+        )
+    }
+
+    /// Whether it needs the last fencing token.
+    pub(super) fn takes_token(&self) -> bool {
+        self.is_acquire() || matches!(self.verb, Verb::Claim(_) | Verb::RaiseFence { .. })
+    }
+
+    /// Whether it begins something: then it can be refused where too many wait already.
+    pub(super) fn may_be_turned_away(&self) -> bool {
+        match &self.verb {
+            Verb::Claim(_) | Verb::Inspect | Verb::Force => true,
+            Verb::Count(request) => !matches!(request.step, CounterStep::Give { .. }),
+            _ => self.is_acquire(),
+        }
+    }
+
+    /// How many locks it is about.
+    pub(super) fn width(&self) -> usize {
+        match &self.verb {
+            Verb::Renew { all, .. } => all.len(),
+            Verb::All(all) => all.len(),
+            _ => 1 + usize::from(self.vote_after.is_some()),
+        }
+    }
+
+    /// The keys that it is about.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        let (renewals, acquires, one) = match &self.verb {
+            Verb::Renew { all, .. } => (&all[..], &[][..], None),
+            Verb::All(all) => (&[][..], &all[..], None),
+            _ => (&[][..], &[][..], Some(&*self.key)),
+        };
+        let renewals = renewals.iter().map(|one| &*one.key);
+        let acquires = acquires.iter().map(|one| &*one.key);
+        let voter = self.vote_after.map(|_| VOTER);
+        voter.into_iter().chain(one).chain(renewals).chain(acquires)
+    }
+
+    /// How many locks it acquires, and the fencing tokens that it wants for them in all.
+    fn wants(&self) -> (u32, u64) {
+        match &self.verb {
+            Verb::Acquire { tokens, .. } => (1, u64::from((*tokens).max(1))),
+            Verb::As(KindStep::Acquire(request)) => (1, u64::from(request.tokens.max(1))),
+            Verb::All(all) => all.iter().fold((0, 0), |(count, tokens), one| {
+                (count + 1, tokens + u64::from(one.tokens))
+            }),
+            _ => (0, 0),
+        }
+    }
+
+    /// How much of the server's time it takes, in steps on one lock.
+    pub(super) fn work(&self) -> usize {
+        match &self.verb {
+            Verb::As(step) => step.work(),
+            _ => self.width(),
+        }
+    }
+
+    /// How many bytes it adds to a call, beside what every step has.
+    pub(super) fn weight(&self) -> usize {
+        match &self.verb {
+            Verb::Complete { response, .. } => response.0.len(),
+            Verb::As(step) => step.weight(),
+            _ => 0,
+        }
+    }
+
+    fn write(&self, refuse_after: u64, run_id: &str, cmd: &mut Cmd) {
+        if let Some(after) = self.vote_after {
+            cmd.arg("vote").arg(2).arg(run_id).arg(millis(after));
+        }
+        match &self.verb {
+            Verb::Acquire { grant, lease, tokens } => {
+                cmd.arg("acquire")
+                    .arg(id(*grant, &mut [0; 57]))
+                    .arg(millis(*lease));
+                cmd.arg((*tokens).max(1));
+            }
+            Verb::Release { grant, keep_until } => {
+                cmd.arg("release").arg(id(*grant, &mut [0; 57]));
+                cmd.arg(millis(left(*keep_until)));
+                cmd.arg(channel(&self.key));
+            }
+            Verb::All(all) => {
+                cmd.arg("all").arg(all.len());
+                for one in all {
+                    one.step.write(&one.key, cmd);
+                }
+            }
+            Verb::Renew { all, lease } => {
+                cmd.arg("renew").arg(millis(*lease)).arg(all.len());
+                for OneRenewal { grant, .. } in all.iter() {
+                    cmd.arg(id(*grant, &mut [0; 57]));
+                }
+            }
+            Verb::As(step) => step.write(&self.key, cmd),
+            Verb::RaiseFence { field, at_least } => {
+                cmd.arg("raise_fence").arg(2).arg(field).arg(at_least);
+            }
+            Verb::Count(request) => permits::count(request, refuse_after, cmd),
+            Verb::Inspect => {
+                cmd.arg("inspect").arg(0);
+            }
+            Verb::Force => {
+                cmd.arg("force").arg(2).arg(channel(&self.key)).arg(refuse_after);
+            }
+            Verb::Claim(request) => {
+                cmd.arg("claim").arg(6).arg(request.token.as_str());
+                cmd.arg(&request.fingerprint[..]).arg(micros(request.lease));
+                cmd.arg(millis(capped(request.retention.max(request.lease))));
+                cmd.arg(refuse_after).arg(match request.on_orphan {
+                    OnOrphan::TakeOver => "over",
+                    OnOrphan::Leave => "leave",
+                });
+            }
+            Verb::Extend {
+                token,
+                lease,
+                retention,
+            } => {
+                cmd.arg("extend").arg(3).arg(token.as_str()).arg(micros(*lease));
+                cmd.arg(millis(capped(*retention.max(lease))));
+            }
+            Verb::Complete {
+                token,
+                response,
+                retention,
+            } => {
+                cmd.arg("complete").arg(3).arg(token.as_str());
+                cmd.arg(millis(capped(*retention))).arg(&response.0);
+            }
+            Verb::GiveBack { token, forget } => {
+                let step = if *forget { "forget" } else { "abandon" };
+                cmd.arg(step).arg(1).arg(token.as_str());
+            }
+        }
+    }
+}
+
+/// A grant's id, written into a buffer.
+pub(super) fn id(grant: GrantId, buffer: &mut [u8; 57]) -> &[u8] {
+    let begin = grant.write(buffer);
+    &buffer[begin..]
+}
+
+/// The channel on which Redisson and we tell of the release of a plain lock.
+pub(super) fn channel(key: &str) -> String {
+    prefixed(CHANNEL, key)
+}
+
+const CHANNEL: &str = "redisson_lock__channel";
+
+/// Whether a message tells that another process has taken the plain lock that had come free.
+pub(super) fn says_taken(channel: &str, message: Option<&Value>) -> bool {
+    matches!(message, Some(Value::BulkString(text)) if text == b"2") && channel.starts_with(CHANNEL)
+}
+
+/// What is called like a key with something before it, as Redisson writes that.
+pub(super) fn prefixed(prefix: &str, key: &str) -> String {
+    match key.contains('{') {
+        true => [prefix, ":", key].concat(),
+        false => [prefix, ":{", key, "}"].concat(),
+    }
+}
+
+/// How long it is until then.
+pub(super) fn left(until: Option<Instant>) -> Duration {
+    until.map_or(Duration::ZERO, |t| t.saturating_duration_since(clock::now()))
+}
+
+/// Whole milliseconds, never less than asked for.
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(capped(duration).as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A time that a server takes: not nothing, and no more than a century.
+fn capped(duration: Duration) -> Duration {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    duration.clamp(Duration::from_millis(1), CENTURY)
+}
+
+/// How the script is named to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    Hash,
+    Text,
+}
+
+/// The call that carries these steps, each with the server time (µs) after which it refuses itself where it
+/// takes something. Acquires share the latest one. `run_id` is that of the server process, empty where it is not
+/// known.
+pub(super) fn call<'a>(
+    by: By,
+    run_id: &str,
+    fences: &Fence,
+    steps: impl Iterator<Item = (&'a Call, u64)> + Clone,
+) -> Cmd {
+    let (mut count, mut acquires, mut tokens, mut late) = (0_usize, 0_u32, 0_u64, 0_u64);
+    let (mut size, mut fence, mut in_cluster) = (0, Cow::Borrowed(fences.name()), false);
+    for (step, refuse_after) in steps.clone() {
+        if let Some(slot) = step.slot {
+            // Where nobody needs the fence, a call with one step has one key, which a server that is giving the
+            // slot away still lets pass.
+            in_cluster = true;
+            if step.takes_token() {
+                fence = fences.in_slot(slot).into();
+            } else if count == 0 {
+                fence = step.key.as_ref().into();
+            }
+        }
+        count += step.width();
+        size += step.weight() + step.keys().map(str::len).sum::<usize>();
+        let (locks, wanted) = step.wants();
+        if locks > 0 {
+            acquires += locks;
+            tokens += wanted;
+            late = late.max(refuse_after);
+        }
+    }
+    let (name, script) = match by {
+        By::Hash => ("EVALSHA", STEPS.get_hash()),
+        By::Text => ("EVAL", TEXT),
+    };
+    let mut cmd = Cmd::with_capacity(8 + 5 * count, script.len() + 128 * (1 + count) + size);
+    cmd.arg(name).arg(script).arg(1 + count).arg(&*fence);
+    for (step, _) in steps.clone() {
+        for key in step.keys() {
+            cmd.arg(key);
+        }
+    }
+    cmd.arg(late).arg(acquires).arg(tokens).arg(u8::from(in_cluster));
+    for (step, refuse_after) in steps {
+        step.write(refuse_after, run_id, &mut cmd);
+    }
+    cmd
+}
+
+/// Has the server keep the script, so that the first call is by hash.
+pub(super) fn load() -> Cmd {
+    let mut cmd = redis::cmd("SCRIPT");
+    cmd.arg("LOAD").arg(TEXT);
+    cmd
+}
+
+/// The server's time (µs), and the answers to these steps in their order.
+pub(super) fn read<'a>(
+    reply: Value,
+    steps: impl ExactSizeIterator<Item = &'a Call>,
+) -> Option<(u64, Vec<Result<Answer, BackendError>>)> {
+    let Value::Array(parts) = reply else { return None };
+    let now = number(parts.first()?)?;
+    let mut parts = parts[1..].iter();
+    let mut answers = Vec::with_capacity(steps.len());
+    for step in steps {
+        let vote = match step.vote_after {
+            Some(_) => Some(parts.next()?),
+            None => None,
+        };
+        answers.push(match (parts.next()?, &step.verb) {
+            (part, Verb::Renew { all, .. }) => read_renewals(part, all.len())
+                .map(Answer::Renewals)
+                .ok_or_else(strange),
+            (Value::Int(first), Verb::Acquire { .. }) if *first >= 0 => {
+                let first = u64::try_from(*first).ok()?;
+                let tokens = number(parts.next()?)?.checked_sub(1)?;
+                Ok(Answer::Acquired {
+                    first,
+                    last: first + tokens,
+                })
+            }
+            (Value::Int(number), _) => read_number(*number, step),
+            (other, _) => read_answer(other),
+        });
+        match vote {
+            None | Some(Value::Int(1)) => {}
+            // Then it was not acquired.
+            Some(other) => *answers.last_mut()? = read_answer(other),
+        }
+    }
+    parts.next().is_none().then_some((now, answers))
+}
+
+fn strange() -> BackendError {
+    BackendError::unknown("the server gave an answer that makes no sense")
+}
+
+/// What became of each of these renewals.
+fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, BackendError>>> {
+    let mut all = vec![Ok(Renewal::Renewed); count];
+    match part {
+        Value::Int(1) => {}
+        Value::Array(words) if words.first().and_then(text)? == "others" => {
+            for pair in words[1..].chunks(2) {
+                let place = usize::try_from(number(&pair[0])?).ok()?.checked_sub(1)?;
+                *all.get_mut(place)? = match pair.get(1)? {
+                    Value::Int(0) => Ok(Renewal::Gone),
+                    message => Err(refused(&text(message)?)),
+                };
+            }
+        }
+        _ => return None,
+    }
+    Some(all)
+}
+
+/// The common answers are single numbers.
+fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
+    let positive = u64::try_from(number).ok();
+    match (&step.verb, positive) {
+        (Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)), None) => Ok(Answer::Busy {
+            remaining: u64::try_from(-2 - number).ok().map(Duration::from_millis),
+            again: None,
+            listeners: None,
+        }),
+        (Verb::Release { .. } | Verb::As(KindStep::Release { .. } | KindStep::Renew(_)), Some(0)) => {
+            Ok(Answer::Gone)
+        }
+        (Verb::As(KindStep::Renew(_)), Some(_)) => Ok(Answer::Renewed),
+        (Verb::RaiseFence { .. }, Some(there)) => Ok(Answer::There(there == 1)),
+        (Verb::Release { .. } | Verb::As(KindStep::Release { .. }), positive) => Ok(Answer::Released {
+            heard: positive.map(|one_more| one_more - 1),
+        }),
+        _ => Err(strange()),
+    }
+}
+
+fn read_answer(part: &Value) -> Result<Answer, BackendError> {
+    let Value::Array(words) = part else {
+        return Err(strange());
+    };
+    let name = words.first().and_then(text).ok_or_else(strange)?;
+    let word = |at: usize| words.get(at).ok_or_else(strange);
+    let num = |at: usize| number(word(at)?).ok_or_else(strange);
+    let string = |at: usize| text(word(at)?).ok_or_else(strange);
+    let ttl = |at: usize| match word(at)? {
+        Value::Int(ms) => Ok(u64::try_from(*ms).ok().map(Duration::from_millis)),
+        _ => Err(strange()),
+    };
+    let heard = |at: usize| match word(at)? {
+        Value::Int(n) => Ok(u64::try_from(*n).ok()),
+        _ => Err(strange()),
+    };
+    let attempt = |at: usize| u32::try_from(num(at)?).map_err(|_| strange());
+    match name.as_str() {
+        "acquired" => {
+            let first = num(1)?;
+            let last = first + num(2)?.checked_sub(1).ok_or_else(strange)?;
+            if words.len() == 3 {
+                return Ok(Answer::Acquired { first, last });
+            }
+            let behind: Result<_, _> = (3..words.len()).map(num).collect();
+            behind.map(|behind| Answer::InLine { first, last, behind })
+        }
+        "busy" => Ok(Answer::Busy {
+            remaining: ttl(1)?,
+            again: match words.len() {
+                2 => None,
+                _ => ttl(2)?,
+            },
+            listeners: match words.len() {
+                2 | 3 => None,
+                _ => Some(num(3)?),
+            },
+        }),
+        "beyond" => Ok(Answer::TooFew),
+        "abstains" => Ok(Answer::Abstains {
+            votes_in: Duration::from_millis(num(1)?),
+        }),
+        "all" => {
+            let mut tokens = Vec::with_capacity(words.len() / 2);
+            for at in (1..words.len()).step_by(2) {
+                let first = num(at)?;
+                let last = first + num(at + 1)?.checked_sub(1).ok_or_else(strange)?;
+                tokens.push((first, last));
+            }
+            Ok(Answer::All(tokens))
+        }
+        "none" => Ok(Answer::None {
+            at: usize::try_from(num(1)?).map_err(|_| strange())?,
+            answer: Box::new(read_answer(word(2)?)),
+        }),
+        "late" => Err(BackendError::not_done(
+            Reason::Unreachable,
+            "the request reached the server too late and was refused there",
+        )),
+        "released" => Ok(Answer::Released { heard: heard(1)? }),
+        "gone" => Ok(Answer::Gone),
+        "holders" => {
+            let holder = |at: usize| {
+                let kind = Kind::of_name(&string(at)?).ok_or_else(strange)?;
+                Ok(Holder::new(kind, string(at + 1)?, num(at + 2)?, ttl(at + 3)?))
+            };
+            let all: Result<_, _> = (1..words.len()).step_by(4).map(holder).collect();
+            all.map(Answer::Holders)
+        }
+        "free" => Ok(Answer::Free),
+        "claimed" => Ok(Answer::Claimed {
+            attempt: attempt(1)?,
+            fence: num(2)?,
+        }),
+        "completed" => match word(1)? {
+            Value::BulkString(response) => Ok(Answer::Completed(Response(response.clone()))),
+            _ => Err(strange()),
+        },
+        "running" => Ok(Answer::Running {
+            remaining: Duration::from_micros(num(1)?),
+            attempt: attempt(2)?,
+        }),
+        "mismatch" => Ok(Answer::Mismatch),
+        "orphan" => Ok(Answer::Orphan { attempt: attempt(1)? }),
+        "again" => Ok(Answer::Again),
+        "done" => Ok(Answer::Done {
+            told: heard(1)?.is_some(),
+        }),
+        "not-owner" => Ok(Answer::NotOwner),
+        "taken" => {
+            let found = string(1)?;
+            let article = match found.as_str() {
+                "hash" => "other data (a hash)".to_owned(),
+                // This user may not ask.
+                "unknown" => "other data".to_owned(),
+                found => format!("a {found}"),
+            };
+            Err(BackendError::not_done(
+                Reason::KeyTaken(article.clone()),
+                format!("the key holds {article}"),
+            ))
+        }
+        "failed" => Err(refused(&string(1)?)),
+        name => permits::read(name, |at| signed(words.get(at)?)).ok_or_else(strange),
+    }
+}
+
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        other => text(other)?.parse().ok(),
+    }
+}
+
+fn signed(value: &Value) -> Option<i64> {
+    match value {
+        Value::Int(number) => Some(*number),
+        other => text(other)?.parse().ok(),
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
+}

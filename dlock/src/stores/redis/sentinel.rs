@@ -1,0 +1,413 @@
+//! Sentinel: which server is the master now.
+//!
+//! A task for each sentinel keeps a connection to it, hears of `+switch-master` there, and asks besides. Of
+//! sentinels that disagree the one with the highest configuration epoch is right: one that was cut off from the
+//! others goes on naming a master that is none any more.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, RedisError};
+use tokio::sync::{Notify, watch};
+
+use super::access::{Access, Open, Pushes};
+use super::connect::explain_with;
+use crate::base::chance;
+use crate::store::url::Address;
+use crate::store::{BackendError, Outcome, Reason};
+
+/// How often each sentinel is asked, whatever it tells by itself.
+const POLL: Duration = Duration::from_secs(1);
+/// Between two attempts to reach a sentinel.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Where a master is announced.
+const SWITCH: &str = "+switch-master";
+/// How their own password is given.
+const PASSWORD: &str = "as sentinel_password";
+/// Sentinels that are asked at the most.
+const MANY: usize = 16;
+
+/// The master of a service, as its sentinels name it. They are listened to until the last of these is gone.
+#[derive(Debug, Clone)]
+pub(super) struct Master {
+    council: Arc<Council>,
+    named: watch::Receiver<Option<Address>>,
+}
+
+impl Master {
+    /// Begins to listen to these sentinels.
+    pub(super) fn of(
+        access: Access,
+        sentinels: Vec<Address>,
+        service: String,
+        runtime: &tokio::runtime::Handle,
+    ) -> Master {
+        let council = Arc::new(Council {
+            service,
+            look: Notify::new(),
+            minutes: Mutex::default(),
+            hopeless: AtomicBool::new(false),
+        });
+        let (names, named) = watch::channel(None);
+        let table = Arc::new(Table {
+            access,
+            council: council.clone(),
+            names,
+            runtime: runtime.clone(),
+        });
+        for sentinel in sentinels {
+            table.invite(sentinel);
+        }
+        Master { council, named }
+    }
+
+    /// Its address, once there is one; an error when none of the sentinels could name one so far.
+    pub(super) async fn named(&self) -> Result<Address, BackendError> {
+        let mut named = self.named.clone();
+        let is_over =
+            |named: &Option<Address>| named.is_some() || self.council.hopeless.load(Ordering::SeqCst);
+        let found = named.wait_for(is_over).await.map(|named| named.clone());
+        match found {
+            Ok(Some(address)) => Ok(address),
+            Ok(None) => Err(self.missing()),
+            // The runtime has ended.
+            _ => std::future::pending().await,
+        }
+    }
+
+    pub(super) fn is_at(&self, address: &Address) -> bool {
+        self.named.borrow().as_ref() == Some(address)
+    }
+
+    /// Until it is somewhere else.
+    pub(super) async fn left(&self, address: &Address) {
+        let mut named = self.named.clone();
+        let is_elsewhere = |named: &Option<Address>| named.as_ref() != Some(address);
+        let over = named.wait_for(is_elsewhere).await.map(drop).is_err();
+        if over {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Has the sentinels asked at once.
+    pub(super) fn look(&self) {
+        self.council.look.notify_waiters();
+    }
+
+    /// Why none is named.
+    pub(super) fn missing(&self) -> BackendError {
+        let minutes = self.council.minutes.lock();
+        let troubles = &minutes.troubles;
+        // Not let in, or no such master: that does not pass by itself.
+        let for_good = troubles.len() == minutes.known.len() && troubles.values().all(|t| !t.is_passing());
+        let reason = match for_good {
+            true => Reason::Refused,
+            false => Reason::Unreachable,
+        };
+        let why: Vec<_> = troubles
+            .values()
+            .map(|trouble| trouble.message.as_str())
+            .collect();
+        let silent = minutes
+            .known
+            .iter()
+            .filter(|sentinel| !troubles.contains_key(sentinel));
+        let silent: Vec<_> = silent.map(Address::to_string).collect();
+        let why = match why.is_empty() {
+            true => format!("{} did not answer in time", silent.join(", ")),
+            false => why.join("; "),
+        };
+        BackendError::not_done(reason, format!("no sentinel names {self}: {why}"))
+    }
+}
+
+impl fmt::Display for Master {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = &self.council.service;
+        match &*self.named.borrow() {
+            Some(address) => write!(f, "{address}, the master of \"{service}\""),
+            None => write!(f, "the master of \"{service}\""),
+        }
+    }
+}
+
+/// What the sentinels are asked about, and what they said.
+#[derive(Debug)]
+struct Council {
+    service: String,
+    look: Notify,
+    minutes: Mutex<Minutes>,
+    /// Each of them was asked, and none could name a master so far.
+    hopeless: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Minutes {
+    /// Those that are listened to.
+    known: BTreeSet<Address>,
+    /// What each says that can be reached: the epoch, and the master.
+    views: HashMap<Address, (u64, Address)>,
+    /// What is wrong with the others.
+    troubles: BTreeMap<Address, BackendError>,
+    /// Others that they know, for when none of the known ones can be reached.
+    spares: BTreeSet<Address>,
+    /// The epoch of the master that is named.
+    epoch: u64,
+}
+
+impl Minutes {
+    /// Who is master: as the latest epoch says. One that is before what was known already needs more than half
+    /// of them, as when all were set up anew.
+    fn verdict(&self) -> Option<(u64, Address)> {
+        let (epoch, master) = self.views.values().max_by_key(|(epoch, _)| *epoch)?;
+        let alike = self.views.values().filter(|(_, other)| other == master).count();
+        (*epoch >= self.epoch || 2 * alike > self.known.len()).then(|| (*epoch, master.clone()))
+    }
+}
+
+/// The sentinels' side: gone with the last task that listens.
+struct Table {
+    access: Access,
+    council: Arc<Council>,
+    names: watch::Sender<Option<Address>>,
+    runtime: tokio::runtime::Handle,
+}
+
+/// Nobody wants to know any more.
+struct Closed;
+
+impl Table {
+    /// Listens to one more sentinel.
+    fn invite(self: &Arc<Self>, sentinel: Address) {
+        let mut minutes = self.council.minutes.lock();
+        if minutes.known.len() < MANY && minutes.known.insert(sentinel.clone()) {
+            self.council.hopeless.store(false, Ordering::SeqCst);
+            self.runtime.spawn(self.clone().listen(sentinel));
+        }
+    }
+
+    async fn listen(self: Arc<Self>, sentinel: Address) {
+        let mut pause = PAUSES.0;
+        loop {
+            match self.attend(&sentinel, &mut pause).await {
+                Ok(trouble) => self.lost(&sentinel, trouble),
+                Err(Closed) => return,
+            }
+            tokio::select! {
+                () = self.names.closed() => return,
+                () = self.council.look.notified() => {}
+                () = tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())) => {}
+            }
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Listens as long as the sentinel speaks, and tells what the trouble is then.
+    async fn attend(
+        self: &Arc<Self>,
+        sentinel: &Address,
+        pause: &mut Duration,
+    ) -> Result<BackendError, Closed> {
+        let opening = async {
+            let open = self.access.open(sentinel).await;
+            open.map_err(|error| explain_with(sentinel, error, PASSWORD))
+        };
+        let opened = tokio::select! {
+            () = self.names.closed() => return Err(Closed),
+            opened = opening => opened,
+        };
+        let open = match opened {
+            Ok(open) => open,
+            Err(trouble) => return Ok(trouble),
+        };
+        tokio::select! {
+            () = self.names.closed() => Err(Closed),
+            trouble = self.hear(sentinel, open, pause) => Ok(trouble),
+        }
+    }
+
+    async fn hear(
+        self: &Arc<Self>,
+        sentinel: &Address,
+        mut open: Open,
+        pause: &mut Duration,
+    ) -> BackendError {
+        let Open {
+            connection, pushes, ..
+        } = &mut open;
+        // One that forbids it is asked often enough.
+        let subscription = async {
+            let _ = connection.subscribe(SWITCH).await;
+            Ok(())
+        };
+        if let Err(trouble) = self.in_time(sentinel, subscription).await {
+            return trouble;
+        }
+        loop {
+            // Before the question, so that what happens after it is not missed.
+            let look = self.council.look.notified();
+            let question = self.question(connection);
+            match self.in_time(sentinel, question).await {
+                Ok((epoch, master)) => {
+                    *pause = PAUSES.0;
+                    self.says(sentinel, epoch, master);
+                }
+                Err(trouble) => return trouble,
+            }
+            let others = self.others(connection);
+            if let Ok(others) = self.in_time(sentinel, others).await {
+                self.council.minutes.lock().spares.extend(others);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL) => {}
+                () = look => {}
+                gone = switched(pushes) => if gone {
+                    let message = format!("{sentinel}: the sentinel closed the connection");
+                    return BackendError::not_done(Reason::Unreachable, message);
+                },
+            }
+        }
+    }
+
+    /// The master and the epoch of that.
+    async fn question(&self, connection: &mut MultiplexedConnection) -> Result<(u64, Address), RedisError> {
+        let mut cmd = redis::cmd("SENTINEL");
+        cmd.arg("MASTER").arg(&self.council.service);
+        let fields: HashMap<String, String> = cmd.query_async(connection).await?;
+        let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok());
+        let master = address(&fields).ok_or((
+            redis::ErrorKind::UnexpectedReturnType,
+            "the sentinel names no address",
+        ))?;
+        Ok((epoch.unwrap_or(0), master))
+    }
+
+    /// The other sentinels that it knows.
+    async fn others(&self, connection: &mut MultiplexedConnection) -> Result<Vec<Address>, RedisError> {
+        let mut cmd = redis::cmd("SENTINEL");
+        cmd.arg("SENTINELS").arg(&self.council.service);
+        let others: Vec<HashMap<String, String>> = cmd.query_async(connection).await?;
+        Ok(others.iter().filter_map(address).collect())
+    }
+
+    async fn in_time<T>(
+        &self,
+        sentinel: &Address,
+        work: impl Future<Output = Result<T, RedisError>>,
+    ) -> Result<T, BackendError> {
+        let timeout = self.access.timeout;
+        match tokio::time::timeout(timeout, work).await {
+            Ok(outcome) => outcome.map_err(|error| explain_with(sentinel, error, PASSWORD)),
+            Err(_) => Err(BackendError {
+                outcome: Outcome::NotDone,
+                ..BackendError::unknown(format!("{sentinel} did not answer within {timeout:?}"))
+            }),
+        }
+    }
+
+    fn says(&self, sentinel: &Address, epoch: u64, master: Address) {
+        let mut minutes = self.council.minutes.lock();
+        minutes.troubles.remove(sentinel);
+        minutes.views.insert(sentinel.clone(), (epoch, master));
+        self.council.hopeless.store(false, Ordering::SeqCst);
+        let Some((epoch, master)) = minutes.verdict() else {
+            return;
+        };
+        minutes.epoch = epoch;
+        // Under the lock, so that the last verdict is the one that stays.
+        self.names.send_if_modified(|named| {
+            if named.as_ref() == Some(&master) {
+                return false;
+            }
+            if let Some(before) = named {
+                tracing::warn!(service = %self.council.service, %before, now = %master, "the master has changed");
+            }
+            *named = Some(master);
+            true
+        });
+    }
+
+    fn lost(self: &Arc<Self>, sentinel: &Address, trouble: BackendError) {
+        tracing::debug!(%sentinel, %trouble, "a sentinel does not help");
+        let mut minutes = self.council.minutes.lock();
+        minutes.views.remove(sentinel);
+        minutes.troubles.insert(sentinel.clone(), trouble);
+        if minutes.views.is_empty() {
+            let spares = std::mem::take(&mut minutes.spares);
+            let is_known = |spare: &Address| minutes.known.contains(spare);
+            let hopeless = minutes.troubles.len() == minutes.known.len() && spares.iter().all(is_known);
+            self.council.hopeless.store(hopeless, Ordering::SeqCst);
+            drop(minutes);
+            spares.into_iter().for_each(|spare| self.invite(spare));
+            // Who waits for the first name need not wait for the end of the timeout.
+            self.names.send_if_modified(|named| hopeless && named.is_none());
+        }
+    }
+}
+
+/// Until a master was announced, or the connection is gone: then `true`.
+async fn switched(pushes: &mut Pushes) -> bool {
+    loop {
+        match pushes.recv().await {
+            Some(PushInfo {
+                kind: PushKind::Message,
+                ..
+            }) => return false,
+            Some(PushInfo {
+                kind: PushKind::Disconnection,
+                ..
+            })
+            | None => return true,
+            Some(_) => {}
+        }
+    }
+}
+
+fn address(fields: &HashMap<String, String>) -> Option<Address> {
+    Some(Address::Tcp {
+        host: fields.get("ip").filter(|ip| !ip.is_empty())?.clone(),
+        port: fields.get("port")?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(port: u16) -> Address {
+        let host = "h".to_owned();
+        Address::Tcp { host, port }
+    }
+
+    fn minutes(epoch: u64, views: &[(u64, u16)]) -> Minutes {
+        let mut minutes = Minutes {
+            epoch,
+            ..Minutes::default()
+        };
+        for (at, (epoch, master)) in views.iter().enumerate() {
+            let sentinel = server(26_000 + at as u16);
+            minutes.known.insert(sentinel.clone());
+            minutes.views.insert(sentinel, (*epoch, server(*master)));
+        }
+        minutes
+    }
+
+    #[test]
+    fn the_latest_epoch_names_the_master_and_the_others_do_not_outvote_it() {
+        let verdict = |epoch, views: &[(u64, u16)]| minutes(epoch, views).verdict();
+        assert_eq!(verdict(0, &[]), None);
+        assert_eq!(verdict(0, &[(3, 1), (3, 1)]), Some((3, server(1))));
+        assert_eq!(verdict(3, &[(3, 1), (4, 2), (3, 1)]), Some((4, server(2))));
+        // One that was cut off, while the others cannot be asked.
+        let mut cut_off = minutes(4, &[(3, 1)]);
+        cut_off.known.extend([server(1), server(2)]);
+        assert_eq!(cut_off.verdict(), None);
+        // All of them were set up anew.
+        assert_eq!(verdict(4, &[(0, 5), (0, 5), (0, 5)]), Some((0, server(5))));
+    }
+}

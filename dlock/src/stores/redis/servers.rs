@@ -1,0 +1,142 @@
+//! The servers that a store is on: one, the master that sentinels name, or a Cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime;
+
+use super::cluster::Cluster;
+use super::cluster::slot::Slot;
+use super::connect::{Connected, Connector};
+use super::node::{Node, Part, Queued};
+use super::pubsub::{PubSub, Way};
+use super::script::{Call, Verb};
+use crate::LockKey;
+use crate::store::hub::Hub;
+use crate::store::{BackendError, Lane, Watch};
+
+/// Who carries steps, and tells of releases.
+#[derive(Debug)]
+pub(super) enum Servers {
+    /// One at a time has all keys.
+    One {
+        node: Node,
+        pubsub: PubSub,
+        hub: Arc<Hub>,
+    },
+    Cluster(Arc<Cluster>),
+}
+
+impl Servers {
+    /// Connects to where there is one server.
+    pub(super) async fn one(
+        connector: Connector,
+        part: Part,
+        runtime: &runtime::Handle,
+    ) -> Result<Servers, BackendError> {
+        let connected = connector.connect().await?;
+        Ok(Servers::start(connector, Some(connected), part, runtime))
+    }
+
+    /// The same where the server need not be there now; then also what is wrong with it.
+    pub(super) async fn one_or_later(
+        connector: Connector,
+        part: Part,
+        runtime: &runtime::Handle,
+    ) -> (Servers, Option<BackendError>) {
+        let (connected, trouble) = match connector.connect().await {
+            Ok(connected) => (Some(connected), None),
+            Err(error) => (None, Some(error)),
+        };
+        (Servers::start(connector, connected, part, runtime), trouble)
+    }
+
+    fn start(
+        connector: Connector,
+        connected: Option<Connected>,
+        part: Part,
+        runtime: &runtime::Handle,
+    ) -> Servers {
+        let hub: Arc<Hub> = Arc::default();
+        let pubsub = PubSub::start(connector.clone(), hub.clone(), None, runtime);
+        let node = Node::start(connector, connected, part, runtime);
+        Servers::One { node, pubsub, hub }
+    }
+
+    /// Queues a step now.
+    pub(super) fn step(&self, key: Arc<str>, verb: Verb, vote_after: Option<Duration>) -> Queued {
+        let slot = self.slot(&key);
+        let call = Call {
+            key,
+            slot,
+            verb,
+            vote_after,
+        };
+        match self {
+            Servers::One { node, .. } => node.queue(call),
+            Servers::Cluster(cluster) => cluster.queue(call),
+        }
+    }
+
+    fn slot(&self, key: &str) -> Option<Slot> {
+        match self {
+            Servers::One { .. } => None,
+            Servers::Cluster(_) => Some(Slot::of(key)),
+        }
+    }
+
+    /// News on a channel that belongs to this key.
+    pub(super) fn watch(&self, key: &str, channel: String) -> Watch {
+        match self {
+            Servers::One { pubsub, hub, .. } => {
+                let (subscribe, unsubscribe) = (pubsub.clone(), pubsub.clone());
+                hub.listen(
+                    channel.into(),
+                    move |channel| {
+                        subscribe.subscribe(channel, Way::Plain);
+                        false
+                    },
+                    move |channel| unsubscribe.unsubscribe(channel),
+                )
+            }
+            Servers::Cluster(cluster) => cluster.watch(Slot::of(key), channel),
+        }
+    }
+
+    /// What is slow or broken together with this key.
+    pub(super) fn lane(&self, key: &LockKey, name: impl FnOnce(&LockKey) -> Arc<str>) -> Lane {
+        match self {
+            Servers::One { .. } => Lane::default(),
+            Servers::Cluster(cluster) => cluster.lane(Slot::of(&name(key))),
+        }
+    }
+
+    /// The number that is the same for keys which a call may carry together.
+    pub(super) fn together(&self, key: &LockKey, name: impl FnOnce(&LockKey) -> Arc<str>) -> u32 {
+        match self {
+            Servers::One { .. } => 0,
+            Servers::Cluster(_) => Slot::of(&name(key)).number(),
+        }
+    }
+
+    /// Whether keys are in different slots, so that no call carries any two of them.
+    pub(super) fn has_slots(&self) -> bool {
+        matches!(self, Servers::Cluster(_))
+    }
+
+    /// What a step may take.
+    pub(super) fn timeout(&self) -> Duration {
+        match self {
+            Servers::One { node, .. } => node.timeout,
+            Servers::Cluster(cluster) => cluster.timeout(),
+        }
+    }
+
+    /// All servers that have keys, to be asked one by one.
+    pub(super) fn nodes(&self) -> Vec<Node> {
+        match self {
+            Servers::One { node, .. } => vec![node.clone()],
+            Servers::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+}
