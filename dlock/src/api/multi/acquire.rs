@@ -198,9 +198,11 @@ impl AllOf<'_> {
     ) -> Carry<Result<T, BackendError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
-        if let [only] = &mut groups[..] {
-            // The first that is busy is told, and one who stays where it waits keeps its place.
-            only.sort_by_key(|(of, _)| *of != self.at);
+        // The key that the caller waits for comes first: the first that is busy is told, so a caller that stays where it
+        // waits keeps its place, and a caller that has given other keys back for another busy one counts that as in vain.
+        groups.sort_by_key(|group| group.iter().all(|(of, _)| *of != self.at));
+        if let Some(first) = groups.first_mut() {
+            first.sort_by_key(|(of, _)| *of != self.at);
         }
         let mut groups = groups.into_iter();
         // Takes its place in line now, and not when polled.
