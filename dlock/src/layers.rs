@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest. `sim` and `testing` look at everything.
-const LAYERS: [&str; 7] = ["base", "store", "runtime", "stores", "api", "testing", "sim"];
+const LAYERS: [&str; 8] = [
+    "base", "store", "engine", "runtime", "stores", "api", "testing", "sim",
+];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

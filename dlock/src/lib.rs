@@ -118,6 +118,7 @@
 
 mod api;
 mod base;
+mod engine;
 #[cfg(test)]
 mod layers;
 mod runtime;
@@ -165,8 +166,8 @@ pub use api::lock::Lock;
 pub use api::multi::{MultiGuard, MultiLock};
 pub use api::rwlock::RwLock;
 pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
-pub use base::error::{Error, Loss};
-pub use base::hold_state::HoldState;
+pub use base::error::Error;
+pub use base::hold_state::{HoldState, Loss};
 pub use base::key::{LockKey, MAX_KEY_BYTES};
 pub use base::kind::Kind;
 pub use base::problem::Problem;

@@ -5,7 +5,6 @@
 //! does not: the time spent asleep is added, taken from the difference between the boot-time clock and
 //! the monotonic one.
 
-use std::ops::Add;
 #[cfg(not(dlock_sim))]
 use std::sync::OnceLock;
 #[cfg(all(target_os = "linux", not(dlock_sim)))]
@@ -13,6 +12,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::base::moment::{Moment, nanos};
 
 /// The present, as leases count it: the monotonic clock plus all the time this process slept through.
 pub(crate) fn now() -> Instant {
@@ -40,55 +41,6 @@ pub(crate) async fn sleep_until(deadline: Instant) {
     // A deadline nobody can reach (years away) is still a valid one for the timer wheel.
     let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
     tokio::time::sleep_until(target).await;
-}
-
-/// An instant in half the room: nanoseconds since a day before this process first asked. What was before that is
-/// taken for then, and what is more than five centuries ahead for that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Moment(u64);
-
-impl Moment {
-    pub(crate) fn of(instant: Instant) -> Moment {
-        let since = instant.into_std().saturating_duration_since(origin());
-        Moment(nanos(since))
-    }
-
-    pub(crate) fn instant(self) -> Instant {
-        Instant::from_std(origin() + Duration::from_nanos(self.0))
-    }
-
-    /// How long it is from an earlier one; nothing if that is later.
-    pub(crate) fn since(self, earlier: Moment) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-
-    pub(crate) fn earlier_by(self, time: Duration) -> Moment {
-        Moment(self.0.saturating_sub(nanos(time)))
-    }
-
-    /// The last one up to it that is a multiple of a time.
-    pub(crate) fn floor(self, grain: Duration) -> Moment {
-        Moment(self.0 - self.0 % nanos(grain).max(1))
-    }
-
-    /// The first one from it on that is a multiple of a time.
-    pub(crate) fn ceil(self, grain: Duration) -> Moment {
-        let floor = self.floor(grain);
-        if floor == self { self } else { floor + grain }
-    }
-}
-
-impl Add<Duration> for Moment {
-    type Output = Moment;
-
-    fn add(self, time: Duration) -> Moment {
-        Moment(self.0.saturating_add(nanos(time)))
-    }
-}
-
-/// A time in nanoseconds, at most five centuries.
-pub(crate) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A clock that was paused began before, or was set forward since: those instants are not before this one.
@@ -175,6 +127,17 @@ fn suspended() -> Duration {
     Duration::ZERO
 }
 
+impl Moment {
+    pub(crate) fn of(instant: Instant) -> Moment {
+        let since = instant.into_std().saturating_duration_since(origin());
+        Moment::from_nanos(nanos(since))
+    }
+
+    pub(crate) fn instant(self) -> Instant {
+        Instant::from_std(origin() + Duration::from_nanos(self.as_nanos()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,21 +145,10 @@ mod tests {
     #[test]
     fn moments_are_instants() {
         let now = now();
-        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        let hour = Duration::from_secs(3600);
         for instant in [now, now + hour, now - hour, now + Duration::from_nanos(1)] {
             assert_eq!(Moment::of(instant).instant(), instant);
         }
-        let moment = Moment::of(now);
-        assert_eq!((moment + second).since(moment), second);
-        assert_eq!(moment.since(moment + second), Duration::ZERO);
-        assert_eq!(moment.earlier_by(second) + second, moment);
-        assert_eq!((moment + second).floor(second), moment.floor(second) + second);
-        assert_eq!(moment.floor(Duration::ZERO), moment);
-        let floor = moment.floor(second);
-        assert_eq!(floor.ceil(second), floor);
-        assert_eq!((floor + Duration::from_nanos(1)).ceil(second), floor + second);
-        // Longer than anybody lives.
-        assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
     }
 
     #[cfg(all(target_os = "linux", not(dlock_sim)))]

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::cause::Cause;
+use crate::base::hold_state::Loss;
 use crate::base::kind::Kind;
 use crate::{LockKey, Problem};
-
-/// The cause behind an error, as the store's own client reported it.
-pub(crate) type Cause = Arc<dyn std::error::Error + Send + Sync + 'static>;
 
 /// Why a lock was not had, not kept or not given back.
 ///
@@ -294,37 +293,6 @@ impl Error {
     #[must_use]
     pub fn problem(&self) -> Problem {
         Problem::from(self)
-    }
-}
-
-/// What ended a hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The lease ran out by this process's clock, because it was fixed or could not be renewed in time.
-    Expired,
-    /// The store no longer knew the hold: it was forced open, or the data was lost or evicted.
-    Gone,
-    /// The hold reached its `max_hold`.
-    MaxHold,
-    /// The client was shut down while the lock was held.
-    Shutdown,
-    /// The runtime that renewed the lock has ended.
-    RuntimeEnded,
-    /// The lock was given back; seen by views of a hold that outlive it.
-    Released,
-}
-
-impl std::fmt::Display for Loss {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Loss::Expired => "its lease ran out",
-            Loss::Gone => "the store no longer has it (forced open, or its data was lost)",
-            Loss::MaxHold => "it was held as long as max_hold allows",
-            Loss::Shutdown => "the client was shut down",
-            Loss::RuntimeEnded => "the runtime that renewed it has ended",
-            Loss::Released => "it was released",
-        })
     }
 }
 

@@ -1,7 +1,5 @@
 //! What a holder is told when it asks.
 
-use crate::Loss;
-
 /// Whether a lock is still held, as the clock says at the moment of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -13,4 +11,35 @@ pub enum HoldState {
     Suspect,
     /// Over, for good. Somebody else may have the lock.
     Lost(Loss),
+}
+
+/// What ended a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The lease ran out by this process's clock, because it was fixed or could not be renewed in time.
+    Expired,
+    /// The store no longer knew the hold: it was forced open, or the data was lost or evicted.
+    Gone,
+    /// The hold reached its `max_hold`.
+    MaxHold,
+    /// The client was shut down while the lock was held.
+    Shutdown,
+    /// The runtime that renewed the lock has ended.
+    RuntimeEnded,
+    /// The lock was given back; seen by views of a hold that outlive it.
+    Released,
+}
+
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Loss::Expired => "its lease ran out",
+            Loss::Gone => "the store no longer has it (forced open, or its data was lost)",
+            Loss::MaxHold => "it was held as long as max_hold allows",
+            Loss::Shutdown => "the client was shut down",
+            Loss::RuntimeEnded => "the runtime that renewed it has ended",
+            Loss::Released => "it was released",
+        })
+    }
 }

@@ -1,12 +1,14 @@
 //! What everything else is built on: names, errors, time, chance. Knows no other part of the library.
 
 mod broken;
+pub(crate) mod cause;
 pub(crate) mod chance;
 pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod hold_state;
 pub(crate) mod key;
 pub(crate) mod kind;
+pub(crate) mod moment;
 pub(crate) mod name;
 pub(crate) mod numbers;
 pub(crate) mod problem;

@@ -17,10 +17,10 @@ use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::name::Name;
+use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::runtime::client::Handle;
 use crate::runtime::courtesy::Debt;
 use crate::runtime::evidence::Evidence;
-use crate::runtime::handover::{DEFAULT_HANDOVERS, Wanted};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{LONGEST, Options};
 use crate::runtime::question::{Goal, Look, Question};
@@ -77,7 +77,7 @@ pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl D
 impl Goal for Attempt {
     type Got = Hold;
 
-    fn wanted(&self) -> Option<Wanted> {
+    fn wanted(&self) -> Option<HandoffTerms> {
         let Options {
             lease: fixed,
             max_hold,
@@ -88,10 +88,10 @@ impl Goal for Attempt {
         // What has to be set up at the store, the store is asked for.
         let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
         let handovers = self.handovers();
-        (plain && handovers > 0).then_some(Wanted {
+        (plain && handovers > 0).then_some(HandoffTerms {
             lease,
             max_hold,
-            handovers,
+            handoffs: handovers,
         })
     }
 
@@ -192,7 +192,7 @@ impl Attempt {
 
     pub(crate) fn handovers(&self) -> u32 {
         match self.options.kind.is_handed_on() {
-            true => self.options.local_handovers.unwrap_or(DEFAULT_HANDOVERS),
+            true => self.options.local_handovers.unwrap_or(DEFAULT_HANDOFFS),
             false => 0,
         }
     }

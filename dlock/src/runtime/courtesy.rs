@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::base::clock;
 use crate::base::name::{ByName, Name};
+use crate::engine::fairness::some_round_trips;
 use crate::store::{Kind, Watch};
 
 /// The shortest time for which a process lets others go first: enough for one that is slow to wake up. It ends
@@ -23,8 +24,6 @@ use crate::store::{Kind, Watch};
 const SHORT: Duration = Duration::from_millis(10);
 /// The same for each of those who go first besides: whoever is late competes with this process, as before.
 const NEXT: Duration = Duration::from_millis(2);
-/// The longest, however slow the store is.
-const LONG: Duration = Duration::from_millis(100);
 /// For how long the answer to a release is waited for: whoever released may not be polled for a while.
 const ANSWER: Duration = Duration::from_secs(1);
 /// For how long it is remembered who did not come.
@@ -35,11 +34,6 @@ const PATIENCE: u32 = 2;
 const LEAST_ROOM: usize = 64;
 /// Of how many pauses all but one are left out at the most, as a power of two.
 const RAREST: u32 = 6;
-
-/// Four round trips of the store, but no less than `least`.
-pub(crate) fn some_round_trips(sent: Instant, answered: Instant, least: Duration) -> Duration {
-    (answered.saturating_duration_since(sent) * 4).clamp(least, LONG)
-}
 
 /// A release that went to the store while others wait here.
 #[derive(Debug)]
@@ -97,9 +91,9 @@ impl Pause {
             return None;
         }
         let now = clock::now();
-        let patience = some_round_trips(sent, now, NEXT);
+        let patience = some_round_trips(now.saturating_duration_since(sent), NEXT);
         Some(Pause {
-            until: now + some_round_trips(sent, now, SHORT),
+            until: now + some_round_trips(now.saturating_duration_since(sent), SHORT),
             // The first is our own release, the second that of another.
             news: news.map(|news| news + 2),
             others: match others_here {
@@ -190,12 +184,12 @@ impl Courtesies {
     /// A lock that nobody else here waits for was given back, and so many others heard of it.
     pub(crate) fn owe(&self, of: Name, sent: Instant, others: u64) {
         let now = clock::now();
-        let patience = some_round_trips(sent, now, NEXT);
+        let patience = some_round_trips(now.saturating_duration_since(sent), NEXT);
         let others = if of.kind == Kind::Read { 1 } else { others };
         self.with(of, now, |courtesy| {
             if !courtesy.first.is_left_out() {
                 courtesy.owed = Some(Pause {
-                    until: now + some_round_trips(sent, now, SHORT),
+                    until: now + some_round_trips(now.saturating_duration_since(sent), SHORT),
                     news: None,
                     others,
                     patience,

@@ -22,35 +22,14 @@ use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
-use crate::base::clock::Moment;
+use crate::base::moment::{Moment, nanos};
+use crate::engine::grant::{GrantState, Terms};
+use crate::engine::handoff::{HandoffBudget, HandoffTerms};
 use crate::runtime::client::Shared;
-use crate::runtime::handover::{Chain, Wanted};
 use crate::runtime::under::Under;
 use crate::runtime::waiters::Turn;
 use crate::store::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::{LockKey, Loss};
-
-/// What a lease is shortened by on this side, for clocks that run at different rates and for the way back
-/// of the answer.
-pub(crate) fn margin(lease: Duration) -> Duration {
-    if broken!(NoSafetyMargin) {
-        return Duration::ZERO;
-    }
-    (lease / 100).max(Duration::from_millis(10))
-}
-
-/// How a grant is kept alive.
-#[derive(Debug)]
-pub(crate) struct Terms {
-    /// The lease that was asked for.
-    pub(crate) lease: Duration,
-    /// Whether the watchdog renews it.
-    pub(crate) renewed: bool,
-    /// When renewal ends, at the latest.
-    pub(crate) max_end: Option<Instant>,
-    /// Until when the key stays taken even if the holder is done.
-    pub(crate) min_until: Option<Instant>,
-}
 
 /// Who a grant was given to: a client. It keeps that alive no more than the grant does.
 #[derive(Debug)]
@@ -154,9 +133,9 @@ impl Flag {
 /// What few ask for.
 struct Special {
     /// When renewal ends, at the latest.
-    max_end: Option<Instant>,
+    max_end: Option<Moment>,
     /// Until when the key stays taken even if the holder is done.
-    min_until: Option<Instant>,
+    min_until: Option<Moment>,
     /// The write grant under which this one reads, and how that knows it.
     under: Option<Arc<Under>>,
 }
@@ -164,8 +143,8 @@ struct Special {
 impl Special {
     /// `None` where nothing of it is asked for.
     fn of(
-        max_end: Option<Instant>,
-        min_until: Option<Instant>,
+        max_end: Option<Moment>,
+        min_until: Option<Moment>,
         under: Option<Arc<Under>>,
     ) -> Option<Box<Special>> {
         let any = max_end.is_some() || min_until.is_some() || under.is_some();
@@ -180,24 +159,17 @@ impl Special {
 }
 
 struct State {
-    /// When the store may give the key to somebody else, less the margin.
-    deadline: Moment,
-    suspect: bool,
-    ended: Option<Loss>,
+    grant: GrantState,
     room: Room,
-    chain: Chain,
     /// The turn of those who wait for the key in this process, while they wait for this grant.
     turn: Option<Box<Turn>>,
 }
 
 impl State {
-    fn new(deadline: Moment, suspect: bool, hold: Inside, chain: Chain) -> State {
+    fn new(grant: GrantState, hold: Inside) -> State {
         State {
-            deadline,
-            suspect,
-            ended: None,
+            grant,
             room: Room::of(hold),
-            chain,
             turn: None,
         }
     }
@@ -221,7 +193,7 @@ pub(crate) struct Granted {
     pub(crate) token: u64,
     pub(crate) sent: Instant,
     pub(crate) lease: Duration,
-    pub(crate) chain: Chain,
+    pub(crate) budget: HandoffBudget,
     pub(crate) under: Option<Arc<Under>>,
 }
 
@@ -235,10 +207,10 @@ impl Grant {
             token,
             sent,
             lease,
-            chain,
+            budget,
             under,
         } = what;
-        let deadline = Moment::of(sent + lease - margin(lease));
+        let state = GrantState::granted(Moment::of(sent), lease, budget);
         Grant {
             kind,
             renewed: terms.renewed,
@@ -248,20 +220,19 @@ impl Grant {
             token,
             number,
             issuer: issuer.clone(),
-            lease: clock::nanos(terms.lease),
+            lease: nanos(terms.lease),
             special: Special::of(terms.max_end, terms.min_until, under),
-            state: Mutex::new(State::new(deadline, false, hold, chain)),
+            state: Mutex::new(State::new(state, hold)),
         }
     }
 
     /// The grant as the next holder in this process has it, with its hold. To the store, and in the watchdog's books,
     /// it is the same.
-    pub(crate) fn heir(&self, wanted: &Wanted, by: &'static Location<'static>) -> (Grant, u64) {
+    pub(crate) fn heir(&self, wanted: &HandoffTerms, by: &'static Location<'static>) -> (Grant, u64) {
         let hold = next_id();
         let state = self.state.lock();
-        let chain = state.chain.step(wanted.handovers);
-        let state = State::new(state.deadline, state.suspect, (hold, by), chain);
-        let max_end = wanted.max_hold.map(|d| clock::now() + d);
+        let state = State::new(state.grant.successor(wanted), (hold, by));
+        let max_end = wanted.max_hold.map(|d| Moment::of(clock::now()) + d);
         let grant = Grant {
             kind: self.kind,
             renewed: self.renewed,
@@ -296,49 +267,35 @@ impl Grant {
         &self.issuer.client
     }
 
-    fn max_end(&self) -> Option<Instant> {
-        let max_end = self.special.as_ref()?.max_end;
-        max_end.filter(|_| !broken!(MaxHoldIgnored))
-    }
-
-    fn min_until(&self) -> Option<Instant> {
-        self.special.as_ref()?.min_until
+    fn terms(&self) -> Terms {
+        Terms {
+            lease: self.lease(),
+            renewed: self.renewed,
+            max_end: self.special.as_ref().and_then(|special| special.max_end),
+            min_until: self.special.as_ref().and_then(|special| special.min_until),
+        }
     }
 
     fn under(&self) -> Option<&Arc<Under>> {
         self.special.as_ref()?.under.as_ref()
     }
 
-    /// Whether the grant can ever be handed on, if it is left in time.
+    /// Whether the grant can ever be handed off, if it is left in time.
     pub(crate) fn can_be_handed_on(&self) -> bool {
-        self.renewed && self.state.lock().chain.is_open(clock::now())
+        self.renewed && self.state.lock().grant.budget().is_open(Moment::of(clock::now()))
     }
 
-    /// Whether the grant, which nobody here holds any more, may be handed on: it is renewed, past its
-    /// `min_hold`, free of doubt, and has a third of its lease left.
+    /// Whether the grant, which has no holder any more, may be handed off.
     pub(crate) fn may_be_handed_on(&self, now: Instant) -> bool {
-        if !self.renewed {
-            return false;
-        }
-        let lease = self.lease();
-        // Close to its end a renewal may be under way that asks for less than the lease.
-        if self.min_until().is_some_and(|until| now < until)
-            || self.max_end().is_some_and(|end| end < now + lease)
-        {
-            return false;
-        }
         let state = self.state.lock();
-        // Those who read under it go on, and keep a writer out.
-        let alone = !state.room.has_readers();
-        let lasts = state.deadline >= Moment::of(now + lease / 3);
-        let confirmed = !state.suspect || broken!(HandoffOfSuspectGrant);
-        alone && lasts && confirmed && state.chain.is_open(now)
+        // Readers under it go on, and keep a writer out.
+        !state.room.has_readers() && state.grant.may_be_handed_off(&self.terms(), Moment::of(now))
     }
 
     /// Keeps the turn until the grant ends; passes it on if it has.
     pub(crate) fn put_turn(&self, turn: Box<Turn>) {
         let mut state = self.state.lock();
-        if state.ended.is_none() {
+        if state.grant.ended().is_none() {
             state.turn = Some(turn);
             return;
         }
@@ -365,7 +322,7 @@ impl Grant {
         }
         let mut told = Told::default();
         let mut state = self.state.lock();
-        let entered = match state.ended {
+        let entered = match state.grant.ended() {
             Some(loss) => Err(Refused::Lost(loss)),
             None if self.kind == Kind::Read => {
                 state.room.add((asker.id, asker.by));
@@ -391,13 +348,13 @@ impl Grant {
         }
         let mut told = Told::default();
         let mut state = self.state.lock();
-        let admitted = match state.ended {
+        let admitted = match state.grant.ended() {
             Some(loss) => Err(Refused::Lost(loss)),
             None => state.room.enter(asker, true, &mut told).map_err(Refused::Sibling),
         };
         if admitted.is_ok() {
             // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
-            state.chain.close();
+            state.grant.end_handoffs();
         }
         drop(state);
         told.tell();
@@ -446,9 +403,9 @@ impl Grant {
         let mut told = Told::default();
         let mut state = self.state.lock();
         let last = state.room.remove_hold(hold, &mut told);
-        let before = state.ended;
+        let before = state.grant.ended();
         if last {
-            state.ended.get_or_insert(Loss::Released);
+            state.grant.end(Loss::Released);
             state.room.close(&mut told);
         }
         let signals = state.room.signals();
@@ -480,34 +437,13 @@ impl Grant {
     /// grant is lost unless it is renewed.
     pub(crate) fn peek_at(&self, now: Moment) -> (HoldState, Moment) {
         let state = self.state.lock();
-        (self.judge(&state, now), state.deadline)
-    }
-
-    fn judge(&self, state: &State, now: Moment) -> HoldState {
-        match state.ended {
-            Some(loss) => HoldState::Lost(loss),
-            None if now >= state.deadline && !broken!(DeadlineNeverJudged) => {
-                HoldState::Lost(self.run_out(state.deadline))
-            }
-            None if state.suspect => HoldState::Suspect,
-            None => HoldState::Held,
-        }
-    }
-
-    /// Why the lease has run out.
-    fn run_out(&self, deadline: Moment) -> Loss {
-        let last = deadline + margin(self.lease());
-        match self.max_end() {
-            Some(end) if self.renewed && last >= Moment::of(end) => Loss::MaxHold,
-            _ => Loss::Expired,
-        }
+        (state.grant.judge(&self.terms(), now), state.grant.deadline())
     }
 
     /// Ends the grant, unless it has ended already.
     pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.state.lock();
-        if state.ended.is_none() {
-            state.ended = Some(loss);
+        if state.grant.end(loss) {
             let (signals, turn) = (state.room.signals(), state.turn.take());
             let mut told = Told::default();
             state.room.close(&mut told);
@@ -533,7 +469,7 @@ impl Grant {
     fn signals(&self) -> (Arc<Signals>, bool) {
         let mut state = self.state.lock();
         let signals = state.room.make_signals();
-        (signals, state.ended.is_some())
+        (signals, state.grant.ended().is_some())
     }
 
     /// How long the grant holds for sure from now on.
@@ -544,19 +480,9 @@ impl Grant {
         }
     }
 
-    /// What is missing to `min_hold` yet.
-    fn min_hold_left(&self, now: Instant) -> Duration {
-        if broken!(MinHoldEndsEarly) {
-            return Duration::ZERO;
-        }
-        self.min_until()
-            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
-    }
-
     /// What is left to `max_hold`, where there is one.
     pub(crate) fn max_hold_left(&self) -> Option<Duration> {
-        let end = self.max_end()?;
-        Some(end.saturating_duration_since(clock::now()))
+        self.terms().max_hold_left(Moment::of(clock::now()))
     }
 
     /// The step that gives the grant back, as of `now`.
@@ -565,33 +491,25 @@ impl Grant {
             kind: self.kind,
             key: self.key.clone(),
             grant: self.id(),
-            keep_for: self.min_hold_left(now),
+            keep_for: self.terms().min_hold_left(Moment::of(now)),
             amount: self.amount,
         }
     }
 
     /// When the grant is lost unless it is renewed.
     pub(crate) fn deadline(&self) -> Instant {
-        self.state.lock().deadline.instant()
+        self.state.lock().grant.deadline().instant()
     }
 
-    /// The lease that a renewal sent now asks for: what the lease always is, as far as `max_hold` allows,
-    /// or what is left of it where it is fixed. `None` when nothing is to be had.
+    /// The lease that a renewal sent now asks for; `None` when that is not worth a request.
     pub(crate) fn next_lease(&self, now: Instant) -> Option<Duration> {
-        let lease = if self.renewed {
-            let left = |end: Instant| end.saturating_duration_since(now);
-            let most = self.max_end().map_or(Duration::MAX, left);
-            let least = self.min_until().map_or(Duration::ZERO, left);
-            self.lease().max(least).min(most)
-        } else {
-            (self.deadline() + margin(self.lease())).saturating_duration_since(now)
-        };
-        (lease > margin(lease)).then_some(lease)
+        let deadline = self.state.lock().grant.deadline();
+        self.terms().next_lease(deadline, Moment::of(now))
     }
 
-    /// Whether it came from the store just now, see [`Chain::is_young`].
+    /// Whether it came from the store just now, see [`HandoffBudget::is_young`].
     pub(crate) fn is_young(&self, now: Instant) -> bool {
-        self.state.lock().chain.is_young(now)
+        self.state.lock().grant.budget().is_young(Moment::of(now))
     }
 
     /// The step that renews the grant with this lease.
@@ -616,40 +534,16 @@ impl Grant {
         ends_doubt: bool,
     ) -> Result<Moment, Loss> {
         let mut state = self.state.lock();
-        match self.judge(&state, now) {
-            HoldState::Lost(Loss::Released) => return Ok(state.deadline),
-            HoldState::Lost(_) if broken!(RenewalRevivesLostHold) => state.ended = None,
-            HoldState::Lost(loss) => return Err(loss),
-            HoldState::Held | HoldState::Suspect => {}
-        }
-        state.suspect &= !ends_doubt;
-        let from = if broken!(RenewalDeadlineFromReply) {
-            now
-        } else {
-            sent
-        };
-        let deadline = from + (lease - margin(lease));
-        // A fixed lease that was only confirmed keeps the deadline it had: what was left of it went over
-        // the wire in whole milliseconds.
-        if self.renewed {
-            // An answer may come after that of a later question.
-            state.deadline = state.deadline.max(deadline);
-        } else {
-            state.deadline = state.deadline.min(deadline + margin(lease));
-        }
-        Ok(state.deadline)
+        state.grant.confirmed(&self.terms(), now, sent, lease, ends_doubt)
     }
 
     /// The store has not confirmed the grant when it should have. Whether that is news to anybody.
     pub(crate) fn suspect(&self) -> bool {
-        let mut state = self.state.lock();
-        // Also where the last hold has left: it may be about to be handed on.
-        let is_new = !std::mem::replace(&mut state.suspect, true);
-        is_new && state.ended.is_none()
+        self.state.lock().grant.doubt()
     }
 
     pub(crate) fn is_suspect(&self) -> bool {
-        self.state.lock().suspect
+        self.state.lock().grant.is_suspect()
     }
 
     /// Says so, for callers that hold no lock.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::base::kind::Kind;
-use crate::runtime::grants::margin;
+use crate::engine::grant::safety_margin;
 
 /// The longest of all durations that an option takes: a year.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -96,11 +96,11 @@ pub(crate) fn too_many_permits(which: &str) -> Error {
 pub(crate) fn check_lease(option: &'static str, lease: Option<Duration>) -> Result<(), Error> {
     check_duration(option, lease)?;
     match lease {
-        Some(lease) if lease <= margin(lease) => Err(Error::InvalidOption {
+        Some(lease) if lease <= safety_margin(lease) => Err(Error::InvalidOption {
             option,
             reason: format!(
                 "a lease of {lease:?} leaves nothing after the safety margin of {:?}",
-                margin(lease)
+                safety_margin(lease)
             ),
         }),
         _ => Ok(()),

@@ -10,10 +10,12 @@ use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
+use crate::base::moment::Moment;
+use crate::engine::grant::Terms;
+use crate::engine::handoff::{self, HandoffBudget, HandoffTerms};
 use crate::runtime::acquire::Attempt;
 use crate::runtime::client::Handle;
-use crate::runtime::grants::{Grant, Granted, Terms};
-use crate::runtime::handover::{self, Chain, Wanted};
+use crate::runtime::grants::{Grant, Granted};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::Options;
 use crate::runtime::release::{Asked, Carry};
@@ -47,7 +49,7 @@ pub(crate) trait Goal: Sync {
     type Got: Send + 'static;
 
     /// What it takes from others in this process, if it does.
-    fn wanted(&self) -> Option<Wanted>;
+    fn wanted(&self) -> Option<HandoffTerms>;
 
     /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
     /// many times the lock was handed over here after it last came from the store, `waiter` who waits, `announce` what
@@ -112,7 +114,7 @@ impl Question {
             // Who stands in the store's queue says for how many others it asks.
             tokens: match kind.waits_in_store() {
                 true => 1,
-                false => handover::tokens(handovers, handed),
+                false => handoff::tokens(handovers, handed),
             },
             permits: attempt.options.permits.and_then(|permits| permits.total),
             amount: attempt.amount(),
@@ -185,8 +187,8 @@ impl Question {
         let terms = Terms {
             lease: self.lease,
             renewed: !self.fixed,
-            max_end: self.max_hold.map(|d| sent + d),
-            min_until: self.min_hold.map(|d| sent + d),
+            max_end: self.max_hold.map(|d| Moment::of(sent) + d),
+            min_until: self.min_hold.map(|d| Moment::of(sent) + d),
         };
         let hold = self.under.as_ref().map_or_else(next_id, |under| under.hold);
         // When the answer came.
@@ -203,7 +205,13 @@ impl Question {
                 sent
             },
             lease: request.lease,
-            chain: Chain::new(request.kind, self.handovers, tokens, sent, now),
+            budget: HandoffBudget::new(
+                request.kind,
+                self.handovers,
+                tokens,
+                Moment::of(sent),
+                Moment::of(now),
+            ),
             under: self.under,
         };
         let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));

@@ -33,9 +33,9 @@ use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::base::name::{ByName, Name};
+use crate::engine::handoff::HandoffTerms;
 use crate::runtime::courtesy::After;
 use crate::runtime::evidence::Evidence;
-use crate::runtime::handover::Wanted;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::Carry;
 use crate::store::{GrantId, Kind, Watch};
@@ -233,7 +233,7 @@ impl Queue {
 pub(crate) struct Seat {
     limit: Option<usize>,
     /// What it would take over from others in this process, and who it is.
-    pub(crate) wanted: Option<Wanted>,
+    pub(crate) wanted: Option<HandoffTerms>,
     pub(crate) by: &'static Location<'static>,
     /// The number of its place in the store's queue, if it has one.
     place: AtomicU64,
@@ -402,7 +402,7 @@ impl Waiters {
         kind: Kind,
         key: &LockKey,
         line: Line,
-        wanted: Option<Wanted>,
+        wanted: Option<HandoffTerms>,
         by: &'static Location<'static>,
     ) -> Result<Ticket, Error> {
         let of = Name::new(kind, key);
@@ -805,7 +805,7 @@ impl Turn {
     }
 
     /// The next in line, out of it, if it takes over what is offered. Where the store has a queue it is the next in that.
-    pub(crate) fn heir(&mut self, fits: impl FnOnce(&Wanted) -> bool) -> Option<Arc<Seat>> {
+    pub(crate) fn heir(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Seat>> {
         let mut behind = std::mem::take(&mut self.behind);
         let mut queues = self.waiters.queues.lock();
         let queue = self.queue(&mut queues)?;

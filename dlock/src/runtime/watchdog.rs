@@ -25,10 +25,12 @@ use self::schedule::Schedule;
 use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance;
-use crate::base::clock::{self, Moment};
+use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::numbers::scatter;
+use crate::engine::grant::safety_margin;
 use crate::runtime::client::Shared;
-use crate::runtime::grants::{Grant, margin};
+use crate::runtime::grants::Grant;
 use crate::store::{BackendError, Kind, Lane, Reason, Renewal};
 use crate::{Error, LockKey, Loss};
 
@@ -497,7 +499,7 @@ fn grain(grant: &Grant) -> Duration {
 
 /// By how much a look at the deadline may come late, to go along with others.
 fn latest(grant: &Grant) -> Duration {
-    (margin(grant.lease()) / 2).min(LATEST)
+    (safety_margin(grant.lease()) / 2).min(LATEST)
 }
 
 /// When to try again after a renewal failed: the sooner, the less is left.

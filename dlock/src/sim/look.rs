@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use tokio::time::Instant;
 
 use crate::HoldState;
-use crate::base::clock::Moment;
+use crate::base::moment::Moment;
 use crate::runtime::client::Shared;
 use crate::store::{GrantId, Kind};
 use crate::{Held, LockClient, LockKey};

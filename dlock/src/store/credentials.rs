@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use crate::base::error::Cause;
+use crate::base::cause::Cause;
 
 /// User and password for a connection, and how long they are valid; made by the function that
 /// [`LockClientBuilder::credentials`](crate::LockClientBuilder::credentials) takes.

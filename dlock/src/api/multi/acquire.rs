@@ -11,9 +11,9 @@ use super::MultiGuard;
 use super::in_order::InVain;
 use super::look::{At, Gone, Guards, Round, Step, groups, look};
 use crate::api::guard::LockGuard;
+use crate::engine::handoff::HandoffTerms;
 use crate::runtime::acquire::{self, Wait};
 use crate::runtime::evidence::Evidence;
-use crate::runtime::handover::Wanted;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::check_at_once;
 use crate::runtime::question::{Goal, Look};
@@ -219,7 +219,7 @@ impl Goal for AllOf<'_> {
     type Got = Round<Guards>;
 
     /// Nothing: the others would have to be asked for with one in the hand.
-    fn wanted(&self) -> Option<Wanted> {
+    fn wanted(&self) -> Option<HandoffTerms> {
         None
     }
 

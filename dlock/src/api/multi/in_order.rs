@@ -14,9 +14,9 @@ use super::acquire::{Attempt, KEEPS_PLACE};
 use super::look::{At, Gone, Round, Step, Taken, take};
 use crate::Error;
 use crate::base::clock;
+use crate::engine::handoff::HandoffTerms;
 use crate::runtime::acquire::Wait;
 use crate::runtime::evidence::Evidence;
-use crate::runtime::handover::Wanted;
 use crate::runtime::hold::Hold;
 use crate::runtime::question::{Goal, Look};
 use crate::runtime::release::Carry;
@@ -125,7 +125,7 @@ impl Goal for Next<'_> {
     type Got = Round<Taken>;
 
     /// Nothing: what is handed over has a guard already, and these leases begin with the last.
-    fn wanted(&self) -> Option<Wanted> {
+    fn wanted(&self) -> Option<HandoffTerms> {
         None
     }
 

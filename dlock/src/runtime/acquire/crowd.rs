@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use super::came_free;
 use crate::base::chance;
 use crate::base::clock;
-use crate::runtime::courtesy::{Debt, some_round_trips};
+use crate::engine::fairness::some_round_trips;
+use crate::runtime::courtesy::Debt;
 use crate::store::{Announce, Heard, Watch};
 
 /// How many processes ask in one slot, the first of which begins with the release.
@@ -44,7 +45,7 @@ impl Crowd {
     /// The store has answered, to a request of that moment, that the lock is taken.
     pub(super) fn is_busy(&mut self, listeners: Option<u64>, asked: Instant) {
         self.listeners = listeners.filter(|listeners| *listeners <= MOST).unwrap_or(0);
-        self.slot = some_round_trips(asked, clock::now(), SHORTEST_SLOT);
+        self.slot = some_round_trips(clock::now().saturating_duration_since(asked), SHORTEST_SLOT);
     }
 
     /// This process has begun to listen.

@@ -9,7 +9,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::base::chance::HashSet;
-use crate::base::clock::Moment;
+use crate::base::moment::Moment;
 use crate::base::numbers::ByNumber;
 use crate::runtime::grants::Grant;
 

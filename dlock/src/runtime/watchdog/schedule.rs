@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use smallvec::SmallVec;
 
 use crate::base::chance::HashMap;
-use crate::base::clock::Moment;
+use crate::base::moment::Moment;
 use crate::base::numbers::ByNumber;
 
 /// A bucket may have so many numbers that mean nothing, beside as many as those that do.

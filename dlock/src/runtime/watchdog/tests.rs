@@ -4,8 +4,10 @@ use std::sync::Weak;
 use uuid::Uuid;
 
 use super::*;
-use crate::runtime::grants::{Granted, Issuer, Terms};
-use crate::runtime::handover::{Chain, Wanted};
+use crate::base::moment::Moment;
+use crate::engine::grant::Terms;
+use crate::engine::handoff::{HandoffBudget, HandoffTerms};
+use crate::runtime::grants::{Granted, Issuer};
 
 const SEC: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(30);
@@ -25,7 +27,7 @@ fn granted(registry: &Registry, now: Instant) -> Arc<Grant> {
         token: 1,
         sent: now,
         lease: LEASE,
-        chain: Chain::new(Kind::Lock, 10, (1, 11), now, now),
+        budget: HandoffBudget::new(Kind::Lock, 10, (1, 11), Moment::of(now), Moment::of(now)),
         under: None,
     };
     let terms = Terms {
@@ -46,10 +48,10 @@ fn granted(registry: &Registry, now: Instant) -> Arc<Grant> {
 
 /// As the next holder has it.
 fn heir(grant: &Grant) -> Arc<Grant> {
-    let wanted = Wanted {
+    let wanted = HandoffTerms {
         lease: LEASE,
         max_hold: None,
-        handovers: 10,
+        handoffs: 10,
     };
     Arc::new(grant.heir(&wanted, Location::caller()).0)
 }

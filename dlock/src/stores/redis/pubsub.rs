@@ -156,7 +156,7 @@ struct Channel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// To be asked for.
-    Wanted,
+    HandoffTerms,
     Asked,
     Stands,
     /// Not for this user; on the next connection, perhaps.
@@ -183,7 +183,7 @@ impl Actor {
     fn note(&mut self, order: Order) {
         match order {
             Order::Subscribe(channel, way) => {
-                let state = State::Wanted;
+                let state = State::HandoffTerms;
                 self.channels.insert(channel.clone(), Channel { way, state });
                 self.wanted.push_back(channel);
             }
@@ -361,7 +361,7 @@ impl Actor {
         self.probe = None;
         self.is_old = false;
         for channel in self.channels.values_mut() {
-            channel.state = State::Wanted;
+            channel.state = State::HandoffTerms;
         }
         self.wanted = self.channels.keys().cloned().collect();
     }
@@ -387,8 +387,10 @@ impl Actor {
             && let Some(channel) = self.wanted.pop_front()
         {
             let words = |way| self.words(way).0;
-            let Some(Channel { way, .. }) =
-                self.channels.get(&channel).filter(|it| it.state == State::Wanted)
+            let Some(Channel { way, .. }) = self
+                .channels
+                .get(&channel)
+                .filter(|it| it.state == State::HandoffTerms)
             else {
                 continue;
             };
@@ -508,7 +510,7 @@ impl Actor {
     }
 
     fn want(&mut self, channel: Arc<str>) {
-        self.enter(&channel, State::Wanted);
+        self.enter(&channel, State::HandoffTerms);
         self.wanted.push_back(channel);
     }
 

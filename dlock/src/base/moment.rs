@@ -1,0 +1,73 @@
+//! Points in time as the engine counts them: plain numbers, which no clock is needed for.
+
+use std::ops::Add;
+use std::time::Duration;
+
+/// An instant in half the room: nanoseconds since a day before this process first asked. What was before that is
+/// taken for then, and what is more than five centuries ahead for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    pub(crate) const fn from_nanos(nanos: u64) -> Moment {
+        Moment(nanos)
+    }
+
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// How long it is from an earlier one; nothing if that is later.
+    pub(crate) fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    pub(crate) fn earlier_by(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_sub(nanos(time)))
+    }
+
+    /// The last one up to it that is a multiple of a time.
+    pub(crate) fn floor(self, grain: Duration) -> Moment {
+        Moment(self.0 - self.0 % nanos(grain).max(1))
+    }
+
+    /// The first one from it on that is a multiple of a time.
+    pub(crate) fn ceil(self, grain: Duration) -> Moment {
+        let floor = self.floor(grain);
+        if floor == self { self } else { floor + grain }
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+
+    fn add(self, time: Duration) -> Moment {
+        Moment(self.0.saturating_add(nanos(time)))
+    }
+}
+
+/// A time in nanoseconds, at most five centuries.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_add_up_and_never_overflow() {
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+        let moment = Moment::from_nanos(7_300_000_000);
+        assert_eq!((moment + second).since(moment), second);
+        assert_eq!(moment.since(moment + second), Duration::ZERO);
+        assert_eq!(moment.earlier_by(second) + second, moment);
+        assert_eq!((moment + second).floor(second), moment.floor(second) + second);
+        assert_eq!(moment.floor(Duration::ZERO), moment);
+        let floor = moment.floor(second);
+        assert_eq!(floor.ceil(second), floor);
+        assert_eq!((floor + Duration::from_nanos(1)).ceil(second), floor + second);
+        // Longer than anybody lives.
+        assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
+    }
+}

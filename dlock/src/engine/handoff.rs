@@ -1,0 +1,161 @@
+//! Passing a lock on inside the process: how far a grant may be handed off before it goes back to the store.
+
+use std::time::Duration;
+
+use crate::base::broken;
+use crate::base::kind::Kind;
+use crate::base::moment::Moment;
+use crate::engine::fairness::some_round_trips;
+
+/// How many times a lock is handed off, unless said otherwise: more than fit into a time slice.
+pub(crate) const DEFAULT_HANDOFFS: u32 = 4096;
+/// The time slice of a process, where four round trips of the store are no longer than that.
+const TIME_SLICE: Duration = Duration::from_millis(5);
+/// For so long the end of a subscription may be on its way.
+const YOUNG: Duration = Duration::from_millis(1);
+/// Tokens that an acquire reserves for handoffs at least.
+const FEWEST_TOKENS: u32 = 16;
+
+/// What a waiter takes over: a renewed grant of this lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandoffTerms {
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    /// How many times it hands the lock off.
+    pub(crate) handoffs: u32,
+}
+
+/// How far a grant may be handed off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandoffBudget {
+    /// Handoffs that are left, and until when: there is a reserved token for each, one after the other.
+    left: u32,
+    /// The time slice, in microseconds; it ends then.
+    slice: u32,
+    until: Moment,
+}
+
+impl HandoffBudget {
+    /// The budget of a grant that came from the store `now`, by a request sent at `sent`, with these tokens.
+    pub(crate) fn new(
+        kind: Kind,
+        handoffs: u32,
+        (first, last): (u64, u64),
+        sent: Moment,
+        now: Moment,
+    ) -> HandoffBudget {
+        let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
+        let slice = some_round_trips(now.since(sent), TIME_SLICE);
+        HandoffBudget {
+            left: match kind.is_handed_on() {
+                true => handoffs.min(tokens),
+                false => 0,
+            },
+            slice: u32::try_from(slice.as_micros()).unwrap_or(u32::MAX),
+            until: now + slice,
+        }
+    }
+
+    /// Whether the grant can be handed off at all.
+    pub(crate) fn is_open(self, now: Moment) -> bool {
+        self.left > 0 && (now < self.until || broken!(SliceNeverEnds))
+    }
+
+    /// Whether the grant came from the store so short a time ago that its holder may still be counted among the listeners.
+    pub(crate) fn is_young(self, now: Moment) -> bool {
+        now + Duration::from_micros(self.slice.into()) < self.until + YOUNG
+    }
+
+    /// Ends it: the next token has to come from the store.
+    pub(crate) fn close(&mut self) {
+        self.left = 0;
+    }
+
+    /// The budget of the successor, which hands off at most so many times.
+    pub(crate) fn step(self, most: u32) -> HandoffBudget {
+        HandoffBudget {
+            left: self.left.saturating_sub(1).min(most),
+            ..self
+        }
+    }
+}
+
+/// How many fencing tokens an acquire reserves, where the lock was handed off `before` times after the last one. Unused
+/// tokens are a waste only while the store counts them faster than its clock does.
+pub(crate) fn tokens(handoffs: u32, before: u32) -> u32 {
+    1 + handoffs.min(FEWEST_TOKENS.max(before.saturating_mul(2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    const START: Moment = Moment::from_nanos(1_000_000_000);
+
+    #[test]
+    fn budget_ends_with_its_time_slice_its_tokens_and_its_handoffs() {
+        // round trip, handoffs, last token, asked after: open?
+        for (round_trip, handoffs, last, after, open) in [
+            (ms(0), 8, 9, ms(4), true),
+            (ms(0), 8, 9, ms(5), false),
+            (ms(10), 8, 9, ms(39), true),
+            (ms(10), 8, 9, ms(40), false),
+            (ms(500), 8, 9, ms(99), true),
+            (ms(500), 8, 9, ms(100), false),
+            (ms(0), 0, 9, ms(0), false),
+            (ms(0), 8, 1, ms(0), false),
+        ] {
+            let now = START + round_trip;
+            let budget = HandoffBudget::new(Kind::Lock, handoffs, (1, last), START, now);
+            let row = (round_trip, handoffs, last, after);
+            assert_eq!(budget.is_open(now + after), open, "{row:?}");
+        }
+        let fenced = HandoffBudget::new(Kind::Fenced, 8, (1, 9), START, START);
+        assert!(!fenced.is_open(START), "its tokens are counted by the store");
+    }
+
+    #[test]
+    fn each_successor_has_one_handoff_less_and_no_more_than_it_asks_for() {
+        let budget = HandoffBudget::new(Kind::Lock, 8, (1, 4), START, START);
+        let opens = |budget: HandoffBudget| budget.is_open(START);
+        assert!(opens(budget.step(8)) && opens(budget.step(8).step(8)));
+        assert!(!opens(budget.step(8).step(8).step(8)));
+        assert!(!opens(budget.step(0)));
+        let mut closed = budget;
+        closed.close();
+        assert!(!opens(closed));
+    }
+
+    #[test]
+    fn grant_is_young_for_a_millisecond_at_any_round_trip() {
+        for round_trip in [0, 1, 25, 200].map(ms) {
+            let now = START + round_trip;
+            let budget = HandoffBudget::new(Kind::Lock, 8, (1, 9), START, now);
+            assert!(
+                budget.is_young(now + Duration::from_micros(900)),
+                "{round_trip:?}"
+            );
+            assert!(
+                !budget.is_young(now + Duration::from_micros(1100)),
+                "{round_trip:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn tokens_are_reserved_for_twice_as_many_handoffs_as_before() {
+        for (handoffs, before, reserved) in [
+            (0, 0, 1),
+            (4096, 0, 17),
+            (4, 0, 5),
+            (4096, 100, 201),
+            (50, 100, 51),
+        ] {
+            assert_eq!(tokens(handoffs, before), reserved, "{handoffs} {before}");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The decisions: who is served, when a hold is lost, when to ask the store again. Small machines without async, clock or
+//! I/O: what happened goes in with its [`Moment`](crate::base::moment::Moment), what is to be done comes out.
+//!
+//! The crate in `tests/engine` compiles these files without a runtime, and tests them by tables.
+
+pub(crate) mod fairness;
+pub(crate) mod grant;
+pub(crate) mod handoff;

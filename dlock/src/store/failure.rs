@@ -1,0 +1,108 @@
+//! Steps on a store that fail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::cause::Cause;
+
+/// Whether a step that failed was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was not, and will not be.
+    NotDone,
+    /// Nobody here can tell.
+    Unknown,
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The store could not be reached or did not answer.
+    Unreachable,
+    /// The store answered that it will not.
+    Refused,
+    /// The same for a reason that passes: its memory is used up, it cannot save, it lacks replicas, or it is none that
+    /// may be written to. An acquire ends with this; what is given back is given back again until the store takes it.
+    RefusedForNow,
+    /// The key holds other data, named here.
+    KeyTaken(String),
+    /// The store or this version of the library cannot do it.
+    Unsupported,
+    /// The server has done it, and too few of its replicas said in time that they have it too.
+    TooFewReplicas {
+        /// How many said so.
+        acknowledged: u32,
+        /// How many were to.
+        wanted: u32,
+        /// Within which time.
+        within: Duration,
+    },
+    /// The client's URL names another kind of store than the one that answers there.
+    WrongUrl,
+    /// The backend has ended.
+    Closed,
+}
+
+/// A step that failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+#[non_exhaustive]
+pub struct BackendError {
+    /// Whether it was carried out.
+    pub outcome: Outcome,
+    /// Why it failed.
+    pub reason: Reason,
+    /// The failure in words, without passwords.
+    pub message: String,
+    /// The cause.
+    #[source]
+    pub source: Option<Cause>,
+}
+
+impl BackendError {
+    /// A failure of which the step certainly was not carried out.
+    #[must_use]
+    pub fn not_done(reason: Reason, message: impl Into<String>) -> BackendError {
+        BackendError {
+            outcome: Outcome::NotDone,
+            reason,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// A failure that leaves open whether the step was carried out.
+    #[must_use]
+    pub fn unknown(message: impl Into<String>) -> BackendError {
+        BackendError {
+            outcome: Outcome::Unknown,
+            reason: Reason::Unreachable,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The same with its cause.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> BackendError {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// Whether the same step may well succeed a moment later.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self.reason, Reason::Unreachable)
+    }
+
+    /// Whether the store answered that it will not, for now or for good.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.reason, Reason::Refused | Reason::RefusedForNow)
+    }
+
+    /// Whether a step that gives something back is repeated: nobody else can do it, so it outlasts whatever passes.
+    pub(crate) fn is_outlasted(&self) -> bool {
+        self.is_passing() || self.reason == Reason::RefusedForNow
+    }
+}
