@@ -6,3 +6,4 @@
 pub(crate) mod fairness;
 pub(crate) mod grant;
 pub(crate) mod handoff;
+pub(crate) mod wait_queue;

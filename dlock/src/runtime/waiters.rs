@@ -15,7 +15,6 @@
 //! Here the turn says who of them listens, and who asks the moment a release of this process is in line; and while it
 //! rests in a grant, who of them are next in the store's queue.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, Location};
 use std::pin::Pin;
@@ -34,6 +33,7 @@ use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::base::name::{ByName, Name};
 use crate::engine::handoff::HandoffTerms;
+use crate::engine::wait_queue::{Place, TooMany, WaitQueue, Waiter};
 use crate::runtime::courtesy::After;
 use crate::runtime::evidence::Evidence;
 use crate::runtime::hold::Hold;
@@ -158,75 +158,11 @@ impl<T: Send + 'static> Drop for Shared<T> {
 }
 
 /// The queue of a key: it is there for as long as its turn is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
-    /// The number of its turn: one that has another number was taken away.
-    turn: u64,
-    /// Who has the turn; nobody while it rests in a grant.
-    front: Option<Arc<Seat>>,
-    /// To whom the lock was handed over last.
-    offered: Option<Arc<Seat>>,
-    /// The one in front knows that it has to wait.
-    front_waits: bool,
-    behind: VecDeque<Arc<Seat>>,
-    /// How many of those behind have left.
-    left: usize,
+    waiters: WaitQueue<Arc<Seat>>,
     /// What the one in front was told by the store.
     evidence: Evidence,
-}
-
-impl Queue {
-    /// Those that have the turn, or were handed the lock; each once, or one that was woken just now would count as woken
-    /// some time ago at the second look.
-    fn heads(&self) -> impl Iterator<Item = &Arc<Seat>> {
-        let is_front = |seat: &Arc<Seat>| self.front.as_ref().is_some_and(|front| Arc::ptr_eq(front, seat));
-        let offered = self.offered.iter().filter(move |seat| !is_front(seat));
-        self.front
-            .iter()
-            .chain(offered.filter(|_| !broken!(HandoffToUnpolledWaiter)))
-    }
-
-    fn waiting(&self) -> usize {
-        self.behind.len() - self.left
-    }
-
-    fn next(&mut self) -> Option<Arc<Seat>> {
-        loop {
-            let seat = self.behind.pop_front()?;
-            seat.stands(false);
-            if !seat.has_left() {
-                return Some(seat);
-            }
-            self.left -= 1;
-        }
-    }
-
-    /// The first of those who are at one of these places, from the last of these on; mostly it is the next here, too.
-    fn next_of(&mut self, places: &mut Vec<u64>) -> Option<Arc<Seat>> {
-        while let Some(place) = places.pop() {
-            let is_there = |seat: &Arc<Seat>| seat.place.load(Ordering::Relaxed) == place && !seat.has_left();
-            if let Some(at) = self.behind.iter().position(is_there) {
-                let seat = self.behind.remove(at)?;
-                seat.stands(false);
-                return Some(seat);
-            }
-        }
-        None
-    }
-
-    fn put_back(&mut self, seat: Arc<Seat>) {
-        seat.stands(true);
-        self.behind.push_front(seat);
-    }
-
-    /// Who leaves the middle of a long queue costs nothing; the queue is swept when half of it has left.
-    fn leaves(&mut self) {
-        self.left += 1;
-        if self.left > 16 && self.left > self.behind.len() / 2 {
-            self.behind.retain(|seat| !seat.has_left());
-            self.left = 0;
-        }
-    }
 }
 
 /// One who waits.
@@ -270,14 +206,6 @@ struct Call {
 }
 
 impl Seat {
-    fn stands(&self, in_line: bool) {
-        self.in_line.store(in_line, Ordering::Relaxed);
-    }
-
-    fn has_left(&self) -> bool {
-        self.left.load(Ordering::Relaxed)
-    }
-
     /// Whether the lock can be given to it: somebody listens, and has not been given it already.
     fn takes_a_guard(&self) -> bool {
         let call = self.call.lock();
@@ -328,6 +256,29 @@ impl Seat {
             }
         });
         guard.map_or(Ok(()), Err)
+    }
+}
+
+impl Waiter for Arc<Seat> {
+    fn is(&self, other: &Arc<Seat>) -> bool {
+        Arc::ptr_eq(self, other)
+    }
+
+    fn limit(&self) -> Option<usize> {
+        self.limit
+    }
+
+    fn position(&self) -> Option<u64> {
+        let place = self.place.load(Ordering::Relaxed);
+        (place != NOWHERE).then_some(place)
+    }
+
+    fn set_in_line(&self, in_line: bool) {
+        self.in_line.store(in_line, Ordering::Relaxed);
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
     }
 }
 
@@ -429,36 +380,19 @@ impl Waiters {
             Entry::Vacant(vacant) => {
                 let number = next_id();
                 vacant.insert(Queue {
-                    turn: number,
-                    front: Some(seat.clone()),
-                    ..Queue::default()
+                    waiters: WaitQueue::new(seat.clone(), number),
+                    evidence: Evidence::default(),
                 });
-                seat.call.lock().turn = Some(Turn {
-                    waiters: self.clone(),
-                    of: of.clone(),
-                    number,
-                    watch: None,
-                    after: None,
-                    handed: 0,
-                    opened: false,
-                    behind: Vec::new(),
-                    quietly: false,
-                });
+                seat.call.lock().turn = Some(self.new_turn(of.clone(), number, false));
                 false
             }
             Entry::Occupied(mut occupied) => {
-                let queue = occupied.get_mut();
-                let waiting = queue.waiting() + usize::from(queue.front.is_some() && queue.front_waits);
-                if let Some(limit) = limit.filter(|limit| waiting >= *limit) {
-                    return Err(too_many(key, limit));
-                }
-                match line {
-                    Line::End(_) => {
-                        seat.stands(true);
-                        queue.behind.push_back(seat.clone());
-                    }
-                    Line::Front => queue.put_back(seat.clone()),
-                }
+                let place = match line {
+                    Line::End(_) => Place::End,
+                    Line::Front => Place::Front,
+                };
+                let joined = occupied.get_mut().waiters.join(&seat, place);
+                joined.map_err(|TooMany { limit }| too_many(key, limit))?;
                 true
             }
         };
@@ -470,9 +404,24 @@ impl Waiters {
         })
     }
 
+    fn new_turn(self: &Arc<Self>, of: Name, number: u64, quietly: bool) -> Turn {
+        Turn {
+            waiters: self.clone(),
+            of,
+            number,
+            watch: None,
+            after: None,
+            handed: 0,
+            opened: false,
+            behind: Vec::new(),
+            quietly,
+        }
+    }
+
     /// How many wait for a key behind others.
     pub(crate) fn behind(&self, of: &Name) -> usize {
-        self.queues.lock().get(of).map_or(0, Queue::waiting)
+        let queues = self.queues.lock();
+        queues.get(of).map_or(0, |queue| queue.waiters.waiting())
     }
 
     /// Whether a key is waited for.
@@ -482,7 +431,7 @@ impl Waiters {
 
     /// How many keys are waited for.
     pub(crate) fn len(&self) -> usize {
-        let waited_for = |queue: &&Queue| queue.front.is_some() || queue.waiting() > 0;
+        let waited_for = |queue: &&Queue| queue.waiters.is_waited_in();
         self.queues.lock().values().filter(waited_for).count()
     }
 
@@ -490,9 +439,7 @@ impl Waiters {
     pub(crate) fn front(&self, kind: Kind, key: &LockKey) -> Option<Arc<Seat>> {
         let mut queues = self.queues.lock();
         let queue = queues.get_mut(&Name::new(kind, key))?;
-        let front = queue.front.clone().filter(|seat| seat.takes_a_guard())?;
-        queue.offered = Some(front.clone());
-        Some(front)
+        queue.waiters.offer_to_head(|seat| seat.takes_a_guard())
     }
 
     /// Those that were woken, have not been polled since, and were found so before. And whether others were woken, which
@@ -503,7 +450,7 @@ impl Waiters {
         }
         let (mut overdue, mut some_woken) = (Vec::new(), false);
         for (of, queue) in &*self.queues.lock() {
-            for seat in queue.heads() {
+            for seat in queue.waiters.served() {
                 match seat.attention.load(Ordering::Acquire) {
                     POLLED => {}
                     LATE => overdue.push((of.clone(), seat.clone())),
@@ -517,7 +464,11 @@ impl Waiters {
     /// From now on those at the head of these queues are late that were woken and are not polled.
     fn mark_woken(&self, queues: &[Name]) {
         let all = self.queues.lock();
-        for seat in queues.iter().filter_map(|of| all.get(of)).flat_map(Queue::heads) {
+        for seat in queues
+            .iter()
+            .filter_map(|of| all.get(of))
+            .flat_map(|queue| queue.waiters.served())
+        {
             let _ = seat.is_late();
         }
     }
@@ -527,7 +478,7 @@ impl Waiters {
         let all = self.queues.lock();
         let late = queues.iter().filter_map(|of| {
             let is_late = |seat: &&Arc<Seat>| seat.attention.load(Ordering::Acquire) == LATE;
-            let seat = all.get(of)?.heads().find(is_late)?;
+            let seat = all.get(of)?.waiters.served().find(is_late)?;
             Some((of.clone(), seat.clone()))
         });
         late.collect()
@@ -549,28 +500,12 @@ impl Waiters {
         if let Some(in_flight) = in_flight {
             in_flight.abandon();
         }
-        let is_seat =
-            |other: &Option<Arc<Seat>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, seat));
         let mut queues = self.queues.lock();
         let mut stolen = None;
-        if let Some(queue) = queues.get_mut(of) {
-            if is_seat(&queue.offered) {
-                queue.offered = None;
-            }
-            if turn.is_none() && is_seat(&queue.front) {
-                queue.turn = next_id();
-                stolen = Some(Turn {
-                    waiters: self.clone(),
-                    of: of.clone(),
-                    number: queue.turn,
-                    watch: None,
-                    after: None,
-                    handed: 0,
-                    opened: false,
-                    behind: Vec::new(),
-                    quietly: true,
-                });
-            }
+        if let Some(queue) = queues.get_mut(of)
+            && queue.waiters.withdraw(seat, turn.is_some(), next_id)
+        {
+            stolen = Some(self.new_turn(of.clone(), queue.waiters.number(), true));
         }
         drop(queues);
         if is_there {
@@ -706,7 +641,7 @@ impl Drop for Ticket {
         if self.seat.in_line.load(Ordering::Relaxed) {
             self.seat.left.store(true, Ordering::Relaxed);
             if let Some(queue) = queues.get_mut(&self.of) {
-                queue.leaves();
+                queue.waiters.leaves();
             }
         }
         // Before the rest: what was called and not heard passes on, which wakes whoever is next.
@@ -727,7 +662,9 @@ impl Drop for Ticket {
 impl Turn {
     /// The queue, where this is still its turn.
     fn queue<'q>(&self, queues: &'q mut ByName<Queue>) -> Option<&'q mut Queue> {
-        queues.get_mut(&self.of).filter(|queue| queue.turn == self.number)
+        queues
+            .get_mut(&self.of)
+            .filter(|queue| queue.waiters.number() == self.number)
     }
 
     /// The one in front has to wait and counts from now on: whoever is behind and too many goes. It goes
@@ -741,25 +678,7 @@ impl Turn {
             return Ok(());
         };
         queue.evidence = heard.clone();
-        let mut turned_away = Vec::new();
-        if !std::mem::replace(&mut queue.front_waits, true) {
-            let mut ahead = 0;
-            let all = std::mem::take(&mut queue.behind);
-            queue.left = 0;
-            for seat in all {
-                if seat.has_left() {
-                    continue;
-                }
-                ahead += 1;
-                if seat.limit.is_none_or(|limit| ahead < limit) {
-                    queue.behind.push_back(seat);
-                } else {
-                    ahead -= 1;
-                    seat.stands(false);
-                    turned_away.push(seat);
-                }
-            }
-        }
+        let turned_away = queue.waiters.head_waits();
         // They are woken by this, which must not be under the lock.
         drop(queues);
         for seat in turned_away {
@@ -783,9 +702,11 @@ impl Turn {
             && let Some(queue) = self.queue(&mut queues)
         {
             // It has the lock, so it is not cancelled.
-            queue.front = None;
+            queue.waiters.forget_head();
         }
-        let others_wait = self.queue(&mut queues).is_some_and(|queue| queue.waiting() > 0);
+        let others_wait = self
+            .queue(&mut queues)
+            .is_some_and(|queue| queue.waiters.waiting() > 0);
         drop(queues);
         if others_wait && guard.can_be_handed_on() {
             guard.rest(self);
@@ -798,8 +719,7 @@ impl Turn {
         let Some(queue) = self.queue(&mut queues) else {
             return false;
         };
-        queue.front = None;
-        queue.front_waits = true;
+        queue.waiters.head_rests();
         queue.evidence.is_held_here();
         true
     }
@@ -808,25 +728,21 @@ impl Turn {
     pub(crate) fn heir(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Seat>> {
         let mut behind = std::mem::take(&mut self.behind);
         let mut queues = self.waiters.queues.lock();
-        let queue = self.queue(&mut queues)?;
-        let seat = match self.of.kind.waits_in_store() {
-            true => queue.next_of(&mut behind),
-            false => queue.next(),
+        let waiters = &mut self.queue(&mut queues)?.waiters;
+        let takes = |seat: &Arc<Seat>| !seat.is_overdue() && seat.wanted.as_ref().is_some_and(fits);
+        let heir = match self.of.kind.waits_in_store() {
+            true => waiters.offer_in_store_order(&mut behind, takes),
+            false => waiters.offer_to_next(takes),
         };
+        drop(queues);
         self.behind = behind;
-        let seat = seat?;
-        if !seat.is_overdue() && seat.wanted.as_ref().is_some_and(fits) {
-            queue.offered = Some(seat.clone());
-            return Some(seat);
-        }
-        queue.put_back(seat);
-        None
+        heir
     }
 
     /// Puts one back in line who was to take over and could not.
     pub(crate) fn back_in_line(&self, seat: Arc<Seat>) {
         if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
-            queue.put_back(seat);
+            queue.waiters.put_back(seat);
         }
     }
 }
@@ -837,13 +753,12 @@ impl Drop for Turn {
         let mut queues = self.waiters.queues.lock();
         let mut next = None;
         if let Some(queue) = self.queue(&mut queues) {
-            if broken!(WaiterForgottenWhenHeadCancelled) && queue.front.is_some() && queue.waiting() > 0 {
-                queue.front = None;
+            let waiters = &mut queue.waiters;
+            if broken!(WaiterForgottenWhenHeadCancelled) && waiters.has_head() && waiters.waiting() > 0 {
+                waiters.forget_head();
                 return;
             }
-            next = queue.next();
-            queue.front = next.clone();
-            queue.front_waits = true;
+            next = waiters.head_ends();
             if next.is_none() {
                 queues.remove(&self.of);
             } else {

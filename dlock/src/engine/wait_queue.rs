@@ -1,0 +1,423 @@
+//! The waiters of one key in this process, in their order of arrival.
+//!
+//! The *head* talks to the store for all of them, or nobody does while the lock is held in this process and the right to
+//! be the head rests in its grant. Each head has a number: one that has another number was replaced.
+
+use std::collections::VecDeque;
+
+use crate::base::broken;
+
+/// So many waiters that have left may stand in a queue in any case.
+const SPARE: usize = 16;
+
+/// What a queue asks of a waiter. Clones are the same waiter.
+pub(crate) trait Waiter: Clone {
+    fn is(&self, other: &Self) -> bool;
+
+    /// How many waiters there may be, with this one.
+    fn limit(&self) -> Option<usize>;
+
+    /// Its position in the store's queue.
+    fn position(&self) -> Option<u64>;
+
+    /// Whether it stands behind others from now on.
+    fn set_in_line(&self, in_line: bool);
+
+    /// Whether it has left while it stood behind others.
+    fn has_left(&self) -> bool;
+}
+
+/// Where a waiter that comes is put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Behind all others, unless there are as many as it accepts.
+    End,
+    /// It had a place before: in front of those that came later.
+    Front,
+}
+
+/// More waiters than the one that comes accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooMany {
+    pub(crate) limit: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct WaitQueue<W> {
+    /// The number of the head.
+    number: u64,
+    head: Option<W>,
+    /// The waiter that the lock was handed off to last.
+    offered: Option<W>,
+    /// The head knows that it has to wait, so it counts.
+    head_waits: bool,
+    behind: VecDeque<W>,
+    /// How many of those behind have left.
+    left: usize,
+}
+
+impl<W: Waiter> WaitQueue<W> {
+    /// A queue of one waiter, which is the head.
+    pub(crate) fn new(head: W, number: u64) -> WaitQueue<W> {
+        WaitQueue {
+            number,
+            head: Some(head),
+            offered: None,
+            head_waits: false,
+            behind: VecDeque::new(),
+            left: 0,
+        }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Adds a waiter. The head does not count before it knows that it has to wait.
+    pub(crate) fn join(&mut self, waiter: &W, place: Place) -> Result<(), TooMany> {
+        let waiting = self.waiting() + usize::from(self.head.is_some() && self.head_waits);
+        match (place, waiter.limit().filter(|limit| waiting >= *limit)) {
+            (Place::End, Some(limit)) => return Err(TooMany { limit }),
+            (Place::End, None) => {
+                waiter.set_in_line(true);
+                self.behind.push_back(waiter.clone());
+            }
+            (Place::Front, _) => self.put_back(waiter.clone()),
+        }
+        Ok(())
+    }
+
+    /// How many wait behind the head.
+    pub(crate) fn waiting(&self) -> usize {
+        self.behind.len() - self.left
+    }
+
+    pub(crate) fn is_waited_in(&self) -> bool {
+        self.head.is_some() || self.waiting() > 0
+    }
+
+    /// The head, and the waiter that the lock was handed off to; each once, or a waiter that was woken just now would count
+    /// as woken some time ago at the second look.
+    pub(crate) fn served(&self) -> impl Iterator<Item = &W> {
+        let is_head = |waiter: &W| self.head.as_ref().is_some_and(|head| head.is(waiter));
+        let offered = self.offered.iter().filter(move |waiter| !is_head(waiter));
+        self.head
+            .iter()
+            .chain(offered.filter(|_| !broken!(HandoffToUnpolledWaiter)))
+    }
+
+    /// A waiter behind others has left. That costs nothing in the middle of a long queue, which is swept when half of it
+    /// has left.
+    pub(crate) fn leaves(&mut self) {
+        self.left += 1;
+        if self.left > SPARE && self.left > self.behind.len() / 2 {
+            self.behind.retain(|waiter| !waiter.has_left());
+            self.left = 0;
+        }
+    }
+
+    /// The head has to wait, and counts from now on. Returns the waiters for which there are too many now, out of line.
+    pub(crate) fn head_waits(&mut self) -> Vec<W> {
+        let mut turned_away = Vec::new();
+        if std::mem::replace(&mut self.head_waits, true) {
+            return turned_away;
+        }
+        self.left = 0;
+        for waiter in std::mem::take(&mut self.behind) {
+            if waiter.has_left() {
+                continue;
+            }
+            // With the head.
+            let ahead = self.behind.len() + 1;
+            if waiter.limit().is_none_or(|limit| ahead < limit) {
+                self.behind.push_back(waiter);
+            } else {
+                waiter.set_in_line(false);
+                turned_away.push(waiter);
+            }
+        }
+        turned_away
+    }
+
+    /// Offers the lock to the head, where it sleeps until the store has news.
+    pub(crate) fn offer_to_head(&mut self, takes: impl FnOnce(&W) -> bool) -> Option<W> {
+        let head = self.head.clone().filter(takes)?;
+        self.offered = Some(head.clone());
+        Some(head)
+    }
+
+    /// Offers the lock to the next waiter, which stands in line no longer if `takes` says so.
+    pub(crate) fn offer_to_next(&mut self, takes: impl FnOnce(&W) -> bool) -> Option<W> {
+        let next = self.next();
+        self.offer(next, takes)
+    }
+
+    /// The same in the order of the store's queue: `positions` are those of the next in there, the last of which comes
+    /// first.
+    pub(crate) fn offer_in_store_order(
+        &mut self,
+        positions: &mut Vec<u64>,
+        takes: impl FnOnce(&W) -> bool,
+    ) -> Option<W> {
+        let next = self.next_at(positions);
+        self.offer(next, takes)
+    }
+
+    fn offer(&mut self, next: Option<W>, takes: impl FnOnce(&W) -> bool) -> Option<W> {
+        let waiter = next?;
+        if takes(&waiter) {
+            self.offered = Some(waiter.clone());
+            return Some(waiter);
+        }
+        self.put_back(waiter);
+        None
+    }
+
+    fn next(&mut self) -> Option<W> {
+        loop {
+            let waiter = self.behind.pop_front()?;
+            waiter.set_in_line(false);
+            if !waiter.has_left() {
+                return Some(waiter);
+            }
+            self.left -= 1;
+        }
+    }
+
+    /// Mostly this is the next here, too.
+    fn next_at(&mut self, positions: &mut Vec<u64>) -> Option<W> {
+        while let Some(position) = positions.pop() {
+            let is_there = |waiter: &W| waiter.position() == Some(position) && !waiter.has_left();
+            if let Some(at) = self.behind.iter().position(is_there) {
+                let waiter = self.behind.remove(at)?;
+                waiter.set_in_line(false);
+                return Some(waiter);
+            }
+        }
+        None
+    }
+
+    /// Puts a waiter in front of those behind the head.
+    pub(crate) fn put_back(&mut self, waiter: W) {
+        waiter.set_in_line(true);
+        self.behind.push_front(waiter);
+    }
+
+    /// The lock is held in this process, and there is no head while that lasts.
+    pub(crate) fn head_rests(&mut self) {
+        self.head = None;
+        self.head_waits = true;
+    }
+
+    /// The head has ended: the next waiter is the head now. `None` where none is left, and the queue is over.
+    pub(crate) fn head_ends(&mut self) -> Option<W> {
+        let next = self.next();
+        self.head = next.clone();
+        self.head_waits = true;
+        next
+    }
+
+    /// The head has the lock or has gone, and whoever waits is forgotten: what must not happen.
+    #[cfg_attr(
+        not(dlock_sim),
+        allow(dead_code, reason = "a rule that only the simulation breaks")
+    )]
+    pub(crate) fn forget_head(&mut self) {
+        self.head = None;
+    }
+
+    #[cfg_attr(
+        not(dlock_sim),
+        allow(dead_code, reason = "a rule that only the simulation breaks")
+    )]
+    pub(crate) fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// A waiter that was not polled in time loses what it was offered, and its place as the head, which has `number` from
+    /// now on. Returns whether it was the head.
+    pub(crate) fn withdraw(&mut self, waiter: &W, is_told: bool, number: impl FnOnce() -> u64) -> bool {
+        let is_waiter = |other: &Option<W>| other.as_ref().is_some_and(|other| other.is(waiter));
+        if is_waiter(&self.offered) {
+            self.offered = None;
+        }
+        let was_head = !is_told && is_waiter(&self.head);
+        if was_head {
+            self.number = number();
+        }
+        was_head
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Named {
+        name: &'static str,
+        limit: Option<usize>,
+        position: Option<u64>,
+        in_line: Cell<bool>,
+        left: Cell<bool>,
+    }
+
+    impl Waiter for Rc<Named> {
+        fn is(&self, other: &Self) -> bool {
+            Rc::ptr_eq(self, other)
+        }
+
+        fn limit(&self) -> Option<usize> {
+            self.limit
+        }
+
+        fn position(&self) -> Option<u64> {
+            self.position
+        }
+
+        fn set_in_line(&self, in_line: bool) {
+            self.in_line.set(in_line);
+        }
+
+        fn has_left(&self) -> bool {
+            self.left.get()
+        }
+    }
+
+    fn waiter(name: &'static str, limit: Option<usize>, position: Option<u64>) -> Rc<Named> {
+        Rc::new(Named {
+            name,
+            limit,
+            position,
+            in_line: Cell::new(false),
+            left: Cell::new(false),
+        })
+    }
+
+    /// A queue of these waiters, the first of which is the head.
+    fn queue(names: &[&'static str]) -> (WaitQueue<Rc<Named>>, Vec<Rc<Named>>) {
+        let all: Vec<_> = (0..)
+            .zip(names)
+            .map(|(at, name)| waiter(name, None, Some(at)))
+            .collect();
+        let mut queue = WaitQueue::new(all[0].clone(), 1);
+        for waiter in &all[1..] {
+            queue.join(waiter, Place::End).unwrap();
+        }
+        (queue, all)
+    }
+
+    /// The heads, one after the other, until the queue is over.
+    fn order(queue: &mut WaitQueue<Rc<Named>>) -> Vec<&'static str> {
+        std::iter::from_fn(|| queue.head_ends())
+            .map(|waiter| waiter.name)
+            .collect()
+    }
+
+    fn leaves(queue: &mut WaitQueue<Rc<Named>>, waiter: &Rc<Named>) {
+        waiter.left.set(true);
+        queue.leaves();
+    }
+
+    #[test]
+    fn heads_follow_in_the_order_of_arrival_but_for_those_that_come_back() {
+        let (mut queue, _) = queue(&["a", "b", "c"]);
+        queue.join(&waiter("d", None, None), Place::End).unwrap();
+        queue.join(&waiter("back", Some(1), None), Place::Front).unwrap();
+        assert_eq!(queue.waiting(), 4);
+        assert_eq!(order(&mut queue), ["back", "b", "c", "d"]);
+        assert!(!queue.is_waited_in());
+    }
+
+    #[test]
+    fn waiters_that_have_left_are_passed_over_and_swept() {
+        let names = ["w"; 100];
+        let (mut queue, all) = queue(&names);
+        for waiter in &all[1..60] {
+            leaves(&mut queue, waiter);
+            assert!(queue.behind.len() <= 2 * queue.waiting() + 2 * SPARE);
+        }
+        assert_eq!(queue.waiting(), 40);
+        assert_eq!(order(&mut queue).len(), 40);
+    }
+
+    #[test]
+    fn head_counts_only_when_it_has_to_wait_and_the_last_to_come_go_then() {
+        // limits of those behind, in their order: who is turned away
+        for (limits, turned_away) in [
+            (vec![Some(2), Some(2)], vec![1]),
+            (vec![Some(1), None], vec![0]),
+            (vec![Some(3), Some(3), None], vec![]),
+            (vec![None, None, Some(3)], vec![2]),
+        ] {
+            let mut queue = WaitQueue::new(waiter("head", None, None), 1);
+            let all: Vec<_> = limits.iter().map(|limit| waiter("w", *limit, None)).collect();
+            for waiter in &all {
+                queue.join(waiter, Place::End).unwrap();
+            }
+            let gone = queue.head_waits();
+            let at = |gone: &Rc<Named>| all.iter().position(|waiter| waiter.is(gone)).unwrap();
+            assert_eq!(gone.iter().map(at).collect::<Vec<_>>(), turned_away, "{limits:?}");
+            assert!(gone.iter().all(|waiter| !waiter.in_line.get()));
+            assert_eq!(queue.head_waits().len(), 0, "told once");
+        }
+        let (mut queue, _) = queue(&["a", "b"]);
+        let third = waiter("c", Some(2), None);
+        queue.join(&third, Place::End).unwrap();
+        queue.head_waits();
+        let fourth = waiter("d", Some(2), None);
+        assert_eq!(queue.join(&fourth, Place::End), Err(TooMany { limit: 2 }));
+    }
+
+    #[test]
+    fn lock_is_offered_to_the_next_that_takes_it() {
+        let (mut queue, all) = queue(&["a", "b", "c"]);
+        assert!(queue.offer_to_next(|_| false).is_none());
+        let offered = queue.offer_to_next(|waiter| waiter.name == "b").unwrap();
+        assert!(offered.is(&all[1]) && !all[1].in_line.get());
+        let served: Vec<_> = queue.served().map(|waiter| waiter.name).collect();
+        assert_eq!(served, ["a", "b"]);
+        assert_eq!(order(&mut queue), ["c"]);
+    }
+
+    #[test]
+    fn head_that_is_offered_the_lock_is_served_once() {
+        let (mut queue, _) = queue(&["a", "b"]);
+        assert!(queue.offer_to_head(|_| false).is_none());
+        assert!(queue.offer_to_head(|_| true).is_some());
+        assert_eq!(queue.served().count(), 1);
+        queue.head_rests();
+        assert!(queue.offer_to_head(|_| true).is_none(), "no waiter is the head");
+        assert!(queue.is_waited_in());
+    }
+
+    #[test]
+    fn order_of_the_store_goes_before_the_order_of_arrival() {
+        let (mut queue, all) = queue(&["a", "b", "c", "d"]);
+        leaves(&mut queue, &all[2]);
+        // of another process, of one that has left, and then those that are there
+        let mut positions = vec![1, 3, 2, 9];
+        let mut offered = || {
+            queue
+                .offer_in_store_order(&mut positions, |_| true)
+                .map(|waiter| waiter.name)
+        };
+        assert_eq!([offered(), offered(), offered()], [Some("d"), Some("b"), None]);
+        assert_eq!(order(&mut queue), [""; 0]);
+    }
+
+    #[test]
+    fn withdrawn_waiter_is_no_head_and_has_no_offer() {
+        // has it the head's number with it, is it the head: was it taken from it?
+        for (is_told, name, taken) in [(false, "a", true), (true, "a", false), (false, "b", false)] {
+            let (mut queue, all) = queue(&["a", "b"]);
+            let waiter = all.iter().find(|waiter| waiter.name == name).unwrap();
+            queue.offer_to_head(|_| true);
+            assert_eq!(queue.withdraw(waiter, is_told, || 7), taken, "{is_told} {name}");
+            assert_eq!(queue.number(), if taken { 7 } else { 1 });
+        }
+    }
+}
