@@ -248,6 +248,21 @@ fn answers_that_are_lost_leave_nothing_behind() {
     });
 }
 
+/// As an acquire leaves it that reached one member, whose reply was lost.
+#[test]
+fn release_reaches_the_only_member_that_granted_when_that_is_back() {
+    paused(async {
+        let m = members(3).await;
+        let (grant, _) = somebody_has(&m[1], 50 * SEC).await;
+        m[1].set(Is::Down);
+        let release = ReleaseRequest::new(Kind::Lock, LockKey::from("k"), grant);
+        let reply = Arc::new(quorum(&m)).release(release).await;
+        assert_eq!(reply.unwrap(), ReleaseReply::NotHeld { repeated: false });
+        m[1].set(Is::Fine);
+        assert_clean(&m).await;
+    });
+}
+
 #[test]
 fn a_member_that_lost_its_data_does_not_vote_until_every_lease_is_over() {
     paused(async {

@@ -363,18 +363,14 @@ impl Quorum {
         }
         if released >= self.majority() {
             // It is free. The others are told as soon as they can be.
-            let (this, lease) = (self.clone(), self.max_lease);
+            let this = self.clone();
             self.runtime.spawn(async move {
                 while let Some((at, answer)) = asked.next().await {
                     if let Err(error) = answer {
                         failed.push((at, error));
                     }
                 }
-                for (at, error) in failed {
-                    if error.is_outlasted() {
-                        this.release_later(at, request.clone(), lease);
-                    }
-                }
+                this.release_at(failed, &request);
             });
             return Ok(ReleaseReply::Released { heard: told });
         }
@@ -392,9 +388,20 @@ impl Quorum {
                 ..first
             });
         }
+        // What a majority does not have, one of these may have alone: of an acquire whose replies were lost.
+        self.release_at(failed, &request);
         Ok(ReleaseReply::NotHeld {
             repeated: repeats || released > 0,
         })
+    }
+
+    /// Has those members release it later that failed to.
+    fn release_at(&self, failed: Vec<(usize, BackendError)>, request: &ReleaseRequest) {
+        for (at, error) in failed {
+            if error.is_outlasted() {
+                self.release_later(at, request.clone(), self.max_lease);
+            }
+        }
     }
 
     async fn renewed(
