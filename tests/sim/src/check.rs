@@ -18,7 +18,7 @@ use dlock::{Held, HoldState, LockClient, LockKey};
 
 pub(crate) use self::counted::balance;
 use crate::assume::Assumptions;
-use crate::plan::{Millis, Plan};
+use crate::plan::{Millis, Plan, Runtimes};
 use crate::store::{Reply, Request};
 use crate::trace::{VIOLATION, Who};
 use crate::words;
@@ -583,7 +583,18 @@ impl World {
             .count() as Millis;
         // The poll deadline: one that is not polled keeps what it has for up to two seconds, and then the next.
         let unpolled = if self.checks.some_unpolled { 30_000 } else { 0 };
-        (4 + 2 * sets) * self.plan.network.round_trip() + 20 + unpolled
+        let (round_trip, late) = (self.plan.network.round_trip(), self.hears_late());
+        // It has to hear of it and to ask. In between it lets those go first that waited when it had the lock itself.
+        let others_first = (4 * (round_trip + late)).min(order::SLICE.1);
+        (1 + 2 * sets) * round_trip + late + others_first + 20 + unpolled
+    }
+
+    /// How long after its arrival a process hears something: with a runtime of its own up to a step later.
+    fn hears_late(&self) -> Millis {
+        match self.plan.runtimes {
+            Runtimes::One => 0,
+            Runtimes::Each => 2 * self.plan.network.least,
+        }
     }
 
     /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
@@ -731,11 +742,17 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
     }
     if let (Request::Release(request), Ok(reply)) = (request, result) {
         let key = &request.key;
-        let is_kept = matches!(reply, Reply::Release(ReleaseReply::Released { .. }));
-        let keep_for = if is_kept { request.keep_for } else { Duration::ZERO };
+        let is_released = matches!(reply, Reply::Release(ReleaseReply::Released { .. }));
+        let keep_for = if is_released {
+            request.keep_for
+        } else {
+            Duration::ZERO
+        };
         time::released(store, key, request.grant, keep_for);
-        let is_free = crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty());
-        with(|world| world.came_free(key, is_free));
+        // What was not held has been free before.
+        if is_released && crate::store::inside(store, |memory| sim::holders_of(memory, key).is_empty()) {
+            with(|world| world.came_free(key));
+        }
     }
 }
 
@@ -801,8 +818,8 @@ impl World {
         }
     }
 
-    fn came_free(&mut self, key: &LockKey, is_free: bool) {
-        if !is_free || !self.checks.single_store {
+    fn came_free(&mut self, key: &LockKey) {
+        if !self.checks.single_store {
             return;
         }
         let free_since = self.now;

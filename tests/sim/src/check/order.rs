@@ -7,11 +7,11 @@ use dlock::backend::{AcquireRequest, GrantId, Kind, ReleaseRequest};
 use dlock::{LockKey, sim};
 
 use super::{ORDER, Section, Waiter};
-use crate::plan::{Millis, Runtimes};
+use crate::plan::Millis;
 use crate::world::World;
 
-/// A time slice of the library, at least and at most.
-const SLICE: (Millis, Millis) = (5, 100);
+/// Four round trips, as the library counts them: at least and at most. So long it hands a lock on, or lets others go first.
+pub(super) const SLICE: (Millis, Millis) = (5, 100);
 /// What is rounded to whole milliseconds, at both ends.
 const ROUNDED: Millis = 3;
 
@@ -178,14 +178,9 @@ impl World {
             return;
         }
         let network = self.plan.network;
-        // A process with a runtime of its own hears and says things up to a step later.
-        let late = match self.plan.runtimes {
-            Runtimes::One => 0,
-            Runtimes::Each => 2 * network.least,
-        };
         let grants = sim::grants(&section.held);
         let lasts = match grants.len() {
-            1 => (4 * (network.round_trip() + 2 * late)).clamp(SLICE.0, SLICE.1),
+            1 => (4 * (network.round_trip() + 2 * self.hears_late())).clamp(SLICE.0, SLICE.1),
             _ => SLICE.1,
         };
         let now = self.now;
