@@ -153,7 +153,7 @@ pub(crate) struct Checks {
     counted: counted::Counted,
     /// Processes whose client is shut down.
     closed: BTreeSet<usize>,
-    /// When a process last heard that another one has a lock, and when it last had it itself.
+    /// When a process last heard that another one has a lock, and when it was last known to have had it itself.
     heard_busy: BTreeMap<(usize, LockKey), Millis>,
     held_here: BTreeMap<(usize, LockKey), Millis>,
     pub(crate) records: record::Records,
@@ -559,7 +559,7 @@ impl World {
         let now = self.now;
         tell!(self, Who::Process(process), "{}", words::learned(about, reply));
         match reply {
-            Reply::Acquire(_, AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }) => {}
+            Reply::Acquire(key, reply) if is_granted(reply) => self.set_may_have(process, key),
             Reply::Acquire(key, _) => {
                 self.checks.heard_busy.insert((process, key.clone()), now);
             }
@@ -569,6 +569,18 @@ impl World {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// A call for a set that has all of its keys from the store gives them back where it cannot enter those of its frames.
+    /// Calls that wait behind it know that it had them.
+    fn set_may_have(&mut self, process: usize, key: &LockKey) {
+        let wants =
+            |waiter: &&Waiter| waiter.process == process && (waiter.key == *key || waiter.also.contains(key));
+        let all: Vec<_> = self.checks.waiters.values().filter(wants).collect();
+        if all.len() > 1 && all.iter().any(|waiter| waiter.is_set()) {
+            let now = self.now;
+            self.checks.held_here.insert((process, key.clone()), now);
         }
     }
 

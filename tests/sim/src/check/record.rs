@@ -28,7 +28,8 @@ pub(crate) struct Records {
     claims: BTreeMap<String, Claim>,
     names: BTreeMap<RecordKey, String>,
     ledger: Ledger,
-    grants: BTreeMap<Claim, Grant>,
+    /// A request that comes twice is granted anew where the store lost its data in between.
+    grants: BTreeMap<Claim, Vec<Grant>>,
     known: BTreeMap<Claim, Known>,
     next: u64,
     effects: BTreeMap<u64, Effect>,
@@ -402,7 +403,7 @@ impl World {
             attempt,
             fence,
         };
-        records.grants.insert(claim, grant);
+        records.grants.entry(claim).or_default().push(grant);
     }
 
     /// A record is granted to a new claim: the owner of the claim before does not rely on it any more.
@@ -600,7 +601,9 @@ impl World {
         let is_granted = records
             .grants
             .get(&claim)
-            .is_some_and(|grant| grant.key == *key && (grant.attempt, grant.fence) == (attempt, fence));
+            .into_iter()
+            .flatten()
+            .any(|grant| grant.key == *key && (grant.attempt, grant.fence) == (attempt, fence));
         tell!(
             self,
             Who::User(process, user),
