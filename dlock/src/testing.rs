@@ -154,7 +154,7 @@ impl TestStore {
         let all: Vec<_> = clients.iter().filter_map(Weak::upgrade).collect();
         drop(clients);
         for client in all {
-            client.registry.lose(&key, Loss::Gone);
+            client.watchdog.lose(&key, Loss::Gone);
         }
         self.memory.take(&key)
     }

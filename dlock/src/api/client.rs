@@ -184,7 +184,7 @@ impl LockClient {
     /// How many locks this client holds now, those too that a call for several has so far.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.handle.shared().registry.len() + self.handle.shared().unfinished.held()
+        self.handle.shared().watchdog.len() + self.handle.shared().unfinished.held()
     }
 
     /// How many keys are waited for through this client now.
@@ -300,8 +300,8 @@ impl LockClient {
         let shared = self.handle.shared();
         shared.closing.cancel();
         self.give_back_unfinished();
-        let _ = tokio::time::timeout(deadline, shared.registry.empty()).await;
-        let left = shared.registry.close(Loss::Shutdown);
+        let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;
+        let left = shared.watchdog.close(Loss::Shutdown);
         for grant in &left {
             let now = crate::base::clock::now();
             let left = grant.deadline().saturating_duration_since(now);

@@ -6,4 +6,5 @@
 pub(crate) mod fairness;
 pub(crate) mod grant;
 pub(crate) mod handoff;
+pub(crate) mod renewal;
 pub(crate) mod wait_queue;

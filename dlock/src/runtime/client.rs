@@ -16,7 +16,7 @@ use crate::runtime::grants::Issuer;
 use crate::runtime::release::{self, Job};
 use crate::runtime::unfinished::Unfinished;
 use crate::runtime::waiters::{self, Waiters};
-use crate::runtime::watchdog::{self, Registry};
+use crate::runtime::watchdog::{self, Watchdog};
 use crate::store::{DynBackend, GrantId};
 
 /// What keeps a client alive: the client, its locks and its guards.
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     grants: AtomicU64,
     pub(crate) backend: Arc<dyn DynBackend>,
     pub(crate) settings: Settings,
-    pub(crate) registry: Registry,
+    pub(crate) watchdog: Watchdog,
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) courtesies: Courtesies,
     pub(crate) unfinished: Unfinished,
@@ -73,7 +73,7 @@ impl Handle {
             grants: AtomicU64::new(1),
             backend,
             settings,
-            registry: Registry::default(),
+            watchdog: Watchdog::default(),
             waiters: Arc::default(),
             courtesies: Courtesies::default(),
             unfinished: Unfinished::default(),
@@ -138,7 +138,7 @@ impl Drop for RuntimeWatch {
         if !self.0.finished.is_cancelled() {
             self.0.runtime_ended.store(true, Ordering::Relaxed);
             self.0.closing.cancel();
-            self.0.registry.close(Loss::RuntimeEnded);
+            self.0.watchdog.close(Loss::RuntimeEnded);
         }
     }
 }

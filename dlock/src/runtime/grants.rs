@@ -3,6 +3,7 @@
 //! A *grant* is what the store knows. The *holds* on it are the callers in this process: re-entry adds
 //! one, and the grant is given back when the last is gone.
 
+mod renewable;
 mod room;
 
 use std::panic::Location;
@@ -100,14 +101,14 @@ pub(crate) struct Grant {
     pub(crate) kind: Kind,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
-    /// The watchdog's: a renewal is under way.
-    pub(crate) is_asked: Flag,
+    /// The renewal table's: a renewal is due or in flight.
+    is_asked: Flag,
     /// How many permits it is; 1 for all other kinds.
     amount: u32,
     pub(crate) key: LockKey,
     /// The first fencing token.
     pub(crate) token: u64,
-    /// Its name in the watchdog's books.
+    /// Its name in the renewal table.
     pub(crate) number: u64,
     issuer: Arc<Issuer>,
     /// In nanoseconds.
@@ -116,16 +117,16 @@ pub(crate) struct Grant {
     state: Mutex<State>,
 }
 
-/// Looked at and changed under the lock of the watchdog's books.
+/// Looked at and changed under the lock of the renewal table.
 #[derive(Debug, Default)]
-pub(crate) struct Flag(AtomicBool);
+struct Flag(AtomicBool);
 
 impl Flag {
-    pub(crate) fn get(&self) -> bool {
+    fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set(&self, value: bool) {
+    fn set(&self, value: bool) {
         self.0.store(value, Ordering::Relaxed);
     }
 }
@@ -226,7 +227,7 @@ impl Grant {
         }
     }
 
-    /// The grant as the next holder in this process has it, with its hold. To the store, and in the watchdog's books,
+    /// The grant as the next holder in this process has it, with its hold. To the store, and in the renewal table,
     /// it is the same.
     pub(crate) fn heir(&self, wanted: &HandoffTerms, by: &'static Location<'static>) -> (Grant, u64) {
         let hold = next_id();
@@ -501,12 +502,6 @@ impl Grant {
         self.state.lock().grant.deadline().instant()
     }
 
-    /// The lease that a renewal sent now asks for; `None` when that is not worth a request.
-    pub(crate) fn next_lease(&self, now: Instant) -> Option<Duration> {
-        let deadline = self.state.lock().grant.deadline();
-        self.terms().next_lease(deadline, Moment::of(now))
-    }
-
     /// Whether it came from the store just now, see [`HandoffBudget::is_young`].
     pub(crate) fn is_young(&self, now: Instant) -> bool {
         self.state.lock().grant.budget().is_young(Moment::of(now))
@@ -523,30 +518,7 @@ impl Grant {
         }
     }
 
-    /// The store confirmed the grant, by a step sent at `sent`, for `lease` from then on. Too late is too
-    /// late: what had expired before the answer came stays lost. It ends no doubt that is newer than the question.
-    /// Answers when the grant is lost unless it is renewed.
-    pub(crate) fn renewed(
-        &self,
-        now: Moment,
-        sent: Moment,
-        lease: Duration,
-        ends_doubt: bool,
-    ) -> Result<Moment, Loss> {
-        let mut state = self.state.lock();
-        state.grant.confirmed(&self.terms(), now, sent, lease, ends_doubt)
-    }
-
-    /// The store has not confirmed the grant when it should have. Whether that is news to anybody.
-    pub(crate) fn suspect(&self) -> bool {
-        self.state.lock().grant.doubt()
-    }
-
-    pub(crate) fn is_suspect(&self) -> bool {
-        self.state.lock().grant.is_suspect()
-    }
-
-    /// Says so, for callers that hold no lock.
+    /// Says that it has become suspect, for callers that hold no lock.
     pub(crate) fn tell_suspect(&self) {
         tracing::warn!(key = %self.key, grant = %self.id(), "a lock could not be confirmed, its lease still runs");
     }

@@ -73,7 +73,7 @@ fn hand_over(handle: &Arc<Handle>, grant: &Arc<Grant>, turn: &mut Option<Box<Tur
     let Some((heir, hold)) = heir(grant, &seat) else {
         return false;
     };
-    if !shared.registry.replace(&heir) {
+    if !shared.watchdog.replace(&heir) {
         if let Some(turn) = turn {
             turn.back_in_line(seat);
         }

@@ -98,7 +98,7 @@ impl Hold {
     pub(crate) fn leave_taken(self) {
         let grant = self.grant();
         if grant.leave(self.hold.id, clock::now()).is_some() {
-            self.handle.shared().registry.remove(grant.number);
+            self.handle.shared().watchdog.remove(grant.number);
         }
     }
 

@@ -215,7 +215,7 @@ impl Question {
             under: self.under,
         };
         let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));
-        shared.registry.add(&grant, sent);
+        shared.watchdog.add(&grant, sent, now);
         let status = grant.status_at(now);
         let hold = HoldRef { id: hold, grant };
         let guard = Hold::new(hold, handle);

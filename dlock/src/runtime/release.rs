@@ -229,7 +229,7 @@ impl Handle {
         now: Instant,
     ) -> ReleaseOutcome {
         let shared = self.shared().clone();
-        shared.registry.remove(grant.number);
+        shared.watchdog.remove(grant.number);
         let ours_until = grant.deadline();
         // Renewals that were sent may have reached the store, or reach it yet, whatever became of their replies.
         let prolonged_until = if grant.renewed { now + grant.lease() } else { now };

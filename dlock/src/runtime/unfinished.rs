@@ -1,5 +1,5 @@
 //! What calls that are not done have at the store: locks of a set that is not complete yet, and places in queues. They
-//! have no guard, so the registry of grants does not know them, and a shutdown gives them back from here.
+//! have no guard, so the renewal table does not have them, and a shutdown gives them back from here.
 
 use std::time::Duration;
 

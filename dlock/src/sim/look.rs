@@ -53,7 +53,7 @@ pub struct Left {
 pub fn left(client: &LockClient) -> Left {
     let shared = client.shared();
     Left {
-        grants: shared.registry.len(),
+        grants: shared.watchdog.len(),
         unfinished: shared.unfinished.len(),
         waiters: shared.waiters.len(),
         pending: shared.pending.len(),
@@ -83,7 +83,7 @@ impl Client {
         let Some(shared) = self.0.upgrade() else {
             return false;
         };
-        shared.registry.has(grant.number()) || shared.unfinished.has(grant.number())
+        shared.watchdog.has(grant.number()) || shared.unfinished.has(grant.number())
     }
 }
 

@@ -7,6 +7,7 @@ mod failure;
 pub(crate) mod hub;
 pub(crate) mod options;
 pub(crate) mod records;
+mod renewal;
 pub(crate) mod url;
 
 use std::fmt;
@@ -21,6 +22,7 @@ use uuid::Uuid;
 pub use self::any::AnyBackend;
 use self::counter::{CounterReply, CounterRequest};
 pub use self::failure::{BackendError, Outcome, Reason};
+pub use self::renewal::{Lane, Renewal};
 use crate::base::chance;
 pub use crate::base::kind::Kind;
 use crate::store::records::Records;
@@ -116,11 +118,6 @@ impl fmt::Display for GrantId {
         write!(f, "{}:{}", self.client, self.number)
     }
 }
-
-/// What is slow or broken together: a server, a shard. Renewals are sent per lane, so that one lane's
-/// trouble delays no other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Lane(pub u32);
 
 /// Asks for a lock.
 #[derive(Debug, Clone)]
@@ -363,16 +360,6 @@ impl RenewRequest {
             amount: 1,
         }
     }
-}
-
-/// The answer to a [`RenewRequest`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Renewal {
-    /// The lease runs anew.
-    Renewed,
-    /// The store knows no such grant, or it was released and keeps the key for a while; nothing is changed.
-    Gone,
 }
 
 /// Who holds a lock, as the store sees it.

@@ -10,5 +10,7 @@ pub(crate) mod hold_state;
 pub(crate) mod kind;
 #[path = "../../../dlock/src/base/moment.rs"]
 pub(crate) mod moment;
+#[path = "../../../dlock/src/base/numbers.rs"]
+pub(crate) mod numbers;
 
 pub(crate) use self::broken::broken;

@@ -2,5 +2,8 @@
 
 #[path = "../../../dlock/src/store/failure.rs"]
 mod failure;
+#[path = "../../../dlock/src/store/renewal.rs"]
+mod renewal;
 
 pub(crate) use self::failure::{BackendError, Outcome, Reason};
+pub(crate) use self::renewal::{Lane, Renewal};

@@ -3,11 +3,10 @@
 //! Those that are due at the same moment stand in one bucket, so that a renewal of many moves them for little: a
 //! number in a bucket whose grant is due at another moment by now is left there, and means nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use smallvec::SmallVec;
 
-use crate::base::chance::HashMap;
 use crate::base::moment::Moment;
 use crate::base::numbers::ByNumber;
 
@@ -77,15 +76,10 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::time::Instant;
-
     use super::*;
 
     fn at(nanos: u64) -> Moment {
-        let beginning = Instant::now() - Duration::from_secs(7 * 24 * 60 * 60);
-        Moment::of(beginning) + Duration::from_nanos(nanos)
+        Moment::from_nanos(nanos)
     }
 
     fn drain(schedule: &mut Schedule, until: u64) -> Vec<(Moment, Vec<u64>)> {

@@ -1,0 +1,132 @@
+//! The watchdog looks: what is due, and what is asked of the store.
+
+use std::time::Duration;
+
+use super::entries::Entries;
+use super::lanes::Lanes;
+use super::timing::{EARLIEST, grain, joint_look, patience};
+use super::{Action, Actions, Renewable, RenewalTable};
+use crate::base::broken;
+use crate::base::hold_state::{HoldState, Loss};
+use crate::base::kind::Kind;
+use crate::base::moment::Moment;
+use crate::store::Lane;
+
+/// A request to renew grants of one lane, each with its lease. It is in flight until
+/// [`done`](RenewalTable::request_done).
+#[derive(Debug)]
+pub(crate) struct Request<G> {
+    pub(crate) lane: Lane,
+    pub(crate) grants: Vec<(G, Duration)>,
+    /// For how long the reply is waited for.
+    pub(crate) patience: Duration,
+}
+
+impl<G: Renewable> RenewalTable<G> {
+    /// When the watchdog has to look next; it is woken if something is due before.
+    pub(crate) fn next_deadline(&mut self) -> Option<Moment> {
+        self.looks_at = self.schedule.first();
+        self.looks_at
+    }
+
+    /// Deals with all that is due about now: grants to renew wait for [`next_request`](RenewalTable::next_request), those
+    /// whose deadline has passed end.
+    pub(crate) fn look(&mut self, now: Moment) -> Actions<G> {
+        // Many are due together anyway; a few are renewed with the first of them.
+        let many = self.are_many();
+        let early = if many { Duration::ZERO } else { EARLIEST };
+        let mut actions = Actions::new();
+        let mut later = Vec::new();
+        while let Some((due, numbers)) = self.schedule.take(now + early) {
+            for number in numbers {
+                let Some(entry) = self.entries.get(number).filter(|entry| entry.due.get() == due) else {
+                    continue;
+                };
+                let grant = &entry.grant;
+                let terms = grant.terms();
+                if due > now + grain(&terms) {
+                    later.push((due, number));
+                    continue;
+                }
+                let (mut state, deadline) = grant.judge(now);
+                if broken!(DeadlineNeverJudged) && now >= deadline {
+                    // Here all the same, or this would look at it for ever.
+                    state = HoldState::Lost(Loss::Expired);
+                }
+                if let HoldState::Lost(loss) = state {
+                    actions.push(Action::End(grant.clone(), loss));
+                    self.entries.remove(number);
+                    continue;
+                }
+                let wanted = terms.renewed || state == HoldState::Suspect || grant.kind() == Kind::Read;
+                if wanted && !grant.is_asked() {
+                    grant.set_asked(true);
+                    self.lanes.push(grant.lane(), number);
+                }
+                // The next look is at the deadline, unless a reply comes first. Many look together.
+                let look = if many {
+                    joint_look(&terms, deadline)
+                } else {
+                    deadline
+                };
+                entry.due.set(look);
+                later.push((look, number));
+            }
+        }
+        for run in later.chunk_by(|(a, _), (b, _)| a == b) {
+            let numbers = run.iter().map(|(_, number)| *number);
+            self.schedule.add_all(run[0].0, numbers);
+        }
+        self.tell_if_empty(&mut actions);
+        actions
+    }
+
+    /// The next request that has room in its lane, if any. It is sent now.
+    pub(crate) fn next_request(&mut self, now: Moment) -> Option<Request<G>> {
+        loop {
+            let RenewalTable { entries, lanes, .. } = self;
+            let request = request(entries, lanes, now)?;
+            if !request.grants.is_empty() {
+                return Some(request);
+            }
+            // All released meanwhile, perhaps.
+            lanes.done(request.lane, false);
+        }
+    }
+
+    /// A request has been in flight for [`SLOW`](super::SLOW): there is room for another one.
+    pub(crate) fn request_slow(&mut self, lane: Lane) {
+        self.lanes.slow(lane);
+    }
+
+    /// A request is not in flight any more.
+    pub(crate) fn request_done(&mut self, lane: Lane, was_slow: bool) {
+        self.lanes.done(lane, was_slow);
+    }
+}
+
+/// The grants of the next request that are still there, with the leases that they ask for now.
+fn request<G: Renewable>(entries: &Entries<G>, lanes: &mut Lanes, now: Moment) -> Option<Request<G>> {
+    let (lane, numbers) = lanes.take()?;
+    let mut grants = Vec::with_capacity(numbers.size_hint().0);
+    let mut first: Option<Moment> = None;
+    for number in numbers {
+        let Some(entry) = entries.get(number) else {
+            continue;
+        };
+        let grant = &entry.grant;
+        let (_, deadline) = grant.judge(now);
+        match grant.terms().next_lease(deadline, now) {
+            Some(lease) => {
+                grants.push((grant.clone(), lease));
+                first = Some(first.map_or(deadline, |first| first.min(deadline)));
+            }
+            None => grant.set_asked(false),
+        }
+    }
+    Some(Request {
+        lane,
+        grants,
+        patience: patience(first.unwrap_or(now).since(now)),
+    })
+}

@@ -1,0 +1,239 @@
+//! The renewal table of a client: every live grant, when it needs attention, and what the replies to renewals mean.
+//!
+//! One table for all grants of a client, with one next deadline. What is due about now is renewed together, per lane and
+//! in chunks that do not wait for each other. What is to be done comes out as [`Actions`], for a caller that holds no
+//! lock: a holder that learns of a loss may call back.
+
+mod doubts;
+mod entries;
+mod lanes;
+mod look;
+mod reply;
+mod schedule;
+mod timing;
+
+use std::time::Duration;
+
+use smallvec::{SmallVec, smallvec};
+
+use self::doubts::Doubts;
+use self::entries::Entries;
+use self::lanes::Lanes;
+pub(crate) use self::lanes::SLOW;
+pub(crate) use self::look::Request;
+pub(crate) use self::reply::Reply;
+use self::schedule::Schedule;
+use self::timing::{next_due, share_of_row, spread};
+use crate::base::broken;
+use crate::base::hold_state::{HoldState, Loss};
+use crate::base::kind::Kind;
+use crate::base::moment::Moment;
+use crate::engine::grant::Terms;
+use crate::store::{BackendError, Lane};
+
+/// A pointer to a grant, as the table sees it. The table calls these under its lock: they tell nothing to holders.
+pub(crate) trait Renewable: Clone {
+    /// Its name in the table, which never changes.
+    fn number(&self) -> &u64;
+    fn kind(&self) -> Kind;
+    fn terms(&self) -> Terms;
+    /// The lane in which the store renews it.
+    fn lane(&self) -> Lane;
+    /// Its state, and when it is lost unless it is renewed.
+    fn judge(&self, now: Moment) -> (HoldState, Moment);
+    /// The store confirmed it by a request sent at `sent`. Returns the new deadline.
+    fn confirmed(&self, now: Moment, sent: Moment, lease: Duration, ends_doubt: bool)
+    -> Result<Moment, Loss>;
+    /// The store did not confirm it. Returns whether a holder is to be told.
+    fn doubt(&self) -> bool;
+    fn is_suspect(&self) -> bool;
+    /// Whether a renewal is due or in flight, as the table set it.
+    fn is_asked(&self) -> bool;
+    fn set_asked(&self, is_asked: bool);
+}
+
+/// What is to be done once the table's lock is free.
+#[derive(Debug)]
+pub(crate) enum Action<G> {
+    /// End this grant, which the table does not have any more.
+    End(G, Loss),
+    /// Tell that this grant has become suspect.
+    TellSuspect(G),
+    /// Tell that the renewal of this grant failed, and that it will be tried again.
+    TellFailed(G, Box<BackendError>),
+    /// Wake the watchdog: something is due before it looks by itself.
+    Wake,
+    /// The last grant is gone.
+    TellEmpty,
+}
+
+pub(crate) type Actions<G> = SmallVec<[Action<G>; 2]>;
+
+/// Every live grant of a client, and when it needs attention.
+#[derive(Debug)]
+pub(crate) struct RenewalTable<G> {
+    entries: Entries<G>,
+    schedule: Schedule,
+    lanes: Lanes,
+    doubts: Doubts,
+    /// When the watchdog will look by itself.
+    looks_at: Option<Moment>,
+    closed: Option<Loss>,
+}
+
+impl<G> Default for RenewalTable<G> {
+    fn default() -> RenewalTable<G> {
+        RenewalTable {
+            entries: Entries::default(),
+            schedule: Schedule::default(),
+            lanes: Lanes::default(),
+            doubts: Doubts::default(),
+            looks_at: None,
+            closed: None,
+        }
+    }
+}
+
+impl<G: Renewable> RenewalTable<G> {
+    /// How many grants are held.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    #[cfg(any(test, dlock_sim))]
+    pub(crate) fn has(&self, number: u64) -> bool {
+        self.entries.get(number).is_some()
+    }
+
+    /// Enters a grant that was just given, by a request sent at `sent`.
+    pub(crate) fn add(&mut self, grant: &G, sent: Moment, now: Moment) -> Actions<G> {
+        if let Some(loss) = self.closed {
+            return smallvec![Action::End(grant.clone(), loss)];
+        }
+        let mut actions = Actions::new();
+        let due = if self.doubts.came_after(sent, || grant.lane()) {
+            if grant.doubt() {
+                actions.push(Action::TellSuspect(grant.clone()));
+            }
+            now
+        } else {
+            let (terms, (_, deadline)) = (grant.terms(), grant.judge(now));
+            let due = next_due(grant.kind(), &terms, sent, deadline);
+            match self.are_many() {
+                true => spread(&terms, due, share_of_row(*grant.number()) / 2.0),
+                false => due,
+            }
+        };
+        self.entries.insert(grant.clone(), due);
+        self.schedule.add(due, *grant.number());
+        if self.looks_at.is_none_or(|at| due < at) {
+            actions.push(Action::Wake);
+        }
+        actions
+    }
+
+    /// Puts the successor of a grant in its place. `false` when the grant is not there any more, or has become suspect
+    /// since it was seen that it may be handed off.
+    pub(crate) fn replace(&mut self, successor: &G) -> bool {
+        let entry = self.entries.get(*successor.number());
+        let Some(entry) = entry.filter(|entry| !entry.grant.is_suspect() || broken!(HandoffOfSuspectGrant))
+        else {
+            return false;
+        };
+        successor.set_asked(entry.grant.is_asked());
+        let due = entry.due.get();
+        self.entries.insert(successor.clone(), due);
+        true
+    }
+
+    /// Takes a grant out: no renewal is sent for it any more, and the reply to one that is in flight says nothing.
+    pub(crate) fn remove(&mut self, number: u64) -> Actions<G> {
+        match self.take_out(number) && self.entries.is_empty() {
+            true => smallvec![Action::TellEmpty],
+            false => Actions::new(),
+        }
+    }
+
+    /// Ends the grants that are meant.
+    pub(crate) fn end(&mut self, loss: Loss, is_meant: impl Fn(&G) -> bool) -> Actions<G> {
+        let grants: Vec<_> = self
+            .entries
+            .grants()
+            .filter(|grant| is_meant(grant))
+            .cloned()
+            .collect();
+        let mut actions = Actions::new();
+        for grant in grants {
+            self.take_out(*grant.number());
+            actions.push(Action::End(grant, loss));
+        }
+        self.tell_if_empty(&mut actions);
+        actions
+    }
+
+    /// Takes out every grant, all of which end by this loss, as each does that is still to come.
+    pub(crate) fn close(&mut self, loss: Loss) -> Vec<G> {
+        self.closed.get_or_insert(loss);
+        self.schedule.clear();
+        self.entries.drain().collect()
+    }
+
+    /// Has every grant of a lane confirmed at once, or of all lanes.
+    pub(crate) fn doubt(&mut self, lane: Option<Lane>, now: Moment) -> Actions<G> {
+        self.doubts.put(lane, now);
+        let is_in_lane = |grant: &G| lane.is_none_or(|lane| grant.lane() == lane);
+        let doubtful: Vec<_> = self
+            .entries
+            .grants()
+            .filter(|grant| is_in_lane(grant))
+            .cloned()
+            .collect();
+        let mut actions = Actions::new();
+        for grant in doubtful {
+            self.set_due(*grant.number(), now);
+            if grant.doubt() {
+                actions.push(Action::TellSuspect(grant));
+            }
+        }
+        actions
+    }
+
+    /// Whether there are so many that it pays to renew them in batches that were planned.
+    fn are_many(&self) -> bool {
+        self.entries.len() >= lanes::CHUNK
+    }
+
+    fn set_due(&mut self, number: u64, due: Moment) {
+        let Some(entry) = self.entries.get(number).filter(|entry| entry.due.get() != due) else {
+            return;
+        };
+        let before = entry.due.replace(due);
+        self.schedule.add(due, number);
+        self.forget(before, 1);
+    }
+
+    /// So many that were due then are not any more.
+    fn forget(&mut self, due: Moment, count: usize) {
+        let entries = &self.entries;
+        let is_due = |number| entries.get(number).is_some_and(|entry| entry.due.get() == due);
+        self.schedule.forget(due, count, is_due);
+    }
+
+    fn take_out(&mut self, number: u64) -> bool {
+        let Some(entry) = self.entries.remove(number) else {
+            return false;
+        };
+        self.forget(entry.due.get(), 1);
+        true
+    }
+
+    /// Says that nothing is left, after some were taken out.
+    fn tell_if_empty(&self, actions: &mut Actions<G>) {
+        if self.entries.is_empty() && actions.iter().any(|action| matches!(action, Action::End(..))) {
+            actions.push(Action::TellEmpty);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! What the replies to renewals mean.
+
+use std::time::Duration;
+
+use super::timing::{next_due, next_try, spread};
+use super::{Action, Actions, Renewable, RenewalTable};
+use crate::base::hold_state::{HoldState, Loss};
+use crate::base::moment::Moment;
+use crate::store::{BackendError, Reason, Renewal};
+
+/// The reply to the renewal of one grant.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) number: u64,
+    /// The lease that was asked for.
+    pub(crate) lease: Duration,
+    pub(crate) result: Result<Renewal, BackendError>,
+}
+
+/// Where renewed grants go together: those that were renewed together stay together.
+#[derive(Debug)]
+struct Plan {
+    due: Moment,
+    lease: Duration,
+    /// When they are renewed next.
+    moment: Moment,
+}
+
+impl<G: Renewable> RenewalTable<G> {
+    /// Enters what renewals brought that were sent at `sent`. `draw` draws numbers from 0 to 1, by which renewals are
+    /// spread.
+    pub(crate) fn replies(
+        &mut self,
+        now: Moment,
+        sent: Moment,
+        replies: impl Iterator<Item = Reply>,
+        mut draw: impl FnMut() -> f64,
+    ) -> Actions<G> {
+        let many = self.are_many();
+        let mut actions = Actions::new();
+        let (mut lost, mut moved) = (Vec::new(), Vec::new());
+        let mut plan: Option<Plan> = None;
+        for Reply {
+            number,
+            lease,
+            result,
+        } in replies
+        {
+            // Released meanwhile: whatever the store said is of no interest.
+            let Some(entry) = self.entries.get(number) else {
+                continue;
+            };
+            // The grant as its present holder has it; it may have been handed off since the request was sent. All that
+            // follows from the reply is entered before it can be handed off again.
+            let grant = &entry.grant;
+            grant.set_asked(false);
+            let outcome = match result {
+                Ok(Renewal::Renewed) => {
+                    let is_old = self.doubts.came_after(sent, || grant.lane());
+                    grant.confirmed(now, sent, lease, !is_old).map(|deadline| {
+                        if is_old {
+                            return now;
+                        }
+                        let terms = grant.terms();
+                        let due = next_due(grant.kind(), &terms, sent, deadline);
+                        let lease = terms.lease;
+                        match &plan {
+                            Some(plan) if (plan.due, plan.lease) == (due, lease) => plan.moment,
+                            _ => {
+                                let share = draw() / 5.0;
+                                let moment = if many { spread(&terms, due, share) } else { due };
+                                plan = Some(Plan { due, lease, moment });
+                                moment
+                            }
+                        }
+                    })
+                }
+                result => {
+                    let (state, deadline) = grant.judge(now);
+                    match (state, result) {
+                        (HoldState::Lost(loss), _) if loss != Loss::Released => Err(loss),
+                        (_, Ok(_)) => Err(Loss::Gone),
+                        (_, Err(error)) if matches!(error.reason, Reason::KeyTaken(_)) => Err(Loss::Gone),
+                        (_, Err(error)) => {
+                            actions.push(Action::TellFailed(grant.clone(), Box::new(error)));
+                            if grant.doubt() {
+                                actions.push(Action::TellSuspect(grant.clone()));
+                            }
+                            Ok(next_try(deadline, now))
+                        }
+                    }
+                }
+            };
+            match outcome {
+                Ok(due) if due == entry.due.get() => {}
+                Ok(due) => moved.push((entry.due.replace(due), due, number)),
+                Err(loss) => {
+                    lost.push(number);
+                    actions.push(Action::End(grant.clone(), loss));
+                }
+            }
+        }
+        for run in moved.chunk_by(|(_, a, _), (_, b, _)| a == b) {
+            let numbers = run.iter().map(|(_, _, number)| *number);
+            self.schedule.add_all(run[0].1, numbers);
+        }
+        for run in moved.chunk_by(|(a, ..), (b, ..)| a == b) {
+            self.forget(run[0].0, run.len());
+        }
+        for number in lost {
+            self.take_out(number);
+        }
+        if self.is_late() {
+            actions.push(Action::Wake);
+        }
+        self.tell_if_empty(&mut actions);
+        actions
+    }
+
+    /// Whether something is due before the watchdog looks.
+    fn is_late(&self) -> bool {
+        match (self.looks_at, self.schedule.first()) {
+            (Some(looks_at), Some(first)) => first < looks_at,
+            (None, first) => first.is_some(),
+            (Some(_), None) => false,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What is due, and what is asked of the store.
+
+use super::*;
+
+#[test]
+fn look_renews_confirms_and_ends_what_is_due() {
+    let max_hold = Terms {
+        max_end: Some(START + LEASE),
+        ..RENEWED
+    };
+    let ends_at = Some(at(29_700));
+    // looked at after: requests, actions, next look
+    for (kind, terms, is_suspect, after, requested, actions, next) in [
+        (Kind::Lock, RENEWED, false, 9_499, 0, vec![], Some(at(10_000))),
+        // early, to travel with others
+        (Kind::Lock, RENEWED, false, 9_500, 1, vec![], ends_at),
+        (Kind::Lock, RENEWED, false, 10_000, 1, vec![], ends_at),
+        (
+            Kind::Lock,
+            RENEWED,
+            false,
+            29_700,
+            0,
+            vec!["end 1: Expired", "empty"],
+            None,
+        ),
+        (
+            Kind::Lock,
+            max_hold,
+            false,
+            29_700,
+            0,
+            vec!["end 1: MaxHold", "empty"],
+            None,
+        ),
+        // a fixed lease is renewed by nothing, and its end does not come early
+        (Kind::Lock, FIXED, false, 29_699, 0, vec![], ends_at),
+        (
+            Kind::Lock,
+            FIXED,
+            false,
+            29_700,
+            0,
+            vec!["end 1: Expired", "empty"],
+            None,
+        ),
+        // but where it is suspect, or a reader's, it is confirmed
+        (Kind::Lock, FIXED, true, 1_000, 1, vec![], ends_at),
+        (Kind::Read, FIXED, false, 9_999, 0, vec![], Some(at(10_000))),
+        (Kind::Read, FIXED, false, 10_000, 1, vec![], ends_at),
+    ] {
+        let row = format!("{kind} {terms:?} {is_suspect} {after}");
+        let mut table = table_of(&[grant_of(1, kind, terms)]);
+        if is_suspect {
+            table.doubt(None, at(after));
+        }
+        assert_eq!(said(table.look(at(after))), actions, "{row}");
+        assert_eq!(requests(&mut table, at(after)).len(), requested, "{row}");
+        assert_eq!(table.next_deadline(), next, "{row}");
+        // One request is enough.
+        assert!(table.look(at(after)).is_empty(), "{row}");
+        assert!(requests(&mut table, at(after)).is_empty(), "{row}");
+    }
+}
+
+#[test]
+fn request_asks_for_what_is_still_held_and_worth_it() {
+    let max_hold = Terms {
+        max_end: Some(at(10_005)),
+        ..RENEWED
+    };
+    // all in one lane
+    let grants = [
+        grant(1),
+        grant(3),
+        grant_of(5, Kind::Lock, max_hold),
+        grant_of(
+            7,
+            Kind::Lock,
+            Terms {
+                lease: s(24),
+                ..RENEWED
+            },
+        ),
+    ];
+    let mut table = table_of(&grants);
+    table.look(at(10_000));
+    table.remove(3);
+    let request = table.next_request(at(10_000)).unwrap();
+    let asked: Vec<_> = request
+        .grants
+        .iter()
+        .map(|(g, lease)| (g.number, *lease))
+        .collect();
+    assert_eq!(asked, [(7, s(24)), (1, s(30))]);
+    // A sixth of what the first of them has left.
+    assert_eq!(request.patience, (ms(23_760) - s(10)) / 6);
+    assert!(!grants[2].is_asked(), "it ends in a moment");
+    assert!(table.next_request(at(10_000)).is_none());
+}
+
+#[test]
+fn request_of_released_grants_takes_no_room() {
+    let mut table = Table::default();
+    for number in 0..20 {
+        table.add(&grant(2 * number), START, START);
+        table.look(at(10_000));
+        table.remove(2 * number);
+        assert!(table.next_request(at(10_000)).is_none());
+    }
+    table.add(&grant(2), START, START);
+    table.look(at(10_000));
+    assert_eq!(requests(&mut table, at(10_000)), [[2]]);
+}
+
+#[test]
+fn many_grants_are_spread_once_and_stay_together() {
+    let grants: Vec<_> = (0..20_000).map(grant).collect();
+    let mut table = table_of(&grants);
+    // Acquired at once, they are renewed over half of the period.
+    let mut looks = Vec::new();
+    while let Some(next) = table.next_deadline().filter(|next| *next < at(20_000)) {
+        table.look(next);
+        for number in 0..2 {
+            while let Some(request) = table.next_request(next) {
+                table.request_done(request.lane, false);
+                let replies = request.grants.iter().map(|(grant, lease)| Reply {
+                    number: grant.number,
+                    lease: *lease,
+                    result: Ok(Renewal::Renewed),
+                });
+                let mut draws = 0;
+                let draw = || {
+                    draws += 1;
+                    f64::from(number) / 2.0
+                };
+                assert!(table.replies(next, next, replies, draw).is_empty());
+                assert_eq!(draws, 1, "one plan for a request");
+            }
+        }
+        looks.push(next);
+    }
+    assert!(looks.len() > 10, "{looks:?}");
+    assert!(looks[0] >= at(5_000) && looks[0] < at(6_000), "{looks:?}");
+    for grant in &grants {
+        assert_eq!(grant.judge(at(20_000)).0, HoldState::Held);
+    }
+}
+
+#[test]
+fn many_losses_are_signalled_together_within_half_the_safety_margin() {
+    let lease = |number| LEASE + Duration::from_micros(1 + number);
+    let grants: Vec<_> = (0..300)
+        .map(|number| {
+            let terms = Terms {
+                lease: lease(number),
+                ..RENEWED
+            };
+            grant_of(number, Kind::Lock, terms)
+        })
+        .collect();
+    let mut table = table_of(&grants);
+    table.look(at(10_001));
+    assert_eq!(table.next_deadline(), Some(at(29_710)));
+    let said = said(table.look(at(29_710)));
+    assert_eq!((said.len(), table.len()), (301, 0));
+}

@@ -1,0 +1,158 @@
+//! What replies mean.
+
+use super::*;
+use crate::store::Reason;
+
+#[test]
+fn reply_confirms_ends_or_is_tried_again() {
+    let key_taken = || {
+        let reason = Reason::KeyTaken("a list".to_owned());
+        Err(BackendError::not_done(reason, "taken"))
+    };
+    // replied after: actions, state, next look
+    for (result, after, actions, state, next) in [
+        // counts from the request
+        (
+            Ok(Renewal::Renewed),
+            12_000,
+            vec!["wake"],
+            HoldState::Held,
+            Some(at(20_000)),
+        ),
+        // an eighth of what is left, and not less than 20 ms
+        (
+            no_answer(),
+            21_700,
+            vec!["failed 1: no answer", "suspect 1", "wake"],
+            HoldState::Suspect,
+            Some(at(22_700)),
+        ),
+        (
+            no_answer(),
+            29_600,
+            vec!["failed 1: no answer", "suspect 1", "wake"],
+            HoldState::Suspect,
+            Some(at(29_620)),
+        ),
+        (
+            Ok(Renewal::Gone),
+            12_000,
+            vec!["end 1: Gone", "empty"],
+            HoldState::Held,
+            None,
+        ),
+        (
+            key_taken(),
+            12_000,
+            vec!["end 1: Gone", "empty"],
+            HoldState::Held,
+            None,
+        ),
+        // what was lost before the reply came stays lost
+        (
+            Ok(Renewal::Renewed),
+            29_700,
+            vec!["end 1: Expired", "empty"],
+            HoldState::Lost(Loss::Expired),
+            None,
+        ),
+        (
+            Ok(Renewal::Gone),
+            29_700,
+            vec!["end 1: Expired", "empty"],
+            HoldState::Lost(Loss::Expired),
+            None,
+        ),
+        (
+            no_answer(),
+            29_700,
+            vec!["end 1: Expired", "empty"],
+            HoldState::Lost(Loss::Expired),
+            None,
+        ),
+    ] {
+        let row = format!("{result:?} {after}");
+        let grant = grant(1);
+        let mut table = table_of(std::slice::from_ref(&grant));
+        table.look(at(10_000));
+        assert_eq!(requests(&mut table, at(10_000)), [[1]]);
+        table.next_deadline();
+        assert_eq!(reply(&mut table, at(after), at(10_000), result), actions, "{row}");
+        assert_eq!(grant.judge(at(after)).0, state, "{row}");
+        assert_eq!(table.next_deadline(), next, "{row}");
+        assert_eq!(table.has(1), next.is_some(), "{row}");
+    }
+}
+
+#[test]
+fn suspect_grant_is_told_of_once_and_tried_again_until_it_is_confirmed() {
+    let grant = grant(1);
+    let mut table = table_of(std::slice::from_ref(&grant));
+    let failed = || "failed 1: no answer".to_owned();
+    let first = reply(&mut table, at(11_000), at(10_000), no_answer());
+    assert_eq!(first[..2], [failed(), "suspect 1".to_owned()]);
+    let second = reply(&mut table, at(14_000), at(13_000), no_answer());
+    assert_eq!(second[0], failed());
+    assert!(!second.contains(&"suspect 1".to_owned()));
+    reply(&mut table, at(15_000), at(14_000), Ok(Renewal::Renewed));
+    assert_eq!(grant.judge(at(15_000)).0, HoldState::Held);
+}
+
+#[test]
+fn reply_to_a_released_grant_says_nothing() {
+    let mut table = table_of(&[grant(1), grant(3)]);
+    assert!(table.remove(1).is_empty());
+    for result in [Ok(Renewal::Gone), Ok(Renewal::Renewed), no_answer()] {
+        assert!(reply(&mut table, at(2), START, result).is_empty());
+    }
+    assert_eq!(said(table.remove(3)), ["empty"]);
+    assert!(table.remove(3).is_empty());
+}
+
+#[test]
+fn lane_in_doubt_is_confirmed_at_once_by_newer_requests() {
+    let (one, two) = (grant(1), grant(2));
+    let mut table = table_of(&[one.clone(), two.clone()]);
+    let doubt = at(1_000);
+    assert_eq!(said(table.doubt(Some(one.lane), doubt)), ["suspect 1"]);
+    assert!(table.doubt(Some(one.lane), doubt).is_empty(), "told before");
+    assert!(one.is_suspect() && !two.is_suspect());
+    assert_eq!(table.next_deadline(), Some(doubt));
+    table.look(doubt);
+    assert_eq!(requests(&mut table, doubt), [[1]]);
+    // A reply to a request from before the doubt ends nothing, and is followed by another one.
+    for (sent, state, next) in [
+        (at(999), HoldState::Suspect, at(1_002)),
+        (doubt, HoldState::Held, at(10_000)),
+    ] {
+        reply(&mut table, at(1_002), sent, Ok(Renewal::Renewed));
+        assert_eq!(one.judge(at(1_002)).0, state, "{sent:?}");
+        assert_eq!(table.next_deadline(), Some(next), "{sent:?}");
+    }
+}
+
+#[test]
+fn many_confirmed_grants_are_renewed_earlier_by_what_was_drawn() {
+    // grants, drawn: next look
+    for (grants, drawn, next) in [
+        (2, 0.5, at(20_000)),
+        (300, 0.0, at(20_000)),
+        (300, 0.5, at(19_000)),
+        (300, 0.99, at(18_000)),
+    ] {
+        let grants: Vec<_> = (0..grants).map(grant).collect();
+        let mut table = table_of(&grants);
+        let replies = grants.iter().map(|grant| Reply {
+            number: grant.number,
+            lease: LEASE,
+            result: Ok(Renewal::Renewed),
+        });
+        table.replies(at(10_100), at(10_000), replies, || drawn);
+        assert_eq!(
+            table.next_deadline(),
+            Some(next),
+            "{} grants, {drawn}",
+            grants.len()
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! Grants as the renewal table sees them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Grant;
+use crate::base::moment::Moment;
+use crate::engine::grant::Terms;
+use crate::engine::renewal::Renewable;
+use crate::store::{Kind, Lane};
+use crate::{HoldState, Loss};
+
+impl Renewable for Arc<Grant> {
+    fn number(&self) -> &u64 {
+        &self.number
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn terms(&self) -> Terms {
+        Grant::terms(self)
+    }
+
+    fn lane(&self) -> Lane {
+        // The client has the table, so it is there.
+        let client = self.client().upgrade();
+        client.map_or_else(Lane::default, |shared| shared.backend.lane(&self.key))
+    }
+
+    fn judge(&self, now: Moment) -> (HoldState, Moment) {
+        self.peek_at(now)
+    }
+
+    fn confirmed(
+        &self,
+        now: Moment,
+        sent: Moment,
+        lease: Duration,
+        ends_doubt: bool,
+    ) -> Result<Moment, Loss> {
+        let mut state = self.state.lock();
+        let terms = Grant::terms(self);
+        state.grant.confirmed(&terms, now, sent, lease, ends_doubt)
+    }
+
+    fn doubt(&self) -> bool {
+        self.state.lock().grant.doubt()
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.state.lock().grant.is_suspect()
+    }
+
+    fn is_asked(&self) -> bool {
+        self.is_asked.get()
+    }
+
+    fn set_asked(&self, is_asked: bool) {
+        self.is_asked.set(is_asked);
+    }
+}
