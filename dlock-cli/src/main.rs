@@ -66,9 +66,7 @@ enum Command {
     BenchWorker,
 }
 
-/// No such lock is held.
-const NOT_HELD: u8 = 1;
-/// It could not be done.
+/// Exit code of a command that failed.
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {

@@ -6,7 +6,8 @@ use std::time::Duration;
 use dlock::backend::Holder;
 use dlock::{Error, Kind, LockClient, LockKey};
 
-use crate::NOT_HELD;
+/// Exit code where no such lock is held.
+const NOT_HELD: u8 = 1;
 
 /// All who hold this lock.
 pub(crate) async fn show(client: &LockClient, key: &str) -> Result<ExitCode, Error> {

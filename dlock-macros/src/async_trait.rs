@@ -11,8 +11,8 @@ use syn::visit_mut::{self, VisitMut};
 use syn::{Block, Expr, ExprAsync, Ident, Local, Pat, Stmt, Type, parse_quote};
 
 use crate::arguments::Arguments;
-use crate::expand::{Locked, ends, told_at};
-use crate::function::Function;
+use crate::function::{Function, ends};
+use crate::locked::Locked;
 use crate::names::Names;
 use crate::options::Options;
 
@@ -114,7 +114,7 @@ impl<'a> Parts<'a> {
             self_is,
             output: &self.output,
             told_at: if matches!(self.output, Type::Tuple(_)) {
-                told_at(function)
+                function.told_at()
             } else {
                 ends(&self.output)
             },
@@ -167,7 +167,7 @@ fn lock_written_by_hand(options: &Options, function: &Function, block: &mut Expr
         options,
         self_is: None,
         output: &output,
-        told_at: told_at(function),
+        told_at: function.told_at(),
         arguments: &Arguments::default(),
         body: group(block.block.to_token_stream(), &function.body),
         may_be_handler: false,

@@ -1,6 +1,6 @@
 //! The function under the attribute. Its body stays tokens: what the compiler can read is enough.
 
-use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
 use syn::visit_mut::{self, VisitMut};
@@ -69,6 +69,14 @@ impl Function {
         })
     }
 
+    /// The first and the last token of the return type, or the name of a function without one.
+    pub(crate) fn told_at(&self) -> (Span, Span) {
+        match &self.sig.output {
+            ReturnType::Default => (self.sig.ident.span(), self.sig.ident.span()),
+            ReturnType::Type(_, ty) => ends(ty),
+        }
+    }
+
     /// The function with another body.
     pub(crate) fn with_body(&self, body: TokenStream) -> TokenStream {
         let mut tokens = TokenStream::new();
@@ -81,6 +89,13 @@ impl Function {
         braces(&self.body, body).to_tokens(&mut tokens);
         tokens
     }
+}
+
+/// The spans of the first and the last token: all that can be told of a longer piece.
+pub(crate) fn ends(code: &impl ToTokens) -> (Span, Span) {
+    let mut spans = code.to_token_stream().into_iter().map(|token| token.span());
+    let first = spans.next().unwrap_or_else(Span::call_site);
+    (first, spans.last().unwrap_or(first))
 }
 
 /// `{ inside }`, where `of` has its braces.

@@ -13,6 +13,7 @@ mod expand;
 mod function;
 mod key;
 mod keys;
+mod locked;
 mod names;
 mod options;
 mod suggest;

@@ -1,8 +1,18 @@
 //! What an answer in the handler's stead has to know of its request.
 
+use bytes::Bytes;
 use http::{HeaderValue, Request, Response};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
 
+use crate::body::BoxError;
 use crate::{NotStarted, Rejection, grpc};
+
+/// The body of a layer's own answer.
+pub(crate) type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Makes the answer of a rejection, instead of [`Rejection::response`].
+pub(crate) type Render = dyn Fn(&Rejection) -> Response<AnswerBody> + Send + Sync;
 
 /// A request, as far as the layer's own answer to it goes.
 #[derive(Debug, Clone)]
@@ -23,13 +33,21 @@ impl Asker {
         self.grpc.is_some()
     }
 
-    /// What the layer refused the request for, as this request is to be told.
-    pub(crate) fn told(&self, rejection: Rejection) -> Rejection {
-        rejection.with_grpc(self.grpc.clone())
+    /// The layer's own answer to this request. Its extensions say whether the request was begun.
+    pub(crate) fn answer(&self, rejection: Rejection, render: Option<&Render>) -> Response<AnswerBody> {
+        let rejection = rejection.with_grpc(self.grpc.clone());
+        let mut response = match render {
+            Some(render) => render(&rejection),
+            None => rejection
+                .response()
+                .map(|body| body.map_err(Into::into).boxed_unsync()),
+        };
+        self.mark(&rejection, &mut response);
+        response
     }
 
     /// Says in the answer whether the request was begun.
-    pub(crate) fn mark<B>(&self, rejection: &Rejection, answer: &mut Response<B>) {
+    fn mark<B>(&self, rejection: &Rejection, answer: &mut Response<B>) {
         if rejection.has_started() {
             answer.extensions_mut().remove::<NotStarted>();
         } else {

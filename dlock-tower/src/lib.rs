@@ -164,8 +164,6 @@ mod asker;
 pub mod body;
 pub mod client;
 mod grpc;
-#[cfg(feature = "tonic")]
-mod grpc_body;
 #[cfg(feature = "axum")]
 mod held;
 pub mod idempotency;
@@ -173,11 +171,14 @@ pub mod key;
 pub mod lock;
 mod not_started;
 mod problem;
+mod reason;
 mod rejection;
+mod response;
 
 #[cfg(feature = "axum")]
 pub use held::HeldLock;
 pub use idempotency::{Idempotency, IdempotencyLayer, IdempotencyService};
 pub use lock::{LockLayer, LockService, OnLost};
 pub use not_started::NotStarted;
-pub use rejection::{Reason, Rejection};
+pub use reason::Reason;
+pub use rejection::Rejection;

@@ -1,43 +1,159 @@
-//! Rejections as HTTP responses: `application/problem+json` (RFC 9457).
+//! The problems of requests with idempotency keys, one by one.
 
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderValue, Response};
-use http_body_util::Full;
+use std::time::Duration;
 
-use crate::{Reason, Rejection, grpc};
+use http::StatusCode;
 
-impl Rejection {
-    /// The answer as the layer gives it unless told otherwise: `application/problem+json` with type,
-    /// title, status and detail, and `Retry-After` where trying again makes sense. For a gRPC request a
-    /// trailers-only response with `grpc-status` and `grpc-message`.
-    #[must_use]
-    pub fn response(&self) -> Response<Full<Bytes>> {
-        let mut response = match self.grpc() {
-            Some(content_type) => grpc::response(self, content_type.clone()),
-            None => document(self),
-        };
-        if let Some(secs) = self.retry_after_secs() {
-            response.headers_mut().insert(RETRY_AFTER, secs.into());
-        }
-        response
-    }
+/// Why a request was not answered by its handler, nor by a stored response.
+///
+/// Each has its stable [`kind`](Self::kind), the `type` of the problem document, by which clients tell them
+/// apart. The [module's documentation](crate::idempotency#what-clients-are-told) says what a client should do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Problem {
+    /// The endpoint takes requests with an idempotency key only.
+    KeyMissing,
+    /// The key is empty, too long, malformed, or given more than once.
+    KeyInvalid,
+    /// The request has no caller whose key it could be.
+    NoCaller,
+    /// The key was used for another request.
+    Mismatch,
+    /// A request with this key is being worked on.
+    InProgress,
+    /// A request with this key was begun, and nobody knows how far it got.
+    OutcomeUnknown,
+    /// The request was done, but its response is not kept: it was too large, a stream, or broke off, or the store had
+    /// no room for it.
+    ResultUnavailable,
+    /// The request failed without a response; it may have had effects.
+    Failed,
+    /// The store that remembers requests does not answer.
+    Unavailable,
+    /// Too many handlers run on whose clients went away.
+    Overloaded,
+    /// What is stored under this key cannot be read by this version of the service.
+    Unreadable,
 }
 
-fn document(rejection: &Rejection) -> Response<Full<Bytes>> {
-    let mut text = serde_json::json!({
-        "type": rejection.kind(),
-        "title": rejection.title(),
-        "status": rejection.status().as_u16(),
-        "detail": rejection.detail(),
-    });
-    if let Reason::Idempotency(problem) = rejection.reason() {
-        text["retryable"] = problem.is_retryable().into();
+impl Problem {
+    /// The stable type of the problem, a URN.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Problem::KeyMissing => "urn:dlock:problem:idempotency-key-missing",
+            Problem::KeyInvalid => "urn:dlock:problem:idempotency-key-invalid",
+            Problem::NoCaller => "urn:dlock:problem:idempotency-no-caller",
+            Problem::Mismatch => "urn:dlock:problem:idempotency-mismatch",
+            Problem::InProgress => "urn:dlock:problem:idempotency-in-progress",
+            Problem::OutcomeUnknown => "urn:dlock:problem:idempotency-outcome-unknown",
+            Problem::ResultUnavailable => "urn:dlock:problem:idempotency-result-unavailable",
+            Problem::Failed => "urn:dlock:problem:idempotency-failed",
+            Problem::Unavailable => "urn:dlock:problem:idempotency-unavailable",
+            Problem::Overloaded => "urn:dlock:problem:idempotency-overloaded",
+            Problem::Unreadable => "urn:dlock:problem:idempotency-unreadable",
+        }
     }
-    let mut response = Response::new(Full::from(text.to_string()));
-    *response.status_mut() = rejection.status();
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    response
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(self) -> StatusCode {
+        match self {
+            Problem::KeyMissing | Problem::KeyInvalid => StatusCode::BAD_REQUEST,
+            Problem::NoCaller => StatusCode::UNAUTHORIZED,
+            Problem::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            Problem::InProgress | Problem::OutcomeUnknown | Problem::ResultUnavailable => {
+                StatusCode::CONFLICT
+            }
+            Problem::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Problem::Unavailable | Problem::Overloaded | Problem::Unreadable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        }
+    }
+
+    /// Whether the same request with the same key may succeed later. Such answers have a `Retry-After`.
+    #[must_use]
+    pub fn is_retryable(self) -> bool {
+        self.retry_after().is_some()
+    }
+
+    pub(crate) fn retry_after(self) -> Option<Duration> {
+        match self {
+            Problem::InProgress | Problem::Unavailable | Problem::Overloaded => Some(Duration::from_secs(1)),
+            // As long as an update of the service may take to get round.
+            Problem::Unreadable => Some(Duration::from_secs(10)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Problem::KeyMissing => "The request has no idempotency key",
+            Problem::KeyInvalid => "The idempotency key is not valid",
+            Problem::NoCaller => "It is not known who sends the request",
+            Problem::Mismatch => "The idempotency key was used for another request",
+            Problem::InProgress => "A request with this idempotency key is in progress",
+            Problem::OutcomeUnknown => "The outcome of the request is unknown",
+            Problem::ResultUnavailable => "The result of the request is not available any more",
+            Problem::Failed => "The request failed",
+            Problem::Unavailable => "Idempotency keys cannot be checked at present",
+            Problem::Overloaded => "The service is busy with requests whose clients went away",
+            Problem::Unreadable => "The record of the idempotency key cannot be read",
+        }
+    }
+
+    pub(crate) fn detail(self) -> &'static str {
+        match self {
+            Problem::KeyMissing => "send a key that is new for each operation, and the same for its retries",
+            Problem::KeyInvalid => "the key must be one string of 1 to 255 bytes",
+            Problem::NoCaller => "idempotency keys belong to a caller: authenticate",
+            Problem::Mismatch => {
+                "use a new key for a new request, and send a retry exactly as the first time"
+            }
+            Problem::InProgress => "try again with the same key; the result will be sent then",
+            Problem::OutcomeUnknown => {
+                "a request with this key was begun and did not come to an end that is known; find out what \
+                 happened before sending it under another key"
+            }
+            Problem::ResultUnavailable => {
+                "the request was carried out, and its response is not kept: it was too large, a stream, or broke \
+                 off, or the store had no room for it; the request is not carried out again"
+            }
+            Problem::Failed => {
+                "the request was begun and failed without a response; it may have had effects, and is not \
+                 carried out again under this key"
+            }
+            Problem::Unavailable | Problem::Overloaded => {
+                "nothing was done for this request; try again with the same key"
+            }
+            Problem::Unreadable => "nothing was done for this request; try again later with the same key",
+        }
+    }
+
+    /// Whether the work that the request asks for may have been begun, by it or by another one.
+    pub(crate) fn may_have_begun(self) -> bool {
+        matches!(
+            self,
+            Problem::InProgress | Problem::OutcomeUnknown | Problem::ResultUnavailable | Problem::Failed
+        )
+    }
+
+    /// The code that gRPC clients get.
+    pub(crate) fn grpc_code(self) -> u16 {
+        const UNKNOWN: u16 = 2;
+        const INVALID_ARGUMENT: u16 = 3;
+        const FAILED_PRECONDITION: u16 = 9;
+        const ABORTED: u16 = 10;
+        const UNAVAILABLE: u16 = 14;
+        const UNAUTHENTICATED: u16 = 16;
+        match self {
+            Problem::KeyMissing | Problem::KeyInvalid | Problem::Mismatch => INVALID_ARGUMENT,
+            Problem::NoCaller => UNAUTHENTICATED,
+            Problem::InProgress => ABORTED,
+            Problem::OutcomeUnknown | Problem::ResultUnavailable => FAILED_PRECONDITION,
+            Problem::Failed => UNKNOWN,
+            Problem::Unavailable | Problem::Overloaded | Problem::Unreadable => UNAVAILABLE,
+        }
+    }
 }

@@ -2,36 +2,11 @@
 
 use std::time::Duration;
 
-use dlock::{LockKey, Loss, Problem};
+use dlock::{LockKey, Loss};
 use http::{HeaderValue, StatusCode};
 
-use crate::idempotency;
-
-/// What kind of trouble a [`Rejection`] tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// Somebody else holds the lock.
-    Busy,
-    /// As many requests wait for the lock as `max_waiters` allows.
-    TooManyWaiters,
-    /// The store could not be asked, or the client is shutting down.
-    Unavailable,
-    /// The lock was lost while the handler ran.
-    Lost,
-    /// The request gives no valid key.
-    InvalidKey,
-    /// The body is larger than what is read before the handler.
-    ContentTooLarge,
-    /// The client took too long to send the body.
-    BodyTimeout,
-    /// The layer is not set up properly.
-    Internal,
-    /// A question of idempotency keys: which one, this says.
-    Idempotency(idempotency::Problem),
-    /// What a key closure said by [`Rejection::new`].
-    Other,
-}
+use crate::Reason;
+use crate::problem::Problem;
 
 /// An answer that a layer gives instead of the handler's.
 ///
@@ -226,7 +201,7 @@ impl Rejection {
 
     /// Whether an equal request is at work, so that this one was not begun.
     pub(crate) fn is_in_progress(&self) -> bool {
-        self.inner.reason == Reason::Idempotency(idempotency::Problem::InProgress)
+        self.inner.reason == Reason::Idempotency(Problem::InProgress)
     }
 
     /// The content type of the request, if that was gRPC: gRPC clients understand nothing but a
@@ -247,14 +222,40 @@ impl Rejection {
         let (status, detail) = (status.as_u16(), log.as_ref().unwrap_or(detail));
         match reason {
             Reason::Internal => tracing::error!(status, detail, "a request could not be locked"),
-            Reason::Idempotency(idempotency::Problem::Unreadable) => {
+            Reason::Idempotency(Problem::Unreadable) => {
                 tracing::error!(status, detail, "a request was refused");
             }
-            Reason::Unavailable | Reason::Lost | Reason::Idempotency(idempotency::Problem::Unavailable) => {
+            Reason::Unavailable | Reason::Lost | Reason::Idempotency(Problem::Unavailable) => {
                 tracing::warn!(status, detail, "a request was refused");
             }
             _ => tracing::debug!(status, detail, "a request was refused"),
         }
+    }
+}
+
+impl Problem {
+    /// The answer that tells it.
+    #[must_use]
+    pub fn rejection(self) -> Rejection {
+        self.with_detail(self.detail())
+    }
+
+    /// The same with words of the occurrence.
+    pub(crate) fn with_detail(self, detail: impl Into<String>) -> Rejection {
+        let mut rejection = Rejection::with(
+            Reason::Idempotency(self),
+            self.status(),
+            self.kind(),
+            self.title(),
+            detail,
+        );
+        if let Some(retry_after) = self.retry_after() {
+            rejection = rejection.with_retry_after(retry_after);
+        }
+        if self.may_have_begun() {
+            rejection = rejection.with_started();
+        }
+        rejection
     }
 }
 
@@ -268,7 +269,7 @@ impl From<dlock::Error> for Rejection {
             error if error.is_unavailable() => Reason::Unavailable,
             _ => Reason::Internal,
         };
-        let Problem {
+        let dlock::Problem {
             status,
             kind,
             title,

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use dlock_peers::entrant::Entrant;
 use dlock_peers::report;
 use dlock_peers::results::Results;
 use dlock_peers::workload::Workload;
@@ -93,7 +94,7 @@ fn the_measured_versions_are_the_pinned_ones() {
 fn nobody_is_missing_without_a_word() {
     for (path, results) in all_results() {
         for workload in Workload::ALL {
-            for entrant in workload.entrants() {
+            for entrant in Entrant::all_of(workload) {
                 let measured = results.of(workload.name(), &entrant.name()).count() as u32;
                 let peers = [Some(entrant.peer), entrant.lone];
                 let explained = results.left_out.iter().any(|left_out| match &left_out.workload {

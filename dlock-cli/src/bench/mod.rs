@@ -7,9 +7,10 @@
 //! | `process` | one process's part |
 //! | `workloads` | what its tasks do |
 //! | `tally`, `usage`, `server` | what is counted, of them, of the process and of the server |
-//! | `report`, `plot`, `progress` | what is shown |
+//! | `report`, `plot`, `figures`, `progress` | what is shown |
 
 mod args;
+mod figures;
 mod messages;
 mod plot;
 mod process;

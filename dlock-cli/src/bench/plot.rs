@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::report::time_of;
+use super::figures::time_of;
 use super::tally::Times;
 
 const WIDTH: f64 = 860.0;

@@ -10,15 +10,18 @@ use http_body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use super::claim::{Claim, Grant, Owned, undo};
 use super::fingerprint::fingerprint;
+use super::key::MAX_KEY_BYTES;
+use super::lease::Grant;
+use super::owned::Owned;
 use super::places::Taken;
-use super::settings::Core;
+use super::shared::Core;
 use super::stored::{Kept, Stored};
-use super::{MAX_KEY_BYTES, Problem};
+use super::undo::undo;
 use crate::Rejection;
 use crate::body::{BoxError, Buffered, FromBuffered};
 use crate::lock::RequestLocks;
+use crate::problem::Problem;
 
 /// A request that is to be looked up.
 pub(super) struct Question<B> {
@@ -95,19 +98,14 @@ where
     }
     debug_assert!(key.len() <= MAX_KEY_BYTES, "longer keys were refused");
     let grant = Grant {
-        key,
         record: asking.claim.key.clone(),
         token: asking.claim.token.clone(),
         attempt,
         fence,
         since: asking.sent,
-        locks: parts
-            .extensions
-            .get::<RequestLocks>()
-            .cloned()
-            .unwrap_or_default(),
     };
-    let claim = Claim::take(core, grant);
+    let locks = parts.extensions.get::<RequestLocks>().cloned();
+    let claim = Owned::take(core, key, grant, locks.unwrap_or_default());
     Ok(Admitted::Claimed(
         Request::from_parts(parts, B::from_buffered(body)),
         claim,

@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::combinators::UnsyncBoxBody;
 use pin_project_lite::pin_project;
 
 use super::stream::Stream;
+use crate::asker::AnswerBody;
 use crate::body::BoxError;
 
 pin_project! {
@@ -27,7 +27,7 @@ pin_project! {
         Bare { #[pin] body: R },
         Whole { pieces: VecDeque<Bytes>, trailers: Option<HeaderMap> },
         Stream { stream: Box<dyn DynStream> },
-        Answer { #[pin] body: UnsyncBoxBody<Bytes, BoxError> },
+        Answer { #[pin] body: AnswerBody },
     }
 }
 
@@ -88,7 +88,7 @@ impl<R> ResponseBody<R> {
         }
     }
 
-    pub(super) fn answer(body: UnsyncBoxBody<Bytes, BoxError>) -> Self {
+    pub(super) fn answer(body: AnswerBody) -> Self {
         ResponseBody {
             inner: Inner::Answer { body },
         }

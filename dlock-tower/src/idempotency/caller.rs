@@ -9,8 +9,8 @@ use std::sync::Arc;
 use http::request::Parts;
 use uuid::Uuid;
 
-use super::Problem;
 use crate::Rejection;
+use crate::problem::Problem;
 
 /// Who sent a request.
 #[derive(Clone, PartialEq, Eq, Hash)]

@@ -6,9 +6,10 @@ use http::response::Parts;
 use http::{HeaderMap, StatusCode};
 use http_body::Frame;
 
-use super::claim::{Claim, Settlement};
+use super::claim::Claim;
+use super::headers;
 use super::policy::{Ending, Fate, Outcome};
-use super::replay;
+use super::settlement::Settlement;
 use super::stored::{Kept, Stored};
 use crate::body::BoxError;
 use crate::grpc;
@@ -36,7 +37,7 @@ impl Capture {
         let announced = parts.headers.get(http::header::CONTENT_LENGTH);
         Capture {
             status: parts.status,
-            headers: replay::kept(&parts.headers, &settings.kept_headers),
+            headers: headers::kept(&parts.headers, &settings.kept_headers),
             fate: fate(parts, claim, rolled_back),
             rolled_back,
             body: Vec::new(),
@@ -49,11 +50,7 @@ impl Capture {
 
     /// What is to be done, where that is settled whatever the body says: the key is released.
     pub(super) fn released(&self) -> Option<Settlement> {
-        match self.fate? {
-            Fate::Keep => None,
-            Fate::Abandon => Some(Settlement::Abandon),
-            Fate::Forget => Some(Settlement::Release),
-        }
+        Settlement::releasing(self.fate?)
     }
 
     /// A response of so many bytes is too long.
@@ -108,17 +105,15 @@ impl Capture {
             };
             claim.judge(&ending, self.rolled_back)
         });
-        match fate {
-            Fate::Abandon => Settlement::Abandon,
-            Fate::Forget => Settlement::Release,
-            Fate::Keep => Stored::Response(Box::new(Kept {
+        Settlement::releasing(fate).unwrap_or_else(|| {
+            let kept = Kept {
                 status: self.status,
                 headers: self.headers,
                 body: self.body,
-                trailers: self.trailers.map(replay::kept_trailers),
-            }))
-            .into(),
-        }
+                trailers: self.trailers.map(headers::kept_trailers),
+            };
+            Stored::Response(Box::new(kept)).into()
+        })
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dlock::record::{ClaimToken, RecordKey};
 
-use super::Outcome;
 use super::claim::Claim;
+use super::policy::Outcome;
 
 /// The claim that a handler works under, in the extensions of its request; in axum an extractor too.
 ///
@@ -41,27 +41,27 @@ impl Idempotency {
     /// services as *their* idempotency key.
     #[must_use]
     pub fn record_key(&self) -> &RecordKey {
-        &self.claim.record
+        &self.claim.lease.record
     }
 
     /// What the claim is known by in the store; another one in each attempt.
     #[must_use]
     pub fn claim_token(&self) -> &ClaimToken {
-        &self.claim.token
+        &self.claim.lease.token
     }
 
     /// A fencing token: greater than that of every earlier attempt. Send it along with what is written, and
     /// have the resource refuse lesser ones.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.claim.fence
+        self.claim.lease.fence
     }
 
     /// 1 for the first time. More after an attempt whose outcome is unknown: its process crashed or was cut off from the
     /// store for longer than the lease, or it ended in an ambiguous way (a 502, a panic) and the policy retries that.
     #[must_use]
     pub fn attempt(&self) -> u32 {
-        self.claim.attempt
+        self.claim.lease.attempt
     }
 
     /// How long the result is to be kept.
@@ -98,7 +98,7 @@ impl Idempotency {
     /// answers goes to its caller, and is not kept.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.claim.is_lost()
+        self.claim.lease.is_lost()
     }
 
     /// Says that what the handler answers, or however it ends, is final: it is kept. The last word said

@@ -6,7 +6,7 @@ use http::header::{self, HeaderName};
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
-use super::Caller;
+use super::caller::Caller;
 use super::settings::Settings;
 use crate::Rejection;
 use crate::key::original_uri;

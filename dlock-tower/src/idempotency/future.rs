@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -14,13 +15,13 @@ use super::admission::{Admitted, Refused};
 use super::body::ResponseBody;
 use super::replay;
 use super::run::run;
-use super::settings::Core;
-use super::task::{BoxFuture, Work};
+use super::shared::Core;
+use super::task::Work;
 use crate::Rejection;
 use crate::asker::Asker;
 use crate::body::BoxError;
 
-type Admission<B> = BoxFuture<Result<Admitted<B>, Refused>>;
+type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Refused>>;
 type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 
 pin_project! {
@@ -136,7 +137,7 @@ where
                 } => {
                     let answer = rejection
                         .take()
-                        .map(|rejection| core.settings.respond(rejection, asker));
+                        .map(|rejection| core.settings.respond(rejection, asker).map(ResponseBody::answer));
                     state.set(State::Done);
                     match answer {
                         Some(answer) => return Poll::Ready(Ok(answer)),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::IdempotencyStats;
-use super::settings::Shared;
+use super::shared::Shared;
+use super::stats::IdempotencyStats;
 
 /// What is left of a layer when its server has ended: handlers whose clients went away, and results that the
 /// store has not taken yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).

@@ -14,33 +14,13 @@ use tower_layer::Layer;
 use super::caller::FindCaller;
 use super::handle::IdempotencyHandle;
 use super::policy::{Policy, RetryAmbiguous};
-use super::settings::{Core, Settings, Shared};
-use super::{IdempotencyService, IdempotencyStats};
+use super::service::IdempotencyService;
+use super::settings::Settings;
+use super::shared::{Core, Shared};
+use super::stats::IdempotencyStats;
 use crate::Rejection;
 use crate::body::BoxError;
 use crate::lock::InvalidOptions;
-
-/// How long a claim lasts unless it is renewed, unless said otherwise: 10 s.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
-
-/// How long results are kept, unless said otherwise: 24 h.
-pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
-
-/// How large the body of a request and that of a response may be, unless said otherwise: 1 MiB.
-pub const DEFAULT_LIMIT: usize = 1024 * 1024;
-
-/// How many requests may wait for an equal one, unless said otherwise: 256.
-pub const DEFAULT_MAX_WAITERS: usize = 256;
-
-/// How many handlers and bodies may run on without their clients before no more requests are taken, unless said
-/// otherwise: 256.
-pub const DEFAULT_MAX_DETACHED: usize = 256;
-
-/// How long the body of a response is read on when its client went away, unless said otherwise: 10 s.
-pub const DEFAULT_READ_ON: Duration = Duration::from_secs(10);
-
-/// How long the store is asked again when it cannot be reached, unless said otherwise: 1 s.
-pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
 
 /// Runs a request that is sent more than once, once, and gives all of its senders the same answer.
 ///

@@ -187,38 +187,47 @@ mod body;
 pub mod caller;
 mod capture;
 mod claim;
+mod commit;
 mod extract;
 mod fingerprint;
 mod future;
 mod handle;
+mod headers;
 mod key;
 mod layer;
+mod lease;
+mod origin;
+mod owned;
 mod places;
 mod policy;
-mod problem;
 mod renewal;
 mod replay;
 mod run;
 mod service;
 mod settings;
+mod settlement;
+mod shared;
 mod stats;
 mod stored;
 mod stream;
 mod task;
 mod transaction;
+mod undo;
 
+pub use crate::problem::Problem;
 pub use body::ResponseBody;
 pub use caller::Caller;
 pub use extract::Idempotency;
 pub use future::ResponseFuture;
 pub use handle::IdempotencyHandle;
+pub use headers::KEPT_HEADERS;
 pub use key::MAX_KEY_BYTES;
-pub use layer::{
-    DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,
-    DEFAULT_RETENTION, DEFAULT_RETRY_FOR, IdempotencyLayer,
-};
+pub use layer::IdempotencyLayer;
 pub use policy::{AtMostOnce, Class, Ending, Outcome, Policy, RetryAmbiguous, Verdict};
-pub use problem::Problem;
-pub use replay::{KEPT_HEADERS, REPLAYED};
+pub use replay::REPLAYED;
 pub use service::IdempotencyService;
+pub use settings::{
+    DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,
+    DEFAULT_RETENTION, DEFAULT_RETRY_FOR,
+};
 pub use stats::IdempotencyStats;

@@ -11,18 +11,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::record::OwnerReply;
+use dlock::record::{OwnerReply, Records};
 use parking_lot::Mutex;
 use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::claim::Claim;
-use super::settings::Shared;
+use super::lease::ClaimLease;
+use super::stats::Counters;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Renewals {
+    records: Records,
+    counters: Arc<Counters>,
     state: Mutex<State>,
 }
 
@@ -38,7 +40,7 @@ struct State {
 #[derive(Debug)]
 struct List {
     /// By when they are due, and their numbers.
-    waiting: BTreeMap<(Instant, u64), Arc<Claim>>,
+    waiting: BTreeMap<(Instant, u64), Arc<ClaimLease>>,
     /// When the task looks next.
     look: Instant,
     /// A claim is due earlier than the task expects.
@@ -46,19 +48,27 @@ struct List {
 }
 
 /// When a claim is to be renewed for the first time.
-fn due(claim: &Claim) -> (Instant, u64) {
-    (claim.since + claim.core.settings.lease / 3, claim.id)
+fn due(lease: &ClaimLease) -> (Instant, u64) {
+    (lease.since + lease.length / 3, lease.id)
 }
 
 impl Renewals {
+    pub(super) fn new(records: Records, counters: Arc<Counters>) -> Renewals {
+        Renewals {
+            records,
+            counters,
+            state: Mutex::default(),
+        }
+    }
+
     /// Renews the claim from the time on when that is due.
-    pub(super) fn register(&self, claim: &Arc<Claim>) {
-        let at = due(claim);
+    pub(super) fn register(self: &Arc<Self>, lease: &Arc<ClaimLease>) {
+        let at = due(lease);
         let mut state = self.state.lock();
-        match state.lists.entry(claim.runtime.id()) {
+        match state.lists.entry(lease.runtime.id()) {
             Entry::Occupied(mut list) => {
                 let list = list.get_mut();
-                list.waiting.insert(at, claim.clone());
+                list.waiting.insert(at, lease.clone());
                 if at.0 < list.look {
                     list.sooner.notify_one();
                 }
@@ -66,35 +76,38 @@ impl Renewals {
             Entry::Vacant(none) => {
                 let sooner = Arc::new(Notify::new());
                 none.insert(List {
-                    waiting: BTreeMap::from([(at, claim.clone())]),
+                    waiting: BTreeMap::from([(at, lease.clone())]),
                     look: at.0,
                     sooner: sooner.clone(),
                 });
                 drop(state);
                 let lookout = Lookout {
-                    shared: claim.core.shared.clone(),
-                    runtime: claim.runtime.id(),
+                    renewals: self.clone(),
+                    runtime: lease.runtime.id(),
                     done: false,
                 };
-                claim.runtime.spawn(look_out(lookout, sooner));
+                lease.runtime.spawn(look_out(lookout, sooner));
             }
         }
     }
 
     /// Renews the claim from now on.
-    pub(super) fn start(&self, claim: &Arc<Claim>) {
-        let task = claim.runtime.spawn(renew(claim.clone())).abort_handle();
-        self.state.lock().renewed.insert(claim.id, task);
+    pub(super) fn start(self: &Arc<Self>, lease: &Arc<ClaimLease>) {
+        let task = lease
+            .runtime
+            .spawn(renew(self.clone(), lease.clone()))
+            .abort_handle();
+        self.state.lock().renewed.insert(lease.id, task);
     }
 
     /// Renews it no more. A renewal that is under way may still arrive.
-    pub(super) fn stop(&self, claim: &Claim) {
+    pub(super) fn stop(&self, lease: &ClaimLease) {
         let mut state = self.state.lock();
-        let list = state.lists.get_mut(&claim.runtime.id());
-        let waited = list.and_then(|list| list.waiting.remove(&due(claim)));
+        let list = state.lists.get_mut(&lease.runtime.id());
+        let waited = list.and_then(|list| list.waiting.remove(&due(lease)));
         let task = match waited {
             Some(_) => None,
-            None => state.renewed.remove(&claim.id),
+            None => state.renewed.remove(&lease.id),
         };
         drop(state);
         if let Some(task) = task {
@@ -110,7 +123,7 @@ impl Renewals {
     }
 
     /// Gives those of the runtime that are due their tasks; answers when to look again.
-    fn begin_due(&self, runtime: runtime::Id) -> Option<Instant> {
+    fn begin_due(self: &Arc<Self>, runtime: runtime::Id) -> Option<Instant> {
         let now = Instant::now();
         let State { lists, renewed } = &mut *self.state.lock();
         let list = lists.get_mut(&runtime)?;
@@ -120,8 +133,11 @@ impl Renewals {
                 list.look = at;
                 return Some(at);
             }
-            let claim = first.remove();
-            let task = claim.runtime.spawn(renew(claim.clone())).abort_handle();
+            let lease = first.remove();
+            let task = lease
+                .runtime
+                .spawn(renew(self.clone(), lease.clone()))
+                .abort_handle();
             renewed.insert(id, task);
         }
         lists.remove(&runtime);
@@ -131,7 +147,7 @@ impl Renewals {
 
 /// The task that looks which claims of its runtime are due.
 struct Lookout {
-    shared: Arc<Shared>,
+    renewals: Arc<Renewals>,
     runtime: runtime::Id,
     done: bool,
 }
@@ -140,14 +156,14 @@ impl Drop for Lookout {
     // Its runtime ended before it was done, and the work under its claims with it.
     fn drop(&mut self) {
         if !self.done {
-            let ended = self.shared.renewals.state.lock().lists.remove(&self.runtime);
+            let ended = self.renewals.state.lock().lists.remove(&self.runtime);
             drop(ended);
         }
     }
 }
 
 async fn look_out(mut lookout: Lookout, sooner: Arc<Notify>) {
-    while let Some(look) = lookout.shared.renewals.begin_due(lookout.runtime) {
+    while let Some(look) = lookout.renewals.begin_due(lookout.runtime) {
         tokio::select! {
             biased;
             () = sleep_until(look) => {}
@@ -158,43 +174,42 @@ async fn look_out(mut lookout: Lookout, sooner: Arc<Notify>) {
 }
 
 /// Renews one claim, with growing urgency when that fails.
-async fn renew(claim: Arc<Claim>) {
+async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
     const SHORTEST: Duration = Duration::from_millis(20);
-    let (shared, settings) = (&claim.core.shared, &claim.core.settings);
-    let lease = settings.lease;
-    let mut ends = claim.since + lease;
+    let length = lease.length;
+    let mut ends = lease.since + length;
     loop {
         let sent = Instant::now();
-        let step = shared
+        let step = renewals
             .records
-            .extend(&claim.record, &claim.token, lease, settings.retention);
-        let pause = match timeout(lease / 3, step).await {
+            .extend(&lease.record, &lease.token, length, lease.retention);
+        let pause = match timeout(length / 3, step).await {
             Ok(Ok(OwnerReply::NotOwner)) => {
                 // After the outcome is decided, a renewal that comes late finds no claim: no loss.
-                if !claim.is_settled() {
-                    claim.lose();
+                if !lease.is_settled() {
+                    lease.lose();
                 }
                 return;
             }
             Ok(Ok(_)) => {
-                ends = sent + lease;
-                claim.hold_until(ends);
-                (sent + lease / 3).saturating_duration_since(Instant::now())
+                ends = sent + length;
+                lease.hold_until(ends);
+                (sent + length / 3).saturating_duration_since(Instant::now())
             }
             failure => {
-                shared.counters.renewal_failures();
+                renewals.counters.renewal_failures();
                 match failure {
                     Ok(Err(error)) => {
-                        tracing::warn!(record = claim.record.as_str(), %error, "a claim was not renewed");
+                        tracing::warn!(record = lease.record.as_str(), %error, "a claim was not renewed");
                     }
-                    _ => tracing::warn!(record = claim.record.as_str(), "a claim was not renewed in time"),
+                    _ => tracing::warn!(record = lease.record.as_str(), "a claim was not renewed in time"),
                 }
                 let left = ends.saturating_duration_since(Instant::now());
                 // Nobody may have taken it over yet, so it is asked for beyond its end too.
                 if left.is_zero() {
-                    lease / 6
+                    length / 6
                 } else {
-                    (left / 4).max(SHORTEST).min(lease / 6)
+                    (left / 4).max(SHORTEST).min(length / 6)
                 }
             }
         };

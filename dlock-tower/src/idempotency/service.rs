@@ -11,11 +11,13 @@ use super::admission::{Question, admit};
 use super::body::ResponseBody;
 use super::caller::FindCaller;
 use super::fingerprint::record_key;
-use super::settings::Core;
-use super::{Problem, ResponseFuture, key};
+use super::future::ResponseFuture;
+use super::key;
+use super::shared::Core;
 use crate::Rejection;
 use crate::asker::Asker;
 use crate::body::{BoxError, FromBuffered};
+use crate::problem::Problem;
 
 /// A service that runs each request with an idempotency key once; made by
 /// [`IdempotencyLayer`](super::IdempotencyLayer).

@@ -1,42 +1,42 @@
-//! The options of a layer, and what its requests share.
+//! The options of a layer.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bytes::Bytes;
-use dlock::record::{OnOrphan, Records};
+use dlock::record::OnOrphan;
 use http::header::HeaderName;
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
-use http_body_util::BodyExt;
-use http_body_util::combinators::UnsyncBoxBody;
-use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, sleep_until};
-use tokio_util::task::TaskTracker;
 
-use super::body::ResponseBody;
-use super::places::Places;
+use super::headers::is_of_one_exchange;
 use super::policy::{AtMostOnce, Ending, Policy, Verdict};
-use super::renewal::Renewals;
-use super::replay::is_of_one_exchange;
-use super::stats::Counters;
-use super::{
-    DEFAULT_LEASE, DEFAULT_LIMIT, DEFAULT_MAX_DETACHED, DEFAULT_MAX_WAITERS, DEFAULT_READ_ON,
-    DEFAULT_RETENTION, DEFAULT_RETRY_FOR,
-};
 use crate::Rejection;
-use crate::asker::Asker;
-use crate::body::BoxError;
-use crate::lock::DEFAULT_BODY_TIMEOUT;
+use crate::asker::{AnswerBody, Asker, Render};
+use crate::body::read::DEFAULT_BODY_TIMEOUT;
 
-/// How many results at most are sent again at the same time when the store was away.
-const CONCURRENT_REPEATS: usize = 16;
-/// How many claims of which nobody knows whether they stand are taken back at the same time at most.
-const CONCURRENT_UNDOS: usize = 1024;
+/// How long a claim lasts unless it is renewed, unless said otherwise: 10 s.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 
-pub(super) type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + Send + Sync;
+/// How long results are kept, unless said otherwise: 24 h.
+pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// How large the body of a request and that of a response may be, unless said otherwise: 1 MiB.
+pub const DEFAULT_LIMIT: usize = 1024 * 1024;
+
+/// How many requests may wait for an equal one, unless said otherwise: 256.
+pub const DEFAULT_MAX_WAITERS: usize = 256;
+
+/// How many handlers and bodies may run on without their clients before no more requests are taken, unless said
+/// otherwise: 256.
+pub const DEFAULT_MAX_DETACHED: usize = 256;
+
+/// How long the body of a response is read on when its client went away, unless said otherwise: 10 s.
+pub const DEFAULT_READ_ON: Duration = Duration::from_secs(10);
+
+/// How long the store is asked again when it cannot be reached, unless said otherwise: 1 s.
+pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
+
 pub(super) type Route = dyn Fn(&Parts) -> String + Send + Sync;
 
 #[derive(Clone)]
@@ -154,17 +154,9 @@ impl Settings {
     }
 
     /// The layer's own response.
-    pub(super) fn respond<R>(&self, rejection: Rejection, asker: &Asker) -> Response<ResponseBody<R>> {
+    pub(super) fn respond(&self, rejection: Rejection, asker: &Asker) -> Response<AnswerBody> {
         rejection.log();
-        let rejection = asker.told(rejection);
-        let mut response = match &self.render {
-            Some(render) => render(&rejection),
-            None => rejection
-                .response()
-                .map(|body| body.map_err(Into::into).boxed_unsync()),
-        };
-        asker.mark(&rejection, &mut response);
-        response.map(ResponseBody::answer)
+        asker.answer(rejection, self.render.as_deref())
     }
 }
 
@@ -193,63 +185,4 @@ impl fmt::Debug for Settings {
             .field("grpc_unary", &self.grpc_unary)
             .finish_non_exhaustive()
     }
-}
-
-/// What all requests of a layer share, whatever route they take.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) records: Records,
-    /// Work that nobody awaits.
-    pub(super) tasks: TaskTracker,
-    pub(super) renewals: Renewals,
-    pub(super) counters: Counters,
-    pub(super) repeats: Semaphore,
-    pub(super) undos: Arc<Semaphore>,
-    pub(super) claims: AtomicU64,
-    /// Work whose client went away.
-    pub(super) detached: Places,
-    /// Requests that wait for an equal one.
-    pub(super) waiting: Places,
-    /// By when bodies are no longer read on, while the layer is shut down.
-    pub(super) closing: watch::Sender<Option<Instant>>,
-}
-
-impl Shared {
-    pub(super) fn new(records: Records) -> Shared {
-        Shared {
-            records,
-            tasks: TaskTracker::new(),
-            renewals: Renewals::default(),
-            counters: Counters::default(),
-            repeats: Semaphore::new(CONCURRENT_REPEATS),
-            undos: Arc::new(Semaphore::new(CONCURRENT_UNDOS)),
-            claims: AtomicU64::new(0),
-            detached: Places::default(),
-            waiting: Places::default(),
-            closing: watch::Sender::new(None),
-        }
-    }
-}
-
-impl Shared {
-    /// Ends after `limit`, or earlier where the layer is shut down.
-    pub(super) async fn read_on(&self, limit: Duration) {
-        let until = Instant::now() + limit;
-        let mut closing = self.closing.subscribe();
-        loop {
-            let closes = *closing.borrow_and_update();
-            tokio::select! {
-                biased;
-                () = sleep_until(closes.map_or(until, |closes| closes.min(until))) => return,
-                Ok(()) = closing.changed() => {}
-            }
-        }
-    }
-}
-
-/// A layer, as its requests know it.
-#[derive(Debug, Clone)]
-pub(super) struct Core {
-    pub(super) shared: Arc<Shared>,
-    pub(super) settings: Arc<Settings>,
 }

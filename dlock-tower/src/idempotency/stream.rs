@@ -4,17 +4,21 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::mem;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
 use super::capture::Capture;
-use super::claim::{Owned, Settlement};
+use super::claim::Claim;
+use super::origin::Origin;
+use super::owned::Owned;
+use super::settlement::Settlement;
 use super::stored::Stored;
-use super::task::{BoxFuture, Place};
 use crate::body::BoxError;
 use crate::lock::LockLost;
 
@@ -38,15 +42,15 @@ enum State<R> {
         body: Pin<Box<R>>,
         capture: Box<Capture>,
         claim: Owned,
-        place: Place,
+        origin: Origin,
     },
     /// The store is told, and only then the next goes out.
     Settling {
-        settling: BoxFuture<()>,
+        settling: BoxFuture<'static, ()>,
         next: Option<Frame<Bytes>>,
         after: After<R>,
-        place: Place,
-        claim: std::sync::Arc<super::claim::Claim>,
+        origin: Origin,
+        claim: Arc<Claim>,
     },
     /// It is settled; what comes goes out.
     Passing(Pin<Box<R>>),
@@ -109,7 +113,7 @@ where
                 body,
                 capture: Box::new(capture),
                 claim,
-                place: Place::here(),
+                origin: Origin::here(),
             },
             polling: false,
         }
@@ -180,7 +184,7 @@ where
             body,
             capture,
             claim,
-            place,
+            origin,
         } = mem::replace(&mut self.state, State::Ended(Last::End))
         else {
             return;
@@ -210,7 +214,7 @@ where
             settling: Box::pin(claim.settle(settlement)),
             next,
             after,
-            place,
+            origin,
             claim: kept,
         };
     }
@@ -269,7 +273,7 @@ where
                 body,
                 capture,
                 claim,
-                place,
+                origin,
             } => {
                 let kept = (*claim).clone();
                 let locks = kept.locks.keep_rest();
@@ -280,15 +284,15 @@ where
                 } else {
                     kept.core.shared.counters.detached();
                     let lost = locks.lost();
-                    place.go_on(&kept, locks, read_on(body, *capture, claim, lost));
+                    origin.go_on(&kept, locks, read_on(body, *capture, claim, lost));
                 }
             }
             State::Settling {
                 settling,
-                place,
+                origin,
                 claim,
                 ..
-            } if !self.polling => place.go_on(&claim, claim.locks.keep_rest(), settling),
+            } if !self.polling => origin.go_on(&claim, claim.locks.keep_rest(), settling),
             _ => {}
         }
     }

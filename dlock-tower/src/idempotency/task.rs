@@ -6,53 +6,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use dlock::scope::{self, Scope};
-use tracing::{Instrument, Span};
+use futures_util::future::BoxFuture;
 
-use super::claim::{Claim, Owned, Phase, Settlement};
+use super::claim::{Claim, Phase};
+use super::origin::Origin;
+use super::owned::Owned;
 use super::policy::Ending;
+use super::settlement::Settlement;
 use crate::lock::{KeptLocks, LockLost};
-
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// Where a piece of work was begun, to be gone on with elsewhere: in the same lock frames, under the same
-/// span.
-#[derive(Clone)]
-pub(super) struct Place {
-    scope: Scope,
-    span: Span,
-}
-
-impl Place {
-    pub(super) fn here() -> Place {
-        Place {
-            scope: scope::current(),
-            span: Span::current(),
-        }
-    }
-
-    /// Has the work done in a task that nobody awaits, under the locks that it was begun under.
-    pub(super) fn go_on<F>(&self, claim: &Arc<Claim>, locks: KeptLocks, work: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        let counted = claim.core.shared.detached.take();
-        let work = async move {
-            let (locks, _counted) = (locks, counted);
-            work.await;
-            locks.release().await;
-        };
-        claim.spawn(self.scope.wrap(work).instrument(self.span.clone()));
-    }
-}
 
 /// The course of a request from its claim on to its response. It is polled in place, and dropped unfinished
 /// when the client goes away: then it moves to a task. One that panicked is never polled again.
 pub(super) struct Work<T: 'static> {
     /// Holds the claim.
-    future: Option<BoxFuture<T>>,
+    future: Option<BoxFuture<'static, T>>,
     claim: Arc<Claim>,
-    place: Place,
+    origin: Origin,
     /// Also where a layer in between goes on when the lock layer is gone.
     locks: KeptLocks,
     polling: bool,
@@ -65,7 +34,7 @@ impl<T> Work<T> {
             future: Some(Box::pin(future)),
             locks: claim.locks.keep_rest(),
             claim,
-            place: Place::here(),
+            origin: Origin::here(),
             polling: false,
             detached: false,
         }
@@ -98,7 +67,7 @@ impl<T> Work<T> {
         };
         match self.claim.phase() {
             Phase::Working => {
-                let record = self.claim.record.as_str();
+                let record = self.claim.lease.record.as_str();
                 tracing::warn!(record, error = %lost, "a handler that ran on without its client was stopped");
                 self.end(Some(Ending::Cancelled));
             }
@@ -147,7 +116,7 @@ impl<T> Drop for Work<T> {
             _ => {
                 claim.core.shared.counters.detached();
                 tracing::debug!(
-                    record = claim.record.as_str(),
+                    record = claim.lease.record.as_str(),
                     "the client of a request went away, its handler runs on"
                 );
                 let locks = std::mem::take(&mut self.locks);
@@ -155,12 +124,12 @@ impl<T> Drop for Work<T> {
                 let rest: Work<T> = Work {
                     future: self.future.take(),
                     claim: claim.clone(),
-                    place: self.place.clone(),
+                    origin: self.origin.clone(),
                     locks: KeptLocks::default(),
                     polling: false,
                     detached: true,
                 };
-                self.place.go_on(&claim, locks, rest.go_on(lost));
+                self.origin.go_on(&claim, locks, rest.go_on(lost));
             }
         }
     }

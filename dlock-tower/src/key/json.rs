@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{ExtractKey, Found, Key, missing};
 use crate::Rejection;
+use crate::body::read::DEFAULT_BODY_TIMEOUT;
 use crate::body::{BoxError, Buffered, FromBuffered};
-use crate::lock::DEFAULT_BODY_TIMEOUT;
 
 /// How many bytes of a body are read in search of a key, unless said otherwise: 1 MiB.
 pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;

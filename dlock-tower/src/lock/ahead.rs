@@ -8,14 +8,12 @@ use http::{Method, Request};
 use http_body::Body;
 
 use crate::Rejection;
+use crate::body::read::DEFAULT_BODY_TIMEOUT;
 use crate::body::{BoxError, Buffered, FromBuffered};
 
 /// How many bytes of a request's body are read before its lock is taken, unless said otherwise: 2 MiB, which
 /// is as much as axum's own extractors read.
 pub const DEFAULT_BODY_LIMIT: usize = 2 * 1024 * 1024;
-
-/// How long a client may take to send its body, unless said otherwise: 30 s.
-pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a [`LockLayer`](crate::LockLayer) does with the body of a request before it takes the lock:
 /// [`ReadAhead`] by default, or [`Streaming`].

@@ -7,13 +7,13 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use dlock::scope::Scope;
 use dlock::{LockKey, Loss};
+use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::combinators::UnsyncBoxBody;
 use pin_project_lite::pin_project;
 
-use super::LockLost;
-use super::future::BoxFuture;
 use super::kept::{Hold, give_back};
+use super::lost::LockLost;
+use crate::asker::AnswerBody;
 use crate::body::BoxError;
 use crate::{Rejection, grpc};
 
@@ -34,7 +34,7 @@ pin_project! {
     enum Inner<B> {
         Bare { #[pin] body: B },
         Held { #[pin] held: HeldBody<B> },
-        Answer { #[pin] body: UnsyncBoxBody<Bytes, BoxError> },
+        Answer { #[pin] body: AnswerBody },
     }
 }
 
@@ -48,7 +48,7 @@ impl<B> ResponseBody<B> {
     pub(super) fn held(
         body: B,
         hold: Arc<Hold>,
-        lost: Option<BoxFuture<(LockKey, Loss)>>,
+        lost: Option<BoxFuture<'static, (LockKey, Loss)>>,
         grpc: bool,
     ) -> Self {
         // The frame, to be entered at every poll of the body.
@@ -64,7 +64,7 @@ impl<B> ResponseBody<B> {
         }
     }
 
-    pub(super) fn answer(body: UnsyncBoxBody<Bytes, BoxError>) -> Self {
+    pub(super) fn answer(body: AnswerBody) -> Self {
         ResponseBody {
             inner: Inner::Answer { body },
         }
@@ -138,10 +138,10 @@ pin_project! {
 enum Lock {
     Held {
         hold: Arc<Hold>,
-        lost: Option<BoxFuture<(LockKey, Loss)>>,
+        lost: Option<BoxFuture<'static, (LockKey, Loss)>>,
     },
     Releasing {
-        release: BoxFuture<()>,
+        release: BoxFuture<'static, ()>,
     },
     Gone,
 }

@@ -6,23 +6,23 @@ use std::task::{Context, Poll, ready};
 
 use dlock::scope::InScope;
 use dlock::{LockKey, Loss};
+use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower::util::Oneshot;
 use tower_service::Service;
 
-use super::ResponseBody;
+use super::admission::Admitted;
+use super::body::ResponseBody;
 use super::kept::{Hold, give_back};
-use super::layer::{OnLost, Settings};
-use super::service::Admitted;
+use super::lost::OnLost;
+use super::settings::Settings;
 use crate::asker::Asker;
 use crate::not_started::Entry;
 use crate::{Rejection, grpc};
 
-pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-type Admission<B> = BoxFuture<Result<Admitted<B>, Rejection>>;
+type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Rejection>>;
 
 pin_project! {
     /// The course of one request: take the lock, run the handler inside, give the lock back.
@@ -62,13 +62,13 @@ pin_project! {
         Locked {
             #[pin]
             call: InScope<Oneshot<S, Request<B>>>,
-            lost: Option<BoxFuture<(LockKey, Loss)>>,
+            lost: Option<BoxFuture<'static, (LockKey, Loss)>>,
             hold: Option<Arc<Hold>>,
             answers: Answers,
         },
         /// The handler has answered, the lock is on its way back.
         Releasing {
-            release: BoxFuture<()>,
+            release: BoxFuture<'static, ()>,
             outcome: Option<Result<S::Response, S::Error>>,
         },
         Done,
@@ -83,7 +83,9 @@ struct Answers {
 
 impl Answers {
     fn respond<R>(&mut self, rejection: Rejection) -> Response<ResponseBody<R>> {
-        self.settings.respond(rejection, &self.asker)
+        self.settings
+            .respond(rejection, &self.asker)
+            .map(ResponseBody::answer)
     }
 }
 
@@ -220,8 +222,8 @@ where
         None => State::Bare { call },
         Some(hold) => {
             let guard = hold.guard();
-            let lost =
-                (answers.settings.on_lost == OnLost::Stop).then(|| Box::pin(guard.lost()) as BoxFuture<_>);
+            let lost = (answers.settings.on_lost == OnLost::Stop)
+                .then(|| Box::pin(guard.lost()) as BoxFuture<'static, _>);
             State::Locked {
                 call: guard.scope(call),
                 lost,

@@ -10,8 +10,7 @@ use dlock::{Held, MultiGuard};
 use futures_util::FutureExt;
 use futures_util::future::select_all;
 
-use super::LockLost;
-use super::layer::OnLost;
+use super::lost::{LockLost, OnLost};
 
 /// The locks that one layer took for one request. The layer owns them together with all [`KeptLocks`].
 pub(super) struct Hold {

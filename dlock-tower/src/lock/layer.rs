@@ -3,59 +3,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::{Kind, LockClient, LockKey, MultiLock};
+use dlock::{Kind, LockClient};
 use http::{Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
-use http_body_util::combinators::UnsyncBoxBody;
 use tower_layer::Layer;
 
-use super::{LockService, ReadAhead, ResponseBody, Streaming};
-use crate::asker::Asker;
+use super::ahead::{ReadAhead, Streaming};
+use super::lost::OnLost;
+use super::service::LockService;
+use super::settings::{InvalidOptions, Kinds, Settings};
+use crate::Rejection;
 use crate::body::BoxError;
-use crate::{Reason, Rejection};
-
-/// How long a request waits for its lock, unless said otherwise: 5 s.
-pub const DEFAULT_WAIT: Duration = Duration::from_secs(5);
-
-/// What becomes of a handler whose lock is lost while it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum OnLost {
-    /// It is dropped, and the answer is 503. Nobody knows what effects it had, so the answer does not
-    /// carry [`NotStarted`](crate::NotStarted). The default.
-    #[default]
-    Stop,
-    /// It runs on, and its answer goes out. It sees the loss by the [`Held`](dlock::Held) in the request's
-    /// extensions, and the resource it writes to sees it by the fencing token.
-    RunOn,
-}
-
-/// An option that makes no sense; see [`LockLayer::check`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InvalidOptions(String);
-
-impl InvalidOptions {
-    pub(crate) fn new(reason: String) -> InvalidOptions {
-        InvalidOptions(reason)
-    }
-}
-
-impl fmt::Display for InvalidOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for InvalidOptions {}
-
-/// What requests lock their keys as.
-#[derive(Debug, Clone, Copy)]
-enum Kinds {
-    All(Kind),
-    /// By their methods: those that only read share.
-    ReadWrite,
-}
 
 /// Runs each request while it holds a lock, whose key is taken from the request.
 ///
@@ -72,52 +31,14 @@ pub struct LockLayer<K, P = ReadAhead> {
     body: P,
 }
 
-type Render = dyn Fn(&Rejection) -> Response<UnsyncBoxBody<Bytes, BoxError>> + Send + Sync;
-
-#[derive(Clone)]
-pub(super) struct Settings {
-    kinds: Kinds,
-    prefer_writers: bool,
-    lease: Option<Duration>,
-    renewed_lease: Option<Duration>,
-    /// `None` asks once.
-    wait: Option<Duration>,
-    max_waiters: Option<usize>,
-    max_hold: Option<Duration>,
-    min_hold: Option<Duration>,
-    /// As the kind has it, unless said otherwise.
-    skipped: Option<Arc<[Method]>>,
-    busy: StatusCode,
-    render: Option<Arc<Render>>,
-    pub(super) fail_open: bool,
-    pub(super) on_lost: OnLost,
-    pub(super) until_body: bool,
-}
-
 impl<K> LockLayer<K> {
     /// A layer that takes the keys of its requests by `key`: one of the functions of
     /// [`key`](crate::key), or a closure over `&http::request::Parts`.
     pub fn new(client: LockClient, key: K) -> LockLayer<K> {
-        let settings = Settings {
-            kinds: Kinds::All(Kind::Lock),
-            prefer_writers: false,
-            lease: None,
-            renewed_lease: None,
-            wait: Some(DEFAULT_WAIT),
-            max_waiters: None,
-            max_hold: None,
-            min_hold: None,
-            skipped: None,
-            busy: StatusCode::LOCKED,
-            render: None,
-            fail_open: false,
-            on_lost: OnLost::Stop,
-            until_body: false,
-        };
         LockLayer {
             client,
             key: Arc::new(key),
-            settings,
+            settings: Settings::default(),
             body: ReadAhead::default(),
         }
     }
@@ -346,93 +267,7 @@ impl<K, P> LockLayer<K, P> {
     ///
     /// The first option that does not.
     pub fn check(&self) -> Result<(), InvalidOptions> {
-        let lock = (self.settings).lock(&self.client, &Method::GET, vec!["check".into()]);
-        lock.check().map_err(|error| InvalidOptions(error.to_string()))?;
-        let busy = self.settings.busy;
-        if !(busy.is_client_error() || busy.is_server_error()) {
-            return Err(InvalidOptions(format!(
-                "invalid option busy_status: {busy} does not tell a failure"
-            )));
-        }
-        Ok(())
-    }
-}
-
-impl Settings {
-    pub(super) fn skips(&self, method: &Method) -> bool {
-        match (&self.skipped, self.kinds) {
-            (Some(skipped), _) => skipped.contains(method),
-            (None, Kinds::ReadWrite) => method == Method::OPTIONS,
-            (None, Kinds::All(_)) => [Method::OPTIONS, Method::HEAD].contains(method),
-        }
-    }
-
-    pub(super) fn waits(&self) -> bool {
-        self.wait.is_some()
-    }
-
-    /// The locks of a request.
-    pub(super) fn lock(&self, client: &LockClient, method: &Method, keys: Vec<LockKey>) -> MultiLock {
-        let kind = match self.kinds {
-            Kinds::All(kind) => kind,
-            Kinds::ReadWrite if method.is_safe() => Kind::Read,
-            Kinds::ReadWrite => Kind::Write,
-        };
-        let mut lock = client.multi(keys).kind(kind);
-        if self.prefer_writers {
-            lock = lock.prefer_writers();
-        }
-        if let Some(lease) = self.renewed_lease {
-            lock = lock.renewed_lease(lease);
-        }
-        if let Some(lease) = self.lease {
-            lock = lock.lease(lease);
-        }
-        if let Some(wait) = self.wait {
-            lock = lock.wait(wait);
-        }
-        if let Some(max_waiters) = self.max_waiters {
-            lock = lock.max_waiters(max_waiters);
-        }
-        if let Some(max_hold) = self.max_hold {
-            lock = lock.max_hold(max_hold);
-        }
-        if let Some(min_hold) = self.min_hold {
-            lock = lock.min_hold(min_hold);
-        }
-        lock
-    }
-
-    /// The answer to a request whose lock was not had.
-    pub(super) fn refusal(&self, error: dlock::Error) -> Rejection {
-        let remaining = match &error {
-            dlock::Error::NotAcquired { remaining, .. } => *remaining,
-            _ => None,
-        };
-        let rejection = Rejection::from(error);
-        match remaining {
-            // A renewed lock may come free at any time, a fixed one (and the holder's is like ours) only
-            // runs out.
-            Some(left) if self.lease.is_some() => rejection.with_retry_after(left),
-            _ => rejection,
-        }
-    }
-
-    /// The layer's own response.
-    pub(super) fn respond<B>(&self, rejection: Rejection, asker: &Asker) -> Response<ResponseBody<B>> {
-        rejection.log();
-        let mut rejection = asker.told(rejection);
-        if rejection.reason() == Reason::Busy {
-            rejection = rejection.with_status(self.busy);
-        }
-        let mut response = match &self.render {
-            Some(render) => render(&rejection),
-            None => rejection
-                .response()
-                .map(|body| body.map_err(Into::into).boxed_unsync()),
-        };
-        asker.mark(&rejection, &mut response);
-        response.map(ResponseBody::answer)
+        self.settings.check(&self.client)
     }
 }
 
@@ -470,26 +305,6 @@ impl<K, P: fmt::Debug> fmt::Debug for LockLayer<K, P> {
             .field("client", &self.client)
             .field("settings", &self.settings)
             .field("body", &self.body)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("kinds", &self.kinds)
-            .field("prefer_writers", &self.prefer_writers)
-            .field("lease", &self.lease)
-            .field("renewed_lease", &self.renewed_lease)
-            .field("wait", &self.wait)
-            .field("max_waiters", &self.max_waiters)
-            .field("max_hold", &self.max_hold)
-            .field("min_hold", &self.min_hold)
-            .field("skipped", &self.skipped)
-            .field("busy", &self.busy)
-            .field("fail_open", &self.fail_open)
-            .field("on_lost", &self.on_lost)
-            .field("until_body", &self.until_body)
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,21 @@
+//! The loss of a lock: what it stops, and how it is told.
+
 use std::fmt;
 
 use dlock::{LockKey, Loss};
+
+/// What becomes of a handler whose lock is lost while it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// It is dropped, and the answer is 503. Nobody knows what effects it had, so the answer does not
+    /// carry [`NotStarted`](crate::NotStarted). The default.
+    #[default]
+    Stop,
+    /// It runs on, and its answer goes out. It sees the loss by the [`Held`](dlock::Held) in the request's
+    /// extensions, and the resource it writes to sees it by the fencing token.
+    RunOn,
+}
 
 /// A lock was lost before the work under it was done: a response's body that is sent
 /// [under the lock](crate::LockLayer::until_body) and is not complete, or work that [keeps](super::KeptLocks) it.

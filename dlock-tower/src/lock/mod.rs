@@ -5,6 +5,7 @@
 //! if that is held until the body's end), or an answer of the layer's own. [`RequestLocks`] lets work that
 //! outlives the request keep its locks. The guide is in the [crate's documentation](crate).
 
+mod admission;
 mod ahead;
 mod body;
 mod future;
@@ -12,11 +13,14 @@ mod kept;
 mod layer;
 mod lost;
 mod service;
+mod settings;
 
-pub use ahead::{DEFAULT_BODY_LIMIT, DEFAULT_BODY_TIMEOUT, PrepareBody, ReadAhead, Streaming};
+pub use crate::body::read::DEFAULT_BODY_TIMEOUT;
+pub use ahead::{DEFAULT_BODY_LIMIT, PrepareBody, ReadAhead, Streaming};
 pub use body::ResponseBody;
 pub use future::ResponseFuture;
 pub use kept::{KeptLocks, RequestLocks};
-pub use layer::{DEFAULT_WAIT, InvalidOptions, LockLayer, OnLost};
-pub use lost::LockLost;
+pub use layer::LockLayer;
+pub use lost::{LockLost, OnLost};
 pub use service::LockService;
+pub use settings::{DEFAULT_WAIT, InvalidOptions};

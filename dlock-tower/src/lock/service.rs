@@ -8,13 +8,14 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::kept::{Hold, RequestLocks};
-use super::layer::Settings;
-use super::{PrepareBody, ReadAhead, ResponseFuture};
-use crate::Rejection;
+use super::admission::admit;
+use super::ahead::{PrepareBody, ReadAhead};
+use super::body::ResponseBody;
+use super::future::ResponseFuture;
+use super::settings::Settings;
 use crate::asker::Asker;
 use crate::body::BoxError;
-use crate::key::{ExtractKey, Found};
+use crate::key::ExtractKey;
 use crate::not_started::Entry;
 
 /// A service that runs each request while it holds a lock; made by [`LockLayer`](super::LockLayer).
@@ -57,60 +58,6 @@ impl<S, K, P> LockService<S, K, P> {
     }
 }
 
-/// A request that may be handed on.
-pub(super) struct Admitted<B> {
-    pub(super) request: Request<B>,
-    /// Its locks, mostly one, unless it needs none or goes without.
-    pub(super) hold: Option<Arc<Hold>>,
-}
-
-async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
-    client: LockClient,
-    key: Arc<K>,
-    settings: Arc<Settings>,
-    body: P,
-    request: Request<B>,
-) -> Result<Admitted<B>, Rejection> {
-    let (request, found) = key.extract(request).await?;
-    let keys = match found {
-        Found::Key(key) => vec![key],
-        Found::Keys(keys) => keys,
-        Found::Missing(rejection) => return Err(rejection),
-        Found::PassThrough => return Ok(Admitted { request, hold: None }),
-    };
-    // Once the lock is held, nothing waits for the client any more.
-    let mut request = body.prepare(request).await?;
-    let lock = settings.lock(&client, request.method(), keys);
-    let acquired = if settings.waits() {
-        lock.acquire().await
-    } else {
-        lock.try_acquire().await
-    };
-    match acquired {
-        Ok(guard) => {
-            let extensions = request.extensions_mut();
-            extensions.insert(guard.held());
-            let hold = Hold::new(guard, settings.on_lost);
-            let outer = extensions.remove::<RequestLocks>().unwrap_or_default();
-            extensions.insert(outer.with(&hold));
-            Ok(Admitted {
-                request,
-                hold: Some(hold),
-            })
-        }
-        // A client that is shut down is no trouble of the store's: the service is about to end.
-        Err(error)
-            if settings.fail_open
-                && error.is_unavailable()
-                && !matches!(error, dlock::Error::ClientClosed) =>
-        {
-            tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
-            Ok(Admitted { request, hold: None })
-        }
-        Err(error) => Err(settings.refusal(error)),
-    }
-}
-
 impl<S, K, P, B, R> Service<Request<B>> for LockService<S, K, P>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
@@ -119,7 +66,7 @@ where
     B: Send + 'static,
     R: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    type Response = Response<super::ResponseBody<R>>;
+    type Response = Response<ResponseBody<R>>;
     type Error = S::Error;
     type Future = ResponseFuture<S, B>;
 

@@ -5,8 +5,9 @@
 
 use std::fmt::Write as _;
 
+use crate::entrant::Entrant;
+use crate::figures::{count, time};
 use crate::peer::Peer;
-use crate::report::{count, time};
 use crate::results::{Median, Results};
 use crate::workload::Workload;
 
@@ -87,7 +88,7 @@ fn panel(results: &Results, workload: Workload) -> Panel {
             false => run.pairs_per_s,
         })
     };
-    let entrants = workload.entrants().into_iter();
+    let entrants = Entrant::all_of(workload).into_iter();
     let mut bars: Vec<_> = entrants
         .filter(|entrant| entrant.peer != Peer::RedissonDefaults)
         .filter_map(|entrant| Some((entrant.peer, value(entrant.peer)?)))

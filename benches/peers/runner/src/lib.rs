@@ -3,12 +3,15 @@
 //! | module | for |
 //! |---|---|
 //! | [`workload`] | what is measured |
-//! | [`peer`] | who takes part, and how each is started |
+//! | [`peer`] | the libraries, and how each is started |
+//! | [`entrant`] | the libraries that take part in each workload |
 //! | [`measure`] | the rounds, on a server of their own |
 //! | [`results`] | what was measured, as it is committed |
 //! | [`report`], [`chart`] | the page and its pictures, made from that alone |
 
 pub mod chart;
+pub mod entrant;
+mod figures;
 pub mod measure;
 pub mod peer;
 mod process;

@@ -9,11 +9,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
+use crate::entrant::Entrant;
 use crate::peer::{Peer, Task};
 use crate::process::Process;
 use crate::results::{LeftOut, Lone, Results, Run};
 use crate::server::Server;
-use crate::workload::{Entrant, Workload};
+use crate::workload::Workload;
 
 /// What is to be measured, and with what.
 #[derive(Debug, Clone)]
@@ -105,7 +106,7 @@ pub fn measure(options: &Options, mut tell: impl FnMut(&Run)) -> anyhow::Result<
     }
     for round in 1..=options.rounds {
         for workload in Workload::ALL {
-            let mut entrants = workload.entrants();
+            let mut entrants = Entrant::all_of(workload);
             entrants.retain(|entrant| wanted(workload, entrant) && !is_missing(options, *entrant));
             // another one comes first each time
             let first = (round as usize - 1) % entrants.len().max(1);

@@ -28,7 +28,7 @@ pub struct Results {
 /// One that was not measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// The library, as in [`crate::workload::Entrant::name`].
+    /// The library, as in [`crate::entrant::Entrant::name`].
     pub entrant: String,
     /// Of which workload, or of all.
     pub workload: Option<String>,
@@ -44,7 +44,7 @@ pub struct Run {
     pub round: u32,
     /// As in [`crate::workload::Workload::name`].
     pub workload: String,
-    /// As in [`crate::workload::Entrant::name`].
+    /// As in [`crate::entrant::Entrant::name`].
     pub entrant: String,
     /// Acquisitions with their releases, of all tasks but a lone one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,9 +1,5 @@
 //! What is measured.
 
-use crate::peer::Peer::{
-    self, Dlock, DlockUnawaited, NodeRedlock, RedisPy, Redisson, RedissonDefaults, Redsync, Rslock,
-};
-
 /// One of the measurements of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
@@ -84,60 +80,6 @@ impl Workload {
         }
     }
 
-    /// Who takes part: the one that is measured, and for [`Workload::Lone`] the one that waits alone.
-    #[must_use]
-    pub fn entrants(self) -> Vec<Entrant> {
-        let alone = |peers: &[Peer]| {
-            peers
-                .iter()
-                .map(|peer| Entrant {
-                    peer: *peer,
-                    lone: None,
-                })
-                .collect()
-        };
-        match self {
-            Workload::Sequential => alone(&[
-                Redisson,
-                Redsync,
-                NodeRedlock,
-                RedisPy,
-                Rslock,
-                Dlock,
-                DlockUnawaited,
-            ]),
-            Workload::Parallel => alone(&[
-                Redisson,
-                RedissonDefaults,
-                Redsync,
-                NodeRedlock,
-                RedisPy,
-                Rslock,
-                Dlock,
-                DlockUnawaited,
-            ]),
-            Workload::Contended => alone(&[
-                Redisson,
-                RedissonDefaults,
-                Redsync,
-                NodeRedlock,
-                RedisPy,
-                Rslock,
-                Dlock,
-            ]),
-            Workload::Processes | Workload::Wakeup => {
-                alone(&[Redisson, Redsync, NodeRedlock, RedisPy, Rslock, Dlock])
-            }
-            Workload::Fair | Workload::Held => alone(&[Redisson, Dlock]),
-            Workload::Lone => [(Redisson, Redisson), (Dlock, Dlock), (Dlock, Redisson)]
-                .map(|(peer, lone)| Entrant {
-                    peer,
-                    lone: Some(lone),
-                })
-                .into(),
-        }
-    }
-
     /// For how many seconds it is measured when rates are measured for `seconds`.
     #[must_use]
     pub fn seconds(self, seconds: f64) -> f64 {
@@ -147,26 +89,6 @@ impl Workload {
             // Two whole periods of renewal, however short the rest is.
             Workload::Held => 2.0 * PERIOD,
             _ => seconds,
-        }
-    }
-}
-
-/// Who is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entrant {
-    /// The library that the workload is about.
-    pub peer: Peer,
-    /// The library of the process that waits alone.
-    pub lone: Option<Peer>,
-}
-
-impl Entrant {
-    /// As it is written in the results, as in `dlock+redisson`.
-    #[must_use]
-    pub fn name(self) -> String {
-        match self.lone {
-            Some(lone) => format!("{}+{}", self.peer.name(), lone.name()),
-            None => self.peer.name().to_owned(),
         }
     }
 }

@@ -1,0 +1,213 @@
+//! A body under its lock: the statements that acquire, run the body and release.
+
+use proc_macro2::{Group, Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::Type;
+use syn::spanned::Spanned;
+
+use crate::arguments::Arguments;
+use crate::names::replace_self;
+use crate::options::Options;
+use crate::value::Wait;
+
+/// A body and what it takes to run it under the lock.
+pub(crate) struct Locked<'a> {
+    pub(crate) options: &'a Options,
+    /// What `self` is called there.
+    pub(crate) self_is: Option<Ident>,
+    /// What the function gives.
+    pub(crate) output: &'a Type,
+    pub(crate) told_at: (Span, Span),
+    pub(crate) arguments: &'a Arguments,
+    pub(crate) body: Group,
+    /// Whether a router may call the function.
+    pub(crate) may_be_handler: bool,
+}
+
+impl Locked<'_> {
+    /// The statements of the function.
+    ///
+    /// One block owns the arguments, computes the key, acquires, enters the frame and runs the body, so that each argument is
+    /// kept once. It runs inside a future that gives the lock back when everything in the block is dropped; on a panic and
+    /// on cancellation the same order holds.
+    pub(crate) fn expand(&self) -> TokenStream {
+        let krate = self.krate();
+        let output = self.output;
+        let unpack = &self.arguments.unpack;
+        let key = self.user(self.options.keys.expression(&krate));
+        let acquired = self.acquired(&krate);
+        let dropped_on_loss = self.options.dropped_on_loss;
+        let may_be_handler = self.may_be_handler;
+        let take = self.arguments.take_all();
+        let site = Span::mixed_site();
+        let body = unlinted(&self.body);
+        let told_at = self.told_at.0.resolved_at(site);
+        let returns = quote_spanned! {told_at=>
+            if let ::core::option::Option::Some(__dlock_output) = #krate::__macro::never::<#output>() {
+                return __dlock_output;
+            }
+        };
+        let failed = self.failed();
+        quote_spanned! {site=>
+            let __dlock_frame = #krate::__macro::Frame::new(#dropped_on_loss);
+            let __dlock_entrance = __dlock_frame.entrance();
+            let __dlock_ran = __dlock_frame.run(async move {
+                #returns
+                #unpack
+                #take
+                let __dlock_key = #key;
+                let __dlock_acquired = #krate::__macro::acquired(#acquired, #may_be_handler);
+                __dlock_entrance.enter(__dlock_acquired).await;
+                #body
+            })
+            .await;
+            match __dlock_ran {
+                ::core::result::Result::Ok(__dlock_output) => __dlock_output,
+                #failed
+            }
+        }
+    }
+
+    fn krate(&self) -> TokenStream {
+        match &self.options.krate {
+            Some(path) => path.to_token_stream(),
+            None => quote_spanned!(Span::mixed_site()=> ::dlock),
+        }
+    }
+
+    /// Code of the user, for the place where it will stand.
+    fn user(&self, code: impl ToTokens) -> TokenStream {
+        let code = code.to_token_stream();
+        match &self.self_is {
+            Some(with) => replace_self(code, with),
+            None => code,
+        }
+    }
+
+    /// The acquire: a `Result` of the guard of one or of several.
+    fn acquired(&self, krate: &TokenStream) -> TokenStream {
+        let site = Span::mixed_site();
+        let options = self.options;
+        let mut set = TokenStream::new();
+        if let Some(kind) = &options.kind {
+            set.extend(quote_spanned!(site=> .kind(#krate::Kind::#kind)));
+        }
+        if options.prefer_writers {
+            set.extend(quote_spanned!(site=> .prefer_writers()));
+        }
+        let times = [
+            ("lease", &options.lease),
+            ("renewed_lease", &options.renewed_lease),
+            ("max_hold", &options.max_hold),
+            ("min_hold", &options.min_hold),
+        ];
+        for (name, time) in times {
+            if let Some(time) = time {
+                let (name, time) = (Ident::new(name, site), self.user(time));
+                set.extend(quote_spanned!(site=> .#name(#time)));
+            }
+        }
+        if let Some(Wait::AtMost(time)) = &options.wait {
+            let time = self.user(time);
+            set.extend(quote_spanned!(site=> .wait(#time)));
+        }
+        if let Some(count) = &options.max_waiters {
+            let count = self.user(count);
+            set.extend(quote_spanned!(site=> .max_waiters(#count)));
+        }
+        let lock = match options.keys.is_several() {
+            true => quote_spanned!(site=> multi),
+            false => quote_spanned!(site=> lock),
+        };
+        let acquire = match options.wait {
+            Some(Wait::Try) => quote_spanned!(site=> try_acquire),
+            _ => quote_spanned!(site=> acquire),
+        };
+        match &options.lock {
+            Some(client) => {
+                let at = client.span().resolved_at(site);
+                let client = self.user(client);
+                let client = quote_spanned!(at=> #krate::__macro::client(&#client));
+                quote_spanned! {site=> {
+                    let __dlock_client = #client;
+                    let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
+                    #krate::__macro::boxed(__dlock_lock.#acquire()).await
+                }}
+            }
+            None => quote_spanned! {site=>
+                match #krate::__macro::default_client() {
+                    ::core::result::Result::Ok(__dlock_client) => {
+                        let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
+                        #krate::__macro::boxed(__dlock_lock.#acquire()).await
+                    }
+                    ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),
+                }
+            },
+        }
+    }
+
+    /// What an error of the lock becomes: match arms that give what the function gives.
+    fn failed(&self) -> TokenStream {
+        let site = Span::mixed_site();
+        let output = self.output;
+        let call = |path: &syn::ExprPath| {
+            let at = path.span().resolved_at(site);
+            // With its type, so that a function that gives another one is told so itself.
+            quote_spanned!(at=> { let __dlock_output: #output = #path(__dlock_error); __dlock_output })
+        };
+        let busy = self.options.on_busy.as_ref().map(|path| {
+            let call = call(path);
+            quote_spanned! {site=>
+                ::core::result::Result::Err(__dlock_error) if __dlock_error.is_busy() => #call,
+            }
+        });
+        let other = match &self.options.on_error {
+            Some(path) => call(path),
+            None => self.converted(),
+        };
+        quote_spanned! {site=>
+            #busy
+            ::core::result::Result::Err(__dlock_error) => #other,
+        }
+    }
+
+    /// The conversion, in the place of the return type: that is where it is missing, if it is.
+    fn converted(&self) -> TokenStream {
+        // Every token has its place there: the compiler points from the first to the last of them.
+        let (first, last) = self.told_at;
+        let (first, last) = (
+            first.resolved_at(Span::mixed_site()),
+            last.resolved_at(Span::mixed_site()),
+        );
+        let krate = match &self.options.krate {
+            Some(path) => respan(path.to_token_stream(), first),
+            None => quote_spanned!(first=> ::dlock),
+        };
+        let path = quote_spanned!(first=> #krate::__macro::FromLockError::);
+        let call = quote_spanned!(last=> from_lock_error(__dlock_error));
+        quote!(#path #call)
+    }
+}
+
+/// The body, with braces that are not the user's any more where it is a single expression: behind the statements
+/// of this macro the compiler would call them unused.
+fn unlinted(body: &Group) -> Group {
+    let mut body = body.clone();
+    let mut tokens = body.stream().into_iter().peekable();
+    let is_one = tokens.peek().is_some()
+        && !tokens.any(|token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ';'));
+    if is_one {
+        body.set_span(body.span().resolved_at(Span::mixed_site()));
+    }
+    body
+}
+
+fn respan(code: TokenStream, at: Span) -> TokenStream {
+    code.into_iter()
+        .map(|mut token| {
+            // The hygiene is the user's; only the place changes.
+            token.set_span(token.span().located_at(at));
+            token
+        })
+        .collect()
+}

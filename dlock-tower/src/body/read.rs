@@ -1,0 +1,99 @@
+//! Reading a request's body to its end, within limits.
+
+use std::error::Error;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::Body;
+use http_body_util::{BodyExt, LengthLimitError};
+use tokio::time::timeout;
+
+use super::buffered::{BoxError, Buffered};
+use crate::Rejection;
+
+/// How long a client may take to send its body, unless said otherwise: 30 s.
+pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl Buffered {
+    /// Reads a body to its end, or gives up once it has more than `limit` bytes or takes longer than `time`.
+    pub(crate) async fn read_within<B>(body: B, limit: usize, time: Duration) -> Result<Buffered, Rejection>
+    where
+        B: Body<Error: Into<BoxError>>,
+    {
+        match timeout(time, Buffered::read(body, limit)).await {
+            Ok(read) => read,
+            Err(_) => Err(Rejection::body_timeout(time)),
+        }
+    }
+
+    /// Reads a body to its end, or gives up once it has more than `limit` bytes.
+    pub(crate) async fn read<B>(body: B, limit: usize) -> Result<Buffered, Rejection>
+    where
+        B: Body<Error: Into<BoxError>>,
+    {
+        if body.size_hint().lower() > limit as u64 {
+            return Err(Rejection::too_large(limit));
+        }
+        let mut body = pin!(body);
+        let (mut first, mut more) = (Bytes::new(), BytesMut::new());
+        let mut trailers = None::<HeaderMap>;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| unreadable(error.into(), limit))?;
+            match frame.into_data() {
+                Ok(mut data) => {
+                    if data.remaining() > limit - first.len().max(more.len()) {
+                        return Err(Rejection::too_large(limit));
+                    }
+                    if more.is_empty() && first.is_empty() {
+                        // The only piece of most bodies: not copied if it is `Bytes` already.
+                        first = data.copy_to_bytes(data.remaining());
+                    } else {
+                        if more.is_empty() {
+                            more.put_slice(&first);
+                        }
+                        more.put(data);
+                    }
+                }
+                Err(frame) => {
+                    if let Ok(found) = frame.into_trailers() {
+                        trailers.get_or_insert_default().extend(found);
+                    }
+                }
+            }
+        }
+        let data = if more.is_empty() { first } else { more.freeze() };
+        Ok(Buffered { data, trailers })
+    }
+
+    /// Refuses a body that has fewer bytes than its `Content-Length`: it was cut off on its way.
+    pub(crate) fn check_length(&self, headers: &HeaderMap) -> Result<(), Rejection> {
+        let announced = headers.get(http::header::CONTENT_LENGTH);
+        let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
+        match announced {
+            Some(announced) if self.data.len() < announced => Err(incomplete()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn incomplete() -> Rejection {
+    Rejection::new(
+        http::StatusCode::BAD_REQUEST,
+        "the body could not be read to its end",
+    )
+}
+
+fn unreadable(error: BoxError, limit: usize) -> Rejection {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
+    while let Some(error) = cause {
+        // A limit further out stands below ours.
+        if error.is::<LengthLimitError>() {
+            return Rejection::too_large(limit);
+        }
+        cause = error.source();
+    }
+    tracing::debug!(%error, "the body of a request could not be read");
+    incomplete()
+}

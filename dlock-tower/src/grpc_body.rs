@@ -1,9 +1,0 @@
-//! tonic's body, read ahead.
-
-use crate::body::{Buffered, FromBuffered};
-
-impl FromBuffered for tonic::body::Body {
-    fn from_buffered(buffered: Buffered) -> Self {
-        tonic::body::Body::new(buffered)
-    }
-}

@@ -1,0 +1,176 @@
+//! Handlers that store their result in a transaction of their own, together with its effect.
+//!
+//! What counts then is not how the handler ended but what became of the transaction: a lost reply to
+//! its COMMIT looks like a failure. So the record is read before anything is decided.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use dlock::__chance as chance;
+use dlock::backend::{BackendError, Reason};
+use dlock::record::ClaimState;
+use http::{HeaderMap, Response};
+use tokio::time::{sleep, timeout};
+
+use super::body::ResponseBody;
+use super::claim::Claim;
+use super::headers;
+use super::owned::Owned;
+use super::policy::Ending;
+use super::settlement::Settlement;
+use super::stored::{Kept, Stored};
+use super::transaction::Put;
+use crate::asker::Asker;
+use crate::problem::Problem;
+
+impl Claim {
+    /// What is to be stored of the response; from now on it depends on the record what becomes of the claim.
+    pub(super) fn put_in_transaction(&self, response: Response<Bytes>) -> Vec<u8> {
+        let stored = self.to_store(&response);
+        self.transaction.put(response);
+        // The transaction holds the record now.
+        self.core.shared.renewals.stop(&self.lease);
+        stored.encode()
+    }
+
+    fn to_store(&self, response: &Response<Bytes>) -> Stored {
+        if response.body().len() > self.core.settings.response_limit {
+            return Stored::Unavailable;
+        }
+        let headers: HeaderMap = headers::kept(response.headers(), &self.core.settings.kept_headers);
+        Stored::Response(Box::new(Kept {
+            status: response.status(),
+            headers,
+            body: vec![response.body().clone()],
+            trailers: None,
+        }))
+    }
+
+    /// The response of the transaction that was committed. A handler that was not told of its COMMIT may have put
+    /// another response into a second transaction, which then found the record completed: what is stored counts.
+    fn committed<R>(&self, put: Put, stored: Vec<u8>, asker: &Asker) -> Response<ResponseBody<R>> {
+        let last = self.to_store(&put.response);
+        // All responses that are too long are stored alike.
+        let is_last = last.encode() == stored && !(put.again && last == Stored::Unavailable);
+        if is_last {
+            let response = Response::clone(&put.response);
+            return response.map(|body| ResponseBody::whole(vec![body], None));
+        }
+        let problem = match Stored::decode(stored) {
+            Ok(Stored::Response(kept)) => {
+                let Kept {
+                    status,
+                    headers,
+                    body,
+                    trailers,
+                } = *kept;
+                let mut response = Response::new(ResponseBody::whole(body, trailers));
+                *response.status_mut() = status;
+                *response.headers_mut() = headers;
+                return response;
+            }
+            Ok(Stored::Unavailable) => Problem::ResultUnavailable.rejection(),
+            Ok(Stored::Failed) => Problem::Failed.rejection(),
+            Err(why) => {
+                let log = format!("record {} cannot be read: {why}", self.lease.record.as_str());
+                Problem::ResultUnavailable.rejection().with_log(log)
+            }
+        };
+        let answer = self.core.settings.respond(problem, asker);
+        answer.map(ResponseBody::answer)
+    }
+
+    async fn read(&self) -> Result<ClaimState, BackendError> {
+        let step = self
+            .core
+            .shared
+            .records
+            .read(&self.lease.record, &self.lease.token);
+        timeout(self.settle_wait(), step)
+            .await
+            .unwrap_or_else(|_| Err(BackendError::unknown("the store does not answer")))
+    }
+}
+
+/// What became of the transaction of a handler that has answered.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
+pub(super) enum Ended<R> {
+    /// It was committed: this is the response.
+    Committed(Response<ResponseBody<R>>),
+    /// It was not, or there was none: the handler's answer counts.
+    Open {
+        claim: Owned,
+        /// There was one, and nothing of it happened.
+        rolled_back: bool,
+    },
+    /// Nobody knows yet.
+    Unknown(Owned),
+}
+
+impl Owned {
+    /// Asks the record, if there was a transaction.
+    pub(super) async fn end_transaction<R>(self, asker: &Asker) -> Ended<R> {
+        let open = |claim: Owned, rolled_back| Ended::Open { claim, rolled_back };
+        let Some(put) = self.transaction.response() else {
+            let rolled_back = self.transaction.is_declared();
+            return open(self, rolled_back);
+        };
+        match self.read().await {
+            Ok(ClaimState::Completed { response }) => {
+                self.settle_by_transaction();
+                Ended::Committed(self.committed(put, response, asker))
+            }
+            Ok(ClaimState::Lost) => {
+                self.lease.lose();
+                open(self, false)
+            }
+            Ok(ClaimState::Open) => open(self, true),
+            Err(error) if !matches!(error.reason, Reason::Unsupported) => {
+                self.core.shared.counters.settle_failures();
+                Ended::Unknown(self)
+            }
+            Err(error) => {
+                tracing::error!(%error, "a handler has put its response into a transaction of another store");
+                open(self, false)
+            }
+            Ok(_) => open(self, false),
+        }
+    }
+
+    /// Asks the record until it is known what became of the transaction. If that was not committed, `rolled_back` is
+    /// done instead, and `otherwise` if the record cannot tell.
+    pub(super) async fn settle_by_record(self, otherwise: Settlement, rolled_back: Settlement) {
+        const LONGEST: Duration = Duration::from_secs(5);
+        let mut pause = Duration::from_millis(50);
+        self.core.shared.renewals.start(&self.lease);
+        loop {
+            let turn = self.core.shared.repeats.acquire().await;
+            let state = self.read().await;
+            drop(turn);
+            match state {
+                Ok(ClaimState::Completed { .. }) => return self.settle_by_transaction(),
+                Ok(ClaimState::Lost) => return self.lease.lose(),
+                Ok(ClaimState::Open) => return self.settle(rolled_back).await,
+                Err(error) if !matches!(error.reason, Reason::Unsupported | Reason::Closed) => {
+                    self.core.shared.counters.settle_failures();
+                }
+                _ => return self.settle(otherwise).await,
+            }
+            sleep(pause.mul_f64(0.5 + chance::fraction())).await;
+            pause = (pause * 2).min(LONGEST);
+        }
+    }
+
+    /// Settles in the background, by the record first if there was a transaction.
+    pub(super) async fn settle_after_failure(self, ending: Ending<'static>) {
+        let otherwise = self.verdict_on_failure(&ending, false);
+        let rolled_back = self.verdict_on_failure(&ending, true);
+        if self.transaction.has_response() {
+            self.settle_by_record(otherwise, rolled_back).await;
+        } else if self.transaction.is_declared() {
+            self.settle(rolled_back).await;
+        } else {
+            self.settle(otherwise).await;
+        }
+    }
+}

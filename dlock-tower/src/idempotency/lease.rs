@@ -1,0 +1,101 @@
+//! The lease of a claim: how long it lasts, and whether it was lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dlock::record::{ClaimToken, RecordKey};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::settings::Settings;
+use super::stats::Counters;
+
+/// A granted claim, as the store told of it.
+pub(super) struct Grant {
+    pub(super) record: RecordKey,
+    pub(super) token: ClaimToken,
+    pub(super) attempt: u32,
+    pub(super) fence: u64,
+    /// Before the claim was sent.
+    pub(super) since: Instant,
+}
+
+/// A granted claim that is renewed until it is settled or lost.
+#[derive(Debug)]
+pub(super) struct ClaimLease {
+    /// Unique within the layer.
+    pub(super) id: u64,
+    pub(super) record: RecordKey,
+    pub(super) token: ClaimToken,
+    pub(super) attempt: u32,
+    pub(super) fence: u64,
+    /// Before the claim was sent.
+    pub(super) since: Instant,
+    /// How long the claim lasts after each renewal.
+    pub(super) length: Duration,
+    pub(super) retention: Duration,
+    /// The runtime that the request came on.
+    pub(super) runtime: Handle,
+    counters: Arc<Counters>,
+    /// No other owner can take the claim over before this.
+    held_until: Mutex<Instant>,
+    lost: AtomicBool,
+    settled: AtomicBool,
+}
+
+impl ClaimLease {
+    pub(super) fn new(id: u64, grant: Grant, settings: &Settings, counters: Arc<Counters>) -> ClaimLease {
+        ClaimLease {
+            id,
+            record: grant.record,
+            token: grant.token,
+            attempt: grant.attempt,
+            fence: grant.fence,
+            since: grant.since,
+            length: settings.lease,
+            retention: settings.retention,
+            runtime: Handle::current(),
+            counters,
+            held_until: Mutex::new(grant.since + settings.lease),
+            lost: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// The outcome is decided. Answers whether it was before.
+    pub(super) fn settle(&self) -> bool {
+        self.settled.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Relaxed)
+    }
+
+    /// The store has extended the claim.
+    pub(super) fn hold_until(&self, until: Instant) {
+        *self.held_until.lock() = until;
+    }
+
+    /// Whether another owner may have taken the claim over by now.
+    pub(super) fn may_have_run_out(&self) -> bool {
+        *self.held_until.lock() <= Instant::now()
+    }
+
+    /// The store says that the claim is not ours, or not any more.
+    pub(super) fn lose(&self) {
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            self.counters.lost();
+            tracing::warn!(
+                record = self.record.as_str(),
+                attempt = self.attempt,
+                "the claim of a request was lost: it may have run twice, and its result is not kept"
+            );
+        }
+    }
+}

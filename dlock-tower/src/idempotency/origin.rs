@@ -1,0 +1,40 @@
+//! Work that goes on in a task of its own when its client is gone.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use dlock::scope::{self, Scope};
+use tracing::{Instrument, Span};
+
+use super::claim::Claim;
+use crate::lock::KeptLocks;
+
+/// The lock frames and the span in which work was begun, and in which a task goes on with it.
+#[derive(Clone)]
+pub(super) struct Origin {
+    scope: Scope,
+    span: Span,
+}
+
+impl Origin {
+    pub(super) fn here() -> Origin {
+        Origin {
+            scope: scope::current(),
+            span: Span::current(),
+        }
+    }
+
+    /// Spawns the work under the locks that it was begun under, and releases those at its end.
+    pub(super) fn go_on<F>(&self, claim: &Arc<Claim>, locks: KeptLocks, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let counted = claim.core.shared.detached.take();
+        let work = async move {
+            let (locks, _counted) = (locks, counted);
+            work.await;
+            locks.release().await;
+        };
+        claim.spawn(self.scope.wrap(work).instrument(self.span.clone()));
+    }
+}

@@ -1,0 +1,33 @@
+//! How a claim ends.
+
+use std::sync::Arc;
+
+use super::policy::Fate;
+use super::stored::Stored;
+
+/// What is to be done with a claim at its end.
+#[derive(Debug, Clone)]
+pub(super) enum Settlement {
+    Keep(Arc<Stored>),
+    /// The next request with this key is the next attempt.
+    Abandon,
+    /// The next request with this key is the first one.
+    Release,
+}
+
+impl From<Stored> for Settlement {
+    fn from(stored: Stored) -> Settlement {
+        Settlement::Keep(Arc::new(stored))
+    }
+}
+
+impl Settlement {
+    /// The settlement of a fate that releases the key; `None` where the outcome is to be kept.
+    pub(super) fn releasing(fate: Fate) -> Option<Settlement> {
+        match fate {
+            Fate::Keep => None,
+            Fate::Abandon => Some(Settlement::Abandon),
+            Fate::Forget => Some(Settlement::Release),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The state that all requests of a layer share.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use dlock::record::Records;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::task::TaskTracker;
+
+use super::places::Places;
+use super::renewal::Renewals;
+use super::settings::Settings;
+use super::stats::Counters;
+
+/// How many results at most are sent again at the same time when the store was away.
+const CONCURRENT_REPEATS: usize = 16;
+/// How many claims of which nobody knows whether they stand are taken back at the same time at most.
+const CONCURRENT_UNDOS: usize = 1024;
+
+/// What all requests of a layer share, whatever route they take.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) records: Records,
+    /// Work that runs on without its client.
+    pub(super) tasks: TaskTracker,
+    pub(super) renewals: Arc<Renewals>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) repeats: Semaphore,
+    pub(super) undos: Arc<Semaphore>,
+    pub(super) claims: AtomicU64,
+    /// Work whose client went away.
+    pub(super) detached: Places,
+    /// Requests that wait for an equal one.
+    pub(super) waiting: Places,
+    /// By when bodies are no longer read on, while the layer is shut down.
+    pub(super) closing: watch::Sender<Option<Instant>>,
+}
+
+impl Shared {
+    pub(super) fn new(records: Records) -> Shared {
+        let counters = Arc::<Counters>::default();
+        Shared {
+            renewals: Arc::new(Renewals::new(records.clone(), counters.clone())),
+            records,
+            tasks: TaskTracker::new(),
+            counters,
+            repeats: Semaphore::new(CONCURRENT_REPEATS),
+            undos: Arc::new(Semaphore::new(CONCURRENT_UNDOS)),
+            claims: AtomicU64::new(0),
+            detached: Places::default(),
+            waiting: Places::default(),
+            closing: watch::Sender::new(None),
+        }
+    }
+}
+
+impl Shared {
+    /// Ends after `limit`, or earlier where the layer is shut down.
+    pub(super) async fn read_on(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut closing = self.closing.subscribe();
+        loop {
+            let closes = *closing.borrow_and_update();
+            tokio::select! {
+                biased;
+                () = sleep_until(closes.map_or(until, |closes| closes.min(until))) => return,
+                Ok(()) = closing.changed() => {}
+            }
+        }
+    }
+}
+
+/// A layer, as its requests know it.
+#[derive(Debug, Clone)]
+pub(super) struct Core {
+    pub(super) shared: Arc<Shared>,
+    pub(super) settings: Arc<Settings>,
+}

@@ -1,0 +1,67 @@
+//! What happens before the handler: the key is found, the body prepared and the lock acquired.
+
+use std::sync::Arc;
+
+use dlock::LockClient;
+use http::Request;
+
+use super::ahead::PrepareBody;
+use super::kept::{Hold, RequestLocks};
+use super::settings::Settings;
+use crate::Rejection;
+use crate::key::{ExtractKey, Found};
+
+/// A request that may run.
+pub(super) struct Admitted<B> {
+    pub(super) request: Request<B>,
+    /// Its locks, mostly one, unless it needs none or goes without.
+    pub(super) hold: Option<Arc<Hold>>,
+}
+
+/// Acquires the locks of a request.
+pub(super) async fn admit<B, K: ExtractKey<B>, P: PrepareBody<B>>(
+    client: LockClient,
+    key: Arc<K>,
+    settings: Arc<Settings>,
+    body: P,
+    request: Request<B>,
+) -> Result<Admitted<B>, Rejection> {
+    let (request, found) = key.extract(request).await?;
+    let keys = match found {
+        Found::Key(key) => vec![key],
+        Found::Keys(keys) => keys,
+        Found::Missing(rejection) => return Err(rejection),
+        Found::PassThrough => return Ok(Admitted { request, hold: None }),
+    };
+    // Once the lock is held, nothing waits for the client any more.
+    let mut request = body.prepare(request).await?;
+    let lock = settings.lock(&client, request.method(), keys);
+    let acquired = if settings.waits() {
+        lock.acquire().await
+    } else {
+        lock.try_acquire().await
+    };
+    match acquired {
+        Ok(guard) => {
+            let extensions = request.extensions_mut();
+            extensions.insert(guard.held());
+            let hold = Hold::new(guard, settings.on_lost);
+            let outer = extensions.remove::<RequestLocks>().unwrap_or_default();
+            extensions.insert(outer.with(&hold));
+            Ok(Admitted {
+                request,
+                hold: Some(hold),
+            })
+        }
+        // A client that is shut down is no trouble of the store's: the service is about to end.
+        Err(error)
+            if settings.fail_open
+                && error.is_unavailable()
+                && !matches!(error, dlock::Error::ClientClosed) =>
+        {
+            tracing::warn!(keys = ?lock.keys(), %error, "the lock store is down: a request runs without its lock");
+            Ok(Admitted { request, hold: None })
+        }
+        Err(error) => Err(settings.refusal(error)),
+    }
+}
