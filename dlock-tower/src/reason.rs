@@ -2,7 +2,7 @@
 
 use crate::problem::Problem;
 
-/// What kind of trouble a [`Rejection`] tells.
+/// What kind of trouble a [`Rejection`](crate::Rejection) tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -24,6 +24,6 @@ pub enum Reason {
     Internal,
     /// A question of idempotency keys: which one, this says.
     Idempotency(Problem),
-    /// What a key closure said by [`Rejection::new`].
+    /// What a key closure said by [`Rejection::new`](crate::Rejection::new).
     Other,
 }

@@ -119,8 +119,6 @@
 mod api;
 mod base;
 mod engine;
-#[cfg(test)]
-mod layers;
 mod runtime;
 #[cfg(dlock_sim)]
 #[doc(hidden)]

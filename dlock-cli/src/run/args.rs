@@ -73,7 +73,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "end")]
     on_lost: OnLost,
     /// The exit status when somebody else has the lock.
-    #[arg(long, short = 'E', value_name = "N", default_value_t = super::NOT_HAD)]
+    #[arg(long, short = 'E', value_name = "N", default_value_t = super::end::NOT_HAD)]
     conflict_exit_code: u8,
     /// Say nothing but what is wrong with the arguments.
     #[arg(long, short)]

@@ -51,7 +51,7 @@ impl Running {
                         Ok(WaitStatus::Signaled(_, signal, _)) => Change::Killed(signal),
                         Ok(_) | Err(Errno::EINTR) => continue,
                         // Somebody else has waited for it, which nobody does.
-                        Err(_) => Change::Exited(i32::from(super::NOT_STARTED)),
+                        Err(_) => Change::Exited(i32::from(super::end::NOT_STARTED)),
                     };
                     if sender.send(change).is_err() || !matches!(change, Change::Stopped(_)) {
                         return;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use dlock::{Error, Held, LockClient, MultiGuard, Permit};
 
 use super::args::{Plan, Wait, Wanted};
+use super::end::{End, NOT_HAD};
 use super::say::Say;
-use super::{End, not_had};
 
 /// Given back when it is released or dropped.
 pub(super) enum Hold {
@@ -81,4 +81,15 @@ impl Hold {
             _ => {}
         }
     }
+}
+
+/// The end of a command whose lock was not acquired.
+pub(super) fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
+    let status = match error {
+        Error::NotAcquired { .. } => plan.conflict,
+        error if error.is_unavailable() => NOT_HAD,
+        error => return End::Misused(error.to_string()),
+    };
+    say.line(&error.to_string());
+    End::With(status)
 }

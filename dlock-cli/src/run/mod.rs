@@ -8,10 +8,12 @@
 //! | `command`, `start` | the processes of the command, and how the first of them comes to be |
 //! | `signals`, `terminal` | what is passed on to it and lent to it |
 //! | `keeper` | who ends it when dlock cannot |
+//! | `end` | the exit codes |
 //! | `say` | what is said on standard error |
 
 mod args;
 mod command;
+mod end;
 mod hold;
 mod keeper;
 mod say;
@@ -23,50 +25,17 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dlock::{Error, LockClient};
-use nix::sys::signal::Signal;
+use dlock::LockClient;
 
 use args::Plan;
 pub(crate) use args::RunArgs;
-use hold::Hold;
+use end::{BY_SIGNAL, End};
+use hold::{Hold, not_had};
 pub(crate) use keeper::keep;
 use say::Say;
 use signals::Signals;
 pub(crate) use start::{StartArgs, start};
 use terminal::Terminal;
-
-/// The lock could not be had: the same that sendmail and flock's users take for "try again later" (`EX_TEMPFAIL`).
-const NOT_HAD: u8 = 75;
-/// It was lost.
-const LOST: u8 = 76;
-/// As shells have it.
-const NOT_STARTED: u8 = 126;
-const NOT_FOUND: u8 = 127;
-const BY_SIGNAL: u8 = 128;
-
-/// How it ends.
-#[derive(Debug)]
-enum End {
-    With(u8),
-    /// As the command did, so that the shell knows that Ctrl-C was pressed; the rest of the shell's job has been told or
-    /// not.
-    By {
-        signal: Signal,
-        told: bool,
-    },
-    /// The arguments make no sense.
-    Misused(String),
-}
-
-impl End {
-    /// For a command that a signal has ended, or for dlock while there is none.
-    fn signalled(signal: Signal, from_terminal: bool, told: bool) -> End {
-        match signal {
-            Signal::SIGINT | Signal::SIGQUIT if from_terminal => End::By { signal, told },
-            signal => End::With(BY_SIGNAL + signal as u8),
-        }
-    }
-}
 
 /// `dlock run`.
 pub(crate) fn run(url: &str, args: RunArgs) -> Result<ExitCode, String> {
@@ -134,14 +103,4 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
         _ = client.shutdown(Duration::ZERO) => {}
     }
     end
-}
-
-fn not_had(error: &Error, plan: &Plan, say: Say) -> End {
-    let status = match error {
-        Error::NotAcquired { .. } => plan.conflict,
-        error if error.is_unavailable() => NOT_HAD,
-        error => return End::Misused(error.to_string()),
-    };
-    say.line(&error.to_string());
-    End::With(status)
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use nix::sys::signal::{self, Signal};
 use nix::unistd;
 
-use super::{NOT_FOUND, NOT_STARTED};
+use super::end::{NOT_FOUND, NOT_STARTED};
 
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {

@@ -8,12 +8,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::args::{OnLost, Plan};
 use super::command::{Change, Running};
+use super::end::{End, LOST, NOT_STARTED};
 use super::keeper::Keeper;
 use super::say::Say;
 use super::signals::{ENDING, Signals};
 use super::start::StartArgs;
 use super::terminal::Terminal;
-use super::{End, LOST, NOT_STARTED};
 
 /// How often it is looked how long the lock is held for sure, at most and at least.
 const LOOKS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];

@@ -3,7 +3,7 @@ use std::fmt;
 
 use http::HeaderValue;
 
-use super::Sent;
+use super::sent::Sent;
 use crate::body::BoxError;
 
 /// A request that got no response.

@@ -1,5 +1,3 @@
-use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,13 +5,9 @@ use http::header::HeaderName;
 use http::{Method, StatusCode};
 use tower_layer::Layer;
 
-use super::RetryService;
-
-/// How many attempts a request has, unless said otherwise: 5.
-pub const DEFAULT_ATTEMPTS: u32 = 5;
-
-/// Until when the last try begins, unless said otherwise: 30 s after the first.
-pub const DEFAULT_TOTAL_TIME: Duration = Duration::from_secs(30);
+use super::retry_error::{AnyError, SomeErrors};
+use super::service::RetryService;
+use super::settings::Settings;
 
 /// Gives outgoing requests an idempotency key and sends them again under it. See the [module](super).
 #[must_use = "a layer does nothing until it is put around a service"]
@@ -21,58 +15,6 @@ pub const DEFAULT_TOTAL_TIME: Duration = Duration::from_secs(30);
 pub struct RetryLayer<E = AnyError> {
     settings: Arc<Settings>,
     retry_error: E,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Settings {
-    pub(super) header: HeaderName,
-    pub(super) methods: Vec<Method>,
-    pub(super) attempts: u32,
-    pub(super) total_time: Duration,
-    pub(super) pause: Duration,
-    pub(super) longest_pause: Duration,
-    pub(super) statuses: Vec<StatusCode>,
-}
-
-/// Says which failures of a client are worth another try.
-pub trait RetryError<E>: Clone + Send + Sync + 'static {
-    /// Whether this is one of them.
-    fn is_worth_it(&self, error: &E) -> bool;
-}
-
-/// Every failure is worth another try: under the same key that does no harm.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct AnyError;
-
-impl<E> RetryError<E> for AnyError {
-    fn is_worth_it(&self, _: &E) -> bool {
-        true
-    }
-}
-
-/// The failures that a closure says are worth another try; see [`RetryLayer::retry_error`].
-pub struct SomeErrors<E, F>(F, PhantomData<fn(&E)>);
-
-impl<E, F: Clone> Clone for SomeErrors<E, F> {
-    fn clone(&self) -> Self {
-        SomeErrors(self.0.clone(), PhantomData)
-    }
-}
-
-impl<E, F> fmt::Debug for SomeErrors<E, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SomeErrors").finish_non_exhaustive()
-    }
-}
-
-impl<E, F> RetryError<E> for SomeErrors<E, F>
-where
-    E: 'static,
-    F: Fn(&E) -> bool + Clone + Send + Sync + 'static,
-{
-    fn is_worth_it(&self, error: &E) -> bool {
-        (self.0)(error)
-    }
 }
 
 impl Default for RetryLayer {
@@ -84,22 +26,8 @@ impl Default for RetryLayer {
 impl RetryLayer {
     /// A layer with the default options.
     pub fn new() -> RetryLayer {
-        let settings = Settings {
-            header: HeaderName::from_static("idempotency-key"),
-            methods: vec![Method::POST, Method::PATCH],
-            attempts: DEFAULT_ATTEMPTS,
-            total_time: DEFAULT_TOTAL_TIME,
-            pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(5),
-            statuses: vec![
-                StatusCode::TOO_MANY_REQUESTS,
-                StatusCode::BAD_GATEWAY,
-                StatusCode::SERVICE_UNAVAILABLE,
-                StatusCode::GATEWAY_TIMEOUT,
-            ],
-        };
         RetryLayer {
-            settings: Arc::new(settings),
+            settings: Arc::default(),
             retry_error: AnyError,
         }
     }
@@ -152,7 +80,7 @@ impl<E> RetryLayer<E> {
     {
         RetryLayer {
             settings: self.settings,
-            retry_error: SomeErrors(is_worth_it, PhantomData),
+            retry_error: SomeErrors::new(is_worth_it),
         }
     }
 }

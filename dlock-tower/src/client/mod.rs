@@ -72,9 +72,15 @@ mod body;
 mod error;
 mod layer;
 mod retry_after;
+mod retry_error;
+mod sent;
 mod service;
+mod settings;
 
 pub use body::ResponseBody;
 pub use error::SendError;
-pub use layer::{AnyError, DEFAULT_ATTEMPTS, DEFAULT_TOTAL_TIME, RetryError, RetryLayer, SomeErrors};
-pub use service::{ResponseFuture, RetryService, Sent};
+pub use layer::RetryLayer;
+pub use retry_error::{AnyError, RetryError, SomeErrors};
+pub use sent::Sent;
+pub use service::{ResponseFuture, RetryService};
+pub use settings::{DEFAULT_ATTEMPTS, DEFAULT_TOTAL_TIME};

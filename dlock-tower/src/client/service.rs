@@ -7,17 +7,21 @@ use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use dlock::__chance as chance;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep};
 use tower_service::Service;
 
-use super::layer::{RetryError, Settings};
+use super::body::ResponseBody;
+use super::error::SendError;
 use super::retry_after::retry_after;
-use super::{ResponseBody, SendError};
+use super::retry_error::RetryError;
+use super::sent::Sent;
+use super::settings::Settings;
 use crate::body::BoxError;
-use crate::idempotency::{Problem, REPLAYED};
-use dlock::__chance as chance;
+use crate::idempotency::REPLAYED;
+use crate::problem::Problem;
 
 /// How much of a 409 is read to see whether it tells of a request in progress.
 const PROBLEM_LIMIT: usize = 64 * 1024;
@@ -48,16 +52,6 @@ impl<S, E> RetryService<S, E> {
     pub fn into_inner(self) -> S {
         self.inner
     }
-}
-
-/// What it took to get a response, in its extensions; or to get none, in the [`SendError`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Sent {
-    /// The value of the header with the key.
-    pub key: HeaderValue,
-    /// How often the request was sent, whatever the answers were.
-    pub attempts: u32,
 }
 
 /// The course of a request and its retries. Dropped, no further try is made.

@@ -5,7 +5,9 @@ use std::fmt;
 use dlock::LockKey;
 use http::Request;
 
-use super::{ExtractKey, Found, Key, empty};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
+use super::parts::empty;
 use crate::Rejection;
 
 /// Joins two to six keys into one: `all_of((header("x-tenant"), path_param("id")))` gives `acme:42`.

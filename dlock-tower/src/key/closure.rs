@@ -7,7 +7,9 @@ use std::future::{Future, ready};
 use dlock::LockKey;
 use http::request::{Parts, Request};
 
-use super::{ExtractKey, Found, Key, in_parts};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
+use super::parts::in_parts;
 use crate::Rejection;
 
 #[diagnostic::do_not_recommend]

@@ -4,7 +4,8 @@ use std::fmt;
 
 use http::Request;
 
-use super::{ExtractKey, Found, Key};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
 use crate::Rejection;
 
 /// Locks two to six keys at once, all of them or none: `each_of((query("from"), query("to")))` locks two

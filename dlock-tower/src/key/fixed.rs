@@ -5,7 +5,8 @@ use std::future::{Future, ready};
 use dlock::LockKey;
 use http::Request;
 
-use super::{ExtractKey, Found, Key};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
 use crate::Rejection;
 
 /// The same key for every request. A name that no lock can have is answered with 500 and an error in the

@@ -4,7 +4,9 @@ use std::future::{Future, ready};
 
 use http::request::{Parts, Request};
 
-use super::{ExtractKey, Found, Key, in_parts, missing, twice};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
+use super::parts::{in_parts, twice};
 use crate::Rejection;
 
 /// The value of a header. One that is missing, given twice or not UTF-8 is answered with 400.
@@ -23,7 +25,7 @@ impl Header {
         let what = || format!("header {}", self.name);
         let mut values = parts.headers.get_all(&self.name).iter();
         let Some(value) = values.next() else {
-            return Ok(missing(what()));
+            return Ok(Found::missing(what()));
         };
         if values.next().is_some() {
             return Err(twice(what()));

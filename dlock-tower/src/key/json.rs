@@ -6,7 +6,8 @@ use http::Request;
 use http_body::Body;
 use serde_json::Value;
 
-use super::{ExtractKey, Found, Key, missing};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
 use crate::Rejection;
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
 use crate::body::{BoxError, Buffered, FromBuffered};
@@ -70,7 +71,7 @@ impl JsonField {
         let body: Value = serde_json::from_slice(body)
             .map_err(|error| Rejection::invalid_key(format!("the body is not JSON: {error}")))?;
         Ok(Found::Key(match body.pointer(&self.pointer) {
-            None | Some(Value::Null) => return Ok(missing(what())),
+            None | Some(Value::Null) => return Ok(Found::missing(what())),
             Some(Value::String(text)) => text.into(),
             Some(Value::Bool(value)) => value.to_string().into(),
             Some(Value::Number(number)) if !number.is_f64() => number.to_string().into(),

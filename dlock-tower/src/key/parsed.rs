@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use http::Request;
 
-use super::{ExtractKey, Found, Key};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
 use crate::Rejection;
 
 impl<E> Key<E> {

@@ -4,7 +4,9 @@ use std::future::{Future, ready};
 
 use http::request::{Parts, Request};
 
-use super::{ExtractKey, Found, Key, decoded, in_parts, original_uri};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
+use super::parts::{decoded, in_parts, original_uri};
 use crate::Rejection;
 
 /// The path of the URI, as in `/accounts/42`: one lock for whatever is done to a resource.

@@ -7,7 +7,9 @@ use axum::extract::{FromRequestParts, MatchedPath, OriginalUri, RawPathParams};
 use futures_util::FutureExt;
 use http::request::{Parts, Request};
 
-use super::{ExtractKey, Found, Key, in_parts};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
+use super::parts::in_parts;
 use crate::Rejection;
 
 /// A parameter of the route that axum has matched, decoded: `path_param("id")` of `/accounts/{id}`.

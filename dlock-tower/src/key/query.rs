@@ -4,7 +4,9 @@ use std::future::{Future, ready};
 
 use http::request::{Parts, Request};
 
-use super::{ExtractKey, Found, Key, decoded, in_parts, missing, original_uri, twice};
+use super::change::Key;
+use super::found::{ExtractKey, Found};
+use super::parts::{decoded, in_parts, original_uri, twice};
 use crate::Rejection;
 
 /// The value of a query parameter, decoded as forms are. One that is missing, given twice or not UTF-8 is
@@ -32,7 +34,7 @@ impl Query {
                 return Err(twice(what()));
             }
         }
-        Ok(found.map_or_else(|| missing(what()), |value| Found::Key(value.into())))
+        Ok(found.map_or_else(|| Found::missing(what()), |value| Found::Key(value.into())))
     }
 }
 

@@ -142,7 +142,7 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// How long a request waits for its lock before it is answered as busy; [`DEFAULT_WAIT`] by default.
+    /// How long a request waits for its lock before it is answered as busy; [`DEFAULT_WAIT`](super::DEFAULT_WAIT) by default.
     /// The wait also ends when the client goes away. There is no wait without bound: it takes a service
     /// down.
     pub fn wait(mut self, wait: Duration) -> Self {

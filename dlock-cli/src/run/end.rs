@@ -1,0 +1,36 @@
+//! How `dlock run` ends, and its exit codes.
+
+use nix::sys::signal::Signal;
+
+/// The lock was not acquired: the same that sendmail and flock's users take for "try again later" (`EX_TEMPFAIL`).
+pub(super) const NOT_HAD: u8 = 75;
+/// The lock was lost.
+pub(super) const LOST: u8 = 76;
+/// As shells have it.
+pub(super) const NOT_STARTED: u8 = 126;
+pub(super) const NOT_FOUND: u8 = 127;
+pub(super) const BY_SIGNAL: u8 = 128;
+
+/// How `dlock run` ends.
+#[derive(Debug)]
+pub(super) enum End {
+    With(u8),
+    /// As the command did, so that the shell knows that Ctrl-C was pressed; the rest of the shell's job has been told or
+    /// not.
+    By {
+        signal: Signal,
+        told: bool,
+    },
+    /// The arguments make no sense.
+    Misused(String),
+}
+
+impl End {
+    /// For a command that a signal has ended, or for dlock while there is none.
+    pub(super) fn signalled(signal: Signal, from_terminal: bool, told: bool) -> End {
+        match signal {
+            Signal::SIGINT | Signal::SIGQUIT if from_terminal => End::By { signal, told },
+            signal => End::With(BY_SIGNAL + signal as u8),
+        }
+    }
+}

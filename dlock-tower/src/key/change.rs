@@ -1,0 +1,167 @@
+//! A key, and what changes it.
+
+use std::fmt;
+use std::future::Future;
+
+use dlock::LockKey;
+use http::Request;
+
+use super::found::{ExtractKey, Found};
+use super::parts::empty;
+use crate::{Reason, Rejection};
+
+/// A key, to be changed by the methods here.
+#[derive(Clone, Copy)]
+#[must_use = "a key does nothing until it is given to a layer"]
+pub struct Key<E> {
+    pub(super) extractor: E,
+}
+
+impl<E> Key<E> {
+    /// An extractor of your own, with the methods of this type.
+    pub fn new(extractor: E) -> Key<E> {
+        Key { extractor }
+    }
+
+    /// Puts a text before the key, so that `42` becomes `account:42`; before each where there are several.
+    pub fn prefix(self, prefix: impl Into<String>) -> Key<Prefix<E>> {
+        Key::new(Prefix {
+            of: self.extractor,
+            prefix: prefix.into(),
+        })
+    }
+
+    /// Makes another key of the key, such as its lower case; of each where there are several.
+    pub fn map<F, R>(self, change: F) -> Key<Map<E, F>>
+    where
+        F: Fn(&str) -> R + Send + Sync + 'static,
+        R: Into<LockKey>,
+    {
+        Key::new(Map {
+            of: self.extractor,
+            change,
+        })
+    }
+
+    /// Looks for another key where this one is missing or lets the request pass. One that is there and
+    /// wrong is refused all the same.
+    pub fn or<O>(self, other: O) -> Key<Or<E, O>> {
+        Key::new(Or {
+            first: self.extractor,
+            other,
+        })
+    }
+
+    /// Lets a request pass without a lock where the key is missing, which otherwise is refused. One that is
+    /// there and wrong is refused all the same.
+    pub fn optional(self) -> Key<Optional<E>> {
+        Key::new(Optional { of: self.extractor })
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for Key<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.extractor.fmt(f)
+    }
+}
+
+impl<B, E: ExtractKey<B>> ExtractKey<B> for Key<E> {
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send {
+        self.extractor.extract(request)
+    }
+}
+
+/// See [`Key::prefix`].
+#[derive(Debug, Clone)]
+pub struct Prefix<E> {
+    of: E,
+    prefix: String,
+}
+
+impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Prefix<E> {
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, found) = self.of.extract(request).await?;
+        let found = found.try_map(|key| match key.as_str() {
+            // A prefix would make a name of nothing.
+            "" => Err(empty()),
+            name => Ok(format!("{}{name}", self.prefix).into()),
+        });
+        Ok((request, found?))
+    }
+}
+
+/// See [`Key::map`].
+#[derive(Clone)]
+pub struct Map<E, F> {
+    of: E,
+    change: F,
+}
+
+impl<B, E, F, R> ExtractKey<B> for Map<E, F>
+where
+    B: Send,
+    E: ExtractKey<B>,
+    F: Fn(&str) -> R + Send + Sync + 'static,
+    R: Into<LockKey>,
+{
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, found) = self.of.extract(request).await?;
+        let found = found.try_map(|key| Ok((self.change)(key.as_str()).into()));
+        Ok((request, found?))
+    }
+}
+
+impl<E: fmt::Debug, F> fmt::Debug for Map<E, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Map")
+            .field("of", &self.of)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See [`Key::or`].
+#[derive(Debug, Clone)]
+pub struct Or<E, O> {
+    first: E,
+    other: O,
+}
+
+impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, first) = self.first.extract(request).await?;
+        if let Found::Key(_) | Found::Keys(_) = first {
+            return Ok((request, first));
+        }
+        let (request, other) = self.other.extract(request).await?;
+        let found = match (first, other) {
+            (Found::Missing(first), Found::Missing(other))
+                if [first.reason(), other.reason()] == [Reason::InvalidKey; 2] =>
+            {
+                let detail = format!("{}, {}", first.detail(), other.detail());
+                Found::Missing(Rejection::invalid_key(detail))
+            }
+            (_, other) => other,
+        };
+        Ok((request, found))
+    }
+}
+
+/// See [`Key::optional`].
+#[derive(Debug, Clone)]
+pub struct Optional<E> {
+    of: E,
+}
+
+impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Optional<E> {
+    async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+        let (request, found) = self.of.extract(request).await?;
+        let found = match found {
+            Found::Missing(_) => Found::PassThrough,
+            found => found,
+        };
+        Ok((request, found))
+    }
+}

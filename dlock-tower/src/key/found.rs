@@ -1,0 +1,87 @@
+//! What a key finds in a request.
+
+use std::future::Future;
+
+use dlock::LockKey;
+use http::Request;
+
+use crate::Rejection;
+
+/// What was found in a request.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Found {
+    /// The key to lock.
+    Key(LockKey),
+    /// The keys to lock, all of them or none; see [`MultiLock`](dlock::MultiLock). Names that are the same count
+    /// once; where there is none at all, it is as if it were missing.
+    Keys(Vec<LockKey>),
+    /// The request should name a key and does not. Answered with this, unless [`Key::or`](super::Key::or) finds another key
+    /// or [`Key::optional`](super::Key::optional) lets the request pass.
+    Missing(Rejection),
+    /// The request needs no lock: the handler runs without one.
+    PassThrough,
+}
+
+impl Found {
+    /// Changes each key that was found.
+    pub(super) fn try_map(
+        self,
+        change: impl Fn(LockKey) -> Result<LockKey, Rejection>,
+    ) -> Result<Found, Rejection> {
+        Ok(match self {
+            Found::Key(key) => Found::Key(change(key)?),
+            Found::Keys(keys) => Found::Keys(keys.into_iter().map(change).collect::<Result<_, _>>()?),
+            nothing => nothing,
+        })
+    }
+
+    /// The request should name `what` and does not.
+    pub(super) fn missing(what: String) -> Found {
+        Found::Missing(Rejection::invalid_key(what + " is missing"))
+    }
+
+    /// Several keys, of which there may be none.
+    pub(super) fn all(keys: Vec<LockKey>) -> Found {
+        match keys.is_empty() {
+            true => Found::missing("the name of something to lock".to_owned()),
+            false => Found::Keys(keys),
+        }
+    }
+}
+
+/// Takes the key of a lock from a request.
+///
+/// Implemented by what the functions of [this module](super) make, and by closures over
+/// `&http::request::Parts`. Implement it yourself for what has to wait for something, or has to see the
+/// body. The request goes through: it is given, and given back.
+///
+/// ```
+/// use dlock_tower::{Rejection, key::{ExtractKey, Found}};
+/// use http::Request;
+///
+/// struct Tenant;
+///
+/// impl<B: Send> ExtractKey<B> for Tenant {
+///     async fn extract(&self, request: Request<B>) -> Result<(Request<B>, Found), Rejection> {
+///         // ... look it up ...
+///         Ok((request, Found::Key("tenant:1".into())))
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not take the key of a lock from a `Request<{B}>`",
+    label = "not a key for these requests",
+    note = "a key is made by the functions of `dlock_tower::key`, such as `key::header(\"x-account\")`, or is a closure `|parts: &http::request::Parts| ...` that returns a `String`, a `LockKey`, a `Vec` of those, an `Option` or a `Result`",
+    note = "for one name for all requests, write `key::fixed(\"name\")`",
+    note = "a key from the body, such as `key::json_field`, needs a body that is `FromBuffered`: `axum::body::Body` (feature `axum` of dlock-tower), `Full<Bytes>`, `BoxBody` or `UnsyncBoxBody`"
+)]
+pub trait ExtractKey<B>: Send + Sync + 'static {
+    /// Looks for the key and gives the request back.
+    ///
+    /// Dropped when the client goes away.
+    fn extract(
+        &self,
+        request: Request<B>,
+    ) -> impl Future<Output = Result<(Request<B>, Found), Rejection>> + Send;
+}
