@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock;
+use crate::base::moment::Moment;
+use crate::engine::timing::Backoff;
 use crate::runtime::client::{Handle, Shared};
-use crate::runtime::release::{SHORTEST_PAUSE, sleep};
+use crate::runtime::release::sleep;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::{BackendError, Outcome};
 use crate::{Error, LockKey};
@@ -39,11 +40,11 @@ pub(crate) async fn count(
 
 /// Sends it until it is answered, or the patience with the store is over.
 async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterReply, BackendError> {
-    let begun = clock::now();
-    let mut pause = SHORTEST_PAUSE;
+    let begun = Moment::now();
+    let mut backoff = Backoff::default();
     let mut unknown = false;
     loop {
-        let asked = clock::now();
+        let sent = Moment::now();
         let mut error = match shared.backend.clone().count(request.clone()).await {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
@@ -54,18 +55,17 @@ async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterR
             true => Outcome::Unknown,
             false => Outcome::NotDone,
         };
-        let now = clock::now();
+        let now = Moment::now();
         let is_repeated = match request.step {
             CounterStep::Give { .. } | CounterStep::CountDown => error.is_outlasted(),
             _ => error.is_passing(),
         };
-        if !is_repeated || now.saturating_duration_since(begun) >= shared.settings.retry_for {
+        if !is_repeated || now.since(begun) >= shared.settings.retry_for {
             return Err(error);
         }
         tracing::debug!(key = %request.key, %error, "a step on a counter failed and is repeated");
-        if now.saturating_duration_since(asked) < SHORTEST_PAUSE {
+        if let Some(pause) = backoff.next(sent, now) {
             sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
         }
     }
 }

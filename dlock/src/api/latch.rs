@@ -9,14 +9,13 @@ use tokio::time::Instant;
 
 use crate::api::counted::{count, strange};
 use crate::base::clock;
+use crate::engine::timing::LONGEST_SLEEP;
 use crate::runtime::client::Handle;
 use crate::runtime::options::check_duration;
 use crate::store::Kind;
 use crate::store::counter::{CounterReply, CounterStep};
 use crate::{Error, LockKey};
 
-/// How long a waiter sleeps at the most if it hears nothing: a message may have been lost.
-const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// The highest count: every store counts so far exactly.
 const HIGHEST: u64 = 1 << 53;
 

@@ -128,6 +128,11 @@ fn suspended() -> Duration {
 }
 
 impl Moment {
+    /// The present, as leases count it.
+    pub(crate) fn now() -> Moment {
+        Moment::of(now())
+    }
+
     pub(crate) fn of(instant: Instant) -> Moment {
         let since = instant.into_std().saturating_duration_since(origin());
         Moment::from_nanos(nanos(since))

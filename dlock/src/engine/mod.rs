@@ -3,8 +3,10 @@
 //!
 //! The crate in `tests/engine` compiles these files without a runtime, and tests them by tables.
 
+pub(crate) mod evidence;
 pub(crate) mod fairness;
 pub(crate) mod grant;
 pub(crate) mod handoff;
 pub(crate) mod renewal;
+pub(crate) mod timing;
 pub(crate) mod wait_queue;

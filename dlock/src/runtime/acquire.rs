@@ -16,11 +16,13 @@ use self::crowd::Crowd;
 use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::name::Name;
+use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
+use crate::engine::timing::{self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, until_next_request};
 use crate::runtime::client::Handle;
 use crate::runtime::courtesy::Debt;
-use crate::runtime::evidence::Evidence;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{LONGEST, Options};
 use crate::runtime::question::{Goal, Look, Question};
@@ -32,11 +34,6 @@ use crate::runtime::waiters::{Called, Line, Ticket, Turn};
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::{Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::{Error, LockKey};
-
-/// How long a waiter sleeps at the most when the holder's lease has no end or is very long.
-const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-/// Between two looks of one who wants more permits than there are.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// For how long a place is given up that the store does not answer for.
 const PLACE: Duration = Duration::from_secs(5);
@@ -291,7 +288,7 @@ impl<G: Goal> Wait<'_, G> {
         heard: &mut Evidence,
     ) -> Result<Option<G::Got>, Error> {
         let asked = clock::now();
-        heard.asks(asked);
+        heard.asks(Moment::of(asked));
         let look = tokio::select! {
             biased;
             look = look => look,
@@ -309,7 +306,7 @@ impl<G: Goal> Wait<'_, G> {
 
     /// The store replied that another client holds the lock, with so much left of its lease.
     pub(crate) fn is_busy(&self, left: Option<Duration>, heard: &mut Evidence) {
-        let now = clock::now();
+        let now = Moment::now();
         // A store's word for "no end" may be more than a clock can take.
         let left = left.filter(|left| *left <= LONGEST);
         heard.is_busy(left.map(|left| now + left), now);
@@ -318,7 +315,8 @@ impl<G: Goal> Wait<'_, G> {
     /// The request that was sent then has failed; the pause before the next one.
     fn failed(&self, asked: Instant, error: BackendError, heard: &mut Evidence) -> Result<Duration, Error> {
         heard
-            .failed(asked, error, self.patience())
+            .failed(Moment::of(asked), error, self.patience(), Moment::now())
+            .map(jittered)
             .map_err(|error| self.attempt.failed(error))
     }
 
@@ -328,7 +326,7 @@ impl<G: Goal> Wait<'_, G> {
 
     /// The end of the patience with a store that fails.
     async fn patience_ends(&self, heard: &Evidence) {
-        sleep_until(heard.patience_ends(self.patience())).await;
+        sleep_until(heard.patience_ends(self.patience()).map(Moment::instant)).await;
     }
 
     /// Waits for the turn in this process, then at the store, or until somebody here hands the lock over.
@@ -352,7 +350,7 @@ impl<G: Goal> Wait<'_, G> {
                         () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                         called = ticket.called() => called?,
                         () = self.over() => {
-                            heard.learn(ticket.evidence(), self.started);
+                            heard.learn(ticket.evidence(), Moment::of(self.started));
                             return Err(self.gave_up(heard, false));
                         }
                     };
@@ -421,7 +419,7 @@ impl<G: Goal> Wait<'_, G> {
             }
             let request = CounterRequest::new(key.clone(), shared.next_grant(), CounterStep::Permits);
             let asked = clock::now();
-            heard.asks(asked);
+            heard.asks(Moment::of(asked));
             let reply = tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
@@ -434,7 +432,7 @@ impl<G: Goal> Wait<'_, G> {
                     held,
                 }) if free.saturating_add_unsigned(held) < i64::from(self.attempt.amount()) => {
                     self.is_busy(None, heard);
-                    BETWEEN_LOOKS
+                    ASK_FOR_PERMITS_EVERY
                 }
                 Ok(_) => {
                     heard.replied();
@@ -465,7 +463,7 @@ impl<G: Goal> Wait<'_, G> {
         let of = ticket.name();
         let courtesies = &shared.courtesies;
         if ticket.has_waited() {
-            heard.learn(ticket.evidence(), self.started);
+            heard.learn(ticket.evidence(), Moment::of(self.started));
         }
         let after = turn.after.take();
         let owed = courtesies.owed(of);
@@ -501,11 +499,11 @@ impl<G: Goal> Wait<'_, G> {
             // Waiters behind a head whose patience is over do not each begin anew.
             if heard
                 .patience_ends(self.patience())
-                .is_some_and(|end| end <= asked)
+                .is_some_and(|end| end <= Moment::of(asked))
             {
                 return Err(self.gave_up(heard, false));
             }
-            heard.asks(asked);
+            heard.asks(Moment::of(asked));
             if !heard.is_empty() {
                 turn.knows(heard);
             }
@@ -568,9 +566,7 @@ impl<G: Goal> Wait<'_, G> {
                     }
                     let left = left.filter(|left| *left <= LONGEST);
                     longest = longest.max(left.unwrap_or_default());
-                    left.map_or(LONGEST_SLEEP, |left| until_next_look(left, longest))
-                        .min(LONGEST_SLEEP)
-                        .min(again.unwrap_or(LONGEST_SLEEP))
+                    until_next_request(left, longest, again)
                 }
                 Err(error) => {
                     place.taken &= had || error.outcome == Outcome::Unknown;
@@ -606,7 +602,11 @@ impl<G: Goal> Wait<'_, G> {
 
     /// The wait, or the patience with the store, is over; `sent` says whether a request is on its way.
     pub(crate) fn gave_up(&self, heard: &mut Evidence, sent: bool) -> Error {
-        std::mem::take(heard).verdict(self.attempt, self.started, sent)
+        let heard = std::mem::take(heard);
+        match heard.verdict(Moment::of(self.started), Moment::now(), sent) {
+            Verdict::NotAcquired { remaining } => self.not_acquired(remaining),
+            Verdict::Failed(error) => self.attempt.failed(error),
+        }
     }
 }
 
@@ -683,15 +683,6 @@ async fn handed_over(ticket: &Ticket) -> Result<Option<Hold>, Error> {
     }
 }
 
-/// How long a waiter sleeps if it hears nothing, with `left` of the holder's lease now and `longest` at
-/// the most so far. A message may have been lost, so not until the lease is over: a holder that renews its
-/// lease has two thirds of it left at any time, so half of that is never less than a third of the lease.
-fn until_next_look(left: Duration, longest: Duration) -> Duration {
-    // A lease that is about to end is over a moment after its whole milliseconds.
-    let end = left + Duration::from_millis(1);
-    (left / 2).max(longest / 3).min(end)
-}
-
 async fn changed(watch: &mut Option<Watch>) {
     match watch {
         Some(watch) => watch.changed().await,
@@ -714,6 +705,6 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + chance::fraction())
+fn jittered(pause: Duration) -> Duration {
+    timing::jittered(pause, chance::fraction())
 }

@@ -4,7 +4,6 @@
 pub(crate) mod acquire;
 pub(crate) mod client;
 pub(crate) mod courtesy;
-pub(crate) mod evidence;
 pub(crate) mod grants;
 pub(crate) mod handover;
 pub(crate) mod hold;

@@ -20,14 +20,13 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::broken;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::name::Name;
+use crate::engine::timing::Backoff;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::grants::Grant;
 use crate::store::{AcquireReply, BackendError, Outcome, ReleaseReply, ReleaseRequest};
 use crate::{Error, LockKey, Loss};
-
-/// Between two attempts to send a step, where the store answers at once that it cannot.
-pub(crate) const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the worker runs.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
@@ -307,7 +306,7 @@ fn give_back(
     async move {
         let key = &request.key;
         let mut repeated = false;
-        let mut pause = SHORTEST_PAUSE;
+        let mut backoff = Backoff::default();
         loop {
             let answer = step.await;
             let heard = match answer {
@@ -362,11 +361,8 @@ fn give_back(
             }
             tracing::debug!(%key, grant = %request.grant, %error, "a release failed and is repeated");
             *last.lock() = Some(error);
-            // A step that was long in line goes back into it at once, so that it stands there, before every
-            // acquire, when the store can be reached again.
-            if clock::now().saturating_duration_since(asked) < SHORTEST_PAUSE {
+            if let Some(pause) = backoff.next(Moment::of(asked), Moment::now()) {
                 sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(1));
             }
             asked = clock::now();
             let keep_for = keep_until.saturating_duration_since(asked);

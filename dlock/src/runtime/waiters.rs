@@ -21,7 +21,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -31,21 +30,17 @@ use tokio::time::Instant;
 use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::name::{ByName, Name};
+use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
+use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
 use crate::engine::wait_queue::{Place, TooMany, WaitQueue, Waiter};
 use crate::runtime::courtesy::After;
-use crate::runtime::evidence::Evidence;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::Carry;
 use crate::store::{GrantId, Kind, Watch};
 use crate::{Error, LockKey};
-
-/// How long a waiter may take to be polled after it was woken; it loses what it has between once and twice this time
-/// later.
-pub(crate) const POLL_DEADLINE: Duration = Duration::from_secs(1);
-/// The same for the next in a queue of which one was not polled: there may be many of them.
-const HURRIED: Duration = Duration::from_millis(50);
 
 /// The place of one who has none in the store's queue.
 const NOWHERE: u64 = u64::MAX;
@@ -92,7 +87,7 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
                     }
                 }
                 waiters.mark_woken(&queues);
-                tokio::time::sleep(HURRIED).await;
+                tokio::time::sleep(HURRIED_POLL_DEADLINE).await;
                 late = waiters.late_in(&queues);
             }
             if !some_woken && late.is_empty() {
@@ -762,8 +757,8 @@ impl Drop for Turn {
             if next.is_none() {
                 queues.remove(&self.of);
             } else {
-                let released = after.as_ref().map(After::sent);
-                queue.evidence.turn_ends(clock::now(), released);
+                let released = after.as_ref().map(|after| Moment::of(after.sent()));
+                queue.evidence.turn_ends(Moment::now(), released);
             }
         }
         // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes

@@ -21,19 +21,17 @@ use super::{Attempt, Wait, changed, sleep_until};
 use crate::Error;
 use crate::base::broken;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::name::Name;
-use crate::runtime::evidence::Evidence;
+use crate::engine::evidence::Evidence;
+use crate::engine::timing::{ASK_EVERY, POLL_DEADLINE, QUIET, until_next_fair_request};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::LONGEST;
 use crate::runtime::question::{Goal, Question};
 use crate::runtime::release::{Asked, Carry};
-use crate::runtime::waiters::{Abandon, Called, Line, POLL_DEADLINE, Ticket};
+use crate::runtime::waiters::{Abandon, Called, Line, Ticket};
 use crate::store::{AcquireReply, BackendError, GrantId, Outcome, Reason, Watch};
 
-/// How often one who waits asks at the least. Stores keep a place for several times as long.
-const ASK_EVERY: Duration = Duration::from_millis(1500);
-/// For how long one who has others of this process ahead listens for nothing.
-const QUIET: Duration = Duration::from_millis(100);
 /// To how many the lock is handed on after one question at the most.
 const MANY: u32 = 256;
 
@@ -370,7 +368,7 @@ impl Wait<'_, Attempt> {
                 State::Nothing => ask(Place::new(attempt)),
             };
             *mine.0.lock() = State::Asks(question);
-            heard.asks(asked);
+            heard.asks(Moment::of(asked));
             let mut came = false;
             let seen = loop {
                 tokio::select! {
@@ -402,9 +400,7 @@ impl Wait<'_, Attempt> {
                         turn.waits(options.max_waiters, heard)?;
                         watch.get_or_insert_with(|| place.listen());
                     }
-                    // A lease that is about to end is over a moment after its whole milliseconds.
-                    let end = left.map_or(ASK_EVERY, |left| left + Duration::from_millis(1));
-                    (place, end.min(ASK_EVERY))
+                    (place, until_next_fair_request(left))
                 }
                 Seen::Failed(error, kept) => {
                     let pause = self.failed(asked, error, heard)?;

@@ -8,7 +8,8 @@ use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
-use crate::runtime::evidence::Evidence;
+use crate::base::moment::Moment;
+use crate::engine::evidence::Evidence;
 use crate::runtime::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
 use crate::runtime::hold::Hold;
 use crate::runtime::question::{Goal, Look, Question};
@@ -249,7 +250,7 @@ impl<G: Goal> Wait<'_, G> {
         }
         let write = under.write.clone();
         let asked = clock::now();
-        heard.asks(asked);
+        heard.asks(Moment::of(asked));
         let look = Attempt::ask(Question::new(attempt, 0, None).reading_under(under));
         let look = if attempt.once {
             look.await

@@ -1,0 +1,370 @@
+//! What the store has replied about a key that a call waits for, and what the call reports when its wait ends: the one
+//! place that decides between "held by another client" and "the store did not answer".
+//!
+//! A call reports that the lock is held only if the store replied "busy" during that call, or during the turn of the
+//! queue head that the call waited behind. A missing reply never counts as "busy".
+
+use std::time::Duration;
+
+use crate::base::broken;
+use crate::base::moment::Moment;
+use crate::store::{BackendError, Outcome, Reason};
+
+/// A request that is unanswered for this long, and for several times as long as earlier ones took, leaves open what the
+/// store would say now.
+const SILENCE: Duration = Duration::from_millis(250);
+/// The first pause after a failed request. It grows with the time for which requests have failed.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// What is known of a key. Each call has its own; the queue of the key has that of its head.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Evidence {
+    busy: Option<Busy>,
+    /// The failures in a row since then: when the request that failed first was sent, and the last failure.
+    failing: Option<(Moment, BackendError)>,
+    /// When the request was sent whose reply is missing.
+    asked: Option<Moment>,
+    /// The longest time that a reply took.
+    slowest: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Busy {
+    /// The end of the holder's lease, where it is known.
+    until: Option<Moment>,
+    /// Valid for calls that waited at this moment; `None` as long as the head that received it has its turn.
+    last: Option<Moment>,
+}
+
+/// Why a call ends without the lock.
+#[derive(Debug, Clone)]
+pub(crate) enum Verdict {
+    /// Another client holds the lock, for this remaining lease where that is known.
+    NotAcquired { remaining: Option<Duration> },
+    /// The store failed, or did not answer.
+    Failed(BackendError),
+}
+
+impl Evidence {
+    /// A request is sent.
+    pub(crate) fn asks(&mut self, now: Moment) {
+        self.asked.get_or_insert(now);
+    }
+
+    /// The store replied to the request, whatever it said.
+    pub(crate) fn replied(&mut self) {
+        self.asked = None;
+    }
+
+    /// The store replied that another client holds the lock, whose lease ends then.
+    pub(crate) fn is_busy(&mut self, until: Option<Moment>, now: Moment) {
+        if let Some(asked) = self.asked.take() {
+            self.slowest = self.slowest.max(now.since(asked));
+        }
+        self.busy = Some(Busy { until, last: None });
+        self.failing = None;
+    }
+
+    /// The request that was sent then has failed. Returns the pause before the next one, without jitter, or the failure
+    /// where repeating the request makes no sense.
+    pub(crate) fn failed(
+        &mut self,
+        asked: Moment,
+        error: BackendError,
+        patience: Duration,
+        now: Moment,
+    ) -> Result<Duration, BackendError> {
+        self.asked = None;
+        // Counted from the request that failed first.
+        let since = self.failing.as_ref().map_or(asked, |(since, _)| *since);
+        let failing_for = now.since(since);
+        if !error.is_passing() || failing_for >= patience {
+            return Err(error);
+        }
+        self.failing = Some((since, error));
+        Ok(FIRST_PAUSE + failing_for / 4)
+    }
+
+    /// When the patience with a failing store ends.
+    pub(crate) fn patience_ends(&self, patience: Duration) -> Option<Moment> {
+        self.failing.as_ref().map(|(since, _)| *since + patience)
+    }
+
+    /// Whether anything is known that later replies have to be compared with.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.busy.is_none() && self.failing.is_none()
+    }
+
+    /// The turn of the head that received the replies ends. A release that goes to the store then is a request, too.
+    pub(crate) fn turn_ends(&mut self, now: Moment, released: Option<Moment>) {
+        if let Some(busy) = &mut self.busy {
+            busy.last.get_or_insert(now);
+        }
+        self.asked = released.or(self.asked);
+    }
+
+    /// A caller in this process holds the lock, so other callers may be told that it is busy.
+    pub(crate) fn is_held_here(&mut self) {
+        *self = Evidence {
+            busy: Some(Busy {
+                until: None,
+                last: None,
+            }),
+            slowest: self.slowest,
+            ..Evidence::default()
+        };
+    }
+
+    /// Adds what the head of the queue knows, for a call that began to wait then.
+    pub(crate) fn learn(&mut self, head: Evidence, started: Moment) {
+        if let Some(busy) = head
+            .busy
+            .filter(|busy| busy.last.is_none_or(|last| last >= started))
+        {
+            self.busy = Some(busy);
+            self.failing = None;
+        }
+        if let Some((since, error)) = head.failing {
+            // Another call's request: of its own none was sent.
+            let error = BackendError {
+                outcome: Outcome::NotDone,
+                ..error
+            };
+            let earlier = self.failing.take();
+            let since = earlier.map_or(since.max(started), |(earlier, _)| earlier);
+            self.failing = Some((since, error));
+        }
+        self.asked = head.asked.or(self.asked);
+        self.slowest = self.slowest.max(head.slowest);
+    }
+
+    /// What a call reports whose wait, or whose patience with the store, has ended. `sent` says whether a request of its
+    /// own is on its way.
+    pub(crate) fn verdict(self, started: Moment, now: Moment, sent: bool) -> Verdict {
+        if broken!(Defect1NoAnswerIsBusy) {
+            return Verdict::NotAcquired { remaining: None };
+        }
+        if let Some((_, error)) = self.failing {
+            return Verdict::Failed(error);
+        }
+        let patience = SILENCE.max(self.slowest * 4);
+        let is_silent = |asked: Moment| now.since(asked) > patience;
+        match self.busy {
+            Some(busy) if !self.asked.is_some_and(is_silent) => {
+                let remaining = busy.until.map(|until| until.since(now));
+                Verdict::NotAcquired {
+                    remaining: remaining.filter(|left| !left.is_zero()),
+                }
+            }
+            _ => {
+                let waited = now.since(started);
+                let message = format!("the store did not answer within the {waited:.1?} of waiting");
+                Verdict::Failed(match sent {
+                    true => BackendError::unknown(message),
+                    false => BackendError::not_done(Reason::Unreachable, message),
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+    const PATIENCE: Duration = Duration::from_secs(3);
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn at(after: u64) -> Moment {
+        START + ms(after)
+    }
+
+    /// What a call reports, in short.
+    #[derive(Debug, PartialEq)]
+    enum Said {
+        Busy(Option<Duration>),
+        NotDone,
+        Unknown,
+    }
+
+    fn said(evidence: &Evidence, now: u64, sent: bool) -> Said {
+        match evidence.clone().verdict(START, at(now), sent) {
+            Verdict::NotAcquired { remaining } => Said::Busy(remaining),
+            Verdict::Failed(error) if error.outcome == Outcome::Unknown => Said::Unknown,
+            Verdict::Failed(_) => Said::NotDone,
+        }
+    }
+
+    fn unreachable() -> BackendError {
+        BackendError::not_done(Reason::Unreachable, "connection refused")
+    }
+
+    enum Event {
+        Asks,
+        Busy(Option<u64>),
+        Replied,
+        Fails(BackendError),
+        HeldHere,
+    }
+    use Event::{Asks, Busy, Fails, HeldHere, Replied};
+
+    fn after(events: Vec<(u64, Event)>) -> Evidence {
+        let mut evidence = Evidence::default();
+        for (now, event) in events {
+            match event {
+                Asks => evidence.asks(at(now)),
+                Busy(until) => evidence.is_busy(until.map(at), at(now)),
+                Replied => evidence.replied(),
+                Fails(error) => drop(evidence.failed(at(now), error, PATIENCE, at(now))),
+                HeldHere => evidence.is_held_here(),
+            }
+        }
+        evidence
+    }
+
+    #[test]
+    fn only_a_reply_that_is_still_valid_counts_as_busy() {
+        let busy_at = |now, until| vec![(0, Asks), (now, Busy(until))];
+        let with = |mut events: Vec<_>, more: Vec<_>| {
+            events.extend(more);
+            events
+        };
+        // what happened; when the wait ends, with a request on its way or not; what the call reports
+        for (row, (events, now, sent, report)) in [
+            (vec![], 900, false, Said::NotDone),
+            (vec![(0, Asks)], 900, true, Said::Unknown),
+            (vec![(0, Asks), (5, Replied)], 900, false, Said::NotDone),
+            (busy_at(5, Some(1000)), 900, false, Said::Busy(Some(ms(100)))),
+            (busy_at(5, Some(1000)), 1000, false, Said::Busy(None)),
+            (busy_at(5, None), 900, false, Said::Busy(None)),
+            // A later request is unanswered: for 250 ms the earlier reply is believed, ...
+            (
+                with(busy_at(5, None), vec![(600, Asks)]),
+                850,
+                true,
+                Said::Busy(None),
+            ),
+            (
+                with(busy_at(5, None), vec![(600, Asks)]),
+                851,
+                true,
+                Said::Unknown,
+            ),
+            // ... or four times as long as a reply took.
+            (
+                with(busy_at(100, None), vec![(600, Asks)]),
+                1000,
+                true,
+                Said::Busy(None),
+            ),
+            (
+                with(busy_at(100, None), vec![(600, Asks)]),
+                1001,
+                true,
+                Said::Unknown,
+            ),
+            // A failure after it takes its place, and a reply that of the failure.
+            (
+                with(busy_at(5, None), vec![(9, Fails(unreachable()))]),
+                10,
+                false,
+                Said::NotDone,
+            ),
+            (
+                with(
+                    busy_at(5, None),
+                    vec![(9, Fails(BackendError::unknown("cut off")))],
+                ),
+                10,
+                false,
+                Said::Unknown,
+            ),
+            (
+                vec![(0, Fails(unreachable())), (9, Busy(None))],
+                900,
+                false,
+                Said::Busy(None),
+            ),
+            (
+                vec![(0, Fails(unreachable())), (9, HeldHere)],
+                900,
+                false,
+                Said::Busy(None),
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(said(&after(events), now, sent), report, "row {row}");
+        }
+    }
+
+    #[test]
+    fn request_is_repeated_after_ever_longer_pauses_until_patience_ends() {
+        let refused = || BackendError::not_done(Reason::Refused, "no permission");
+        let mut evidence = Evidence::default();
+        // sent, failed with, failed at: the pause
+        for (asked, error, now, pause) in [
+            (0, unreachable(), 0, Some(ms(50))),
+            (50, unreachable(), 400, Some(ms(150))),
+            (500, refused(), 500, None),
+            (550, unreachable(), 2999, Some(ms(50) + ms(2999) / 4)),
+            (2999, unreachable(), 3000, None),
+        ] {
+            let next = evidence.failed(at(asked), error, PATIENCE, at(now));
+            assert_eq!(next.ok(), pause, "{asked} {now}");
+        }
+        assert_eq!(evidence.patience_ends(PATIENCE), Some(at(3000)));
+        evidence.is_busy(None, at(3100));
+        assert_eq!(evidence.patience_ends(PATIENCE), None);
+    }
+
+    #[test]
+    fn reply_to_an_earlier_head_is_valid_for_calls_that_waited_then() {
+        // when the head's turn ended, when the call began: whether it may report "busy"
+        for (ended, started, report) in [
+            (None, 500, Said::Busy(None)),
+            (Some(100), 100, Said::Busy(None)),
+            (Some(100), 101, Said::NotDone),
+        ] {
+            let mut head = after(vec![(0, Asks), (5, Busy(None))]);
+            if let Some(ended) = ended {
+                head.turn_ends(at(ended), None);
+                head.turn_ends(at(9000), None);
+            }
+            let mut evidence = Evidence::default();
+            evidence.learn(head, at(started));
+            assert_eq!(said(&evidence, 600, false), report, "{ended:?} {started}");
+        }
+    }
+
+    #[test]
+    fn unanswered_release_of_the_head_is_a_missing_reply() {
+        let mut head = after(vec![(0, Asks), (5, Busy(None))]);
+        head.turn_ends(at(100), Some(at(100)));
+        let mut evidence = Evidence::default();
+        evidence.learn(head, START);
+        assert_eq!(said(&evidence, 350, false), Said::Busy(None));
+        assert_eq!(said(&evidence, 351, false), Said::NotDone);
+    }
+
+    #[test]
+    fn failure_of_the_head_is_no_request_of_the_call_and_keeps_its_patience() {
+        // the head failed first at, the call began at, its own first failure: its patience counts from
+        for (of_head, started, own, from) in [
+            (0, 400, None, 400),
+            (700, 400, None, 700),
+            (700, 400, Some(500), 500),
+        ] {
+            let head = after(vec![(of_head, Fails(BackendError::unknown("cut off")))]);
+            let mut evidence = after(own.map(|own| (own, Fails(unreachable()))).into_iter().collect());
+            evidence.learn(head, at(started));
+            assert_eq!(evidence.patience_ends(PATIENCE), Some(at(from) + PATIENCE));
+            assert_eq!(said(&evidence, 900, false), Said::NotDone);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The intervals of waiting and repeating: when a waiter asks the store again, and how long it may stay unpolled.
+
+use std::time::Duration;
+
+use crate::base::moment::Moment;
+
+/// How long a waiter sleeps at most when the holder's lease has no end or is very long.
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);
+/// How often a waiter asks for the number of permits of a semaphore that has too few in all.
+pub(crate) const ASK_FOR_PERMITS_EVERY: Duration = Duration::from_millis(100);
+/// The least interval at which a waiter of a fair lock asks. Stores keep its queue position for several times as long.
+pub(crate) const ASK_EVERY: Duration = Duration::from_millis(1500);
+/// For this long a waiter of a fair lock does not listen while other waiters of its process are ahead of it.
+pub(crate) const QUIET: Duration = Duration::from_millis(100);
+
+/// How long a waiter may take to be polled after it was woken; it loses what it has between once and twice this time
+/// later.
+pub(crate) const POLL_DEADLINE: Duration = Duration::from_secs(1);
+/// The same for the next waiter of a queue whose last one was not polled: there may be many of them.
+pub(crate) const HURRIED_POLL_DEADLINE: Duration = Duration::from_millis(50);
+
+/// A lease that is about to end is over a moment after its whole milliseconds.
+const ROUNDED_OFF: Duration = Duration::from_millis(1);
+
+/// How long a waiter sleeps without a notification, where the holder's lease has `left` now and had `longest` at most so
+/// far; `None` where it has no end. `again` is the store's own word for it.
+///
+/// A notification may be lost, so a waiter does not sleep until the lease ends: a holder that renews its lease has two
+/// thirds of it left at any time, so half of that is never less than a third of the lease.
+pub(crate) fn until_next_request(
+    left: Option<Duration>,
+    longest: Duration,
+    again: Option<Duration>,
+) -> Duration {
+    let by_lease = left.map_or(LONGEST_SLEEP, |left| {
+        (left / 2).max(longest / 3).min(left + ROUNDED_OFF)
+    });
+    by_lease.min(LONGEST_SLEEP).min(again.unwrap_or(LONGEST_SLEEP))
+}
+
+/// The same for a waiter of a fair lock.
+pub(crate) fn until_next_fair_request(left: Option<Duration>) -> Duration {
+    left.map_or(ASK_EVERY, |left| left + ROUNDED_OFF).min(ASK_EVERY)
+}
+
+/// A pause of half to one and a half times this length, by a number from 0 up to 1.
+pub(crate) fn jittered(pause: Duration, fraction: f64) -> Duration {
+    pause.mul_f64(0.5 + fraction)
+}
+
+/// The pauses between copies of a request that must not be given up.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    pause: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Backoff {
+        Backoff {
+            pause: Backoff::SHORTEST,
+        }
+    }
+}
+
+impl Backoff {
+    const SHORTEST: Duration = Duration::from_millis(50);
+    const LONGEST: Duration = Duration::from_secs(1);
+
+    /// The copy that was sent then has failed: the pause before the next one. A copy that was long in the store's queue
+    /// goes back into it at once, so that it is there, before every acquire, when the store can be reached again.
+    pub(crate) fn next(&mut self, sent: Moment, now: Moment) -> Option<Duration> {
+        let failed_at_once = now.since(sent) < Backoff::SHORTEST;
+        failed_at_once.then(|| {
+            let pause = self.pause;
+            self.pause = (pause * 2).min(Backoff::LONGEST);
+            pause
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn waiter_asks_again_before_a_lease_that_was_renewed_can_end() {
+        // left, the most that was left, the store's own word: the sleep
+        for (left, longest, again, sleep) in [
+            (None, 0, None, ms(30_000)),
+            (None, 0, Some(500), ms(500)),
+            (Some(3000), 3000, None, ms(1500)),
+            (Some(3000), 3000, Some(500), ms(500)),
+            // A third of the lease, until that ends.
+            (Some(1800), 3000, None, ms(1000)),
+            (Some(500), 3000, None, ms(501)),
+            (Some(0), 3000, None, ms(1)),
+            (Some(100_000), 100_000, None, ms(30_000)),
+        ] {
+            let next = until_next_request(left.map(ms), ms(longest), again.map(ms));
+            assert_eq!(next, sleep, "{left:?} {longest} {again:?}");
+        }
+    }
+
+    #[test]
+    fn waiter_of_a_fair_lock_asks_while_its_position_is_kept() {
+        for (left, sleep) in [(None, 1500), (Some(9000), 1500), (Some(200), 201)] {
+            assert_eq!(until_next_fair_request(left.map(ms)), ms(sleep), "{left:?}");
+        }
+    }
+
+    #[test]
+    fn jitter_is_half_a_pause_each_way() {
+        for (fraction, pause) in [(0.0, 50), (0.5, 100), (0.75, 125)] {
+            assert_eq!(jittered(ms(100), fraction), ms(pause));
+        }
+    }
+
+    #[test]
+    fn pauses_double_unless_the_copy_was_long_on_its_way() {
+        let start = Moment::from_nanos(0);
+        let mut backoff = Backoff::default();
+        // failed after: the pause
+        for (took, pause) in [
+            (0, Some(50)),
+            (49, Some(100)),
+            (50, None),
+            (0, Some(200)),
+            (0, Some(400)),
+            (0, Some(800)),
+            (0, Some(1000)),
+            (0, Some(1000)),
+        ] {
+            assert_eq!(backoff.next(start, start + ms(took)), pause.map(ms), "{took}");
+        }
+    }
+}
