@@ -7,6 +7,7 @@ pub(crate) mod evidence;
 pub(crate) mod fairness;
 pub(crate) mod grant;
 pub(crate) mod handoff;
+pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod timing;
 pub(crate) mod wait_queue;

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::broken;
-use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::name::Name;
-use crate::engine::timing::Backoff;
+use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::grants::Grant;
-use crate::store::{AcquireReply, BackendError, Outcome, ReleaseReply, ReleaseRequest};
+use crate::runtime::telemetry;
+use crate::store::{AcquireReply, BackendError, Outcome, ReleaseRequest};
 use crate::{Error, LockKey, Loss};
 
 /// What the worker runs.
@@ -229,19 +229,18 @@ impl Handle {
     ) -> ReleaseOutcome {
         let shared = self.shared().clone();
         shared.watchdog.remove(grant.number);
-        let ours_until = grant.deadline();
-        // Renewals that were sent may have reached the store, or reach it yet, whatever became of their replies.
-        let prolonged_until = if grant.renewed { now + grant.lease() } else { now };
-        let term = Term {
-            now,
-            ours_until,
-            ends_by: ours_until.max(prolonged_until),
-        };
         let request = grant.release_request(now);
+        let renewed = grant.renewed.then(|| grant.lease());
+        let release = Release::of_grant(
+            Moment::of(now),
+            request.keep_for,
+            Moment::of(grant.deadline()),
+            renewed,
+        );
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let going_on = self.carry(give_back(shared, request, term, last.clone(), told, counted));
+        let going_on = self.carry(give_back(shared, request, release, last.clone(), told, counted));
         let key = grant.key.clone();
         let handle = self.clone();
         Box::pin(self.with_timers(async move {
@@ -262,16 +261,11 @@ impl Handle {
     /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its place in line now;
     /// the result is its outcome, which may be dropped.
     pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) -> Carry<Result<(), Error>> {
-        let now = clock::now();
-        let term = Term {
-            now,
-            ours_until: now + lease,
-            ends_by: now + lease,
-        };
+        let release = Release::of_acquire(Moment::now(), request.keep_for, lease);
         self.carry(give_back(
             self.shared().clone(),
             request,
-            term,
+            release,
             Arc::default(),
             None,
             false,
@@ -279,41 +273,22 @@ impl Handle {
     }
 }
 
-/// How long a grant lasts that is given back now.
-struct Term {
-    now: Instant,
-    /// Until then nobody else can have the lock, by our clock.
-    ours_until: Instant,
-    /// By then its lease has run out at the store, whatever is known of renewals.
-    ends_by: Instant,
-}
-
-/// Sends the release until it is answered, at most until the lease has run out by itself. Repeating it is
-/// safe: it ends its own grant and nothing else, and grant ids are never used again. `counted` says that this process
-/// may be among those who hear of it.
+/// Sends the release until it is over. `counted` says that this process may be among the clients that hear of it.
 fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
-    term: Term,
+    mut release: Release,
     last: Arc<Mutex<Option<BackendError>>>,
     mut told: Option<Told>,
     counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-    // Called here and not when polled: this is the place in line.
-    let mut asked = term.now;
-    let keep_until = asked + request.keep_for;
+    // Called here and not when polled: the request takes its place in the store's queue now.
     let mut step = shared.backend.clone().release(request.clone());
     async move {
         let key = &request.key;
-        let mut repeated = false;
-        let mut backoff = Backoff::default();
         loop {
-            let answer = step.await;
-            let heard = match answer {
-                Ok(ReleaseReply::Released { heard }) => heard,
-                // Somebody else may have it, which is seen by looking.
-                _ => Some(0),
-            };
+            let reply = step.await;
+            let heard = release::listeners(&reply);
             match told.take() {
                 Some(told) => drop(told.send(heard)),
                 None => {
@@ -324,52 +299,48 @@ fn give_back(
                         let of = Name::new(request.kind, key);
                         if !shared.waiters.any(&of) {
                             let others = heard - u64::from(counted && heard > 1);
-                            shared.courtesies.owe(of, asked, others);
+                            shared.courtesies.owe(of, release.sent().instant(), others);
                         }
                     }
                 }
             }
-            let mut error = match answer {
-                Ok(ReleaseReply::Released { .. }) => {
-                    crate::runtime::telemetry::released();
-                    return Ok(());
+            match release.handle(reply, Moment::now()) {
+                ReleaseAction::Report(report) => return reported(report, &request),
+                ReleaseAction::Repeat { pause, failure } => {
+                    tracing::debug!(%key, grant = %request.grant, error = %failure, "a release failed and is repeated");
+                    *last.lock() = Some(failure);
+                    if let Some(pause) = pause {
+                        sleep(pause).await;
+                    }
                 }
-                Ok(ReleaseReply::NotHeld { repeated: by_the_way }) => {
-                    return if !(repeated || by_the_way) {
-                        Err(Error::Lost {
-                            key: key.clone(),
-                            loss: Loss::Gone,
-                        })
-                    } else if clock::now() < term.ours_until {
-                        // Ours until now by our clock, so an earlier copy of this step ended it.
-                        Ok(())
-                    } else {
-                        Err(unknown(key, "its lease ran out meanwhile".to_owned()))
-                    };
-                }
-                Err(error) => error,
-            };
-            repeated |= error.outcome == Outcome::Unknown;
-            if repeated {
-                // An earlier copy may have done it, whatever is known of this one.
-                error.outcome = Outcome::Unknown;
             }
-            if !error.is_outlasted() || clock::now() >= term.ends_by || broken!(ReleaseNotRepeated) {
-                tracing::warn!(%key, grant = %request.grant, %error, "a lock could not be released, its lease ends it");
-                crate::runtime::telemetry::release_failed();
-                return Err(error.into_error("the release of lock", key));
-            }
-            tracing::debug!(%key, grant = %request.grant, %error, "a release failed and is repeated");
-            *last.lock() = Some(error);
-            if let Some(pause) = backoff.next(Moment::of(asked), Moment::now()) {
-                sleep(pause).await;
-            }
-            asked = clock::now();
-            let keep_for = keep_until.saturating_duration_since(asked);
+            let keep_for = release.sends(Moment::now());
             step = shared.backend.clone().release(ReleaseRequest {
                 keep_for,
                 ..request.clone()
             });
+        }
+    }
+}
+
+/// What the caller of a release is told, counted.
+fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
+    let ReleaseRequest { key, grant, .. } = request;
+    match report {
+        ReleaseReport::Released => {
+            telemetry::released();
+            Ok(())
+        }
+        ReleaseReport::ReleasedBefore => Ok(()),
+        ReleaseReport::Gone => Err(Error::Lost {
+            key: key.clone(),
+            loss: Loss::Gone,
+        }),
+        ReleaseReport::RanOut => Err(unknown(key, "its lease ran out meanwhile".to_owned())),
+        ReleaseReport::Failed(error) => {
+            tracing::warn!(%key, %grant, %error, "a lock could not be released, its lease ends it");
+            telemetry::release_failed();
+            Err(error.into_error("the release of lock", key))
         }
     }
 }

@@ -7,6 +7,7 @@ mod failure;
 pub(crate) mod hub;
 pub(crate) mod options;
 pub(crate) mod records;
+mod release;
 mod renewal;
 pub(crate) mod url;
 
@@ -22,6 +23,7 @@ use uuid::Uuid;
 pub use self::any::AnyBackend;
 use self::counter::{CounterReply, CounterRequest};
 pub use self::failure::{BackendError, Outcome, Reason};
+pub use self::release::ReleaseReply;
 pub use self::renewal::{Lane, Renewal};
 use crate::base::chance;
 pub use crate::base::kind::Kind;
@@ -312,24 +314,6 @@ impl ReleaseRequest {
             amount: 1,
         }
     }
-}
-
-/// The answer to a [`ReleaseRequest`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReleaseReply {
-    /// The grant was there and is ended, or keeps the key for as long as was asked.
-    Released {
-        /// How many subscriptions to the key's releases heard of it, one for each client that waits for the
-        /// key, the caller's own among them; `None` where the store cannot tell. A process that hands a lock
-        /// on among its own callers lets others go first from time to time, if there are any.
-        heard: Option<u64>,
-    },
-    /// The store knows no such grant.
-    NotHeld {
-        /// Whether this step was sent more than once, so that an earlier copy may have ended the grant.
-        repeated: bool,
-    },
 }
 
 /// Extends the lease of a grant that the store still knows.

@@ -2,8 +2,11 @@
 
 #[path = "../../../dlock/src/store/failure.rs"]
 mod failure;
+#[path = "../../../dlock/src/store/release.rs"]
+mod release;
 #[path = "../../../dlock/src/store/renewal.rs"]
 mod renewal;
 
 pub(crate) use self::failure::{BackendError, Outcome, Reason};
+pub(crate) use self::release::ReleaseReply;
 pub(crate) use self::renewal::{Lane, Renewal};
