@@ -19,10 +19,11 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::name::Name;
 use crate::engine::evidence::{Evidence, Verdict};
+use crate::engine::fairness::YieldRound;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::engine::timing::{self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, until_next_request};
 use crate::runtime::client::Handle;
-use crate::runtime::courtesy::Debt;
+use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{LONGEST, Options};
 use crate::runtime::question::{Goal, Look, Question};
@@ -275,7 +276,7 @@ impl<G: Goal> Wait<'_, G> {
             return Ok(None);
         }
         let of = Name::new(options.kind, key);
-        if shared.waiters.any(&of) || shared.courtesies.owes(&of) {
+        if shared.waiters.any(&of) || shared.fairness.is_pending(&of) {
             return Ok(None);
         }
         self.now(self.goal.look(0, None, Announce::Nothing), heard).await
@@ -461,29 +462,29 @@ impl<G: Goal> Wait<'_, G> {
         let waiter = shared.next_grant();
         let listen = || shared.backend.clone().watch(options.kind, key, waiter);
         let of = ticket.name();
-        let courtesies = &shared.courtesies;
+        let fairness = &shared.fairness;
         if ticket.has_waited() {
             heard.learn(ticket.evidence(), Moment::of(self.started));
         }
         let after = turn.after.take();
-        let owed = courtesies.owed(of);
-        let mut debt = None;
+        let pending = fairness.take(of);
+        let mut round = None;
         let mut is_over = false;
-        if after.is_some() || owed.is_some() {
+        if after.is_some() || pending.is_some() {
             let others_first = async {
-                let pause = match after {
-                    Some(after) => after.pause().await.inspect(|_| heard.replied()).flatten(),
-                    None => owed,
+                let pending = match after {
+                    Some(after) => after.pending().await.inspect(|_| heard.replied()).flatten(),
+                    None => pending,
                 };
-                courtesies
-                    .pause(of, pause?, &mut turn.watch, listen, self.until)
+                fairness
+                    .yields(of, pending?, &mut turn.watch, listen, self.until)
                     .await
             };
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                owes = others_first => debt = owes,
+                first = others_first => round = first,
                 () = self.over() => is_over = true,
             }
         }
@@ -529,7 +530,7 @@ impl<G: Goal> Wait<'_, G> {
                     turn.handed = 0;
                     // Where one may read, all may.
                     turn.opened = options.kind == Kind::Read;
-                    courtesies.had(of, debt);
+                    fairness.acquired(of, round);
                     place.taken = had;
                     if let Some(guard) = self.goal.guard(&got) {
                         place.taken = false;
@@ -538,7 +539,7 @@ impl<G: Goal> Wait<'_, G> {
                     return Ok(Asked::Got(got));
                 }
                 Ok(Look::TooFew) => {
-                    courtesies.came(of);
+                    fairness.other_holder(of);
                     self.is_busy(None, heard);
                     turn.waits(options.max_waiters, heard)?;
                     return Ok(Asked::TooFew);
@@ -549,7 +550,7 @@ impl<G: Goal> Wait<'_, G> {
                     listeners,
                 }) => {
                     place.taken = had || again.is_some() && self.attempt.takes_place();
-                    courtesies.came(of);
+                    fairness.other_holder(of);
                     self.is_busy(left, heard);
                     turn.waits(options.max_waiters, heard)?;
                     if options.kind == Kind::Permit && left.or(again).is_none() && !warned {
@@ -582,7 +583,7 @@ impl<G: Goal> Wait<'_, G> {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                () = crowd.asks_next(&mut turn.watch, &mut debt, sleep) => {}
+                () = crowd.asks_next(&mut turn.watch, &mut round, sleep) => {}
                 () = self.over() => return Err(self.gave_up(heard, false)),
             }
         }
@@ -690,11 +691,11 @@ async fn changed(watch: &mut Option<Watch>) {
     }
 }
 
-/// The lock has come free, and nobody else is to go first.
-async fn came_free(watch: &mut Option<Watch>, debt: &mut Option<Debt>) {
+/// The lock has come free, and no other process is to go first.
+async fn came_free(watch: &mut Option<Watch>, round: &mut Option<YieldRound>) {
     changed(watch).await;
-    if let (Some(watch), Some(debt)) = (watch, debt) {
-        debt.let_go_first(watch).await;
+    if let (Some(watch), Some(round)) = (watch, round) {
+        let_go_first(round, watch).await;
     }
 }
 

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::Loss;
-use crate::runtime::courtesy::Courtesies;
+use crate::runtime::fairness::Fairness;
 use crate::runtime::grants::Issuer;
 use crate::runtime::release::{self, Job};
 use crate::runtime::unfinished::Unfinished;
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) watchdog: Watchdog,
     pub(crate) waiters: Arc<Waiters>,
-    pub(crate) courtesies: Courtesies,
+    pub(crate) fairness: Fairness,
     pub(crate) unfinished: Unfinished,
     /// Steps under way that nobody may be waiting for any more.
     pub(crate) pending: TaskTracker,
@@ -75,7 +75,7 @@ impl Handle {
             settings,
             watchdog: Watchdog::default(),
             waiters: Arc::default(),
-            courtesies: Courtesies::default(),
+            fairness: Fairness::default(),
             unfinished: Unfinished::default(),
             pending: TaskTracker::new(),
             closing: CancellationToken::new(),

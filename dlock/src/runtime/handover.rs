@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::base::name::Name;
 use crate::engine::handoff::HandoffTerms;
 use crate::runtime::client::Handle;
-use crate::runtime::courtesy::After;
+use crate::runtime::fairness::After;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::ReleaseOutcome;

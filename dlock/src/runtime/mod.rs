@@ -3,7 +3,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod client;
-pub(crate) mod courtesy;
+pub(crate) mod fairness;
 pub(crate) mod grants;
 pub(crate) mod handover;
 pub(crate) mod hold;

@@ -21,6 +21,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::base::name::Name;
+use crate::engine::fairness::other_listeners;
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::grants::Grant;
@@ -298,8 +299,8 @@ fn give_back(
                     if heard > 0 && !request.kind.waits_in_store() {
                         let of = Name::new(request.kind, key);
                         if !shared.waiters.any(&of) {
-                            let others = heard - u64::from(counted && heard > 1);
-                            shared.courtesies.owe(of, release.sent().instant(), others);
+                            let others = other_listeners(heard, counted);
+                            shared.fairness.released(&of, release.sent(), others);
                         }
                     }
                 }

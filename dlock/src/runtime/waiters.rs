@@ -36,7 +36,7 @@ use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
 use crate::engine::wait_queue::{Place, TooMany, WaitQueue, Waiter};
-use crate::runtime::courtesy::After;
+use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::Carry;
 use crate::store::{GrantId, Kind, Watch};
@@ -757,7 +757,7 @@ impl Drop for Turn {
             if next.is_none() {
                 queues.remove(&self.of);
             } else {
-                let released = after.as_ref().map(|after| Moment::of(after.sent()));
+                let released = after.as_ref().map(After::sent);
                 queue.evidence.turn_ends(Moment::now(), released);
             }
         }

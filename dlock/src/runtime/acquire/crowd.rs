@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use super::came_free;
 use crate::base::chance;
 use crate::base::clock;
-use crate::engine::fairness::some_round_trips;
-use crate::runtime::courtesy::Debt;
+use crate::engine::fairness::{YieldRound, some_round_trips};
 use crate::store::{Announce, Heard, Watch};
 
 /// How many processes ask in one slot, the first of which begins with the release.
@@ -58,7 +57,7 @@ impl Crowd {
     pub(super) async fn asks_next(
         &mut self,
         watch: &mut Option<Watch>,
-        debt: &mut Option<Debt>,
+        round: &mut Option<YieldRound>,
         patience: Duration,
     ) {
         self.announce = Announce::Nothing;
@@ -66,7 +65,7 @@ impl Crowd {
         loop {
             tokio::select! {
                 biased;
-                () = came_free(watch, debt) => {}
+                () = came_free(watch, round) => {}
                 () = tokio::time::sleep_until(end) => return,
             }
             let is_crowd = self.listeners > FEW && !std::mem::take(&mut self.is_new);

@@ -1,0 +1,302 @@
+//! How it went when this process yielded: which keys other processes wait for, and whether they come.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
+
+use super::{PendingYield, ReleaseInLine, YieldRound};
+use crate::base::kind::Kind;
+use crate::base::moment::Moment;
+
+/// For how long the history of a key is remembered.
+const MEMORY: Duration = Duration::from_secs(1);
+/// How many times in a row no process may come before yields are skipped.
+const TRIES: u32 = 2;
+/// Of how many yields all but one are skipped at most, as a power of two.
+const RAREST: u32 = 6;
+/// So many keys are remembered without looking which of them can be forgotten.
+const LEAST_ROOM: usize = 64;
+
+/// How often no process came.
+#[derive(Debug, Default, Clone, Copy)]
+struct Tries {
+    /// How many times in a row no process came.
+    in_vain: u32,
+    /// How many more times it is skipped.
+    skip: u32,
+}
+
+impl Tries {
+    /// Whether this time is skipped.
+    fn skips(&mut self) -> bool {
+        let skips = self.skip > 0;
+        self.skip = self.skip.saturating_sub(1);
+        skips
+    }
+
+    fn enter(&mut self, came: bool) {
+        self.in_vain = match came {
+            true => 0,
+            false => self.in_vain.saturating_add(1),
+        };
+        self.skip = (1 << self.in_vain.saturating_sub(TRIES).min(RAREST)) - 1;
+    }
+}
+
+/// What is known of the other processes that wait for a key.
+#[derive(Debug)]
+struct KeyHistory {
+    pending: Option<PendingYield>,
+    /// Whether a process comes after a release of ours.
+    first: Tries,
+    /// Whether the processes come that heard of it besides.
+    rest: Tries,
+    forgotten: Moment,
+}
+
+/// The same for all keys that such processes wait for.
+#[derive(Debug)]
+pub(crate) struct YieldHistory<K, S> {
+    known: HashMap<K, KeyHistory, S>,
+    /// How many keys there may be before it is looked which of them can be forgotten.
+    room: usize,
+}
+
+impl<K, S: Default> Default for YieldHistory<K, S> {
+    fn default() -> YieldHistory<K, S> {
+        YieldHistory {
+            known: HashMap::default(),
+            room: 0,
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
+    /// A lock that no other caller of this process waits for was given back by a release sent then, and so many other
+    /// clients heard of it.
+    pub(crate) fn released(&mut self, key: &K, kind: Kind, sent: Moment, others: u64, now: Moment) {
+        let release = ReleaseInLine {
+            sent,
+            notifications: None,
+            // Readers come in together.
+            others_here: kind == Kind::Read,
+        };
+        let history = self.of(key, now);
+        if !history.first.skips() {
+            history.pending = PendingYield::after(release, Some(others), now).map(|pending| PendingYield {
+                is_due: true,
+                ..pending
+            });
+        }
+    }
+
+    /// Whether [`take`](Self::take) has a yield.
+    pub(crate) fn is_pending(&self, key: &K) -> bool {
+        self.known
+            .get(key)
+            .is_some_and(|history| history.pending.is_some())
+    }
+
+    /// Whether other processes are to go first.
+    pub(crate) fn take(&mut self, key: &K) -> Option<PendingYield> {
+        self.known.get_mut(key)?.pending.take()
+    }
+
+    /// Whether this process yields now: not where others never come, or where there is no time for it before `end`.
+    pub(crate) fn yields(
+        &mut self,
+        key: &K,
+        pending: &PendingYield,
+        end: Option<Moment>,
+        now: Moment,
+    ) -> bool {
+        if pending.until <= now || end.is_some_and(|end| end <= pending.until) {
+            return false;
+        }
+        pending.is_due || !self.of(key, now).first.skips()
+    }
+
+    /// This process has yielded, and another holder came or did not. Returns which processes are to go first after that,
+    /// where the first one has come and gone by the notification of that number.
+    pub(crate) fn yielded(
+        &mut self,
+        key: &K,
+        pending: &PendingYield,
+        came: bool,
+        first: Option<u64>,
+        now: Moment,
+    ) -> Option<YieldRound> {
+        let history = self.of(key, now);
+        history.first.enter(came);
+        let goes_on = pending.others > 1 && !history.rest.skips();
+        let first = first.filter(|_| goes_on)?;
+        Some(YieldRound {
+            all: first + (pending.others - 1),
+            patience: pending.patience,
+            came: None,
+        })
+    }
+
+    /// This process has the lock, after other ones were to go first.
+    pub(crate) fn acquired(&mut self, key: &K, round: Option<YieldRound>, now: Moment) {
+        if let Some(came) = round.and_then(|round| round.came) {
+            self.of(key, now).rest.enter(came);
+        }
+    }
+
+    /// Another client has the lock: the processes that wait elsewhere do come.
+    pub(crate) fn other_holder(&mut self, key: &K) {
+        if let Some(history) = self.known.get_mut(key) {
+            (history.first, history.rest) = (Tries::default(), Tries::default());
+        }
+    }
+
+    fn of(&mut self, key: &K, now: Moment) -> &mut KeyHistory {
+        // Swept when it has doubled: every key has paid for its part of that.
+        if self.known.len() >= self.room {
+            self.known.retain(|_, history| now < history.forgotten);
+            self.room = (self.known.len() * 2).max(LEAST_ROOM);
+            self.known.shrink_to(self.room);
+        }
+        let new = || KeyHistory {
+            pending: None,
+            first: Tries::default(),
+            rest: Tries::default(),
+            forgotten: now,
+        };
+        let history = self.known.entry(key.clone()).or_insert_with(new);
+        if history.forgotten <= now {
+            *history = new();
+        }
+        history.forgotten = now + MEMORY;
+        history
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasherDefault, DefaultHasher};
+
+    use super::*;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    type History = YieldHistory<u32, BuildHasherDefault<DefaultHasher>>;
+
+    fn at(ms: u64) -> Moment {
+        START + Duration::from_millis(ms)
+    }
+
+    fn pending(others: u64) -> PendingYield {
+        PendingYield {
+            until: at(10),
+            notifications: None,
+            others,
+            patience: Duration::from_millis(2),
+            is_due: false,
+        }
+    }
+
+    #[test]
+    fn yields_are_skipped_ever_more_often_while_no_process_comes() {
+        let mut tries = Tries::default();
+        // yields that are skipped before the next one, which is in vain again
+        for skipped in [0, 0, 0, 1, 3, 7, 15, 31, 63, 63] {
+            assert_eq!((0..).take_while(|_| tries.skips()).count(), skipped);
+            tries.enter(false);
+        }
+        tries.enter(true);
+        assert!(!tries.skips());
+    }
+
+    #[test]
+    fn process_yields_while_there_is_time_for_it() {
+        // end of the wait, now: whether it yields
+        for (end, now, yields) in [
+            (None, 9, true),
+            (None, 10, false),
+            (Some(11), 9, true),
+            (Some(10), 9, false),
+        ] {
+            let mut history = History::default();
+            assert_eq!(
+                history.yields(&1, &pending(1), end.map(at), at(now)),
+                yields,
+                "{end:?} {now}"
+            );
+        }
+    }
+
+    #[test]
+    fn processes_that_never_come_are_not_yielded_to_until_another_client_has_the_lock() {
+        let mut history = History::default();
+        for _ in 0..3 {
+            assert!(history.yields(&1, &pending(1), None, START));
+            history.yielded(&1, &pending(1), false, None, START);
+        }
+        assert!(!history.yields(&1, &pending(1), None, START));
+        assert!(history.yields(&2, &pending(1), None, START), "another key");
+        history.yielded(&1, &pending(1), false, None, START);
+        history.other_holder(&1);
+        assert!(history.yields(&1, &pending(1), None, START));
+    }
+
+    #[test]
+    fn history_is_forgotten_after_a_second() {
+        for (later, yields) in [(999, false), (1000, true)] {
+            let mut history = History::default();
+            for _ in 0..3 {
+                history.yielded(&1, &pending(1), false, None, START);
+            }
+            let pending = PendingYield {
+                until: at(5000),
+                ..pending(1)
+            };
+            assert_eq!(history.yields(&1, &pending, None, at(later)), yields, "{later}");
+        }
+    }
+
+    #[test]
+    fn several_listeners_all_go_first() {
+        // others, the first one's notification: how many notifications there are when all have come and gone
+        for (others, first, all) in [(1, Some(9), None), (3, Some(9), Some(11)), (3, None, None)] {
+            let mut history = History::default();
+            let round = history.yielded(&1, &pending(others), true, first, START);
+            assert_eq!(round.map(|round| round.all), all, "{others} {first:?}");
+        }
+        let mut history = History::default();
+        for _ in 0..3 {
+            let mut round = history.yielded(&1, &pending(3), true, Some(9), START).unwrap();
+            round.enter(false);
+            history.acquired(&1, Some(round), START);
+        }
+        let round = history.yielded(&1, &pending(3), true, Some(9), START);
+        assert_eq!(round, None, "none of them came");
+    }
+
+    #[test]
+    fn release_that_others_heard_of_is_taken_into_account_once() {
+        for (kind, others, counted) in [(Kind::Lock, 3, 3), (Kind::Read, 3, 1)] {
+            let mut history = History::default();
+            assert!(!history.is_pending(&1));
+            history.released(&1, kind, START, others, START);
+            assert!(history.is_pending(&1));
+            let due = history.take(&1).unwrap();
+            assert_eq!((due.others, due.is_due), (counted, true), "{kind:?}");
+            assert_eq!(history.take(&1), None);
+        }
+    }
+
+    #[test]
+    fn keys_that_can_be_forgotten_leave_no_memory() {
+        let mut history = History::default();
+        for key in 0..10_000 {
+            history.released(&key, Kind::Lock, START, 1, at(u64::from(key)));
+        }
+        assert!(
+            history.known.len() <= 2 * 1000 + LEAST_ROOM,
+            "{}",
+            history.known.len()
+        );
+    }
+}
