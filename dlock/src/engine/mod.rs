@@ -3,6 +3,7 @@
 //!
 //! The crate in `tests/engine` compiles these files without a runtime, and tests them by tables.
 
+pub(crate) mod crowd;
 pub(crate) mod evidence;
 pub(crate) mod fairness;
 pub(crate) mod grant;

@@ -12,12 +12,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::crowd::Crowd;
+use self::crowd::asks_next;
 use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::base::name::Name;
+use crate::engine::crowd::Crowd;
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::fairness::YieldRound;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
@@ -560,7 +561,7 @@ impl<G: Goal> Wait<'_, G> {
                             "no permit is free and no lease of one ends: waiting until permits are set or given back"
                         );
                     }
-                    crowd.is_busy(listeners, asked);
+                    crowd.is_busy(listeners, Moment::of(asked), Moment::now());
                     if turn.watch.is_none() {
                         turn.watch = Some(listen());
                         crowd.listens();
@@ -583,7 +584,7 @@ impl<G: Goal> Wait<'_, G> {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                () = crowd.asks_next(&mut turn.watch, &mut round, sleep) => {}
+                () = asks_next(&mut crowd, &mut turn.watch, &mut round, sleep) => {}
                 () = self.over() => return Err(self.gave_up(heard, false)),
             }
         }

@@ -1,5 +1,6 @@
 //! The seam between the locks and a store: see [`crate::backend`].
 
+mod announce;
 mod any;
 pub mod counter;
 pub(crate) mod credentials;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use uuid::Uuid;
 
+pub use self::announce::Announce;
 pub use self::any::AnyBackend;
 use self::counter::{CounterReply, CounterRequest};
 pub use self::failure::{BackendError, Outcome, Reason};
@@ -158,20 +160,6 @@ pub struct AcquireRequest {
     pub waiter: Option<GrantId>,
     /// Plain locks: what the other processes that wait for the key are told of the outcome.
     pub announce: Announce,
-}
-
-/// What an acquire tells the processes that listen for the key: so that of many which hear of a release a few ask, and
-/// the others only if none of those took the lock. A store may leave it out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Announce {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// That the lock is taken, where this acquire took it.
-    Grant,
-    /// That the lock is taken, whoever took it.
-    Taken,
 }
 
 impl AcquireRequest {

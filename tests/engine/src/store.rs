@@ -1,5 +1,7 @@
 //! Of the layer `store`, what the engine needs.
 
+#[path = "../../../dlock/src/store/announce.rs"]
+mod announce;
 #[path = "../../../dlock/src/store/failure.rs"]
 mod failure;
 #[path = "../../../dlock/src/store/release.rs"]
@@ -7,6 +9,7 @@ mod release;
 #[path = "../../../dlock/src/store/renewal.rs"]
 mod renewal;
 
+pub(crate) use self::announce::Announce;
 pub(crate) use self::failure::{BackendError, Outcome, Reason};
 pub(crate) use self::release::ReleaseReply;
 pub(crate) use self::renewal::{Lane, Renewal};

@@ -1,0 +1,15 @@
+//! What processes that wait for one key tell each other.
+
+/// What an acquire tells the processes that listen for the key: so that of many which hear of a release a few ask, and
+/// the others only if none of those took the lock. A store may leave it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Announce {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// That the lock is taken, where this acquire took it.
+    Grant,
+    /// That the lock is taken, whoever took it.
+    Taken,
+}
