@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use crate::base::broken;
 use crate::base::moment::Moment;
+use crate::engine::timing::FIRST_PAUSE;
 use crate::store::{BackendError, Outcome, Reason};
 
 /// A request that is unanswered for this long, and for several times as long as earlier ones took, leaves open what the
 /// store would say now.
 const SILENCE: Duration = Duration::from_millis(250);
-/// The first pause after a failed request. It grows with the time for which requests have failed.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What is known of a key. Each call has its own; the queue of the key has that of its head.
 #[derive(Debug, Clone, Default)]
@@ -82,6 +81,7 @@ impl Evidence {
             return Err(error);
         }
         self.failing = Some((since, error));
+        // Longer the longer requests have failed.
         Ok(FIRST_PAUSE + failing_for / 4)
     }
 

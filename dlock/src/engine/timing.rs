@@ -8,8 +8,13 @@ use crate::base::moment::Moment;
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// How often a waiter asks for the number of permits of a semaphore that has too few in all.
 pub(crate) const ASK_FOR_PERMITS_EVERY: Duration = Duration::from_millis(100);
-/// The least interval at which a waiter of a fair lock asks. Stores keep its queue position for several times as long.
+/// The longest time between two requests of a waiter for a fair lock. Stores keep its queue position for several times as
+/// long.
 pub(crate) const ASK_EVERY: Duration = Duration::from_millis(1500);
+/// The same for a set of locks whose waiters have queue positions at the store, as preferred writers do.
+pub(crate) const ASK_IN_SET_EVERY: Duration = Duration::from_secs(2);
+/// For this long a queue position is given up that the store does not answer for: by then the store has forgotten it.
+pub(crate) const POSITION_ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// For this long a waiter of a fair lock does not listen while other waiters of its process are ahead of it.
 pub(crate) const QUIET: Duration = Duration::from_millis(100);
 
@@ -18,6 +23,14 @@ pub(crate) const QUIET: Duration = Duration::from_millis(100);
 pub(crate) const POLL_DEADLINE: Duration = Duration::from_secs(1);
 /// The same for the next waiter of a queue whose last one was not polled: there may be many of them.
 pub(crate) const HURRIED_POLL_DEADLINE: Duration = Duration::from_millis(50);
+
+/// How long a task that is called into a frame may take to be polled, before the next one is called.
+pub(crate) const FRAME_POLL_DEADLINE: Duration = Duration::from_millis(100);
+/// How often a task that waits for a frame looks at it without being called: the frame may be over, or another task was
+/// called and is not polled.
+pub(crate) const LOOK_AT_FRAME_EVERY: Duration = Duration::from_secs(1);
+/// The first pause after a failed request, before jitter.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// A lease that is about to end is over a moment after its whole milliseconds.
 const ROUNDED_OFF: Duration = Duration::from_millis(1);
@@ -63,7 +76,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    const SHORTEST: Duration = Duration::from_millis(50);
+    const SHORTEST: Duration = FIRST_PAUSE;
     const LONGEST: Duration = Duration::from_secs(1);
 
     /// The copy that was sent then has failed: the pause before the next one. A copy that was long in the store's queue

@@ -22,7 +22,9 @@ use crate::engine::crowd::Crowd;
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::fairness::YieldRound;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
-use crate::engine::timing::{self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, until_next_request};
+use crate::engine::timing::{
+    self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, POSITION_ENDS_WITHIN, until_next_request,
+};
 use crate::runtime::client::Handle;
 use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
@@ -36,9 +38,6 @@ use crate::runtime::waiters::{Called, Line, Ticket, Turn};
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::{Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
 use crate::{Error, LockKey};
-
-/// For how long a place is given up that the store does not answer for.
-const PLACE: Duration = Duration::from_secs(5);
 
 /// One call of acquire, or what a call for several keys says of one of them.
 #[derive(Clone)]
@@ -644,7 +643,7 @@ impl<'a> Place<'a> {
         if attempt.takes_place() {
             attempt.handle.shared().unfinished.add(Part {
                 request: place.request(),
-                lease: PLACE,
+                lease: POSITION_ENDS_WITHIN,
                 is_held: false,
             });
         }
@@ -668,7 +667,7 @@ impl Drop for Place<'_> {
         let is_ours = self.attempt.takes_place() && handle.shared().unfinished.remove(self.waiter.number());
         if self.taken && is_ours {
             // Who is not heard of loses it soon anyway.
-            drop(handle.undo(self.request(), PLACE));
+            drop(handle.undo(self.request(), POSITION_ENDS_WITHIN));
         }
     }
 }

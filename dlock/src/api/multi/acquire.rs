@@ -2,7 +2,6 @@
 //! when one is busy, the queue of that one, and whoever has the turn there asks for all again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
@@ -13,6 +12,7 @@ use super::look::{At, Gone, Guards, Round, Step, groups, look};
 use crate::api::guard::LockGuard;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
+use crate::engine::timing::ASK_IN_SET_EVERY;
 use crate::runtime::acquire::{self, Wait};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::check_at_once;
@@ -21,9 +21,6 @@ use crate::runtime::release::Carry;
 use crate::runtime::scope::Scope;
 use crate::store::{Announce, BackendError, GrantId, Kind};
 use crate::{Error, LockKey};
-
-/// How often one who waits asks at the least, where a place is kept for those who are heard of.
-pub(super) const KEEPS_PLACE: Duration = Duration::from_secs(2);
 
 /// One call of acquire.
 pub(super) struct Attempt {
@@ -230,7 +227,7 @@ impl Goal for AllOf<'_> {
         _announce: Announce,
     ) -> Carry<Result<Look<Round<Guards>>, BackendError>> {
         let at = self.at;
-        let again = self.attempt.first.takes_place().then_some(KEEPS_PLACE);
+        let again = self.attempt.first.takes_place().then_some(ASK_IN_SET_EVERY);
         self.asks(handed, waiter, move |round| match round {
             Round::Busy((busy, remaining)) if busy == at => Look::Busy {
                 left: remaining,

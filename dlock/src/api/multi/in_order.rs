@@ -10,12 +10,13 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use super::acquire::{Attempt, KEEPS_PLACE};
+use super::acquire::Attempt;
 use super::look::{At, Gone, Round, Step, Taken, take};
 use crate::Error;
 use crate::base::clock;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
+use crate::engine::timing::ASK_IN_SET_EVERY;
 use crate::runtime::acquire::Wait;
 use crate::runtime::hold::Hold;
 use crate::runtime::question::{Goal, Look};
@@ -137,7 +138,7 @@ impl Goal for Next<'_> {
     ) -> Carry<Result<Look<Round<Taken>>, BackendError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let one = self.attempt.one(self.at);
-        let again = one.takes_place().then_some(KEEPS_PLACE);
+        let again = one.takes_place().then_some(ASK_IN_SET_EVERY);
         let handle = one.handle.clone();
         // Takes its place in line now, and is finished and undone when this is dropped.
         let step = Step::new(vec![(self.at, one)], handed, waiter);

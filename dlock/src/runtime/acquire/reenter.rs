@@ -1,7 +1,6 @@
 //! Re-entry: what the frames around an asker hold of the key, and what follows from that.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{Attempt, Wait, jittered};
 use crate::HoldState;
@@ -10,6 +9,7 @@ use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
+use crate::engine::timing::{FIRST_PAUSE, LOOK_AT_FRAME_EVERY};
 use crate::runtime::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
 use crate::runtime::hold::Hold;
 use crate::runtime::question::{Goal, Look, Question};
@@ -17,9 +17,6 @@ use crate::runtime::scope::{HoldRef, Scope};
 use crate::runtime::under::{Under, holds_around};
 use crate::store::Kind;
 use crate::{Error, Loss};
-
-/// How often one who waits looks again, whatever it hears: its frame may be over, or one who was called not be polled.
-const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// The way in that an asker's frames give it.
 enum Way<'s> {
@@ -220,7 +217,7 @@ impl<G: Goal> Wait<'_, G> {
                 grant: grant.clone(),
                 asker,
             });
-            let looks_at = clock::now() + LOOKS_EVERY;
+            let looks_at = clock::now() + LOOK_AT_FRAME_EVERY;
             tokio::select! {
                 biased;
                 () = place.grant.called(asker) => {}
@@ -277,7 +274,7 @@ impl<G: Goal> Wait<'_, G> {
                     HoldState::Lost(Loss::Released) => return Ok(None),
                     HoldState::Lost(loss) => return Err(attempt.lost(loss)),
                     _ if attempt.once => return Err(self.not_acquired(left)),
-                    _ => jittered(Duration::from_millis(50)),
+                    _ => jittered(FIRST_PAUSE),
                 }
             }
             Err(error) if attempt.once => return Err(attempt.failed(error)),

@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -18,10 +17,8 @@ use super::Signals;
 use crate::base::chance::{HashMap, next_id};
 use crate::base::clock;
 use crate::base::numbers::ByNumber;
+use crate::engine::timing::FRAME_POLL_DEADLINE;
 use crate::runtime::scope::Scope;
-
-/// How long one who is called keeps others waiting.
-const POLLED_WITHIN: Duration = Duration::from_millis(100);
 
 /// Somebody inside, and since which line.
 pub(super) type Inside = (u64, &'static Location<'static>);
@@ -456,7 +453,7 @@ impl Gate {
     fn call(&mut self, id: u64) -> Option<Waker> {
         let seat = self.seats.get_mut(&id)?;
         seat.stands = Stands::Called;
-        self.called.insert(id, clock::now() + POLLED_WITHIN);
+        self.called.insert(id, clock::now() + FRAME_POLL_DEADLINE);
         seat.waker.take()
     }
 
