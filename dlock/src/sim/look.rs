@@ -27,12 +27,9 @@ pub fn peek(held: &Held, now: Instant) -> HoldState {
 }
 
 /// What a hold is known by at the store.
-#[must_use]
-pub fn grants(held: &Held) -> Vec<(LockKey, Kind, GrantId)> {
+pub fn grants(held: &Held) -> impl Iterator<Item = (&LockKey, Kind, GrantId)> {
     let grants = held.each().iter();
-    grants
-        .map(|grant| (grant.key.clone(), grant.kind, grant.id()))
-        .collect()
+    grants.map(|grant| (&grant.key, grant.kind, grant.id()))
 }
 
 /// What is left in a client; nothing of it when all its users are done.

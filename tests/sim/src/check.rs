@@ -137,7 +137,8 @@ pub(crate) struct Checks {
     pub(crate) assumes: Assumptions,
     pub(crate) times: time::Times,
     single_store: bool,
-    some_unpolled: bool,
+    /// Some acquires are kept and not polled.
+    pub(crate) some_unpolled: bool,
     names: BTreeMap<u128, String>,
     next: u64,
     sections: BTreeMap<u64, Section>,
@@ -214,10 +215,9 @@ impl Checks {
 
     /// Whether some user has a guard of this grant, held or lost.
     pub(crate) fn has_guard(&self, grant: GrantId) -> bool {
-        let is_it = |(_, _, id): &(LockKey, Kind, GrantId)| *id == grant;
         self.sections
             .values()
-            .any(|section| sim::grants(&section.held).iter().any(is_it))
+            .any(|section| sim::grants(&section.held).any(|(_, _, id)| id == grant))
     }
 
     /// The locks whose users are at work.
@@ -260,21 +260,23 @@ impl World {
         !self.is_lost(section.process, &section.held)
     }
 
-    /// The sections, whether their users are told that they hold their locks, and which users and locks these are.
-    pub(crate) fn sections_held(&self) -> Vec<(u64, bool, (usize, usize, LockKey))> {
-        let section = |(id, section): (&u64, &Section)| {
-            let who = (section.process, section.user, section.key.clone());
-            (*id, self.is_held(section), who)
-        };
-        self.checks.sections.iter().map(section).collect()
+    /// The sections, and whether their users are told that they hold their locks.
+    pub(crate) fn sections_held(&self) -> impl Iterator<Item = (u64, bool)> {
+        let sections = self.checks.sections.iter();
+        sections.map(|(id, section)| (*id, self.is_held(section)))
+    }
+
+    /// Whose section it is, and of which lock.
+    pub(crate) fn section_of(&self, id: u64) -> Option<(usize, usize, LockKey)> {
+        let section = self.checks.sections.get(&id)?;
+        Some((section.process, section.user, section.key.clone()))
     }
 
     /// Whether a hold of this process would answer that it is lost.
     pub(crate) fn is_lost(&self, process: usize, held: &Held) -> bool {
         let now = self.instant_of(process);
-        let context = self.clocks[process].context.clone();
         // Its moments are counted from the beginning of its process.
-        let _entered = context.as_ref().map(sim::Process::enter);
+        let _entered = self.clocks[process].context.as_ref().map(sim::Process::enter);
         matches!(sim::peek(held, now), HoldState::Lost(_))
     }
 
@@ -784,7 +786,6 @@ impl World {
             amount,
             ..
         } = *request;
-        let name = self.checks.name_of(grant);
         self.checks.free_since.remove(key);
         if !self.checks.single_store {
             return;
@@ -801,7 +802,7 @@ impl World {
             return;
         }
         if kind == Kind::Permit {
-            return self.permits_granted(key, (amount, total), &name);
+            return self.permits_granted(key, (amount, total), grant);
         }
         if !self.checks.assumes.exclusion {
             return;
@@ -812,9 +813,7 @@ impl World {
         let believer = all.iter().copied().find(|id| {
             let section = &self.checks.sections[id];
             let excludes = kind != Kind::Read || section.kind != Kind::Read;
-            let is_other = sim::grants(&section.held)
-                .iter()
-                .all(|(_, _, other)| *other != grant);
+            let is_other = sim::grants(&section.held).all(|(_, _, other)| other != grant);
             // A writer that reads under its own lock.
             let reads_under = request.under.is_some() && section.kind == Kind::Write;
             excludes && is_other && !reads_under && self.is_held(section)
@@ -823,6 +822,7 @@ impl World {
             let Section {
                 process, user, token, ..
             } = self.checks.sections[&id];
+            let name = self.checks.name_of(grant);
             self.violated(
                 LOSS,
                 format!("the store granted {key} to {name} while p{process}/u{user} is told that it holds it (token {token})"),

@@ -19,7 +19,7 @@ pub(crate) type User = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(crate) struct Host {
     users: Vec<Slot>,
-    waker: Arc<Mutex<Option<Waker>>>,
+    bell: Arc<Bell>,
     scheduler: Scheduler,
     rng: Rng,
     ready: Vec<usize>,
@@ -34,14 +34,21 @@ struct Slot {
 /// Whether a user is to be polled.
 struct Flag {
     ready: AtomicBool,
-    host: Arc<Mutex<Option<Waker>>>,
+    bell: Arc<Bell>,
+}
+
+/// Whether there is a user to be polled.
+struct Bell {
+    rung: AtomicBool,
+    host: Mutex<Option<Waker>>,
 }
 
 impl Wake for Flag {
     fn wake(self: Arc<Self>) {
-        if !self.ready.swap(true, Ordering::Relaxed)
-            && let Some(host) = &*self.host.lock().expect("no user panics under it")
-        {
+        if self.ready.swap(true, Ordering::Relaxed) || self.bell.rung.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Some(host) = &*self.bell.host.lock().expect("no user panics under it") {
             host.wake_by_ref();
         }
     }
@@ -49,11 +56,14 @@ impl Wake for Flag {
 
 impl Host {
     pub(crate) fn new(users: impl IntoIterator<Item = User>, scheduler: Scheduler, rng: Rng) -> Host {
-        let waker = Arc::new(Mutex::new(None));
+        let bell = Arc::new(Bell {
+            rung: AtomicBool::new(true),
+            host: Mutex::new(None),
+        });
         let slot = |future| {
             let flag = Arc::new(Flag {
                 ready: AtomicBool::new(true),
-                host: waker.clone(),
+                bell: bell.clone(),
             });
             Slot {
                 future: Some(future),
@@ -63,7 +73,7 @@ impl Host {
         };
         Host {
             users: users.into_iter().map(slot).collect(),
-            waker: waker.clone(),
+            bell: bell.clone(),
             scheduler,
             rng,
             ready: Vec::new(),
@@ -73,10 +83,13 @@ impl Host {
     /// Polls those that are ready; whether there was one. The caller is woken when there is another one.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> bool {
         {
-            let mut waker = self.waker.lock().expect("no user panics under it");
+            let mut waker = self.bell.host.lock().expect("no user panics under it");
             if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
                 *waker = Some(cx.waker().clone());
             }
+        }
+        if !self.bell.rung.swap(false, Ordering::Relaxed) {
+            return false;
         }
         let mut ready = std::mem::take(&mut self.ready);
         ready.extend((0..self.users.len()).filter(|at| self.users[*at].flag.ready.load(Ordering::Relaxed)));
@@ -87,6 +100,7 @@ impl Host {
         let any = !ready.is_empty();
         for at in ready.drain(..) {
             if is_random && self.rng.permille(LATER) {
+                self.bell.rung.store(true, Ordering::Relaxed);
                 continue;
             }
             let user = &mut self.users[at];

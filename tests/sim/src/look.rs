@@ -85,22 +85,25 @@ impl World {
     /// A lock that somebody waits for and nobody uses is had by the waiter soon.
     fn finds_unused(&mut self, kept: &BTreeSet<LockKey>) {
         let now = self.now;
+        if self.checks.waiting().next().is_none() {
+            return self.looks.unused_since.clear();
+        }
         // A set that was never free at once is taken one by one, and what is there already is kept for a while.
         let by_sets = self.checks.waiting().filter(|waiter| waiter.is_set());
         let by_sets = by_sets.flat_map(|waiter| waiter.also.iter().chain([&waiter.key]));
-        let used: BTreeSet<_> = self.checks.used().chain(by_sets).chain(kept).cloned().collect();
-        let awaited: BTreeSet<_> = self.checks.waiting().map(|waiter| waiter.key.clone()).collect();
+        let used: BTreeSet<_> = self.checks.used().chain(by_sets).chain(kept).collect();
+        let awaited: BTreeSet<_> = self.checks.waiting().map(|waiter| &waiter.key).collect();
         let unused_since = &mut self.looks.unused_since;
         unused_since.retain(|key, _| awaited.contains(key) && !used.contains(key));
         for key in awaited {
-            if !used.contains(&key) {
-                unused_since.entry(key).or_insert(now);
+            if !used.contains(key) && !unused_since.contains_key(key) {
+                unused_since.insert(key.clone(), now);
             }
         }
         let Some(calm_since) = self.weather.calm_since() else {
             return;
         };
-        let has_unpolled = self.plan.has_unpolled();
+        let has_unpolled = self.checks.some_unpolled;
         // Clients of a quorum may each get a minority, and try again after a pause.
         let attempts = if self.plan.stores.count() > 1 { 10 } else { 1 };
         let anyway = attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500);
@@ -142,15 +145,15 @@ impl World {
     /// What is lost stays lost.
     fn finds_revived(&mut self) {
         let (mut lost, mut revived) = (BTreeSet::new(), None);
-        for (id, is_held, who) in self.sections_held() {
+        for (id, is_held) in self.sections_held() {
             if !is_held {
                 lost.insert(id);
             } else if self.looks.lost.contains(&id) {
-                revived = Some(who);
+                revived = Some(id);
             }
         }
         self.looks.lost = lost;
-        if let Some((process, user, key)) = revived {
+        if let Some((process, user, key)) = revived.and_then(|id| self.section_of(id)) {
             let story =
                 format!("p{process}/u{user} was told that {key} is lost, and is told now that it holds it");
             self.violated(LOSS, story);

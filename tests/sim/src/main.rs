@@ -8,6 +8,7 @@ mod chance;
 mod check;
 mod count;
 mod draw;
+mod events;
 mod fault;
 mod host;
 mod kept;

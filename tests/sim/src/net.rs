@@ -171,12 +171,11 @@ impl World {
 
     /// When a message arrives; `None` where it does not. And when a second one does.
     fn travels(&mut self, peer: Peer, to_store: bool) -> (Option<Millis>, Option<Millis>) {
-        let plan = self.plan.clone();
-        let chances = self.weather.chances(&plan);
-        let is_cut = self.weather.is_cut(&plan, (peer.process, peer.store), to_store);
+        let chances = self.weather.chances(&self.plan);
+        let is_cut = (self.weather).is_cut(&self.plan, (peer.process, peer.store), to_store);
         let now = self.now;
         let link = self.links.of(peer.process, peer.store);
-        let mut delay = link.rng.between(plan.network.least, plan.network.most);
+        let mut delay = link.rng.between(self.plan.network.least, self.plan.network.most);
         // Drawn in any case, so that the next draws are the same in a storm and out of it.
         let (lost, late, doubled) = (link.rng.u32(..1000), link.rng.u32(..1000), link.rng.u32(..1000));
         let by = link.rng.between(1, chances.by.max(1));
@@ -327,17 +326,18 @@ pub(crate) fn send(
                 served: false,
             })
         };
+        // An acquire is sent once, and a connection carries it once: a store need not know the second one.
+        let copy = copy_at.filter(|_| !request.takes());
+        let copy = copy.map(|at| (at, request.clone()));
         match at {
-            Some(at) => world.schedule_in_order(at, tie, arrival(request.clone(), false)),
+            Some(at) => world.schedule_in_order(at, tie, arrival(request, false)),
             None => tell!(world, Who::World, "the request about {about} is lost"),
         }
-        // An acquire is sent once, and a connection carries it once: a store need not know the second one.
-        let may_come_twice = !matches!(request, Request::Acquire(_) | Request::AcquireAll(_));
-        if let Some(at) = copy_at.filter(|_| may_come_twice) {
+        if let Some((at, request)) = copy {
             tell!(world, Who::World, "the request about {about} will come twice");
             world.schedule(at, arrival(request, true));
         }
-        let broken = world.weather.chances(&world.plan.clone()).broken;
+        let broken = world.weather.chances(&world.plan).broken;
         if world.links.of(process, store).rng.permille(broken) {
             world.break_connection(process, store);
         }
@@ -453,8 +453,8 @@ pub(crate) fn arrive(arrival: Arrival) {
         }
         Arrival::Reconnected { peer } => {
             let is_cut = with(|world| {
-                let (plan, link) = (world.plan.clone(), (peer.process, peer.store));
-                let is_cut = |to_store| world.weather.is_cut(&plan, link, to_store);
+                let link = (peer.process, peer.store);
+                let is_cut = |to_store| world.weather.is_cut(&world.plan, link, to_store);
                 is_cut(true) || is_cut(false)
             });
             if is_cut {

@@ -2,8 +2,6 @@
 //! that thread, one thing after the other.
 
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,6 +13,7 @@ use tokio::time::Instant;
 use crate::chance::stream;
 use crate::check::Checks;
 use crate::count::Counts;
+use crate::events::Events;
 use crate::fault::Weather;
 use crate::net::{Arrival, Links};
 use crate::plan::{Millis, Plan, Runtimes, Scheduler, Trouble};
@@ -58,8 +57,7 @@ pub(crate) struct World {
     pub(crate) now: Millis,
     /// What the clocks of stores show at the beginning.
     epoch: Instant,
-    events: BinaryHeap<Reverse<Scheduled>>,
-    scheduled: u64,
+    events: Events,
     ties: Rng,
     pub(crate) clocks: Vec<LocalClock>,
     pub(crate) links: Links,
@@ -145,34 +143,6 @@ pub(crate) enum Event {
     Replicates(usize),
 }
 
-struct Scheduled {
-    at: Millis,
-    /// Among those of the same moment the order is drawn; what must not overtake each other has the same one.
-    tie: u32,
-    number: u64,
-    event: Event,
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Scheduled) -> std::cmp::Ordering {
-        (self.at, self.tie, self.number).cmp(&(other.at, other.tie, other.number))
-    }
-}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Scheduled) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Scheduled) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Scheduled {}
-
 /// Looks at the world, or changes it.
 pub(crate) fn with<T>(look: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| look(world.as_mut().expect("a world on this thread")))
@@ -205,8 +175,7 @@ impl World {
         let world = World {
             now: 0,
             epoch,
-            events: BinaryHeap::new(),
-            scheduled: 0,
+            events: Events::default(),
             ties: stream(plan.seed, &[streams::TIES]),
             links: Links::new(&plan),
             clocks,
@@ -258,16 +227,10 @@ impl World {
 
     /// Schedules what must not overtake others of the same tie.
     pub(crate) fn schedule_in_order(&mut self, at: Millis, tie: u32, event: Event) {
-        self.scheduled += 1;
         if let Some((_, driver)) = self.driver.take_if(|(sleeps_until, _)| at < *sleeps_until) {
             driver.wake();
         }
-        self.events.push(Reverse(Scheduled {
-            at: at.max(self.now),
-            tie,
-            number: self.scheduled,
-            event,
-        }));
+        self.events.push(at.max(self.now), tie, event);
     }
 
     /// Up to when processes with runtimes of their own can run one after the other: nothing that is sent meanwhile
@@ -281,7 +244,7 @@ impl World {
     }
 
     pub(crate) fn next_event(&self) -> Option<Millis> {
-        self.events.peek().map(|Reverse(next)| next.at)
+        self.events.next_at()
     }
 
     /// What a store's clock shows.
@@ -332,9 +295,9 @@ impl World {
         if self.next_event()? > until {
             return None;
         }
-        let Reverse(next) = self.events.pop()?;
-        self.now = next.at;
-        Some(next.event)
+        let (at, event) = self.events.pop()?;
+        self.now = at;
+        Some(event)
     }
 }
 

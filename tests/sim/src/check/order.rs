@@ -178,8 +178,7 @@ impl World {
             return;
         }
         let network = self.plan.network;
-        let grants = sim::grants(&section.held);
-        let lasts = match grants.len() {
+        let lasts = match sim::grants(&section.held).count() {
             1 => (4 * (network.round_trip() + 2 * self.hears_late())).clamp(SLICE.0, SLICE.1),
             _ => SLICE.1,
         };
@@ -187,7 +186,7 @@ impl World {
         let Some(slice) = self.checks.orders.slices.get_mut(&section.key) else {
             return;
         };
-        if !grants.iter().any(|(_, _, id)| *id == slice.grant) {
+        if !sim::grants(&section.held).any(|(_, _, id)| id == slice.grant) {
             return;
         }
         let (since, until) = (slice.since, *slice.until.get_or_insert(now + lasts + ROUNDED));

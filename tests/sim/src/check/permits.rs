@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dlock::LockKey;
 use dlock::backend::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::backend::{AcquireReply, Backend, BackendError, Kind};
+use dlock::backend::{AcquireReply, Backend, BackendError, GrantId, Kind};
 use futures_util::FutureExt;
 
 use super::{EXCLUSION, LOSS, Section, Waiter};
@@ -65,13 +65,19 @@ impl World {
     }
 
     /// A store has granted permits.
-    pub(super) fn permits_granted(&mut self, key: &LockKey, (amount, total): (u32, Option<i64>), name: &str) {
+    pub(super) fn permits_granted(
+        &mut self,
+        key: &LockKey,
+        (amount, total): (u32, Option<i64>),
+        to: GrantId,
+    ) {
         let Some(total) = total else { return };
         let token = self.checks.granted.get(key).copied().unwrap_or_default();
         let at_grant = self.checks.permits.at_grant.entry(key.clone()).or_default();
         at_grant.insert(token, total);
         let believed = self.believed(key);
         if self.checks.assumes.exclusion && believed + i64::from(amount) > total {
+            let name = self.checks.name_of(to);
             let story = format!(
                 "the store granted {amount} permits of {key} to {name} while {believed} of {total} are held by users \
                  that are told so"

@@ -184,7 +184,7 @@ pub(crate) fn ask_all(process: usize) {
             }
         });
         for (key, _, grant) in sim::grants(&held) {
-            judge(&key, grant);
+            judge(key, grant);
         }
     }
 }
@@ -233,7 +233,7 @@ impl World {
     fn grants_of_sections(&self) -> Vec<(LockKey, GrantId)> {
         let sections = self.checks.sections.values();
         let grants = sections.flat_map(|section| sim::grants(&section.held));
-        grants.map(|(key, _, grant)| (key, grant)).collect()
+        grants.map(|(key, _, grant)| (key.clone(), grant)).collect()
     }
 
     fn still_believes(&mut self, key: &LockKey, grant: GrantId, (could, stores): (usize, usize)) {
@@ -392,7 +392,7 @@ impl World {
 }
 
 fn has(held: &Held, grant: GrantId) -> bool {
-    sim::grants(held).iter().any(|(_, _, other)| *other == grant)
+    sim::grants(held).any(|(_, _, other)| other == grant)
 }
 
 fn frames_of(section: &Section) -> Vec<u64> {
@@ -401,7 +401,6 @@ fn frames_of(section: &Section) -> Vec<u64> {
 
 /// What the stores know the hold of a section by.
 fn grant_of(section: &Section) -> Option<GrantId> {
-    let grants = sim::grants(&section.held);
-    let of_key = grants.iter().find(|(key, _, _)| *key == section.key);
-    of_key.map(|(_, _, grant)| *grant)
+    let of_key = sim::grants(&section.held).find(|(key, _, _)| **key == section.key);
+    of_key.map(|(_, _, grant)| grant)
 }
