@@ -73,6 +73,8 @@ pub struct Quorum {
     held: Mutex<HashSet<GrantId>>,
     /// What the members said where a lock was not to be had.
     said: Mutex<Sayings>,
+    /// Until then these members abstain, which are too many for a majority.
+    abstention: Mutex<Option<(Instant, Arc<[usize]>)>>,
     news: News,
     doubts: broadcast::Sender<Lane>,
     runtime: Handle,
@@ -114,6 +116,7 @@ impl Quorum {
             trust_fresh: false,
             held: Mutex::default(),
             said: Mutex::default(),
+            abstention: Mutex::default(),
             doubts,
             runtime,
         }
@@ -145,7 +148,21 @@ impl Quorum {
         T: Send + 'static,
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
     {
-        let answers = self.members.iter().enumerate().map(|(at, member)| {
+        self.ask_those(|_| true, step)
+    }
+
+    /// The same on some of the members.
+    fn ask_those<T, F>(
+        &self,
+        is_asked: impl Fn(usize) -> bool,
+        step: impl Fn(Arc<dyn DynBackend>) -> F,
+    ) -> Answers<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        let members = self.members.iter().enumerate().filter(|(at, _)| is_asked(*at));
+        let answers = members.map(|(at, member)| {
             let step = step(member.backend.clone());
             let answer: Answer<T> = Box::pin(async move { (at, step.await) });
             answer
@@ -180,8 +197,11 @@ impl Quorum {
         self: Arc<Self>,
         request: AcquireRequest,
         mut asked: Answers<AcquireReply>,
+        is_asked: impl Fn(usize) -> bool,
     ) -> Result<AcquireReply, BackendError> {
         let mut votes = Votes::new(&self.members);
+        let not_asked = (0..self.members.len()).filter(|at| !is_asked(*at));
+        not_asked.for_each(|at| votes.put(at, Vote::NotAsked));
         let begun = clock::now();
         while !votes.is_decided()
             && let Some((at, answer)) = asked.next().await
@@ -204,6 +224,9 @@ impl Quorum {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
                 self.say(&request, votes.told());
+                if let Some((left, members)) = votes.abstention() {
+                    *self.abstention.lock() = Some((clock::now() + left, members));
+                }
                 let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
                 if votes.granted().next().is_some() {
@@ -493,6 +516,14 @@ impl Quorum {
         self.runtime.spawn(step);
     }
 
+    /// The members that abstain for a while yet, if these are too many for a majority. They alone are asked meanwhile: a
+    /// minority that granted the lock and had it given back would wake everybody that waits, to ask again at once.
+    fn abstaining(&self) -> Option<Arc<[usize]>> {
+        let abstention = self.abstention.lock();
+        let (until, members) = abstention.as_ref()?;
+        (clock::now() < *until).then(|| members.clone())
+    }
+
     fn vote_after(&self) -> Option<Duration> {
         let votes_at_once = self.trust_fresh || broken!(QuorumMemberVotesWithoutData);
         (!votes_at_once).then_some(self.max_lease)
@@ -547,10 +578,12 @@ impl Backend for Quorum {
         let mut ask = request.clone();
         ask.tokens = 1;
         ask.vote_after = self.vote_after();
+        let abstaining = self.abstaining();
+        let is_asked = move |at: usize| abstaining.as_ref().is_none_or(|those| those.contains(&at));
         let asked = self
             .check(&request)
-            .map(|()| self.ask(|member| member.acquire(ask.clone())));
-        async move { self.count(request, asked?).await }
+            .map(|()| self.ask_those(&is_asked, |member| member.acquire(ask.clone())));
+        async move { self.count(request, asked?, is_asked).await }
     }
 
     fn release(

@@ -1,6 +1,7 @@
 //! What the members of a quorum say to an acquire, and what follows from it.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Member;
@@ -18,9 +19,17 @@ pub(super) fn majority(members: usize) -> usize {
 /// What one member says.
 #[derive(Debug)]
 pub(super) enum Vote {
-    Granted { token: u64 },
-    Busy { remaining: Option<Duration> },
-    Abstains { votes_in: Duration },
+    Granted {
+        token: u64,
+    },
+    Busy {
+        remaining: Option<Duration>,
+    },
+    Abstains {
+        votes_in: Duration,
+    },
+    /// Too many of the others abstain.
+    NotAsked,
     Failed(BackendError),
 }
 
@@ -123,18 +132,35 @@ impl<'a> Votes<'a> {
                 Some(Vote::Busy { remaining }) => Some(*remaining),
                 Some(Vote::Abstains { votes_in }) => Some(Some(*votes_in)),
                 // It may be as the best of them.
-                None => Some(Some(Duration::ZERO)),
+                None | Some(Vote::NotAsked) => Some(Some(Duration::ZERO)),
                 _ => None,
             })
             .map(|time| time.unwrap_or(Duration::MAX))
             .collect();
         times.sort();
-        match times.get(majority - granted - 1) {
+        // It is "busy" because of what a member said, and not because of those that were not asked.
+        let is_said = |vote: &Vote| matches!(vote, Vote::Busy { .. } | Vote::Abstains { .. });
+        let is_said = self.votes.iter().flatten().any(is_said);
+        match times.get(majority - granted - 1).filter(|_| is_said) {
             Some(time) => Verdict::Busy {
                 remaining: Some(*time).filter(|time| *time < Duration::MAX),
             },
             None => Verdict::Failed(self.failure()),
         }
+    }
+
+    /// The members that abstain, and for how long they are too many for a majority, if they are.
+    pub(super) fn abstention(&self) -> Option<(Duration, Arc<[usize]>)> {
+        let abstains = |(at, vote): (usize, &Option<Vote>)| match vote {
+            Some(Vote::Abstains { votes_in }) => Some((*votes_in, at)),
+            _ => None,
+        };
+        let mut all: Vec<_> = self.votes.iter().enumerate().filter_map(abstains).collect();
+        all.sort_unstable();
+        let others = self.votes.len() - all.len();
+        let last = self.majority().checked_sub(others + 1)?;
+        let (left, _) = *all.get(last)?;
+        Some((left, all.into_iter().map(|(_, at)| at).collect()))
     }
 
     fn failure(&self) -> BackendError {
@@ -177,6 +203,7 @@ impl<'a> Votes<'a> {
                     "votes in {votes_in:.1?}, since it may have lost locks before it started"
                 ),
                 Some(Vote::Failed(error)) => write!(told, "{error}"),
+                Some(Vote::NotAsked) => write!(told, "not asked, since too few of the others vote"),
                 None => write!(told, "not heard of yet"),
             };
         }
