@@ -576,6 +576,10 @@ impl<G: Goal> Wait<'_, G> {
                     pause
                 }
             };
+            let sleep = match broken!(WaiterAsksAgainAtOnce) {
+                true => Duration::from_millis(1),
+                false => sleep,
+            };
             if broken!(NotificationLostBeforeSleep) {
                 turn.watch.iter_mut().for_each(Watch::seen);
             }

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::base::name::Name;
 use crate::base::numbers::ByNumber;
@@ -101,7 +102,7 @@ impl Fairness {
         end: Option<Instant>,
     ) -> Option<YieldRound> {
         let (now, end) = (Moment::now(), end.map(Moment::of));
-        if !self.change(|history| history.yields(of, &pending, end, now)) {
+        if broken!(YieldNeverMade) || !self.change(|history| history.yields(of, &pending, end, now)) {
             return None;
         }
         let watch = watch.get_or_insert_with(listen);

@@ -1,10 +1,12 @@
 //! What must be true at every step, and what a user would have suffered where it is not.
 
+mod budget;
 mod counted;
 mod order;
 mod permits;
 mod read_write;
 pub(crate) mod record;
+mod starving;
 pub(crate) mod time;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +44,7 @@ pub(crate) const CLEANUP: &str = "5 cleanup";
 pub(crate) const PANIC: &str = "panic";
 pub(crate) const ORDER: &str = "6 order";
 pub(crate) const HOLD_TIMES: &str = "7 min_hold and max_hold";
+pub(crate) const BUDGET: &str = "9 requests to the store";
 
 /// A piece of a user's code that a lock protects.
 struct Section {
@@ -90,6 +93,8 @@ pub(crate) struct Waiter {
     pub(crate) kind: Kind,
     pub(crate) since: Millis,
     pub(crate) until: Option<Millis>,
+    /// How many calls it makes at once.
+    pub(crate) calls: u32,
     /// It asks once, and takes no place in the queue.
     pub(crate) once: bool,
     /// Whether it is polled whenever it is woken.
@@ -152,6 +157,9 @@ pub(crate) struct Checks {
     permits: permits::Permits,
     orders: order::Orders,
     counted: counted::Counted,
+    starving: starving::Starving,
+    budgets: budget::Budgets,
+    judged: budget::Judged,
     /// Processes whose client is shut down.
     closed: BTreeSet<usize>,
     /// When a process last heard that another one has a lock, and when it was last known to have had it itself.
@@ -180,6 +188,9 @@ impl Checks {
             permits: permits::Permits::default(),
             orders: order::Orders::default(),
             counted: counted::Counted::default(),
+            starving: starving::Starving::of(plan),
+            budgets: budget::Budgets::default(),
+            judged: budget::Judged::of(plan),
             closed: BTreeSet::new(),
             heard_busy: BTreeMap::new(),
             held_here: BTreeMap::new(),
@@ -353,6 +364,10 @@ impl World {
             self.counts
                 .sometimes("a lock that was lost before its user could work");
         }
+        self.gets_on(process, &key, 0);
+        if kind == Kind::Read {
+            self.opens(process, &key);
+        }
         self.checks.by_key.entry(key.clone()).or_default().push(id);
         self.checks.sections.insert(id, section);
         self.begins_in_time(id);
@@ -420,6 +435,7 @@ impl World {
             all.retain(|other| *other != id);
         }
         self.checks.times.left(id);
+        self.gets_on(section.process, &section.key, 2);
         let now = self.now;
         self.checks.held_here.insert((section.process, section.key), now);
     }
@@ -480,6 +496,7 @@ impl World {
             .filter(same)
             .map(|other| other.queue_since);
         waiter.queue_since = others.min().unwrap_or(waiter.since);
+        self.call_begins(&waiter);
         self.checks.waiters.insert(id, waiter);
         id
     }
@@ -491,7 +508,9 @@ impl World {
     }
 
     pub(crate) fn waits_no_longer(&mut self, id: u64) -> Option<Waiter> {
-        self.checks.waiters.remove(&id)
+        let waiter = self.checks.waiters.remove(&id)?;
+        self.gets_on(waiter.process, &waiter.key, 2);
+        Some(waiter)
     }
 
     /// A waiter has the lock: nobody of its process who came before it still waits.
@@ -738,7 +757,12 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
     }
     match (request, result) {
         (Request::Acquire(request), Ok(Reply::Acquire(_, reply))) => {
-            with(|world| world.takes_position(request, is_granted(reply)));
+            with(|world| {
+                world.takes_position(request, is_granted(reply));
+                if is_granted(reply) {
+                    world.passes_by(request);
+                }
+            });
         }
         (Request::Release(request), Ok(_)) => with(|world| world.leaves_position(request)),
         _ => {}
@@ -940,6 +964,7 @@ impl Waiter {
             kind,
             since,
             until: None,
+            calls: 1,
             once: false,
             attentive: true,
             nested: false,

@@ -292,6 +292,7 @@ pub(crate) fn send(
             false => String::new(),
         };
         world.is_sent(&request);
+        world.costs(process, &request);
         world.links.next_id += 1;
         let id = world.links.next_id;
         world.links.waiting.insert(
@@ -427,6 +428,7 @@ pub(crate) fn arrive(arrival: Arrival) {
         }),
         Arrival::Subscribed { peer, topic } => {
             if let Some(end) = current_end(peer) {
+                with(|world| world.hears_of(peer.process, &topic));
                 end.news.confirm(&topic);
             }
         }
@@ -443,7 +445,8 @@ pub(crate) fn arrive(arrival: Arrival) {
                         Who::Process(peer.process),
                         "hears that {} {news}",
                         readable(&topic)
-                    )
+                    );
+                    world.hears_of(peer.process, &topic);
                 });
                 match taken {
                     true => end.news.taken(&topic),

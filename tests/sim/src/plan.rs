@@ -396,13 +396,21 @@ impl Plan {
         )
     }
 
+    /// Looks at each lock that is taken, those inside of others too.
+    pub(crate) fn each_lock(&self, look: &mut impl FnMut(&Lock)) {
+        let users = self.processes.iter().flat_map(|process| &process.users);
+        for task in users.flat_map(|user| &user.tasks) {
+            if let Task::Lock(lock) = task {
+                lock.each(look);
+            }
+        }
+    }
+
     /// Whether some acquire is kept and not polled.
     pub(crate) fn has_unpolled(&self) -> bool {
-        let users = self.processes.iter().flat_map(|process| &process.users);
-        users.flat_map(|user| &user.tasks).any(|task| match task {
-            Task::Lock(lock) => lock.has_unpolled(),
-            _ => false,
-        })
+        let mut any = false;
+        self.each_lock(&mut |lock| any |= matches!(lock.habit, Some(Habit::PollsNot { .. })));
+        any
     }
 
     /// When nothing of the faults is felt any more.
@@ -424,21 +432,22 @@ impl Plan {
 }
 
 impl Lock {
-    fn has_unpolled(&self) -> bool {
-        matches!(self.habit, Some(Habit::PollsNot { .. }))
-            || self.work.iter().chain(&self.reading).any(Work::has_unpolled)
+    fn each(&self, look: &mut impl FnMut(&Lock)) {
+        look(self);
+        self.work
+            .iter()
+            .chain(&self.reading)
+            .for_each(|work| work.each_lock(look));
     }
 }
 
 impl Work {
-    fn has_unpolled(&self) -> bool {
+    fn each_lock(&self, look: &mut impl FnMut(&Lock)) {
         match self {
-            Work::Nest(lock) | Work::Spawn(lock) | Work::Carry(lock) | Work::Cross(lock) => {
-                lock.has_unpolled()
-            }
-            Work::Join(locks) => locks.iter().any(Lock::has_unpolled),
-            Work::Run(works) => works.iter().any(Work::has_unpolled),
-            _ => false,
+            Work::Nest(lock) | Work::Spawn(lock) | Work::Carry(lock) | Work::Cross(lock) => lock.each(look),
+            Work::Join(locks) => locks.iter().for_each(|lock| lock.each(look)),
+            Work::Run(works) => works.iter().for_each(|work| work.each_lock(look)),
+            _ => {}
         }
     }
 }

@@ -440,6 +440,9 @@ pub(crate) fn suffered(of: &str) -> &'static str {
         check::HOLD_TIMES => "a lock is given on before its min_hold is over, or kept beyond its max_hold",
         check::ORDER => "a task is overtaken by others, again and again if it has bad luck",
         check::record::RECORDS => "work is done twice, or a client is told of a result that is not its own",
+        check::BUDGET => {
+            "the store is loaded by requests that bring nothing, and has less time for those that do"
+        }
         check::PANIC => "the task that called ends with a panic",
         _ => "",
     }

@@ -20,6 +20,7 @@ const WAITING: &str = "4 waiting";
 const CLEANUP: &str = "5 cleanup";
 const ORDER: &str = "6 order";
 const BOUNDS: &str = "7 min_hold and max_hold";
+const BUDGET: &str = "9 requests to the store";
 const RECORDS: &str = "8 records";
 
 macro_rules! rules {
@@ -79,6 +80,14 @@ rules! {
         "a lock is handed off inside a process only for the time of a slice"
     ReaderOvertakesPreferredWriter "reader-overtakes-preferred-writer" ORDER
         "a new reader waits behind a preferred writer that waits"
+    YieldNeverMade "yield-never-made" ORDER
+        "a process that gives a lock back lets those that wait elsewhere go first"
+    NewestServedFirst "newest-served-first" ORDER
+        "the first in the queue of a fair lock is served first"
+    WaiterAsksAgainAtOnce "waiter-asks-again-at-once" BUDGET
+        "a waiter that finds the lock busy asks again only for a reason"
+    RenewsTooOften "renews-too-often" BUDGET
+        "a lease is renewed every third of it"
     MinHoldEndsEarly "min-hold-ends-early" BOUNDS
         "a lock that is released before its min_hold stays taken until then"
     MaxHoldIgnored "max-hold-ignored" BOUNDS

@@ -37,6 +37,9 @@ struct Place {
 
 impl Queue {
     fn first(&self) -> Option<&Place> {
+        if broken!(NewestServedFirst) {
+            return self.places.values().next_back();
+        }
         self.places.values().next()
     }
 

@@ -143,7 +143,7 @@ impl World {
     }
 
     /// Whether a store is there whose word counts, and everybody is polled.
-    fn judges_order(&self) -> bool {
+    pub(super) fn judges_order(&self) -> bool {
         let checks = &self.checks;
         checks.single_store && checks.assumes.exclusion && checks.assumes.cleanup && !checks.some_unpolled
     }
@@ -223,7 +223,7 @@ impl World {
     }
 
     /// Whether nothing goes wrong now, nor did for so long before this time that it could still be felt.
-    fn is_settled_for(&self, kept: Millis, at: Millis) -> bool {
+    pub(super) fn is_settled_for(&self, kept: Millis, at: Millis) -> bool {
         let settings = &self.plan.settings;
         let settling = kept + 2 * settings.lease + 2 * settings.timeout + 1_000;
         match self.weather.calm_since() {

@@ -112,6 +112,7 @@ impl Waits {
         with(|world| {
             let mut waiter = Waiter::new(me.both(), (kind, key.clone()), world.now);
             waiter.once = task.once;
+            waiter.calls = if task.habit == Some(Habit::Races) { 2 } else { 1 };
             waiter.until = match task.once {
                 true => Some(world.now),
                 false => task.wait.map(|wait| world.now + wait),
