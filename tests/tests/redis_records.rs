@@ -290,7 +290,9 @@ async fn one_bad_record_harms_no_other_step_in_the_same_call() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(proxy.count(Command::is_script) <= 4);
+    // 101 steps: how many of them share a call depends on who runs when.
+    let calls = proxy.count(Command::is_script);
+    assert!(calls <= 20, "{calls} calls");
     reentry.unwrap().release().await.unwrap();
     guard.release().await.unwrap();
 }
