@@ -264,7 +264,8 @@ async fn locks_and_records_of_one_name_do_not_mix() {
     assert!(matches!(reply, ClaimReply::InProgress { .. }));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// In one thread, so that all of them are asked for before the first is sent.
+#[tokio::test]
 async fn one_bad_record_harms_no_other_step_in_the_same_call() {
     let (store, proxy, _, _) = setting().await;
     let client = patient(&proxy.url()).await;
@@ -290,9 +291,7 @@ async fn one_bad_record_harms_no_other_step_in_the_same_call() {
             other => panic!("{other:?}"),
         }
     }
-    // 101 steps: how many of them share a call depends on who runs when.
-    let calls = proxy.count(Command::is_script);
-    assert!(calls <= 20, "{calls} calls");
+    assert!(proxy.count(Command::is_script) <= 4);
     reentry.unwrap().release().await.unwrap();
     guard.release().await.unwrap();
 }

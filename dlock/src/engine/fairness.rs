@@ -23,6 +23,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 const SHORTEST_FOR_NEXT: Duration = Duration::from_millis(2);
 /// How long the reply to a release is waited for: the caller that released may not be polled for a while.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
+
 /// Four round trips of the store, but no less than `least`.
 pub(crate) fn some_round_trips(round_trip: Duration, least: Duration) -> Duration {
     round_trip.saturating_mul(4).clamp(least, LONGEST)

@@ -217,19 +217,6 @@ impl<W: Waiter> WaitQueue<W> {
         next
     }
 
-    /// The head has the lock or has gone, and whoever waits is forgotten: what must not happen.
-    #[cfg_attr(
-        not(dlock_sim),
-        allow(dead_code, reason = "a rule that only the simulation breaks")
-    )]
-    pub(crate) fn forget_head(&mut self) {
-        self.head = None;
-    }
-
-    #[cfg_attr(
-        not(dlock_sim),
-        allow(dead_code, reason = "a rule that only the simulation breaks")
-    )]
     pub(crate) fn has_head(&self) -> bool {
         self.head.is_some()
     }

@@ -102,7 +102,9 @@ impl Fairness {
         end: Option<Instant>,
     ) -> Option<YieldRound> {
         let (now, end) = (Moment::now(), end.map(Moment::of));
-        if broken!(YieldNeverMade) || !self.change(|history| history.yields(of, &pending, end, now)) {
+        // Nothing is remembered by this, so later acquires need not look.
+        let yields = self.history.lock().yields(of, &pending, end, now);
+        if !yields || broken!(YieldNeverMade) {
             return None;
         }
         let watch = watch.get_or_insert_with(listen);

@@ -697,7 +697,7 @@ impl Turn {
             && let Some(queue) = self.queue(&mut queues)
         {
             // It has the lock, so it is not cancelled.
-            queue.waiters.forget_head();
+            queue.waiters.head_rests();
         }
         let others_wait = self
             .queue(&mut queues)
@@ -750,7 +750,7 @@ impl Drop for Turn {
         if let Some(queue) = self.queue(&mut queues) {
             let waiters = &mut queue.waiters;
             if broken!(WaiterForgottenWhenHeadCancelled) && waiters.has_head() && waiters.waiting() > 0 {
-                waiters.forget_head();
+                waiters.head_rests();
                 return;
             }
             next = waiters.head_ends();

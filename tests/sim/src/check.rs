@@ -794,6 +794,11 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
     }
 }
 
+/// The number of a lock in the plan, by the name that `holder::key_of` gives it.
+fn lock_number(key: &LockKey) -> Option<u32> {
+    key.as_str().strip_prefix('k')?.parse().ok()
+}
+
 fn is_granted(reply: &AcquireReply) -> bool {
     matches!(
         reply,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use dlock::LockKey;
 use dlock::backend::{GrantId, Kind};
 
-use super::{BUDGET, Checks, Waiter};
+use super::{BUDGET, Checks, Waiter, lock_number};
 use crate::plan::{Lock, Millis, Plan};
 use crate::store::Request;
 use crate::world::World;
@@ -93,6 +93,7 @@ pub(super) struct Judged {
     /// Keys of sets are asked for with others, for the reasons of those.
     of_sets: Vec<u32>,
     shortest_lease: Millis,
+    users: u64,
 }
 
 impl Judged {
@@ -100,6 +101,11 @@ impl Judged {
         let mut judged = Judged {
             of_sets: Vec::new(),
             shortest_lease: plan.settings.lease,
+            users: plan
+                .processes
+                .iter()
+                .map(|process| process.users.len() as u64)
+                .sum(),
         };
         plan.each_lock(&mut |lock: &Lock| {
             if !lock.also.is_empty() {
@@ -112,11 +118,7 @@ impl Judged {
     }
 
     fn is_of_set(&self, key: &LockKey) -> bool {
-        let number = key
-            .as_str()
-            .strip_prefix('k')
-            .and_then(|number| number.parse().ok());
-        number.is_some_and(|number: u32| self.of_sets.contains(&number))
+        lock_number(key).is_some_and(|number| self.of_sets.contains(&number))
     }
 }
 
@@ -271,6 +273,9 @@ impl World {
     /// While no call begins or ends, waiters look now and then, and holders renew.
     fn is_not_in_vain(&mut self) {
         let Idle { since, sent } = self.checks.budgets.idle;
+        if sent <= IN_VAIN {
+            return;
+        }
         let waiters = self.checks.waiters.values();
         let calls: u64 = waiters
             .map(|waiter| u64::from(waiter.calls) * (1 + waiter.also.len() as u64))
@@ -291,13 +296,8 @@ impl World {
     fn is_within_second(&mut self) {
         let Second { number, sent, calls } = self.checks.budgets.second;
         let stores = self.plan.stores.count() as u64;
-        let users: usize = self
-            .plan
-            .processes
-            .iter()
-            .map(|process| process.users.len())
-            .sum();
-        let most = stores * (users as u64 * A_SECOND + calls * A_CALL + IN_VAIN);
+        let users = self.checks.judged.users;
+        let most = stores * (users * A_SECOND + calls * A_CALL + IN_VAIN);
         if sent > most {
             let story = format!(
                 "{sent} requests were sent since {} ms, and {users} users have a reason for {most} in a second at the most",

@@ -1,4 +1,4 @@
-//! Nobody starves: a process that waits for a lock is not passed by again and again by the same other process, since that
+//! No process starves: one that waits for a lock is not passed by again and again by the same other process, since that
 //! lets those go first that wait elsewhere. Inside of a process, order is first come, first served.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dlock::LockKey;
 use dlock::backend::{AcquireRequest, Kind};
 
-use super::{Checks, ORDER};
+use super::{Checks, ORDER, lock_number};
 use crate::plan::{self, Call, End, Lock, Millis, Plan};
 use crate::world::World;
 
@@ -39,11 +39,7 @@ impl Starving {
     }
 
     fn judges(&self, key: &LockKey) -> bool {
-        let number = key
-            .as_str()
-            .strip_prefix('k')
-            .and_then(|number| number.parse().ok());
-        number.is_some_and(|number| !self.of_others.contains(&number))
+        lock_number(key).is_some_and(|number| !self.of_others.contains(&number))
     }
 }
 
