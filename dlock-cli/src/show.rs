@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dlock::backend::Holder;
+use dlock::store::Holder;
 use dlock::{Error, Kind, LockClient, LockKey};
 
 /// Exit code where no such lock is held.

@@ -108,7 +108,7 @@
 //! | feature | gives |
 //! |---|---|
 //! | `macros` (default) | `#[distributed_lock]` |
-//! | `redis` (default) | the Redis and Valkey backend |
+//! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
 //! | `postgres` | [records](record) on PostgreSQL, completed in the handler's own transaction |
 //! | `metrics` | `dlock_acquired_total`, `dlock_acquire_failed_total{reason}`, `dlock_wait_seconds`, `dlock_released_total`, `dlock_release_failed_total`, `dlock_lost_total{reason}` through the `metrics` facade |
@@ -123,8 +123,8 @@ mod runtime;
 #[cfg(dlock_sim)]
 #[doc(hidden)]
 pub mod sim;
-mod store;
-mod stores;
+pub mod store;
+pub mod stores;
 pub mod testing;
 
 #[doc(hidden)]
@@ -138,18 +138,10 @@ pub use api::macro_support as __macro;
 #[doc(hidden)]
 pub use base::request as __request;
 
-pub mod backend {
-    #![doc = include_str!("store/seam.md")]
-
-    pub use crate::store::*;
-    pub use crate::stores::{memory, quorum};
-}
 pub mod record {
     #![doc = include_str!("store/records.md")]
 
     pub use crate::store::records::*;
-    #[cfg(feature = "postgres")]
-    pub use crate::stores::postgres;
 }
 pub use runtime::scope;
 

@@ -42,16 +42,16 @@ use crate::runtime::client::Shared;
 use crate::runtime::options::LONGEST;
 use crate::store::counter::{CounterReply, CounterRequest};
 use crate::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
-use crate::stores::memory::MemoryBackend;
+use crate::stores::memory::MemoryStore;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
 
 /// A store in memory with a hand on its shoulder. Clones are the same store.
 #[derive(Clone, Default)]
 pub struct TestStore {
-    memory: MemoryBackend,
+    memory: MemoryStore,
     script: Arc<Mutex<Script>>,
     clients: Arc<Mutex<Vec<Weak<Shared>>>>,
 }
@@ -104,7 +104,7 @@ impl TestStore {
     /// Outside of a tokio runtime.
     #[must_use]
     pub fn client(&self) -> LockClient {
-        let client = LockClient::on_memory(TestBackend(self.clone()));
+        let client = LockClient::on_memory(Scripted(self.clone()));
         self.clients.lock().push(Arc::downgrade(client.shared()));
         client
     }
@@ -118,7 +118,7 @@ impl TestStore {
         &self,
         options: impl FnOnce(LockClientBuilder) -> LockClientBuilder,
     ) -> Result<LockClient, crate::Error> {
-        let builder = LockClient::builder().backend(TestBackend(self.clone()));
+        let builder = LockClient::builder().store(Scripted(self.clone()));
         let client = options(builder).build().await?;
         self.clients.lock().push(Arc::downgrade(client.shared()));
         Ok(client)
@@ -137,7 +137,7 @@ impl TestStore {
         self.lose(key.clone());
         let grant = GrantId::new(crate::base::chance::uuid(), 1);
         let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, lease);
-        drop(Backend::acquire(Arc::new(self.memory.clone()), request));
+        drop(Store::acquire(Arc::new(self.memory.clone()), request));
         Busy {
             store: self.memory.clone(),
             key,
@@ -199,21 +199,21 @@ impl TestStore {
     }
 
     /// Carries a step out, or not, as the script says.
-    fn play<T>(&self, step: Step, work: impl FnOnce() -> T) -> Result<T, BackendError> {
+    fn play<T>(&self, step: Step, work: impl FnOnce() -> T) -> Result<T, StoreError> {
         match self.fault(step) {
             None => Ok(work()),
-            Some(Fault::Unreachable) => Err(BackendError::not_done(
+            Some(Fault::Unreachable) => Err(StoreError::not_done(
                 Reason::Unreachable,
                 "the test says that the store is away",
             )),
-            Some(Fault::Refused) => Err(BackendError::not_done(
+            Some(Fault::Refused) => Err(StoreError::not_done(
                 Reason::Refused,
                 "the test says that the store refuses",
             )),
-            Some(Fault::RequestLost) => Err(BackendError::unknown("the test says that the request was lost")),
+            Some(Fault::RequestLost) => Err(StoreError::unknown("the test says that the request was lost")),
             Some(Fault::AnswerLost) => {
                 drop(work());
-                Err(BackendError::unknown("the test says that the answer was lost"))
+                Err(StoreError::unknown("the test says that the answer was lost"))
             }
         }
     }
@@ -231,7 +231,7 @@ impl fmt::Debug for TestStore {
 #[derive(Debug)]
 #[must_use = "the lock comes free when this is dropped"]
 pub struct Busy {
-    store: MemoryBackend,
+    store: MemoryStore,
     key: LockKey,
     grant: GrantId,
 }
@@ -245,104 +245,78 @@ impl Drop for Busy {
             keep_for: Duration::ZERO,
             amount: 1,
         };
-        drop(Backend::release(Arc::new(self.store.clone()), request));
+        drop(Store::release(Arc::new(self.store.clone()), request));
     }
 }
 
-/// The memory backend, as the script has it.
-struct TestBackend(TestStore);
+/// The memory store, as the script has it.
+struct Scripted(TestStore);
 
-impl TestBackend {
-    fn memory(&self) -> Arc<MemoryBackend> {
+impl Scripted {
+    fn memory(&self) -> Arc<MemoryStore> {
         Arc::new(self.0.memory.clone())
     }
 }
 
-/// The memory backend does its steps when they are called; these are their answers.
-async fn answered<T, F>(step: Result<F, BackendError>) -> Result<T, BackendError>
+/// The memory store does its steps when they are called; these are their answers.
+async fn answered<T, F>(step: Result<F, StoreError>) -> Result<T, StoreError>
 where
-    F: Future<Output = Result<T, BackendError>>,
+    F: Future<Output = Result<T, StoreError>>,
 {
     step?.await
 }
 
-impl Backend for TestBackend {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        answered(
+impl Store for Scripted {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        Box::pin(answered(
             self.0
-                .play(Step::Acquire, || Backend::acquire(self.memory(), request)),
-        )
+                .play(Step::Acquire, || Store::acquire(self.memory(), request)),
+        ))
     }
 
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
-        Backend::together(&self.0.memory, kind, key)
+        Store::together(&self.0.memory, kind, key)
     }
 
-    fn acquire_all(
-        self: Arc<Self>,
-        requests: Vec<AcquireRequest>,
-    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
-        answered(
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
+        Box::pin(answered(
             self.0
-                .play(Step::Acquire, || Backend::acquire_all(self.memory(), requests)),
-        )
+                .play(Step::Acquire, || Store::acquire_all(self.memory(), requests)),
+        ))
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        answered(
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        Box::pin(answered(
             self.0
-                .play(Step::Release, || Backend::release(self.memory(), request)),
-        )
+                .play(Step::Release, || Store::release(self.memory(), request)),
+        ))
     }
 
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        answered(
-            self.0
-                .play(Step::Renew, || Backend::renew(self.memory(), requests)),
-        )
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(answered(
+            self.0.play(Step::Renew, || Store::renew(self.memory(), requests)),
+        ))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
-        Backend::inspect(self.memory(), key)
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Box::pin(Store::inspect(self.memory(), key))
     }
 
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
-        Backend::list(self.memory(), prefix)
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(Store::list(self.memory(), prefix))
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        Backend::force_release(self.memory(), key)
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Box::pin(Store::force_release(self.memory(), key))
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Backend::watch(self.memory(), kind, key, grant)
+        Store::watch(self.memory(), kind, key, grant)
     }
 
-    fn count(
-        self: Arc<Self>,
-        request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
-        answered(
-            self.0
-                .play(Step::Count, || Backend::count(self.memory(), request)),
-        )
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        Box::pin(answered(
+            self.0.play(Step::Count, || Store::count(self.memory(), request)),
+        ))
     }
 }

@@ -8,7 +8,7 @@
 use std::fmt::{Debug, Display};
 use std::time::{Duration, Instant};
 
-use dlock::backend::{BackendError, Reason};
+use dlock::store::{Reason, StoreError};
 use dlock::{Error, Kind, Lock, LockClient, LockClientBuilder, LockGuard};
 
 use crate::{Command, Proxy, Store, eventually};
@@ -229,7 +229,7 @@ impl Unanswered for Error {
     }
 }
 
-impl Unanswered for BackendError {
+impl Unanswered for StoreError {
     fn is_unanswered(&self) -> bool {
         self.reason == Reason::Unreachable
     }

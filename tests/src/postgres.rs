@@ -15,7 +15,7 @@ use std::{env, fmt};
 
 use anyhow::{Context, bail};
 use dlock::record::Records;
-use dlock::record::postgres::PostgresRecords;
+use dlock::stores::postgres::PostgresRecords;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use parking_lot::Mutex;

@@ -13,8 +13,8 @@
 
 use std::time::Duration;
 
-use dlock::backend::{BackendError, Outcome, Reason};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, OwnerReply, RecordKey, Records};
+use dlock::store::{Outcome, Reason, StoreError};
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
@@ -156,7 +156,7 @@ pub async fn a_store_that_lost_its_data(a: &Records, b: &Records, lose: impl Asy
 /// What cannot be read is an error of every step, never a miss: `spoil` has put something else, or a record
 /// of a newer format, where the store keeps the record of this key and token.
 pub async fn a_record_that_cannot_be_read(records: &Records, key: &RecordKey, token: &ClaimToken) {
-    fn taken<T: std::fmt::Debug>(step: &str, outcome: Result<T, BackendError>) {
+    fn taken<T: std::fmt::Debug>(step: &str, outcome: Result<T, StoreError>) {
         let error = outcome.expect_err(step);
         assert!(matches!(error.reason, Reason::KeyTaken(_)), "{step}: {error:?}");
         assert_eq!(error.outcome, Outcome::NotDone, "{step}: {error:?}");

@@ -1,12 +1,11 @@
-//! One store, several processes' worth of clients: what the suites that run on every backend are given.
+//! One store, several processes' worth of clients: what the suites that run on every store are given.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::backend::AnyBackend;
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::quorum::Quorum;
+use dlock::stores::memory::MemoryStore;
+use dlock::stores::quorum::Quorum;
 use dlock::{LockClient, LockClientBuilder};
 use tokio::sync::OnceCell;
 
@@ -17,9 +16,9 @@ use crate::{Cluster, Flavor, Independent, Replicas, Server, eventually};
 #[derive(Debug)]
 pub enum Store {
     /// In this process.
-    Memory(MemoryBackend),
+    Memory(MemoryStore),
     /// A majority of several such.
-    Quorum(Vec<MemoryBackend>),
+    Quorum(Vec<MemoryStore>),
     /// On a real server of the flavour that `DLOCK_TEST_SERVER` names.
     Server(Box<Server>),
     /// On several of them, which all tests of the process share.
@@ -126,7 +125,7 @@ impl Shared {
 impl Store {
     /// A store in memory.
     pub fn memory() -> Store {
-        Store::Memory(MemoryBackend::new())
+        Store::Memory(MemoryStore::new())
     }
 
     /// A server of its own.
@@ -169,7 +168,7 @@ impl Store {
 
     /// A quorum of three stores in memory.
     pub fn memory_quorum() -> Store {
-        Store::Quorum((0..3).map(|_| MemoryBackend::new()).collect())
+        Store::Quorum((0..3).map(|_| MemoryStore::new()).collect())
     }
 
     /// A client: to the others what another process is.
@@ -192,18 +191,21 @@ impl Store {
     ///
     /// # Panics
     /// When it is not there.
-    pub async fn backend(&self) -> Arc<AnyBackend> {
-        Arc::new(self.builder().build_backend().await.expect("the store is there"))
+    pub async fn store(&self) -> Arc<dyn dlock::store::Store> {
+        self.builder().build_store().await.expect("the store is there")
     }
 
     fn builder(&self) -> LockClientBuilder {
         match self {
-            Store::Memory(backend) => LockClient::builder().backend(backend.clone()),
+            Store::Memory(store) => LockClient::builder().store(store.clone()),
             Store::Quorum(members) => {
                 let members = members.iter().enumerate();
-                let named = members.map(|(at, member)| (format!("member {at}"), member.clone()));
+                let named = members.map(|(at, member)| {
+                    let member: Arc<dyn dlock::store::Store> = Arc::new(member.clone());
+                    (format!("member {at}"), member)
+                });
                 let quorum = Quorum::new(named).trust_fresh_servers(true);
-                LockClient::builder().backend(quorum.max_lease(Duration::from_secs(3600)))
+                LockClient::builder().store(quorum.max_lease(Duration::from_secs(3600)))
             }
             // A machine that stands still for a while is no trouble that these tests are about.
             Store::Server(server) => LockClient::builder()
@@ -252,8 +254,8 @@ impl Store {
     /// Loses all data and tells nobody.
     pub async fn flush(&self) {
         match self {
-            Store::Memory(backend) => backend.clear(),
-            Store::Quorum(members) => members.iter().for_each(MemoryBackend::clear),
+            Store::Memory(store) => store.clear(),
+            Store::Quorum(members) => members.iter().for_each(MemoryStore::clear),
             Store::Server(server) => server.flush().await,
             Store::Shared(shared) => shared.flush().await,
         }
@@ -272,14 +274,14 @@ impl Store {
         })
         .await;
         match self {
-            Store::Memory(backend) => {
-                assert!(backend.is_empty(), "a lock is left in memory");
-                assert_eq!(backend.watched(), 0, "a watch is left in memory");
-                assert_eq!(backend.queued(), 0, "a place in a queue is left in memory");
+            Store::Memory(store) => {
+                assert!(store.is_empty(), "a lock is left in memory");
+                assert_eq!(store.watched(), 0, "a watch is left in memory");
+                assert_eq!(store.queued(), 0, "a place in a queue is left in memory");
             }
             // A majority has answered when somebody goes on, and the others do a moment later.
             Store::Quorum(members) => {
-                let is_clean = |backend: &MemoryBackend| backend.is_empty() && backend.watched() == 0;
+                let is_clean = |store: &MemoryStore| store.is_empty() && store.watched() == 0;
                 eventually("no lock and no watch is left in a member", || async {
                     members.iter().all(is_clean)
                 })

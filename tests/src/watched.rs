@@ -1,22 +1,22 @@
-//! A backend of a third party: memory with a counter on every verb, and a hand that can stop it.
+//! A store of a third party: memory with a counter on every verb, and a hand that can stop it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::backend::counter::{CounterReply, CounterRequest};
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, Reason,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+use dlock::store::counter::{CounterReply, CounterRequest};
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Lane, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
+use dlock::stores::memory::MemoryStore;
 use dlock::{Kind, LockKey};
 use tokio::sync::broadcast;
 
 /// Counts the steps of a client, and can keep renewals from being answered.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    memory: MemoryBackend,
+    memory: MemoryStore,
     seen: Arc<Seen>,
 }
 
@@ -48,8 +48,8 @@ pub struct Seen {
 }
 
 impl Watched {
-    /// A backend on a store, with counters of its own.
-    pub fn new(memory: MemoryBackend) -> Watched {
+    /// A store on a store, with counters of its own.
+    pub fn new(memory: MemoryStore) -> Watched {
         let seen = Seen {
             acquires: AtomicUsize::new(0),
             together: AtomicBool::new(false),
@@ -70,7 +70,7 @@ impl Watched {
     }
 
     /// The store.
-    pub fn memory(&self) -> &MemoryBackend {
+    pub fn memory(&self) -> &MemoryStore {
         &self.memory
     }
 
@@ -79,15 +79,15 @@ impl Watched {
         &self.seen
     }
 
-    fn inner(&self) -> Arc<MemoryBackend> {
+    fn inner(&self) -> Arc<MemoryStore> {
         Arc::new(self.memory.clone())
     }
 
     /// The step is done when it is called, unless the store hangs or fails.
-    fn asked<T, F: Future<Output = Result<T, BackendError>>, S: FnOnce() -> F>(
+    fn asked<T, F: Future<Output = Result<T, StoreError>>, S: FnOnce() -> F>(
         &self,
         step: S,
-    ) -> impl Future<Output = Result<T, BackendError>> + use<T, F, S> {
+    ) -> impl Future<Output = Result<T, StoreError>> + use<T, F, S> {
         let hangs = self.seen.hang_acquires.load(Ordering::SeqCst);
         let fails = self.seen.fail_acquires.load(Ordering::SeqCst);
         let step = (!hangs && !fails).then(|| self.on_its_way(step()));
@@ -95,7 +95,7 @@ impl Watched {
             match step {
                 Some(step) => step.await,
                 None if hangs => std::future::pending().await,
-                None => Err(BackendError::not_done(Reason::Unreachable, "it is not there")),
+                None => Err(StoreError::not_done(Reason::Unreachable, "it is not there")),
             }
         }
     }
@@ -121,70 +121,51 @@ fn lane(key: &LockKey) -> u32 {
         .unwrap_or(0)
 }
 
-impl Backend for Watched {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for Watched {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         self.seen.acquires.fetch_add(1, Ordering::SeqCst);
         let inner = self.inner();
-        self.asked(move || Backend::acquire(inner, request))
+        Box::pin(self.asked(move || Store::acquire(inner, request)))
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         self.seen.releases.fetch_add(1, Ordering::SeqCst);
-        self.on_its_way(Backend::release(self.inner(), request))
+        Box::pin(self.on_its_way(Store::release(self.inner(), request)))
     }
 
-    async fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
-        self.seen.renew_calls.fetch_add(1, Ordering::SeqCst);
-        self.seen.renewals.fetch_add(requests.len(), Ordering::SeqCst);
-        let slow = requests
-            .iter()
-            .any(|request| lane(&request.key) as usize == self.seen.hang_lane.load(Ordering::SeqCst));
-        if slow || self.seen.hang_renewals.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
-        }
-        self.on_its_way(Backend::renew(self.inner(), requests)).await
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(async move {
+            self.seen.renew_calls.fetch_add(1, Ordering::SeqCst);
+            self.seen.renewals.fetch_add(requests.len(), Ordering::SeqCst);
+            let slow = requests
+                .iter()
+                .any(|request| lane(&request.key) as usize == self.seen.hang_lane.load(Ordering::SeqCst));
+            if slow || self.seen.hang_renewals.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            self.on_its_way(Store::renew(self.inner(), requests)).await
+        })
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
-        Backend::inspect(self.inner(), key)
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Store::inspect(self.inner(), key)
     }
 
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
-        Backend::list(self.inner(), prefix)
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Store::list(self.inner(), prefix)
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        Backend::force_release(self.inner(), key)
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Store::force_release(self.inner(), key)
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Backend::watch(self.inner(), kind, key, grant)
+        Store::watch(self.inner(), kind, key, grant)
     }
 
-    fn count(
-        self: Arc<Self>,
-        request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
         let inner = self.inner();
-        self.asked(move || Backend::count(inner, request))
+        Box::pin(self.asked(move || Store::count(inner, request)))
     }
 
     fn lane(&self, key: &LockKey) -> Lane {
@@ -193,16 +174,13 @@ impl Backend for Watched {
 
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
         let together = self.seen.together.load(Ordering::SeqCst);
-        together.then(|| Backend::together(&self.memory, kind, key))?
+        together.then(|| Store::together(&self.memory, kind, key))?
     }
 
-    fn acquire_all(
-        self: Arc<Self>,
-        requests: Vec<AcquireRequest>,
-    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         self.seen.acquires.fetch_add(1, Ordering::SeqCst);
         let inner = self.inner();
-        self.asked(move || Backend::acquire_all(inner, requests))
+        Box::pin(self.asked(move || Store::acquire_all(inner, requests)))
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

@@ -25,7 +25,7 @@ fn fair(client: &LockClient) -> Lock {
 /// How many stand in the queue of the lock.
 async fn queued(store: &Store) -> usize {
     match store {
-        Store::Memory(backend) => backend.queued(),
+        Store::Memory(store) => store.queued(),
         _ => {
             let (server, key) = store.place_of("k").await;
             server

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, GrantId, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
-    Renewal,
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store,
 };
 use dlock::{Error, HoldState, Kind, LockKey, Loss, scope};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
@@ -290,29 +289,29 @@ on_every_store! {
         const LEASE: Duration = Duration::from_secs(50);
         const KEEP: Duration = Duration::from_secs(20);
         const CLIENT: u128 = 0x1111_1111_2222_8333_9444_5555_5555_5555;
-        let backend = store.backend().await;
+        let store = store.store().await;
         let kinds = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write, Kind::Permit];
         for (number, kind) in kinds.into_iter().enumerate() {
             let (key, grant) = (LockKey::new(kind.to_string()).unwrap(), GrantId::from_parts(CLIENT, number as u64));
             let amount = if kind == Kind::Permit { 2 } else { 1 };
             let mut acquire = AcquireRequest::new(kind, key.clone(), grant, LEASE);
             (acquire.permits, acquire.amount) = (Some(3), amount);
-            match Backend::acquire(backend.clone(), acquire).await {
+            match Store::acquire(store.clone(), acquire).await {
                 Ok(AcquireReply::Acquired { .. }) => {}
                 Err(error) if error.reason == Reason::Unsupported => continue,
                 other => panic!("{kind}: {other:?}"),
             }
             let mut release = ReleaseRequest::new(kind, key.clone(), grant);
             (release.keep_for, release.amount) = (KEEP, amount);
-            let released = Backend::release(backend.clone(), release.clone()).await.unwrap();
+            let released = Store::release(store.clone(), release.clone()).await.unwrap();
             assert!(matches!(released, ReleaseReply::Released { .. }), "{kind}: {released:?}");
             let mut renewal = RenewRequest::new(kind, key.clone(), grant, LEASE);
             renewal.amount = amount;
-            let answers = Backend::renew(backend.clone(), vec![renewal]).await.unwrap();
+            let answers = Store::renew(store.clone(), vec![renewal]).await.unwrap();
             assert!(matches!(answers[..], [Ok(Renewal::Gone)]), "{kind}: {answers:?}");
             release.keep_for = LEASE;
-            Backend::release(backend.clone(), release).await.unwrap();
-            let holders = Backend::inspect(backend.clone(), key).await.unwrap();
+            Store::release(store.clone(), release).await.unwrap();
+            let holders = Store::inspect(store.clone(), key).await.unwrap();
             assert_eq!(holders.len(), amount as usize, "{kind}: {holders:?}");
             for holder in holders {
                 assert!(holder.remaining.is_some_and(|left| left <= KEEP), "{holder:?}");

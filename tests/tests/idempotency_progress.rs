@@ -197,7 +197,7 @@ impl dlock::record::RecordStore for Noting {
     async fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
-    ) -> Result<dlock::record::ClaimReply, dlock::backend::BackendError> {
+    ) -> Result<dlock::record::ClaimReply, dlock::store::StoreError> {
         *self.noted.0.lock().unwrap() = Some(request.fingerprint);
         self.inner.claim(request).await
     }
@@ -207,7 +207,7 @@ impl dlock::record::RecordStore for Noting {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+    ) -> Result<dlock::record::OwnerReply, dlock::store::StoreError> {
         self.inner.extend(&key, &token, lease, retention).await
     }
     async fn complete(
@@ -216,24 +216,24 @@ impl dlock::record::RecordStore for Noting {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+    ) -> Result<dlock::record::OwnerReply, dlock::store::StoreError> {
         self.inner.complete(&key, &token, response, retention).await
     }
     async fn release(
         self: Arc<Self>,
         key: dlock::record::RecordKey,
         token: ClaimToken,
-    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+    ) -> Result<dlock::record::OwnerReply, dlock::store::StoreError> {
         self.inner.release(&key, &token).await
     }
     async fn abandon(
         self: Arc<Self>,
         key: dlock::record::RecordKey,
         token: ClaimToken,
-    ) -> Result<dlock::record::OwnerReply, dlock::backend::BackendError> {
+    ) -> Result<dlock::record::OwnerReply, dlock::store::StoreError> {
         self.inner.abandon(&key, &token).await
     }
-    fn watch(self: Arc<Self>, key: &dlock::record::RecordKey) -> dlock::backend::Watch {
+    fn watch(self: Arc<Self>, key: &dlock::record::RecordKey) -> dlock::store::Watch {
         self.inner.watch(key)
     }
 }

@@ -1,4 +1,4 @@
-//! The core under attack: other people's wakers, subscribers and backends, other runtimes, and the edges of options.
+//! The core under attack: other people's wakers, subscribers and stores, other runtimes, and the edges of options.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Watch,
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Holder, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
+    Store, StoreError, StoreFuture, Watch,
 };
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
 use parking_lot::Mutex;
@@ -108,12 +108,8 @@ fn a_waker_may_drop_the_guard_whose_loss_wakes_it() {
 fn a_waker_may_drop_the_guard_whose_renewal_was_refused() {
     in_time(|| {
         paused().block_on(async {
-            let store = MemoryBackend::new();
-            let client = LockClient::builder()
-                .backend(store.clone())
-                .build()
-                .await
-                .unwrap();
+            let store = MemoryStore::new();
+            let client = LockClient::builder().store(store.clone()).build().await.unwrap();
             let guard = client.lock("k").acquire().await.unwrap();
             let slot = dropped_when_woken(async move {
                 guard.lost().await;
@@ -380,61 +376,64 @@ struct Manners {
     panics: AtomicUsize,
 }
 
-/// A backend of somebody else.
-struct Strange(Arc<MemoryBackend>, Arc<Manners>);
+/// A store of somebody else.
+struct Strange(Arc<MemoryStore>, Arc<Manners>);
 
 impl Strange {
     fn panics(&self, step: Step) {
         if self.1.panics_in == Some(step) && self.1.panics.fetch_add(1, Ordering::Relaxed) == 0 {
-            panic!("the backend's own");
+            panic!("the store's own");
         }
     }
 }
 
-impl Backend for Strange {
-    async fn acquire(self: Arc<Self>, request: AcquireRequest) -> Result<AcquireReply, BackendError> {
-        self.panics(Step::Acquire);
-        let reply = Backend::acquire(self.0.clone(), request).await;
-        if let Some(time) = self.1.acquire_takes {
-            sleep(time).await;
-        }
-        match reply {
-            Ok(AcquireReply::Busy { .. }) if self.1.endless => Ok(AcquireReply::Busy {
-                again: None,
-                remaining: Some(Duration::MAX),
-                listeners: None,
-            }),
-            other => other,
-        }
+impl Store for Strange {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        Box::pin(async move {
+            self.panics(Step::Acquire);
+            let reply = Store::acquire(self.0.clone(), request).await;
+            if let Some(time) = self.1.acquire_takes {
+                sleep(time).await;
+            }
+            match reply {
+                Ok(AcquireReply::Busy { .. }) if self.1.endless => Ok(AcquireReply::Busy {
+                    again: None,
+                    remaining: Some(Duration::MAX),
+                    listeners: None,
+                }),
+                other => other,
+            }
+        })
     }
-    async fn release(self: Arc<Self>, request: ReleaseRequest) -> Result<ReleaseReply, BackendError> {
-        self.panics(Step::Release);
-        Backend::release(self.0.clone(), request).await
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        Box::pin(async move {
+            self.panics(Step::Release);
+            Store::release(self.0.clone(), request).await
+        })
     }
-    async fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
-        self.panics(Step::Renew);
-        let first = self.1.renewals.fetch_add(1, Ordering::Relaxed) == 0;
-        let answer = Backend::renew(self.0.clone(), requests).await;
-        if let Some(time) = self.1.first_renewal_takes.filter(|_| first) {
-            sleep(time).await;
-        }
-        answer
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(async move {
+            self.panics(Step::Renew);
+            let first = self.1.renewals.fetch_add(1, Ordering::Relaxed) == 0;
+            let answer = Store::renew(self.0.clone(), requests).await;
+            if let Some(time) = self.1.first_renewal_takes.filter(|_| first) {
+                sleep(time).await;
+            }
+            answer
+        })
     }
-    async fn inspect(self: Arc<Self>, key: LockKey) -> Result<Vec<Holder>, BackendError> {
-        Backend::inspect(self.0.clone(), key).await
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Box::pin(async move { Store::inspect(self.0.clone(), key).await })
     }
-    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
-        Backend::list(self.0.clone(), prefix).await
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(async move { Store::list(self.0.clone(), prefix).await })
     }
-    async fn force_release(self: Arc<Self>, key: LockKey) -> Result<bool, BackendError> {
-        Backend::force_release(self.0.clone(), key).await
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Box::pin(async move { Store::force_release(self.0.clone(), key).await })
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         if !self.1.always_news {
-            return Backend::watch(self.0.clone(), kind, key, grant);
+            return Store::watch(self.0.clone(), kind, key, grant);
         }
         let (news, changes) = tokio::sync::watch::channel(0);
         let task = tokio::spawn(async move {
@@ -448,8 +447,8 @@ impl Backend for Strange {
 }
 
 async fn strange(manners: Manners) -> LockClient {
-    let backend = Strange(Arc::new(MemoryBackend::new()), Arc::new(manners));
-    LockClient::builder().backend(backend).build().await.unwrap()
+    let store = Strange(Arc::new(MemoryStore::new()), Arc::new(manners));
+    LockClient::builder().store(store).build().await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::{Lock, LockClient};
 use dlock_tests::Watched;
 use dlock_tests::faults::Pair;
@@ -31,13 +31,13 @@ async fn polled(lock: &Lock, n: usize) -> bool {
 }
 
 /// A store, and two clients of it to whom its answers come after so many milliseconds.
-async fn two_clients(slow: usize) -> (MemoryBackend, LockClient, LockClient) {
-    let store = MemoryBackend::new();
-    let backend = Watched::new(store.clone());
-    backend.seen().slow_answers.store(slow, SeqCst);
+async fn two_clients(slow: usize) -> (MemoryStore, LockClient, LockClient) {
+    let store = MemoryStore::new();
+    let watched = Watched::new(store.clone());
+    watched.seen().slow_answers.store(slow, SeqCst);
     let client = async || {
         LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap()

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, Kind, Lock, LockClient, LockGuard};
 use dlock_tests::{Watched, paused};
@@ -26,12 +26,8 @@ const PLACE: Duration = Duration::from_secs(5);
 /// How often who waits asks.
 const ASKS: Duration = Duration::from_millis(1500);
 
-async fn client(store: &MemoryBackend) -> LockClient {
-    LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap()
+async fn client(store: &MemoryStore) -> LockClient {
+    LockClient::builder().store(store.clone()).build().await.unwrap()
 }
 
 type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
@@ -66,7 +62,7 @@ fn order(served: &Served) -> Vec<usize> {
 #[test]
 fn rule_26_a_dead_waiter_in_front_costs_five_seconds() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let dead = silent(&b).await;
@@ -87,7 +83,7 @@ fn rule_26_a_dead_waiter_in_front_costs_five_seconds() {
 #[test]
 fn rule_26_a_dead_process_costs_no_more_however_many_waited_in_it() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let begun = Instant::now();
@@ -112,7 +108,7 @@ fn rule_26_a_dead_process_costs_no_more_however_many_waited_in_it() {
 #[test]
 fn rule_26_while_the_lock_is_held_the_dead_cost_nothing() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let dead = [silent(&b).await, silent(&b).await];
@@ -130,7 +126,7 @@ fn rule_26_while_the_lock_is_held_the_dead_cost_nothing() {
 #[test]
 fn rule_26_who_was_silent_for_long_is_before_those_who_came_later() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let mut stood_still = vec![silent(&b).await, silent(&b).await];
@@ -166,10 +162,10 @@ fn rule_26_who_was_silent_for_long_is_before_those_who_came_later() {
 #[test]
 fn who_waits_for_an_hour_keeps_the_place_and_asks_every_second_and_a_half() {
     paused(async {
-        let backend = Watched::new(MemoryBackend::new());
-        let a = client(backend.memory()).await;
+        let watched = Watched::new(MemoryStore::new());
+        let a = client(watched.memory()).await;
         let b = LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap();
@@ -179,7 +175,7 @@ fn who_waits_for_an_hour_keeps_the_place_and_asks_every_second_and_a_half() {
         sleep(MS).await;
         let second = waiter(&a, 2, Instant::now(), &served);
         sleep(3600 * SEC).await;
-        let asked = backend.seen().acquires.load(SeqCst);
+        let asked = watched.seen().acquires.load(SeqCst);
         let expected = 3600 * 1000 / ASKS.as_millis() as usize;
         // One more when it has begun to listen.
         assert!((expected..=expected + 3).contains(&asked), "{asked}");
@@ -187,7 +183,7 @@ fn who_waits_for_an_hour_keeps_the_place_and_asks_every_second_and_a_half() {
         first.await.unwrap();
         second.await.unwrap();
         assert_eq!(order(&served), [1, 2]);
-        assert_eq!((backend.memory().watched(), b.waited_for()), (0, 0));
+        assert_eq!((watched.memory().watched(), b.waited_for()), (0, 0));
     });
 }
 
@@ -201,9 +197,9 @@ fn in_one_process_each_turn_takes_one_question_at_the_most_and_no_subscription()
 
 fn in_one_process_turns_take_so_many_questions(handovers: u32, questions: usize) {
     paused(async move {
-        let backend = Watched::new(MemoryBackend::new());
+        let watched = Watched::new(MemoryStore::new());
         let client = LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap();
@@ -216,23 +212,23 @@ fn in_one_process_turns_take_so_many_questions(handovers: u32, questions: usize)
             })
             .collect();
         sleep(MS).await;
-        assert_eq!(backend.seen().acquires.load(SeqCst), 17);
-        assert_eq!(backend.memory().watched(), 0);
+        assert_eq!(watched.seen().acquires.load(SeqCst), 17);
+        assert_eq!(watched.memory().watched(), 0);
         guard.release().await.unwrap();
         for waiter in waiters {
             waiter.await.unwrap();
         }
         assert_eq!(order(&served), (0..16).collect::<Vec<_>>());
-        assert_eq!(backend.seen().acquires.load(SeqCst), 17 + questions);
-        assert_eq!(backend.seen().releases.load(SeqCst), 17);
-        assert_eq!(backend.memory().queued(), 0);
+        assert_eq!(watched.seen().acquires.load(SeqCst), 17 + questions);
+        assert_eq!(watched.seen().releases.load(SeqCst), 17);
+        assert_eq!(watched.memory().queued(), 0);
     });
 }
 
 #[test]
 fn who_waits_long_behind_its_own_process_listens_in_case_others_open_the_lock() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let _guard = a.fair_lock("k").acquire().await.unwrap();
         let served = Served::default();
@@ -248,7 +244,7 @@ fn who_waits_long_behind_its_own_process_listens_in_case_others_open_the_lock() 
 #[test]
 fn nothing_is_asked_for_who_is_not_polled_when_it_should_be() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         // Behind the holder in its own process, so that it would be asked for when that gives the lock back.
@@ -275,7 +271,7 @@ fn nothing_is_asked_for_who_is_not_polled_when_it_should_be() {
 #[test]
 fn a_lease_that_ends_is_taken_over_at_that_moment() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let begun = Instant::now();
         let guard = a.fair_lock("k").lease(7 * SEC).acquire().await.unwrap();
@@ -366,7 +362,7 @@ fn a_lock_that_is_lost_here_is_asked_for_at_once_by_who_waits_here() {
 #[test]
 fn a_plain_lock_of_the_same_name_jumps_the_queue_and_delays_it_by_one_question() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let plain = a.lock("k").kind(Kind::Lock).acquire().await.unwrap();
         let served = Served::default();
@@ -382,7 +378,7 @@ fn a_plain_lock_of_the_same_name_jumps_the_queue_and_delays_it_by_one_question()
 #[test]
 fn a_lock_is_not_handed_on_to_who_is_not_polled_when_it_should_be() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
         let guard = c.fair_lock("k").acquire().await.unwrap();
         let served = Served::default();
@@ -413,7 +409,7 @@ fn a_lock_is_not_handed_on_to_who_is_not_polled_when_it_should_be() {
 #[test]
 fn who_was_handed_the_lock_and_looked_too_late_keeps_its_place() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let lock = b.fair_lock("k").renewed_lease(SEC);
         let guard = a.fair_lock("k").acquire().await.unwrap();
@@ -440,7 +436,7 @@ fn who_was_handed_the_lock_and_looked_too_late_keeps_its_place() {
 #[test]
 fn a_release_between_a_question_and_the_look_at_its_answer_is_not_missed() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let served = Served::default();
@@ -488,10 +484,10 @@ async fn waiter_whose_first_question_was_not_done_overtakes_nobody() {
 /// A lock that a shutdown gives back while its grant is on its way to the waiter is not the waiter's.
 #[tokio::test(start_paused = true)]
 async fn grant_that_a_shutdown_has_given_back_is_no_guard() {
-    let memory = MemoryBackend::new();
+    let memory = MemoryStore::new();
     let watched = Watched::new(memory.clone());
     watched.seen().slow_answers.store(50, SeqCst);
-    let ending = LockClient::builder().backend(watched).build().await.unwrap();
+    let ending = LockClient::builder().store(watched).build().await.unwrap();
     let other = client(&memory).await;
     let mut waiting = std::pin::pin!(ending.fair_lock("k").acquire());
     assert!(poll!(&mut waiting).is_pending());

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{Backend, GrantId};
+use dlock::store::{GrantId, Store};
+use dlock::stores::memory::MemoryStore;
 use dlock::{Error, HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
 use dlock_tests::Watched;
 use futures_util::future::join_all;
@@ -24,15 +24,15 @@ const SEC: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(30);
 
 struct Setting {
-    store: MemoryBackend,
+    store: MemoryStore,
     watched: Watched,
     client: LockClient,
 }
 
 async fn setting() -> Setting {
-    let store = MemoryBackend::new();
+    let store = MemoryStore::new();
     let watched = Watched::new(store.clone());
-    let client = LockClient::builder().backend(watched.clone()).build().await;
+    let client = LockClient::builder().store(watched.clone()).build().await;
     Setting {
         store,
         watched,
@@ -51,7 +51,7 @@ impl Setting {
 
     /// A client of another process.
     async fn other(&self) -> LockClient {
-        let builder = LockClient::builder().backend(self.store.clone());
+        let builder = LockClient::builder().store(self.store.clone());
         builder.build().await.unwrap()
     }
 
@@ -561,13 +561,13 @@ async fn who_lets_others_go_first_goes_on_when_they_have_come() {
 /// Processes that take turns at one lock for a while: how many requests each handoff took, and how often each of them had
 /// the lock.
 async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usize>) {
-    let memory = MemoryBackend::new();
-    let backends: Vec<_> = (0..processes).map(|_| Watched::new(memory.clone())).collect();
+    let memory = MemoryStore::new();
+    let stores: Vec<_> = (0..processes).map(|_| Watched::new(memory.clone())).collect();
     let mut tasks = Vec::new();
-    for backend in &backends {
-        backend.seen().slow_answers.store(1, SeqCst);
+    for watched in &stores {
+        watched.seen().slow_answers.store(1, SeqCst);
         let client = LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap();
@@ -588,8 +588,8 @@ async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usi
         .into_iter()
         .map(Result::unwrap)
         .collect::<Vec<_>>();
-    let asked: usize = (backends.iter())
-        .map(|backend| backend.seen().acquires.load(SeqCst))
+    let asked: usize = (stores.iter())
+        .map(|watched| watched.seen().acquires.load(SeqCst))
         .sum();
     (asked as f64 / had.iter().sum::<usize>() as f64, had)
 }
@@ -615,21 +615,15 @@ async fn crowd_of_processes_asks_a_few_times_for_each_handoff() {
 /// Processes that hear of a release and do not ask, since they are stopped, keep the others waiting for a moment only.
 #[tokio::test(start_paused = true)]
 async fn crowd_whose_first_ranks_are_stopped_costs_a_moment() {
-    let memory = MemoryBackend::new();
+    let memory = MemoryStore::new();
     let key = LockKey::new("k").unwrap();
     let stopped: Vec<_> = (0..100)
         .map(|_| {
-            let backend = Arc::new(memory.clone());
-            Backend::watch(backend, Kind::Lock, &key, NOBODY)
+            let watched = Arc::new(memory.clone());
+            Store::watch(watched, Kind::Lock, &key, NOBODY)
         })
         .collect();
-    let client = || async {
-        LockClient::builder()
-            .backend(memory.clone())
-            .build()
-            .await
-            .unwrap()
-    };
+    let client = || async { LockClient::builder().store(memory.clone()).build().await.unwrap() };
     let (holder, waiter) = (client().await, client().await);
     for _ in 0..50 {
         let guard = holder.lock("k").acquire().await.unwrap();

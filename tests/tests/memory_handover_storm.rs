@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::{Error, Held, Lock, LockClient, LockGuard};
 use dlock_tests::Watched;
 use fastrand::Rng;
@@ -87,11 +87,11 @@ impl<F: Future> Future for Patience<F> {
 
 impl World {
     async fn new(weather: Weather, parallel: bool) -> World {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let watched = [Watched::new(store.clone()), Watched::new(store)];
         let client = |watched: &Watched| {
             LockClient::builder()
-                .backend(watched.clone())
+                .store(watched.clone())
                 .lease(if parallel { 150 * MS } else { SEC })
                 .build()
         };

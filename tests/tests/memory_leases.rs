@@ -1,4 +1,4 @@
-//! Leases, renewal and loss by a paused clock, on memory and on a third party's backend around it.
+//! Leases, renewal and loss by a paused clock, on memory and on a third party's watched around it.
 //!
 //! The clock moves by `sleep`, never by `advance`; every test runs inside a virtual hour, because a
 //! dead-lock never idles once there is a watchdog.
@@ -6,8 +6,8 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::backend::Lane;
-use dlock::backend::memory::MemoryBackend;
+use dlock::store::Lane;
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_tests::{Watched, paused};
@@ -17,23 +17,23 @@ const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
 async fn watched() -> (Watched, LockClient) {
-    let backend = Watched::new(MemoryBackend::new());
+    let watched = Watched::new(MemoryStore::new());
     let client = LockClient::builder()
-        .backend(backend.clone())
+        .store(watched.clone())
         .build()
         .await
         .unwrap();
-    (backend, client)
+    (watched, client)
 }
 
 #[test]
 fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let guard = client.lock("k").acquire().await.unwrap();
         sleep(Duration::from_secs(3600)).await;
         assert!(guard.is_held());
-        let renewals = backend.seen().renewals.load(SeqCst);
+        let renewals = watched.seen().renewals.load(SeqCst);
         assert!((359..=360).contains(&renewals), "{renewals}");
         guard.release().await.unwrap();
     });
@@ -42,16 +42,16 @@ fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds() {
 #[test]
 fn rule_9_forty_cycles_multiply_no_timer_and_nothing_ticks_after_the_last_release() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         for _ in 0..40 {
             client.lock("k").acquire().await.unwrap().release().await.unwrap();
         }
         let guard = client.lock("k").renewed_lease(6 * SEC).acquire().await.unwrap();
         sleep(6 * SEC + 100 * MS).await;
-        assert_eq!(backend.seen().renewals.load(SeqCst), 3);
+        assert_eq!(watched.seen().renewals.load(SeqCst), 3);
         drop(guard);
         sleep(Duration::from_secs(3600)).await;
-        assert_eq!(backend.seen().renewals.load(SeqCst), 3);
+        assert_eq!(watched.seen().renewals.load(SeqCst), 3);
         // The watchdog, the release worker, and this one.
         let metrics = tokio::runtime::Handle::current().metrics();
         assert_eq!(metrics.num_alive_tasks(), 2);
@@ -65,15 +65,15 @@ fn rule_9_forty_cycles_multiply_no_timer_and_nothing_ticks_after_the_last_releas
 #[test]
 fn rule_9_many_grants_travel_in_few_renewals() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let mut guards = Vec::new();
         for i in 0..1000 {
             guards.push(client.lock(format!("k{i}")).acquire().await.unwrap());
         }
         sleep(11 * SEC).await;
-        let renewals = backend.seen().renewals.load(SeqCst);
+        let renewals = watched.seen().renewals.load(SeqCst);
         assert!((1000..2000).contains(&renewals), "{renewals}");
-        let calls = backend.seen().renew_calls.load(SeqCst);
+        let calls = watched.seen().renew_calls.load(SeqCst);
         assert!(calls <= 25, "not one by one, and not all at once: {calls}");
         assert!(guards.iter().all(dlock::LockGuard::is_held));
     });
@@ -82,8 +82,8 @@ fn rule_9_many_grants_travel_in_few_renewals() {
 #[test]
 fn rule_9_a_lane_that_hangs_delays_no_other() {
     paused(async {
-        let (backend, client) = watched().await;
-        backend.seen().hang_lane.store(1, SeqCst);
+        let (watched, client) = watched().await;
+        watched.seen().hang_lane.store(1, SeqCst);
         let sick = client.lock("1:sick").acquire().await.unwrap();
         let well = client.lock("2:well").acquire().await.unwrap();
         sleep(60 * SEC).await;
@@ -95,21 +95,21 @@ fn rule_9_a_lane_that_hangs_delays_no_other() {
 #[test]
 fn rule_10_a_failed_renewal_is_tried_again_with_urgency_and_is_no_loss_yet() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let guard = client.lock("k").acquire().await.unwrap();
-        backend.seen().hang_renewals.store(true, SeqCst);
+        watched.seen().hang_renewals.store(true, SeqCst);
         sleep(20 * SEC).await;
         assert_eq!(guard.state(), HoldState::Suspect);
         assert!(guard.is_held() && guard.remaining() > 9 * SEC);
-        backend.seen().hang_renewals.store(false, SeqCst);
+        watched.seen().hang_renewals.store(false, SeqCst);
         sleep(8 * SEC).await;
         assert_eq!(guard.state(), HoldState::Held);
         sleep(60 * SEC).await;
         assert_eq!(guard.state(), HoldState::Held);
-        backend.seen().hang_renewals.store(true, SeqCst);
-        let before = backend.seen().renew_calls.load(SeqCst);
+        watched.seen().hang_renewals.store(true, SeqCst);
+        let before = watched.seen().renew_calls.load(SeqCst);
         assert_eq!(guard.lost().await, Loss::Expired);
-        let tries = backend.seen().renew_calls.load(SeqCst) - before;
+        let tries = watched.seen().renew_calls.load(SeqCst) - before;
         assert!((5..200).contains(&tries), "{tries}");
     });
 }
@@ -117,19 +117,19 @@ fn rule_10_a_failed_renewal_is_tried_again_with_urgency_and_is_no_loss_yet() {
 #[test]
 fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
     paused(async {
-        let store = MemoryBackend::new();
-        let backend = Watched::new(store.clone());
+        let store = MemoryStore::new();
+        let watched = Watched::new(store.clone());
         let a = LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap();
-        let b = LockClient::builder().backend(store).build().await.unwrap();
+        let b = LockClient::builder().store(store).build().await.unwrap();
         for lease in [100 * MS, SEC, 30 * SEC, 3600 * SEC] {
             let key = format!("{lease:?}");
             let guard = a.lock(&*key).renewed_lease(lease).acquire().await.unwrap();
             let taken = Instant::now();
-            backend.seen().hang_renewals.store(true, SeqCst);
+            watched.seen().hang_renewals.store(true, SeqCst);
             let told = async {
                 guard.lost().await;
                 Instant::now()
@@ -148,7 +148,7 @@ fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
             // And not much too early either.
             assert!(told - taken >= lease - margin - 2 * MS, "{lease:?}");
             assert!(!guard.is_held() && next.fencing_token() > guard.fencing_token());
-            backend.seen().hang_renewals.store(false, SeqCst);
+            watched.seen().hang_renewals.store(false, SeqCst);
         }
     });
 }
@@ -192,10 +192,10 @@ fn rule_13_lost_is_final_even_if_the_renewal_comes_through_late() {
 #[test]
 fn rule_12_a_lane_in_doubt_is_checked_at_once() {
     paused(async {
-        let store = MemoryBackend::new();
-        let backend = Watched::new(store.clone());
+        let store = MemoryStore::new();
+        let watched = Watched::new(store.clone());
         let client = LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap();
@@ -203,14 +203,14 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
         let fixed = client.lock("1:fixed").lease(20 * SEC).acquire().await.unwrap();
         let elsewhere = client.lock("2:elsewhere").acquire().await.unwrap();
         sleep(SEC).await;
-        backend.seen().doubts.send(Lane(1)).unwrap();
+        watched.seen().doubts.send(Lane(1)).unwrap();
         sleep(MS).await;
         assert_eq!((stays.state(), fixed.state()), (HoldState::Held, HoldState::Held));
-        assert_eq!(backend.seen().renewals.load(SeqCst), 2);
+        assert_eq!(watched.seen().renewals.load(SeqCst), 2);
         // The fixed lease was confirmed, not prolonged.
         assert!(fixed.remaining() < 19 * SEC, "{:?}", fixed.remaining());
         store.clear();
-        backend.seen().doubts.send(Lane(1)).unwrap();
+        watched.seen().doubts.send(Lane(1)).unwrap();
         sleep(MS).await;
         assert_eq!(
             (stays.state(), fixed.state()),
@@ -224,11 +224,11 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
 #[test]
 fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
     paused(async {
-        let store = MemoryBackend::new();
-        let backend = Watched::new(store.clone());
-        let builder = LockClient::builder().backend(backend.clone());
+        let store = MemoryStore::new();
+        let watched = Watched::new(store.clone());
+        let builder = LockClient::builder().store(watched.clone());
         let client = builder.build().await.unwrap();
-        let seen = backend.seen();
+        let seen = watched.seen();
         let lost_in_doubt = || {
             store.clear();
             seen.doubts.send(Lane(1)).unwrap();
@@ -260,13 +260,13 @@ fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
 #[test]
 fn rule_14_ensure_renews_only_when_less_is_left() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let guard = client.lock("k").acquire().await.unwrap();
         guard.ensure(20 * SEC).await.unwrap();
-        assert_eq!(backend.seen().renewals.load(SeqCst), 0);
+        assert_eq!(watched.seen().renewals.load(SeqCst), 0);
         sleep(9 * SEC).await;
         guard.ensure(25 * SEC).await.unwrap();
-        assert_eq!(backend.seen().renewals.load(SeqCst), 1);
+        assert_eq!(watched.seen().renewals.load(SeqCst), 1);
         assert!(guard.remaining() > 29 * SEC);
         assert!(matches!(
             guard.ensure(40 * SEC).await,
@@ -282,13 +282,9 @@ fn rule_14_ensure_renews_only_when_less_is_left() {
 #[test]
 fn rule_11_max_hold_ends_exactly_then() {
     paused(async {
-        let store = MemoryBackend::new();
-        let a = LockClient::builder()
-            .backend(store.clone())
-            .build()
-            .await
-            .unwrap();
-        let b = LockClient::builder().backend(store).build().await.unwrap();
+        let store = MemoryStore::new();
+        let a = LockClient::builder().store(store.clone()).build().await.unwrap();
+        let b = LockClient::builder().store(store).build().await.unwrap();
         let started = Instant::now();
         let guard = a.lock("k").max_hold(100 * SEC).acquire().await.unwrap();
         let next = b.lock("k").acquire().await.unwrap();
@@ -308,13 +304,9 @@ fn rule_11_max_hold_ends_exactly_then() {
 #[test]
 fn rule_11_min_hold_survives_renewals_and_a_crash() {
     paused(async {
-        let store = MemoryBackend::new();
-        let a = LockClient::builder()
-            .backend(store.clone())
-            .build()
-            .await
-            .unwrap();
-        let b = LockClient::builder().backend(store).build().await.unwrap();
+        let store = MemoryStore::new();
+        let a = LockClient::builder().store(store.clone()).build().await.unwrap();
+        let b = LockClient::builder().store(store).build().await.unwrap();
         let guard = a.lock("k").min_hold(100 * SEC).acquire().await.unwrap();
         sleep(45 * SEC).await;
         let left = b.inspect("k").await.unwrap().unwrap().remaining.unwrap();
@@ -389,9 +381,7 @@ fn rule_29_options_that_make_no_sense_are_refused() {
             LockClient::builder().url("memory://").lease(Duration::MAX),
             LockClient::builder().url("memory://").timeout(Duration::ZERO),
             LockClient::builder().url("memory://").retry_for(Duration::MAX),
-            LockClient::builder()
-                .url("memory://")
-                .backend(MemoryBackend::new()),
+            LockClient::builder().url("memory://").store(MemoryStore::new()),
             LockClient::builder(),
         ] {
             assert!(matches!(builder.build().await, Err(Error::InvalidOption { .. })));
@@ -491,15 +481,11 @@ fn rule_15_a_release_of_unknown_outcome_says_so_or_is_settled() {
 #[test]
 fn rule_23_a_waiter_looks_by_the_lease_of_the_holder_when_no_message_comes() {
     paused(async {
-        let store = MemoryBackend::new();
-        let backend = Watched::new(store.clone());
-        let holder = LockClient::builder()
-            .backend(store.clone())
-            .build()
-            .await
-            .unwrap();
+        let store = MemoryStore::new();
+        let watched = Watched::new(store.clone());
+        let holder = LockClient::builder().store(store.clone()).build().await.unwrap();
         let waiter = LockClient::builder()
-            .backend(backend.clone())
+            .store(watched.clone())
             .build()
             .await
             .unwrap();
@@ -507,7 +493,7 @@ fn rule_23_a_waiter_looks_by_the_lease_of_the_holder_when_no_message_comes() {
         let waiting = tokio::spawn(waiter.lock("k").acquire());
         sleep(300 * SEC).await;
         // One look, one after the subscription, then at most one in a third of the lease.
-        let looks = backend.seen().acquires.load(SeqCst);
+        let looks = watched.seen().acquires.load(SeqCst);
         assert!((3..=2 + 30).contains(&looks), "{looks}");
         // Lost without a message: found at the end of the lease that was seen last.
         std::mem::forget(guard);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss, MultiLock};
 use dlock_tests::{Watched, paused};
@@ -19,7 +19,7 @@ const SEC: Duration = Duration::from_secs(1);
 const WAY: Duration = Duration::from_millis(20);
 
 struct Setting {
-    store: MemoryBackend,
+    store: MemoryStore,
     watched: Watched,
     /// One whose answers take a while.
     a: LockClient,
@@ -29,15 +29,15 @@ struct Setting {
 
 /// With and without a step that takes several.
 async fn setting(together: bool) -> Setting {
-    let store = MemoryBackend::new();
+    let store = MemoryStore::new();
     let watched = Watched::new(store.clone());
     watched.seen().together.store(together, SeqCst);
     watched
         .seen()
         .slow_answers
         .store(WAY.as_millis() as usize, SeqCst);
-    let a = LockClient::builder().backend(watched.clone()).build().await;
-    let b = LockClient::builder().backend(store.clone()).build().await;
+    let a = LockClient::builder().store(watched.clone()).build().await;
+    let b = LockClient::builder().store(store.clone()).build().await;
     let (a, b) = (a.unwrap(), b.unwrap());
     Setting { store, watched, a, b }
 }

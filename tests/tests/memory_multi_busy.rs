@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{AcquireAllReply, AcquireReply, AcquireRequest, Backend, GrantId, ReleaseRequest};
+use dlock::store::{AcquireAllReply, AcquireReply, AcquireRequest, GrantId, ReleaseRequest, Store};
+use dlock::stores::memory::MemoryStore;
 use dlock::{HoldState, Kind, LockClient};
 use dlock_tests::{Watched, paused};
 use futures_util::future::join_all;
@@ -23,13 +23,13 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 
 /// A store whose answers are on their way for a millisecond; with and without a step that takes several.
 struct Setting {
-    store: MemoryBackend,
+    store: MemoryStore,
     watched: Watched,
 }
 
 impl Setting {
     fn new(together: bool) -> Setting {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let watched = Watched::new(store.clone());
         watched.seen().together.store(together, SeqCst);
         watched.seen().slow_answers.store(1, SeqCst);
@@ -37,7 +37,7 @@ impl Setting {
     }
 
     async fn client(&self) -> LockClient {
-        let builder = LockClient::builder().backend(self.watched.clone());
+        let builder = LockClient::builder().store(self.watched.clone());
         builder.build().await.unwrap()
     }
 
@@ -375,7 +375,7 @@ fn shutdown_gives_up_the_places_of_calls_that_wait() {
 #[test]
 fn readers_are_told_when_a_preferred_set_finds_another_lock_busy() {
     paused(async {
-        let store = Arc::new(MemoryBackend::new());
+        let store = Arc::new(MemoryStore::new());
         let request = |kind, key: &str, number| {
             AcquireRequest::new(kind, key.into(), GrantId::from_parts(1, number), 30 * SEC)
         };

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use dlock::backend::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{AcquireReply, AcquireRequest, Backend, GrantId, Watch};
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
+use dlock::store::{AcquireReply, AcquireRequest, GrantId, Store, Watch};
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss, Permit, Semaphore};
 use dlock_tests::{Watched, paused_for};
@@ -26,14 +26,14 @@ fn paused(test: impl Future<Output = ()>) {
     paused_for(10 * HOUR, test);
 }
 
-async fn client_on(backend: impl Backend) -> LockClient {
-    LockClient::builder().backend(backend).build().await.unwrap()
+async fn client_on(watched: impl Store) -> LockClient {
+    LockClient::builder().store(watched).build().await.unwrap()
 }
 
 async fn watched() -> (Watched, LockClient) {
-    let backend = Watched::new(MemoryBackend::new());
-    let client = client_on(backend.clone()).await;
-    (backend, client)
+    let watched = Watched::new(MemoryStore::new());
+    let client = client_on(watched.clone()).await;
+    (watched, client)
 }
 
 async fn available(semaphore: &Semaphore) -> i64 {
@@ -49,7 +49,7 @@ fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
 }
 
 /// Somebody who asks the store once, and is never heard of again.
-async fn asks_once(store: &MemoryBackend, name: &str, permits: u32, number: u64) -> AcquireReply {
+async fn asks_once(store: &MemoryStore, name: &str, permits: u32, number: u64) -> AcquireReply {
     let grant = GrantId::from_parts(7, number);
     let mut request = AcquireRequest::new(Kind::Permit, LockKey::from(name), grant, 30 * SEC);
     request.amount = permits;
@@ -60,18 +60,18 @@ async fn asks_once(store: &MemoryBackend, name: &str, permits: u32, number: u64)
 #[test]
 fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds_for_all_permits_of_a_grant() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let semaphore = client.semaphore("k").permits(5);
         let permit = semaphore.acquire_many(4).await.unwrap();
         sleep(HOUR).await;
         assert!(permit.is_held() && permit.is_renewed());
         assert_eq!(available(&semaphore).await, 1);
-        let renewals = backend.seen().renewals.load(SeqCst);
+        let renewals = watched.seen().renewals.load(SeqCst);
         assert!((359..=360).contains(&renewals), "{renewals}");
         permit.release().await.unwrap();
         assert_eq!(available(&semaphore).await, 5);
         sleep(HOUR).await;
-        assert_eq!(backend.seen().renewals.load(SeqCst), renewals);
+        assert_eq!(watched.seen().renewals.load(SeqCst), renewals);
         assert_eq!((client.held(), client.waited_for()), (0, 0));
     });
 }
@@ -79,15 +79,15 @@ fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds_for_all_permits_of_
 #[test]
 fn rule_13_the_holder_is_lost_before_its_permits_are_given_away() {
     paused(async {
-        let store = MemoryBackend::new();
-        let backend = Watched::new(store.clone());
-        let (a, b) = (client_on(backend.clone()).await, client_on(store).await);
+        let store = MemoryStore::new();
+        let watched = Watched::new(store.clone());
+        let (a, b) = (client_on(watched.clone()).await, client_on(store).await);
         for lease in [100 * MS, SEC, 30 * SEC, HOUR] {
             let name = format!("{lease:?}");
             let semaphore = a.semaphore(&*name).permits(2).renewed_lease(lease);
             let permit = semaphore.acquire_many(2).await.unwrap();
             let taken = Instant::now();
-            backend.seen().hang_renewals.store(true, SeqCst);
+            watched.seen().hang_renewals.store(true, SeqCst);
             let told = async {
                 assert_eq!(permit.lost().await, Loss::Expired);
                 Instant::now()
@@ -105,7 +105,7 @@ fn rule_13_the_holder_is_lost_before_its_permits_are_given_away() {
                 "{:?}",
                 had - taken
             );
-            backend.seen().hang_renewals.store(false, SeqCst);
+            watched.seen().hang_renewals.store(false, SeqCst);
             drop((permit, next));
             sleep(SEC).await;
         }
@@ -115,7 +115,7 @@ fn rule_13_the_holder_is_lost_before_its_permits_are_given_away() {
 #[test]
 fn the_first_of_many_leases_that_ends_serves_who_waits() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client_on(store.clone()).await, client_on(store).await);
         let semaphore = a.semaphore("k").permits(3);
         let mut held = Vec::new();
@@ -161,7 +161,7 @@ fn a_limit_of_time_and_of_waiters_holds_for_permits_as_for_locks() {
 #[test]
 fn who_waits_for_an_hour_keeps_its_place_and_who_is_not_heard_of_loses_it() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (client_on(store.clone()).await, client_on(store.clone()).await);
         let semaphore = a.semaphore("k").permits(2);
         let held = semaphore.acquire().await.unwrap();
@@ -196,7 +196,7 @@ fn who_waits_for_an_hour_keeps_its_place_and_who_is_not_heard_of_loses_it() {
 #[test]
 fn many_who_are_gone_cost_no_more_than_one() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let client = client_on(store.clone()).await;
         let semaphore = client.semaphore("k").permits(2);
         let held = semaphore.acquire().await.unwrap();
@@ -218,12 +218,12 @@ fn many_who_are_gone_cost_no_more_than_one() {
 #[test]
 fn while_all_wait_for_one_permit_nothing_is_sent_but_looks_at_the_lease() {
     paused(async {
-        let (backend, a) = watched().await;
-        let b = client_on(Watched::new(backend.memory().clone())).await;
+        let (watched, a) = watched().await;
+        let b = client_on(Watched::new(watched.memory().clone())).await;
         let held = b.semaphore("k").permits(1).acquire().await.unwrap();
         let waiter = tokio::spawn(a.semaphore("k").acquire());
         sleep(HOUR).await;
-        let asked = backend.seen().acquires.load(SeqCst);
+        let asked = watched.seen().acquires.load(SeqCst);
         assert!((200..=400).contains(&asked), "{asked} questions in an hour");
         held.release().await.unwrap();
         drop(waiter.await.unwrap().unwrap());
@@ -371,7 +371,7 @@ fn a_step_of_a_counter_that_is_never_answered_is_unknown_and_one_that_was_never_
 #[test]
 fn the_same_step_is_answered_as_the_first_time_and_another_is_another() {
     paused(async {
-        let store = Arc::new(MemoryBackend::new());
+        let store = Arc::new(MemoryStore::new());
         let id = |number| GrantId::from_parts(7, number);
         let step = |number, step| {
             let request = CounterRequest::new("k".into(), id(number), step);
@@ -419,65 +419,46 @@ fn the_same_step_is_answered_as_the_first_time_and_another_is_another() {
 }
 
 /// A store whose messages are all lost.
-struct Mute(MemoryBackend);
+struct Mute(MemoryStore);
 
 impl Mute {
-    fn inner(&self) -> Arc<MemoryBackend> {
+    fn inner(&self) -> Arc<MemoryStore> {
         Arc::new(self.0.clone())
     }
 }
 
-impl Backend for Mute {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, dlock::backend::BackendError>> + Send + 'static {
-        Backend::acquire(self.inner(), request)
+impl Store for Mute {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> dlock::store::StoreFuture<AcquireReply> {
+        Box::pin(Store::acquire(self.inner(), request))
     }
 
     fn release(
         self: Arc<Self>,
-        request: dlock::backend::ReleaseRequest,
-    ) -> impl Future<Output = Result<dlock::backend::ReleaseReply, dlock::backend::BackendError>> + Send + 'static
-    {
-        Backend::release(self.inner(), request)
+        request: dlock::store::ReleaseRequest,
+    ) -> dlock::store::StoreFuture<dlock::store::ReleaseReply> {
+        Box::pin(Store::release(self.inner(), request))
     }
 
     fn renew(
         self: Arc<Self>,
-        requests: Vec<dlock::backend::RenewRequest>,
-    ) -> impl Future<
-        Output = Result<
-            Vec<Result<dlock::backend::Renewal, dlock::backend::BackendError>>,
-            dlock::backend::BackendError,
-        >,
-    > + Send
-    + 'static {
-        Backend::renew(self.inner(), requests)
+        requests: Vec<dlock::store::RenewRequest>,
+    ) -> dlock::store::StoreFuture<Vec<Result<dlock::store::Renewal, dlock::store::StoreError>>> {
+        Box::pin(Store::renew(self.inner(), requests))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<dlock::backend::Holder>, dlock::backend::BackendError>> + Send + 'static
-    {
-        Backend::inspect(self.inner(), key)
+    fn inspect(self: Arc<Self>, key: LockKey) -> dlock::store::StoreFuture<Vec<dlock::store::Holder>> {
+        Box::pin(Store::inspect(self.inner(), key))
     }
 
     fn list(
         self: Arc<Self>,
         prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, dlock::backend::Holder)>, dlock::backend::BackendError>>
-    + Send
-    + 'static {
-        Backend::list(self.inner(), prefix)
+    ) -> dlock::store::StoreFuture<Vec<(LockKey, dlock::store::Holder)>> {
+        Box::pin(Store::list(self.inner(), prefix))
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, dlock::backend::BackendError>> + Send + 'static {
-        Backend::force_release(self.inner(), key)
+    fn force_release(self: Arc<Self>, key: LockKey) -> dlock::store::StoreFuture<bool> {
+        Box::pin(Store::force_release(self.inner(), key))
     }
 
     fn watch(self: Arc<Self>, _kind: Kind, _key: &LockKey, _grant: GrantId) -> Watch {
@@ -485,18 +466,15 @@ impl Backend for Mute {
         Watch::new(changes, move || drop(news))
     }
 
-    fn count(
-        self: Arc<Self>,
-        request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, dlock::backend::BackendError>> + Send + 'static {
-        Backend::count(self.inner(), request)
+    fn count(self: Arc<Self>, request: CounterRequest) -> dlock::store::StoreFuture<CounterReply> {
+        Box::pin(Store::count(self.inner(), request))
     }
 }
 
 #[test]
 fn a_message_that_is_lost_costs_a_look_and_no_lease() {
     paused(async {
-        let memory = MemoryBackend::new();
+        let memory = MemoryStore::new();
         let (a, b) = (client_on(memory.clone()).await, client_on(Mute(memory)).await);
         a.latch("l").try_set_count(1).await.unwrap();
         let latch = b.latch("l");
@@ -550,7 +528,7 @@ fn rule_19_an_acquire_of_permits_that_is_dropped_at_any_poll_leaves_nothing() {
             for second_in_line in [false, true] {
                 for n in 0..12 {
                     let case = format!("busy {busy}, {permits} permits, second {second_in_line}, {n} polls");
-                    let store = MemoryBackend::new();
+                    let store = MemoryStore::new();
                     let (a, b) = (client_on(store.clone()).await, client_on(store.clone()).await);
                     let semaphore = a.semaphore("k").permits(2);
                     semaphore.set_permits(2).await.unwrap();
@@ -584,9 +562,9 @@ fn rule_19_an_acquire_that_nobody_owns_is_had_or_undone_when_it_is_dropped_at_an
         for busy in [false, true] {
             for slow in [0, 5] {
                 for n in 0..16 {
-                    let backend = Watched::new(MemoryBackend::new());
-                    backend.seen().slow_answers.store(slow, SeqCst);
-                    let client = client_on(backend.clone()).await;
+                    let watched = Watched::new(MemoryStore::new());
+                    watched.seen().slow_answers.store(slow, SeqCst);
+                    let client = client_on(watched.clone()).await;
                     let semaphore = client.unowned_semaphore("k");
                     semaphore.try_set_permits(2).await.unwrap();
                     if busy {
@@ -610,7 +588,7 @@ fn rule_19_an_acquire_that_nobody_owns_is_had_or_undone_when_it_is_dropped_at_an
                         left,
                         "busy {busy}, {slow} ms, {n} polls"
                     );
-                    assert_eq!(backend.memory().watched(), 0);
+                    assert_eq!(watched.memory().watched(), 0);
                     assert_eq!((client.held(), client.waited_for()), (0, 0));
                 }
             }
@@ -646,7 +624,7 @@ fn a_step_of_a_counter_that_is_dropped_is_carried_out_once_or_was_never_begun() 
 fn a_wait_for_a_latch_that_is_dropped_at_any_poll_leaves_nothing() {
     paused(async {
         for n in 0..6 {
-            let store = MemoryBackend::new();
+            let store = MemoryStore::new();
             let client = client_on(store.clone()).await;
             let latch = client.latch("l");
             latch.try_set_count(1).await.unwrap();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::quorum::Quorum;
-use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch,
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Holder, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Store, StoreError, StoreFuture, Watch,
 };
+use dlock::stores::memory::MemoryStore;
+use dlock::stores::quorum::Quorum;
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
 use dlock_tests::paused;
 use tokio::time::{Instant, sleep};
@@ -35,7 +35,7 @@ enum Is {
 
 #[derive(Debug, Clone)]
 struct Member {
-    memory: MemoryBackend,
+    memory: MemoryStore,
     is: Arc<AtomicU8>,
 }
 
@@ -52,16 +52,16 @@ impl Member {
         self.memory.clear();
     }
 
-    fn play<S, T, F>(&self, step: S) -> impl Future<Output = Result<T, BackendError>> + Send + use<S, T, F>
+    fn play<S, T, F>(&self, step: S) -> impl Future<Output = Result<T, StoreError>> + Send + use<S, T, F>
     where
-        S: FnOnce(Arc<MemoryBackend>) -> F,
-        F: Future<Output = Result<T, BackendError>> + Send,
+        S: FnOnce(Arc<MemoryStore>) -> F,
+        F: Future<Output = Result<T, StoreError>> + Send,
     {
         let (down, mute, hanging) = (self.is(Is::Down), self.is(Is::Mute), self.is(Is::Hanging));
         let step = (!down && !hanging).then(|| step(Arc::new(self.memory.clone())));
         async move {
             if down {
-                return Err(BackendError::not_done(Reason::Unreachable, "nobody is there"));
+                return Err(StoreError::not_done(Reason::Unreachable, "nobody is there"));
             }
             // A round trip.
             sleep(MS).await;
@@ -69,49 +69,31 @@ impl Member {
                 Some(step) if !mute => step.await,
                 _ => {
                     sleep(SEC).await;
-                    Err(BackendError::unknown("no answer within 1s"))
+                    Err(StoreError::unknown("no answer within 1s"))
                 }
             }
         }
     }
 }
 
-impl Backend for Member {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
-        self.play(|memory| memory.acquire(request))
+impl Store for Member {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        Box::pin(self.play(|memory| memory.acquire(request)))
     }
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
-        self.play(|memory| memory.release(request))
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        Box::pin(self.play(|memory| memory.release(request)))
     }
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        self.play(|memory| memory.renew(requests))
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(self.play(|memory| memory.renew(requests)))
     }
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
-        self.play(|memory| memory.inspect(key))
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Box::pin(self.play(|memory| memory.inspect(key)))
     }
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
-        self.play(|memory| memory.list(prefix))
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(self.play(|memory| memory.list(prefix)))
     }
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        self.play(|memory| memory.force_release(key))
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Box::pin(self.play(|memory| memory.force_release(key)))
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         Arc::new(self.memory.clone()).watch(kind, key, grant)
@@ -122,15 +104,15 @@ impl Backend for Member {
         key: LockKey,
         grant: GrantId,
         at_least: u64,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        self.play(move |memory| memory.raise_fence(kind, key, grant, at_least))
+    ) -> StoreFuture<bool> {
+        Box::pin(self.play(move |memory| memory.raise_fence(kind, key, grant, at_least)))
     }
 }
 
 /// So many members, each up for long enough to vote.
 async fn members(count: usize) -> Vec<Member> {
     let member = |_| Member {
-        memory: MemoryBackend::new(),
+        memory: MemoryStore::new(),
         is: Arc::default(),
     };
     let members: Vec<_> = (0..count).map(member).collect();
@@ -144,17 +126,17 @@ fn quorum(members: &[Member]) -> Quorum {
     let named = members
         .iter()
         .zip('a'..)
-        .map(|(member, name)| (name.to_string(), member.clone()));
+        .map(|(member, name)| (name.to_string(), Arc::new(member.clone()) as Arc<dyn Store>));
     Quorum::new(named)
 }
 
 async fn client(members: &[Member]) -> LockClient {
-    let builder = LockClient::builder().backend(quorum(members));
+    let builder = LockClient::builder().store(quorum(members));
     builder.build().await.unwrap()
 }
 
 /// Somebody else takes "k" on one member: under which grant, and the member's store.
-async fn somebody_has(member: &Member, lease: Duration) -> (GrantId, Arc<MemoryBackend>) {
+async fn somebody_has(member: &Member, lease: Duration) -> (GrantId, Arc<MemoryStore>) {
     let (other, store) = (GrantId::from_parts(7, 7), Arc::new(member.memory.clone()));
     let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, lease);
     store.clone().acquire(ask).await.unwrap();
@@ -295,7 +277,7 @@ fn without_that_rule_two_hold_it_at_a_time() {
         let m = members(3).await;
         let trusting = async || {
             let quorum = quorum(&m).trust_fresh_servers(true);
-            LockClient::builder().backend(quorum).build().await.unwrap()
+            LockClient::builder().store(quorum).build().await.unwrap()
         };
         let (a, b) = (trusting().await, trusting().await);
         m[2].set(Is::Down);
@@ -355,7 +337,7 @@ fn a_cold_start_waits_once_and_says_until_when() {
     paused(async {
         let m: Vec<_> = (0..3)
             .map(|_| Member {
-                memory: MemoryBackend::new(),
+                memory: MemoryStore::new(),
                 is: Arc::default(),
             })
             .collect();

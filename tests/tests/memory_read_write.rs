@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{AcquireReply, AcquireRequest, Backend, GrantId};
+use dlock::store::{AcquireReply, AcquireRequest, GrantId, Store};
+use dlock::stores::memory::MemoryStore;
 use dlock::{Error, HoldState, Kind, LockClient, Loss};
 use dlock_tests::{Watched, paused, paused_for};
 use futures_util::future::join_all;
@@ -18,27 +18,23 @@ const HOUR: Duration = Duration::from_secs(3600);
 const PLACE: Duration = Duration::from_secs(5);
 
 /// A store, a client whose renewals can be stopped, and another one beside it.
-async fn setting() -> (MemoryBackend, Watched, LockClient, LockClient) {
-    let store = MemoryBackend::new();
+async fn setting() -> (MemoryStore, Watched, LockClient, LockClient) {
+    let store = MemoryStore::new();
     let watched = Watched::new(store.clone());
     let a = LockClient::builder()
-        .backend(watched.clone())
+        .store(watched.clone())
         .build()
         .await
         .unwrap();
-    let b = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
+    let b = LockClient::builder().store(store.clone()).build().await.unwrap();
     (store, watched, a, b)
 }
 
 /// A writer asks for "k" as a process does that dies right after that: its place is all that is left of it.
-async fn asks_and_dies(store: &MemoryBackend) {
+async fn asks_and_dies(store: &MemoryStore) {
     let mut request = AcquireRequest::new(Kind::Write, "k".into(), GrantId::from_parts(7, 2), 30 * SEC);
     request.waiter = Some(GrantId::from_parts(7, 1));
-    let reply = Backend::acquire(Arc::new(store.clone()), request).await.unwrap();
+    let reply = Store::acquire(Arc::new(store.clone()), request).await.unwrap();
     assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
 }
 
@@ -234,7 +230,7 @@ fn a_writer_that_gives_up_is_told_of_once_and_only_where_no_other_waits() {
         let (store, _, a, b) = setting().await;
         let inside = a.rwlock("k").read().acquire().await.unwrap();
         let waits = || tokio::spawn(a.rwlock("k").prefer_writers().write().acquire());
-        let mut news = Backend::watch(
+        let mut news = Store::watch(
             Arc::new(store.clone()),
             Kind::Read,
             &"k".into(),

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use dlock::LockClient;
-use dlock::backend::memory::MemoryBackend;
 use dlock::record::{ClaimReply, OnOrphan, OwnerReply, Records};
+use dlock::stores::memory::MemoryStore;
 use dlock_tests::paused_for;
 use dlock_tests::records::{ask, ask_for, ask_other, by, claimed, fresh_key, leaving};
 use tokio::time::{Instant, sleep, timeout};
@@ -20,19 +20,15 @@ fn paused(test: impl Future<Output = ()>) {
     paused_for(10 * DAY, test);
 }
 
-async fn on(store: &MemoryBackend) -> Records {
-    let client = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
+async fn on(store: &MemoryStore) -> Records {
+    let client = LockClient::builder().store(store.clone()).build().await.unwrap();
     client.records().unwrap()
 }
 
 #[test]
 fn a_claim_lasts_for_its_lease_to_the_millisecond() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (on(&store).await, on(&store).await);
         for lease in [MS, 100 * MS, SEC, 15 * SEC, HOUR] {
             let key = fresh_key();
@@ -57,7 +53,7 @@ fn a_claim_lasts_for_its_lease_to_the_millisecond() {
 #[test]
 fn a_claim_that_is_extended_lasts_for_hours_and_one_that_is_not_for_its_lease() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (on(&store).await, on(&store).await);
         let key = fresh_key();
         let (token, fence) = claimed(&a, ask_for(&key, 15 * SEC, DAY), 1).await;
@@ -90,7 +86,7 @@ fn a_claim_that_is_extended_lasts_for_hours_and_one_that_is_not_for_its_lease() 
 #[test]
 fn a_crash_forgets_neither_what_was_asked_nor_how_often() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         let key = fresh_key();
         claimed(&records, ask_for(&key, 15 * SEC, DAY), 1).await;
@@ -111,7 +107,7 @@ fn a_crash_forgets_neither_what_was_asked_nor_how_often() {
 #[test]
 fn a_result_is_kept_for_its_retention_from_the_completion_on() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         let key = fresh_key();
         let (token, _) = claimed(&records, ask_for(&key, 15 * SEC, DAY), 1).await;
@@ -131,7 +127,7 @@ fn a_result_is_kept_for_its_retention_from_the_completion_on() {
 #[test]
 fn who_waits_wakes_on_completion_or_looks_at_the_end_of_the_lease() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let (a, b) = (on(&store).await, on(&store).await);
         let key = fresh_key();
         let (token, _) = claimed(&a, ask_for(&key, 15 * SEC, DAY), 1).await;
@@ -162,7 +158,7 @@ fn who_waits_wakes_on_completion_or_looks_at_the_end_of_the_lease() {
 #[test]
 fn nothing_is_left_when_the_retention_is_over() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         for i in 0..20_000 {
             let key = fresh_key();
@@ -184,7 +180,7 @@ fn nothing_is_left_when_the_retention_is_over() {
 #[test]
 fn an_hour_of_work_keeps_no_more_than_the_retention_asks_for() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         let mut most = 0;
         for second in 0..3600 {
@@ -214,7 +210,7 @@ fn an_hour_of_work_keeps_no_more_than_the_retention_asks_for() {
 #[test]
 fn an_old_record_is_gone_for_all_also_while_many_wait_to_be_removed() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         let mut keys = Vec::new();
         for _ in 0..5000 {
@@ -263,7 +259,7 @@ fn clones_and_stores_of_one_name_share_their_records() {
 #[test]
 fn a_policy_counts_when_it_is_asked_for() {
     paused(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         let key = fresh_key();
         let mut left = ask_for(&key, SEC, DAY);
@@ -293,7 +289,7 @@ fn a_million_records_are_affordable() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let store = MemoryBackend::new();
+        let store = MemoryStore::new();
         let records = on(&store).await;
         let before = resident();
         let begun = std::time::Instant::now();

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::{Error, Kind, Lock, LockClient, LockGuard};
 use dlock_tests::Watched;
 use futures_util::poll;
@@ -22,10 +22,10 @@ struct Setting {
 
 /// Two clients of a store; that of the first can be made to hang or to fail.
 async fn setting() -> Setting {
-    let store = MemoryBackend::new();
+    let store = MemoryStore::new();
     let watched = Watched::new(store.clone());
-    let client = LockClient::builder().backend(watched.clone()).build();
-    let other = LockClient::builder().backend(store).build();
+    let client = LockClient::builder().store(watched.clone()).build();
+    let other = LockClient::builder().store(store).build();
     Setting {
         client: client.await.unwrap(),
         other: other.await.unwrap(),

@@ -47,12 +47,8 @@ async fn rule_6_siblings_that_take_turns_quickly_are_not_warned_of() {
 
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_cycles_and_an_hour_later_nothing_is_left() {
-    let store = dlock::backend::memory::MemoryBackend::new();
-    let client = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
+    let store = dlock::stores::memory::MemoryStore::new();
+    let client = LockClient::builder().store(store.clone()).build().await.unwrap();
     for i in 0..10_000_u32 {
         let guard = client.lock(format!("key:{i}")).acquire().await.unwrap();
         if i % 2 == 0 {

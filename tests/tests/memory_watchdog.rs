@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{LockClient, LockClientBuilder, LockGuard, Loss};
 use dlock_tests::{Watched, margin, paused};
@@ -15,9 +15,9 @@ const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 
 async fn watched() -> (Watched, LockClient) {
-    let backend = Watched::new(MemoryBackend::new());
-    let builder = LockClient::builder().backend(backend.clone());
-    (backend, builder.build().await.unwrap())
+    let watched = Watched::new(MemoryStore::new());
+    let builder = LockClient::builder().store(watched.clone());
+    (watched, builder.build().await.unwrap())
 }
 
 /// Many that are fixed for long, and need nothing.
@@ -46,9 +46,9 @@ async fn many_short(client: &LockClient) -> Vec<LockGuard> {
 #[test]
 fn rule_13_where_many_are_held_a_loss_is_told_before_half_the_margin_is_gone() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let _others = many_others(&client).await;
-        backend.seen().hang_renewals.store(true, SeqCst);
+        watched.seen().hang_renewals.store(true, SeqCst);
         let lease = SEC;
         // Enough that a renewal of some is under way at the end, wherever that is in the grain of the clock.
         let holders = (0..200).map(|i| {
@@ -109,10 +109,10 @@ fn rule_11_a_renewal_that_waits_to_be_sent_stretches_no_max_hold() {
 #[test]
 fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let guards = many_short(&client).await;
         // Two seconds for all of them.
-        backend.seen().slow_answers.store(200, SeqCst);
+        watched.seen().slow_answers.store(200, SeqCst);
         sleep(10 * SEC).await;
         let lost = guards.iter().filter(|guard| !guard.is_held()).count();
         assert_eq!((guards.len(), lost), (8000, 0));
@@ -122,14 +122,14 @@ fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
 #[test]
 fn rule_9_nothing_is_sent_for_what_was_given_back_before_its_turn() {
     paused(async {
-        let (backend, client) = watched().await;
+        let (watched, client) = watched().await;
         let guards = many_short(&client).await;
-        backend.seen().hang_renewals.store(true, SeqCst);
+        watched.seen().hang_renewals.store(true, SeqCst);
         sleep(SEC).await;
         drop(guards);
-        let calls = backend.seen().renew_calls.load(SeqCst);
+        let calls = watched.seen().renew_calls.load(SeqCst);
         sleep(10 * SEC).await;
-        let sent = backend.seen().renew_calls.load(SeqCst);
+        let sent = watched.seen().renew_calls.load(SeqCst);
         assert_eq!((client.held(), sent), (0, calls));
         assert!((16..40).contains(&calls), "some waited for room: {calls}");
     });

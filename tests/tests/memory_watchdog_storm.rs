@@ -8,11 +8,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Watch,
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Holder, Lane, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Store, StoreError, StoreFuture, Watch,
 };
+use dlock::stores::memory::MemoryStore;
 use dlock::{HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
 use dlock_tests::{margin, paused};
 use fastrand::Rng;
@@ -50,7 +50,7 @@ struct Model {
 
 /// A store in memory, the way to which is bad.
 struct Moody {
-    memory: Arc<MemoryBackend>,
+    memory: Arc<MemoryStore>,
     model: Mutex<Model>,
     rng: Mutex<Rng>,
     doubts: broadcast::Sender<Lane>,
@@ -69,7 +69,7 @@ enum Mood {
 impl Moody {
     fn new(rng: Rng) -> Arc<Moody> {
         Arc::new(Moody {
-            memory: Arc::new(MemoryBackend::new()),
+            memory: Arc::new(MemoryStore::new()),
             model: Mutex::default(),
             rng: Mutex::new(rng),
             doubts: broadcast::channel(16).0,
@@ -113,18 +113,15 @@ fn is_fixed(key: &LockKey) -> bool {
     key.as_str().contains("fixed")
 }
 
-/// The backend that the client has.
+/// The store that the client has.
 struct Way(Arc<Moody>);
 
-impl Backend for Way {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for Way {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let sent = Instant::now();
         let moody = self.0.clone();
-        let step = Backend::acquire(moody.memory.clone(), request.clone());
-        async move {
+        let step = Store::acquire(moody.memory.clone(), request.clone());
+        Box::pin(async move {
             let reply = step.await;
             sleep(moody.up_to(40 * MS)).await;
             if let Ok(AcquireReply::Acquired { .. }) = &reply {
@@ -140,92 +137,91 @@ impl Backend for Way {
                 model.has.insert(request.key, request.grant);
             }
             reply
-        }
+        })
     }
 
-    async fn release(self: Arc<Self>, request: ReleaseRequest) -> Result<ReleaseReply, BackendError> {
-        Backend::release(self.0.memory.clone(), request).await
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        Box::pin(async move { Store::release(self.0.memory.clone(), request).await })
     }
 
-    async fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
-        let sent = Instant::now();
-        let moody = self.0.clone();
-        {
-            let mut model = moody.model.lock();
-            model.renew_calls += 1;
-            for request in &requests {
-                if let Some(known) = model.grants.get_mut(&request.grant) {
-                    known.asked += 1;
-                }
-            }
-        }
-        let mood = moody.mood();
-        match mood {
-            Mood::Never => std::future::pending().await,
-            Mood::Panics if requests.len() > 1 => std::panic::resume_unwind(Box::new("the store's own")),
-            Mood::Fails => {
-                sleep(moody.up_to(100 * MS)).await;
-                return Err(BackendError::unknown("in a bad mood"));
-            }
-            _ => {}
-        }
-        let way = moody.up_to(20 * MS);
-        if let Mood::InPart = mood {
-            for request in &requests {
-                if moody.rng.lock().u32(0..100) < 3 {
-                    Backend::force_release(moody.memory.clone(), request.key.clone()).await?;
-                }
-            }
-        }
-        let mut answers = Backend::renew(moody.memory.clone(), requests.clone()).await?;
-        sleep(way).await;
-        match mood {
-            Mood::Late => sleep(moody.up_to(4 * SEC)).await,
-            Mood::Short => answers.truncate(answers.len() / 2),
-            Mood::InPart => {
-                for answer in &mut answers {
-                    let fails = moody.rng.lock().u32(0..10) < 3;
-                    if fails && matches!(answer, Ok(Renewal::Renewed)) {
-                        *answer = Err(BackendError::not_done(Reason::Unreachable, "not this one"));
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(async move {
+            let sent = Instant::now();
+            let moody = self.0.clone();
+            {
+                let mut model = moody.model.lock();
+                model.renew_calls += 1;
+                for request in &requests {
+                    if let Some(known) = model.grants.get_mut(&request.grant) {
+                        known.asked += 1;
                     }
                 }
             }
-            _ => {}
-        }
-        // What the client hears in this moment.
-        let now = Instant::now();
-        let mut model = moody.model.lock();
-        for (request, answer) in requests.iter().zip(&answers) {
-            let Some(known) = model.grants.get_mut(&request.grant) else {
-                continue;
-            };
-            match answer {
-                Ok(Renewal::Renewed) if now < known.until && !known.fixed => {
-                    known.until = known.until.max(sent + request.lease - margin(request.lease));
-                    known.asked = 0;
+            let mood = moody.mood();
+            match mood {
+                Mood::Never => std::future::pending().await,
+                Mood::Panics if requests.len() > 1 => std::panic::resume_unwind(Box::new("the store's own")),
+                Mood::Fails => {
+                    sleep(moody.up_to(100 * MS)).await;
+                    return Err(StoreError::unknown("in a bad mood"));
                 }
-                Ok(Renewal::Gone) => known.gone = true,
                 _ => {}
             }
-        }
-        drop(model);
-        Ok(answers)
+            let way = moody.up_to(20 * MS);
+            if let Mood::InPart = mood {
+                for request in &requests {
+                    if moody.rng.lock().u32(0..100) < 3 {
+                        Store::force_release(moody.memory.clone(), request.key.clone()).await?;
+                    }
+                }
+            }
+            let mut answers = Store::renew(moody.memory.clone(), requests.clone()).await?;
+            sleep(way).await;
+            match mood {
+                Mood::Late => sleep(moody.up_to(4 * SEC)).await,
+                Mood::Short => answers.truncate(answers.len() / 2),
+                Mood::InPart => {
+                    for answer in &mut answers {
+                        let fails = moody.rng.lock().u32(0..10) < 3;
+                        if fails && matches!(answer, Ok(Renewal::Renewed)) {
+                            *answer = Err(StoreError::not_done(Reason::Unreachable, "not this one"));
+                        }
+                    }
+                }
+                _ => {}
+            }
+            // What the client hears in this moment.
+            let now = Instant::now();
+            let mut model = moody.model.lock();
+            for (request, answer) in requests.iter().zip(&answers) {
+                let Some(known) = model.grants.get_mut(&request.grant) else {
+                    continue;
+                };
+                match answer {
+                    Ok(Renewal::Renewed) if now < known.until && !known.fixed => {
+                        known.until = known.until.max(sent + request.lease - margin(request.lease));
+                        known.asked = 0;
+                    }
+                    Ok(Renewal::Gone) => known.gone = true,
+                    _ => {}
+                }
+            }
+            drop(model);
+            Ok(answers)
+        })
     }
 
-    async fn inspect(self: Arc<Self>, key: LockKey) -> Result<Vec<Holder>, BackendError> {
-        Backend::inspect(self.0.memory.clone(), key).await
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Box::pin(async move { Store::inspect(self.0.memory.clone(), key).await })
     }
-    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
-        Backend::list(self.0.memory.clone(), prefix).await
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(async move { Store::list(self.0.memory.clone(), prefix).await })
     }
-    async fn force_release(self: Arc<Self>, key: LockKey) -> Result<bool, BackendError> {
-        Backend::force_release(self.0.memory.clone(), key).await
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Box::pin(async move { Store::force_release(self.0.memory.clone(), key).await })
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Backend::watch(self.0.memory.clone(), kind, key, grant)
+        Store::watch(self.0.memory.clone(), kind, key, grant)
     }
     fn lane(&self, key: &LockKey) -> Lane {
         Lane(key.as_str().bytes().map(u32::from).sum::<u32>() % LANES)
@@ -343,7 +339,7 @@ async fn storm(seed: u64, many: usize) {
     let mut rng = Rng::with_seed(seed);
     let moody = Moody::new(rng.fork());
     let client = LockClient::builder()
-        .backend(Way(moody.clone()))
+        .store(Way(moody.clone()))
         .build()
         .await
         .unwrap();

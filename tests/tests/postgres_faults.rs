@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use dlock::Error;
-use dlock::backend::{BackendError, Outcome, Reason};
-use dlock::record::postgres::PostgresRecords;
 use dlock::record::{ClaimReply, ClaimRequest, ClaimState, OwnerReply, Records};
+use dlock::store::{Outcome, Reason, StoreError};
+use dlock::stores::postgres::PostgresRecords;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, within};
 use dlock_tests::postgres::{PgFault, PgProxy, Postgres, fresh_table};
 use dlock_tests::records::{ask, ask_for, claimed, fresh_key};
@@ -42,7 +42,7 @@ async fn connected(config: Config, table: &str, limit: Duration) -> Records {
     records
 }
 
-fn is_unknown<T: std::fmt::Debug>(outcome: Result<T, BackendError>) {
+fn is_unknown<T: std::fmt::Debug>(outcome: Result<T, StoreError>) {
     let error = outcome.unwrap_err();
     assert_eq!(
         (error.outcome, &error.reason),
@@ -51,7 +51,7 @@ fn is_unknown<T: std::fmt::Debug>(outcome: Result<T, BackendError>) {
     );
 }
 
-fn is_not_done<T: std::fmt::Debug>(outcome: Result<T, BackendError>, reason: Reason) -> String {
+fn is_not_done<T: std::fmt::Debug>(outcome: Result<T, StoreError>, reason: Reason) -> String {
     let error = outcome.unwrap_err();
     assert_eq!(
         (error.outcome, &error.reason),
@@ -110,7 +110,7 @@ impl Step {
     }
 
     /// Does it; the answer as text, without what differs from one record to the next.
-    async fn run(self, on: &Records, claim: &ClaimRequest) -> Result<String, BackendError> {
+    async fn run(self, on: &Records, claim: &ClaimRequest) -> Result<String, StoreError> {
         let (key, token) = (&claim.key, &claim.token);
         let owner = |reply: OwnerReply| format!("{reply:?}");
         match self {
@@ -299,7 +299,7 @@ async fn what_was_committed_survives_a_kill_and_connections_come_back_by_themsel
         }
         let claim = || within(TIMEOUT, "claim", records.claim(ask(&fresh_key())));
         // Until the end of the connection is noticed, nobody can tell what became of what was sent.
-        let noticed = |error: &BackendError| error.outcome == Outcome::NotDone;
+        let noticed = |error: &StoreError| error.outcome == Outcome::NotDone;
         eventually("it is noticed", || async {
             claim().await.is_err_and(|error| noticed(&error))
         })

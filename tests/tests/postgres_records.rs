@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock::Error;
-use dlock::backend::{Outcome, Reason};
-use dlock::record::postgres::PostgresRecords;
 use dlock::record::{ClaimReply, ClaimState, OwnerReply, Records};
+use dlock::store::{Outcome, Reason};
+use dlock::stores::postgres::PostgresRecords;
 use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, in_rounds};
 use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};

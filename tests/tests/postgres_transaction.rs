@@ -5,9 +5,9 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::backend::{BackendError, Outcome, Reason};
-use dlock::record::postgres::{CompleteError, PostgresClaim, PostgresRecords};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::store::{Outcome, Reason, StoreError};
+use dlock::stores::postgres::{CompleteError, PostgresClaim, PostgresRecords};
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
 use dlock_tests::postgres::{PgProxy, Postgres, connect, fresh_table};
 use dlock_tests::records::{ask, ask_for, claimed, fresh_key, leaving};
@@ -88,7 +88,7 @@ impl Shop {
 /// Sees that the step is given up by the server, for somebody else has the row, and is not done.
 async fn is_undecided<T: Debug, F>(step: impl Fn() -> F)
 where
-    F: Future<Output = Result<T, BackendError>>,
+    F: Future<Output = Result<T, StoreError>>,
 {
     // Where even that comes too late, nobody can tell what became of it.
     in_rounds("the server gives it up in time", async || {

@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use dlock::backend::BackendError;
 use dlock::record::{ClaimReply, RecordKey};
+use dlock::store::StoreError;
 use dlock::{Error, HoldState, LockClient, LockClientBuilder};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, is_confirmed, within};
 use dlock_tests::permissions::{commands, give, in_a_cluster, patterns};
@@ -498,7 +498,7 @@ async fn semaphores_need_what_the_documentation_lists_and_no_less() {
 /// Everything that can be done with records; where something is wrong, what.
 async fn everything_of_records(store: &Store) -> Result<(), String> {
     let text = |error: Error| error.to_string();
-    let failed = |error: BackendError| error.to_string();
+    let failed = |error: StoreError| error.to_string();
     let a = client(store).await.map_err(text)?.records().map_err(text)?;
     let b = client(store).await.map_err(text)?.records().map_err(text)?;
     let (key, other) = (fresh_key(), fresh_key());

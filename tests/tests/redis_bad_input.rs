@@ -154,7 +154,7 @@ async fn options_that_make_no_sense_are_refused_before_anything_is_sent() {
         (
             fails(
                 "two stores",
-                with(|b| b.backend(dlock::backend::memory::MemoryBackend::new())),
+                with(|b| b.store(dlock::stores::memory::MemoryStore::new())),
             )
             .await,
             "choose one of the two",

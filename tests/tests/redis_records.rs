@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dlock::backend::Reason;
 use dlock::record::{ClaimReply, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::store::Reason;
 use dlock::{Error, LockClient};
 use dlock_tests::faults::{PATIENCE, answered, hasty_builder, in_rounds, patient, setting, within};
 use dlock_tests::records::{
@@ -341,7 +341,7 @@ async fn everything(store: &Store) -> Result<(), String> {
     let key2 = fresh_key();
     let (token2, _) = (token, ());
     claim(by(&token2, ask(&key2))).await?;
-    let step = |reply: Result<OwnerReply, dlock::backend::BackendError>| match reply {
+    let step = |reply: Result<OwnerReply, dlock::store::StoreError>| match reply {
         Ok(OwnerReply::Done) => Ok(()),
         other => Err(format!("{other:?}")),
     };

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use dlock::backend::{BackendError, Outcome};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records};
+use dlock::store::{Outcome, StoreError};
 use dlock_tests::faults::{
     PATIENCE, SLACK, SOON, TIMEOUT, built, hasty_builder, in_rounds, is_back, patient, setting, step, within,
 };
@@ -27,14 +27,14 @@ fn name(key: &RecordKey) -> String {
 /// Asks until there is an answer, and what that is. Whether it was asked more than once.
 async fn insist<T, F>(asking: impl Fn() -> F) -> (T, bool)
 where
-    F: Future<Output = Result<T, BackendError>>,
+    F: Future<Output = Result<T, StoreError>>,
 {
     let begun = Instant::now();
     let mut again = false;
     while begun.elapsed() < PATIENCE {
         match within(TIMEOUT, "a step", asking()).await {
             Ok(answer) => return (answer, again),
-            Err(error) if error.reason == dlock::backend::Reason::Unreachable => sleep(20 * MS).await,
+            Err(error) if error.reason == dlock::store::Reason::Unreachable => sleep(20 * MS).await,
             Err(error) => panic!("{error:?}"),
         }
         again = true;
@@ -342,7 +342,7 @@ async fn a_server_that_stood_still_takes_no_claim_of_those_who_went_away() {
         error
     }));
     for error in failed.await {
-        assert_eq!(error.reason, dlock::backend::Reason::Unreachable, "{error:?}");
+        assert_eq!(error.reason, dlock::store::Reason::Unreachable, "{error:?}");
     }
     sleep(TIMEOUT).await;
     server.cont();

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use dlock::backend::{Outcome, Reason};
 use dlock::record::{ClaimReply, OwnerReply};
+use dlock::store::{Outcome, Reason};
 use dlock::{Error, Held, Kind, LockClient, LockGuard, LockKey};
 use dlock_tests::faults::{LEASE, PATIENCE, SLACK, SOON, answered, within};
 use dlock_tests::records::{ask, ask_for, by, claimed, fresh_key};

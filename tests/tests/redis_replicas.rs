@@ -522,10 +522,10 @@ async fn urls_say_it_too_and_stores_without_replicas_refuse_it() {
             "{url}: {said}"
         );
     }
-    let own = LockClient::builder().backend(dlock::backend::memory::MemoryBackend::new());
+    let own = LockClient::builder().store(dlock::stores::memory::MemoryStore::new());
     let refused = own.min_replicas(1, SHORT).build().await.unwrap_err();
     assert!(
-        refused.to_string().contains("not with a backend of your own"),
+        refused.to_string().contains("not with a store of your own"),
         "{refused}"
     );
 }

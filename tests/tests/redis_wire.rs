@@ -2,10 +2,9 @@
 //! are called and whatever else is there.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock::backend::{AcquireReply, AcquireRequest, Announce, Backend, GrantId};
+use dlock::store::{AcquireReply, AcquireRequest, Announce, GrantId};
 use dlock::{Kind, LockClient, LockKey};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, ordinary, within};
 use dlock_tests::{Flavor, Server, Store, eventually, settle};
@@ -253,7 +252,7 @@ async fn a_prefix_stands_before_every_name_and_shows_nowhere_else() {
     let names = |found: Vec<(LockKey, _)>| -> Vec<String> {
         found
             .into_iter()
-            .map(|(key, _): (LockKey, dlock::backend::Holder)| key.as_str().to_owned())
+            .map(|(key, _): (LockKey, dlock::store::Holder)| key.as_str().to_owned())
             .collect()
     };
     assert_eq!(names(shop.list("").await.unwrap()), ["k"]);
@@ -396,7 +395,7 @@ async fn server_names(store: &Store) -> Vec<String> {
 async fn reserved_tokens_reach_back_by_five_milliseconds_at_the_most() {
     let server = server().await;
     let builder = LockClient::builder().url(server.url());
-    let backend = Arc::new(builder.build_backend().await.unwrap());
+    let store = builder.build_store().await.unwrap();
     let _: String = server.query(&["SET", "dlock:fence", "1"]).await;
     let before = server.time_us().await;
     let mut request = AcquireRequest::new(
@@ -406,7 +405,7 @@ async fn reserved_tokens_reach_back_by_five_milliseconds_at_the_most() {
         SECOND,
     );
     request.tokens = 1_000_000;
-    let answer = Backend::acquire(backend.clone(), request).await.unwrap();
+    let answer = store.clone().acquire(request).await.unwrap();
     let AcquireReply::Acquired {
         first_token,
         last_token,
@@ -557,13 +556,13 @@ async fn after_a_flush_no_reservation_reaches_back() {
 async fn acquire_in_a_crowd_takes_a_free_lock_only_and_leaves_nothing_without_a_token() {
     let server = server().await;
     let builder = LockClient::builder().url(server.url());
-    let backend = Arc::new(builder.build_backend().await.unwrap());
+    let store = builder.build_store().await.unwrap();
     let key = LockKey::new("k").unwrap();
     let acquire = async |number: u64| {
         let grant = GrantId::from_parts(7, number);
         let mut request = AcquireRequest::new(Kind::Lock, key.clone(), grant, 30 * SECOND);
         request.announce = Announce::Grant;
-        Backend::acquire(backend.clone(), request).await
+        store.clone().acquire(request).await
     };
     let other = "11111111-1111-4111-8111-111111111111:1";
     let mut conn = server.conn().await;

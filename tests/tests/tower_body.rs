@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::backend::memory::MemoryBackend;
+use dlock::stores::memory::MemoryStore;
 use dlock::{LockClient, Loss};
 use dlock_tower::key::fixed;
 use dlock_tower::lock::LockLost;
@@ -31,13 +31,9 @@ async fn bounded<T>(test: impl Future<Output = T>) -> T {
 }
 
 async fn pair() -> (LockClient, LockClient) {
-    let store = MemoryBackend::new();
-    let a = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
-    let b = LockClient::builder().backend(store).build().await.unwrap();
+    let store = MemoryStore::new();
+    let a = LockClient::builder().store(store.clone()).build().await.unwrap();
+    let b = LockClient::builder().store(store).build().await.unwrap();
     (a, b)
 }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::backend::Kind;
-use dlock::backend::memory::MemoryBackend;
+use dlock::store::Kind;
+use dlock::stores::memory::MemoryStore;
 use dlock::{LockClient, Loss};
 use dlock_tower::idempotency::caller::{Public, public};
 use dlock_tower::key::{Fixed, Key, each_of, fixed};
@@ -36,9 +36,9 @@ async fn bounded<T>(test: impl Future<Output = T>) -> T {
 
 /// Two clients of one store, as two processes have them, and an idempotency layer.
 async fn setup() -> (LockClient, LockClient, IdempotencyLayer<Public>) {
-    let store = MemoryBackend::new();
+    let store = MemoryStore::new();
     let client = async || {
-        let builder = LockClient::builder().backend(store.clone());
+        let builder = LockClient::builder().store(store.clone());
         builder.build().await.unwrap()
     };
     let (a, b) = (client().await, client().await);

@@ -9,11 +9,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason as BackendReason,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason as StoreReason, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
+use dlock::stores::memory::MemoryStore;
 use dlock::{Held, LockClient, LockKey, Loss};
 use dlock_tower::key::{fixed, from_fn, header};
 use dlock_tower::{LockLayer, NotStarted, OnLost, Reason, Rejection};
@@ -37,13 +37,9 @@ async fn bounded<T>(test: impl Future<Output = T>) -> T {
 
 /// Two clients of one store, as two processes have them.
 async fn pair() -> (LockClient, LockClient) {
-    let store = MemoryBackend::new();
-    let a = LockClient::builder()
-        .backend(store.clone())
-        .build()
-        .await
-        .unwrap();
-    let b = LockClient::builder().backend(store).build().await.unwrap();
+    let store = MemoryStore::new();
+    let a = LockClient::builder().store(store.clone()).build().await.unwrap();
+    let b = LockClient::builder().store(store).build().await.unwrap();
     (a, b)
 }
 
@@ -99,84 +95,66 @@ where
 /// A store that does not answer an acquire while it is down.
 #[derive(Clone)]
 struct Flaky {
-    inner: MemoryBackend,
+    inner: MemoryStore,
     down: Arc<AtomicBool>,
     /// Releases are not answered either, not even by an error.
     deaf: Arc<AtomicBool>,
 }
 
-impl Backend for Flaky {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for Flaky {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let step = (!self.down.load(Ordering::Relaxed))
-            .then(|| Backend::acquire(Arc::new(self.inner.clone()), request));
-        async move {
+            .then(|| Store::acquire(Arc::new(self.inner.clone()), request));
+        Box::pin(async move {
             match step {
                 Some(step) => step.await,
-                None => Err(BackendError::not_done(
-                    BackendReason::Unreachable,
+                None => Err(StoreError::not_done(
+                    StoreReason::Unreachable,
                     "10.0.0.7 does not answer",
                 )),
             }
-        }
+        })
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let step = (!self.deaf.load(Ordering::Relaxed))
-            .then(|| Backend::release(Arc::new(self.inner.clone()), request));
-        async move {
+            .then(|| Store::release(Arc::new(self.inner.clone()), request));
+        Box::pin(async move {
             match step {
                 Some(step) => step.await,
                 None => pending().await,
             }
-        }
+        })
     }
 
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        Backend::renew(Arc::new(self.inner.clone()), requests)
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(Store::renew(Arc::new(self.inner.clone()), requests))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
-        Backend::inspect(Arc::new(self.inner.clone()), key)
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Box::pin(Store::inspect(Arc::new(self.inner.clone()), key))
     }
 
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
-        Backend::list(Arc::new(self.inner.clone()), prefix)
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(Store::list(Arc::new(self.inner.clone()), prefix))
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        Backend::force_release(Arc::new(self.inner.clone()), key)
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Box::pin(Store::force_release(Arc::new(self.inner.clone()), key))
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Backend::watch(Arc::new(self.inner.clone()), kind, key, grant)
+        Store::watch(Arc::new(self.inner.clone()), kind, key, grant)
     }
 }
 
 /// A client of such a store, with its switches: down, deaf.
 async fn flaky() -> (LockClient, Arc<AtomicBool>, Arc<AtomicBool>) {
-    let (inner, down, deaf) = (MemoryBackend::new(), Arc::default(), Arc::default());
+    let (inner, down, deaf) = (MemoryStore::new(), Arc::default(), Arc::default());
     let store = Flaky { inner, down, deaf };
     let (down, deaf) = (store.down.clone(), store.deaf.clone());
     (
-        LockClient::builder().backend(store).build().await.unwrap(),
+        LockClient::builder().store(store).build().await.unwrap(),
         down,
         deaf,
     )
@@ -782,19 +760,15 @@ mod loss {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_left_of_the_handler_goes_before_the_lock() {
-        struct OnDrop(MemoryBackend, Arc<AtomicUsize>);
+        struct OnDrop(MemoryStore, Arc<AtomicUsize>);
         impl Drop for OnDrop {
             fn drop(&mut self) {
                 self.1.store(self.0.len(), Ordering::Relaxed);
             }
         }
         bounded(async {
-            let store = MemoryBackend::new();
-            let client = LockClient::builder()
-                .backend(store.clone())
-                .build()
-                .await
-                .unwrap();
+            let store = MemoryStore::new();
+            let client = LockClient::builder().store(store.clone()).build().await.unwrap();
             let in_store = Arc::new(AtomicUsize::new(0));
             let (probe, seen) = (store.clone(), in_store.clone());
             let service = LockLayer::new(client, header("k"))

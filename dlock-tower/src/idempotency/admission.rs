@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dlock::__chance as chance;
-use dlock::backend::{BackendError, Outcome, Reason, Watch};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
+use dlock::store::{Outcome, Reason, StoreError, Watch};
 use http::{Request, Version};
 use http_body::Body;
 use tokio::runtime::Handle;
@@ -209,7 +209,7 @@ impl Asking {
         })
     }
 
-    fn failed(&self, error: &BackendError) -> Result<Decision, Rejection> {
+    fn failed(&self, error: &StoreError) -> Result<Decision, Rejection> {
         let Core { shared, settings } = &self.core;
         match &error.reason {
             Reason::KeyTaken(found) => {
@@ -236,7 +236,7 @@ impl Asking {
     }
 
     /// Asks once, or again when the store was not reached: the same token gets the same answer.
-    async fn ask(&mut self) -> Result<ClaimReply, BackendError> {
+    async fn ask(&mut self) -> Result<ClaimReply, StoreError> {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(20);
         loop {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::__chance as chance;
-use dlock::backend::{BackendError, Reason};
 use dlock::record::ClaimState;
+use dlock::store::{Reason, StoreError};
 use http::{HeaderMap, Response};
 use tokio::time::{sleep, timeout};
 
@@ -80,7 +80,7 @@ impl Claim {
         answer.map(ResponseBody::answer)
     }
 
-    async fn read(&self) -> Result<ClaimState, BackendError> {
+    async fn read(&self) -> Result<ClaimState, StoreError> {
         let step = self
             .core
             .shared
@@ -88,7 +88,7 @@ impl Claim {
             .read(&self.lease.record, &self.lease.token);
         timeout(self.settle_wait(), step)
             .await
-            .unwrap_or_else(|_| Err(BackendError::unknown("the store does not answer")))
+            .unwrap_or_else(|_| Err(StoreError::unknown("the store does not answer")))
     }
 }
 

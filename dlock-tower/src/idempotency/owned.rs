@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dlock::__chance as chance;
-use dlock::backend::{BackendError, Outcome, Reason};
 use dlock::record::OwnerReply;
+use dlock::store::{Outcome, Reason, StoreError};
 use tokio::time::{sleep, timeout};
 
 use super::claim::Claim;
@@ -142,7 +142,7 @@ impl Owned {
         }
     }
 
-    async fn send(&self, settlement: &Settlement) -> Result<OwnerReply, BackendError> {
+    async fn send(&self, settlement: &Settlement) -> Result<OwnerReply, StoreError> {
         let records = &self.core.shared.records;
         let step = async {
             match settlement {
@@ -153,12 +153,12 @@ impl Owned {
         };
         timeout(self.settle_wait(), step)
             .await
-            .unwrap_or_else(|_| Err(BackendError::unknown("the store does not answer")))
+            .unwrap_or_else(|_| Err(StoreError::unknown("the store does not answer")))
     }
 
     /// Stores the result; or, where the store refuses a response, as one that is full does, only that there was one:
     /// work that was done must not be done again.
-    async fn store(&self, stored: &Stored) -> Result<OwnerReply, BackendError> {
+    async fn store(&self, stored: &Stored) -> Result<OwnerReply, StoreError> {
         let Core { shared, settings } = &self.core;
         let complete = |stored: &Stored| {
             let response = stored.encode();
@@ -191,6 +191,6 @@ impl Owned {
 }
 
 /// Whether the store has answered that it will not.
-fn is_refused(error: &BackendError) -> bool {
+fn is_refused(error: &StoreError) -> bool {
     error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused | Reason::RefusedForNow)
 }

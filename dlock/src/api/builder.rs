@@ -13,7 +13,7 @@ use crate::runtime::options::{check_duration, check_lease};
 use crate::store::credentials::{Credentials, Provider};
 use crate::store::options::{Common, DEFAULT_MAX_QUEUED, DEFAULT_TIMEOUT, MinReplicas, Tls};
 use crate::store::url::{StoreUrl, Topology};
-use crate::store::{AnyBackend, Backend, DynBackend, GrantId};
+use crate::store::{GrantId, Store};
 use crate::stores;
 use crate::{Error, LockClient, LockKey};
 
@@ -27,7 +27,7 @@ pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 #[derive(Default)]
 pub struct LockClientBuilder {
     url: Option<String>,
-    backend: Option<Arc<dyn DynBackend>>,
+    store: Option<Arc<dyn Store>>,
     lease: Option<Duration>,
     timeout: Option<Duration>,
     retry_for: Option<Duration>,
@@ -51,10 +51,15 @@ impl LockClientBuilder {
         self
     }
 
-    /// The store, by a backend of your own or a shared [`MemoryBackend`](crate::backend::memory::MemoryBackend); instead of a URL. `timeout`,
-    /// `prefix` and `service_name` are then the backend's affair.
-    pub fn backend(mut self, backend: impl Backend) -> Self {
-        self.backend = Some(Arc::new(backend));
+    /// The store, by a store of your own or a shared [`MemoryStore`](crate::stores::memory::MemoryStore); instead of a URL. `timeout`,
+    /// `prefix` and `service_name` are then the store's affair.
+    pub fn store(self, store: impl Store) -> Self {
+        self.shared_store(Arc::new(store))
+    }
+
+    /// The store, by one that others use as well, such as the one of [`build_store`](Self::build_store).
+    pub fn shared_store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
         self
     }
 
@@ -231,12 +236,13 @@ impl LockClientBuilder {
     ///
     /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
     pub async fn build(self) -> Result<LockClient, Error> {
-        let (backend, settings, uuid, runtime) = self.open().await?;
-        Ok(Handle::start(backend, settings, uuid, &runtime).into())
+        let (store, settings, uuid, runtime) = self.open().await?;
+        Ok(Handle::start(store, settings, uuid, &runtime).into())
     }
 
-    /// Connects, and gives the store itself: to be wrapped, or to be one of several, and then handed to
-    /// [`backend`](Self::backend). What the options say of locks (`lease`, `retry_for`) is for the client that
+    /// Connects, and returns the store itself: to wrap it into a store of your own that counts, restricts or fails on
+    /// purpose, or to make a [quorum](crate::stores::quorum::Quorum) of several. A client on it is built by
+    /// [`shared_store`](Self::shared_store). What the options say of locks (`lease`, `retry_for`) is for the client that
     /// is built on it.
     ///
     /// # Errors
@@ -246,25 +252,25 @@ impl LockClientBuilder {
     /// # Panics
     ///
     /// Outside of a tokio runtime, unless [`runtime`](Self::runtime) was given.
-    pub async fn build_backend(self) -> Result<AnyBackend, Error> {
-        let (backend, ..) = self.open().await?;
-        Ok(AnyBackend(backend))
+    pub async fn build_store(self) -> Result<Arc<dyn Store>, Error> {
+        let (store, ..) = self.open().await?;
+        Ok(store)
     }
 
-    async fn open(self) -> Result<(Arc<dyn DynBackend>, Settings, Uuid, runtime::Handle), Error> {
-        let mut url = match (&self.url, &self.backend) {
+    async fn open(self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
+        let mut url = match (&self.url, &self.store) {
             (Some(url), None) => Some(StoreUrl::parse(url)?),
             (None, Some(_)) => None,
             (Some(_), Some(_)) => {
                 return Err(Error::InvalidOption {
-                    option: "backend",
+                    option: "store",
                     reason: "a URL was given as well, choose one of the two".to_owned(),
                 });
             }
             (None, None) => {
                 return Err(Error::InvalidOption {
                     option: "url",
-                    reason: "neither a URL nor a backend was given".to_owned(),
+                    reason: "neither a URL nor a store was given".to_owned(),
                 });
             }
         };
@@ -310,8 +316,8 @@ impl LockClientBuilder {
         check_prefix(&prefix)?;
         let uuid = GrantId::new_client();
         let runtime = self.runtime.unwrap_or_else(runtime::Handle::current);
-        let backend = match (self.backend, url) {
-            (Some(backend), _) => backend,
+        let store = match (self.store, url) {
+            (Some(store), _) => store,
             (None, Some(url)) => {
                 let common = Common {
                     timeout,
@@ -327,7 +333,7 @@ impl LockClientBuilder {
             }
             (None, None) => return Err(Error::NoDefaultClient),
         };
-        Ok((backend, settings, uuid, runtime))
+        Ok((store, settings, uuid, runtime))
     }
 }
 
@@ -375,7 +381,7 @@ fn check_credentials(url: Option<&StoreUrl>) -> Result<(), Error> {
         Some(Some(login)) if login.password.is_none() => return Ok(()),
         Some(Some(_)) => "the URL has a password as well: choose one of the two",
         Some(None) => "a store in memory asks for none",
-        None => "they go with a URL, not with a backend of your own",
+        None => "they go with a URL, not with a store of your own",
     };
     Err(Error::InvalidOption {
         option: "credentials",

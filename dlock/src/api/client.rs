@@ -11,8 +11,8 @@ use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::runtime::client::{Handle, Settings, Shared};
 use crate::runtime::outside::is_outside;
 use crate::store::records::Records;
-use crate::store::{Backend, BackendError, DynBackend, GrantId, Holder, Kind, Outcome};
-use crate::stores::memory::MemoryBackend;
+use crate::store::{GrantId, Holder, Kind, Outcome, Store, StoreError};
+use crate::stores::memory::MemoryStore;
 use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
 
 /// Hands out the locks of one store.
@@ -50,7 +50,7 @@ impl LockClient {
     /// | `redis+unix:///path/to/socket[?db=1]`, `valkey+unix://` | the same by a Unix socket |
     /// | `redis+sentinel://[user:password@]host[:port],…/service[/db]` | the master that these sentinels (port 26379) name by that name, whichever it is just now; `rediss+sentinel://` and the `valkey` spellings too |
     /// | `redis+cluster://[user:password@]host[:port],…` | a Cluster, by some of its servers; `rediss+cluster://` and the `valkey` spellings too |
-    /// | `quorum+redis://[user:password@]host[:port],…[/db]` | a majority of at least three independent servers (Redlock), see [`Quorum`](crate::backend::quorum::Quorum); `quorum+rediss://` and the `valkey` spellings too |
+    /// | `quorum+redis://[user:password@]host[:port],…[/db]` | a majority of at least three independent servers (Redlock), see [`Quorum`](crate::stores::quorum::Quorum); `quorum+rediss://` and the `valkey` spellings too |
     ///
     /// Options go into the query, as in `redis://localhost?lease=10s&prefix=shop:`: `lease`, `timeout`,
     /// `retry_for`, `prefix` and `name`, as in [`LockClientBuilder`]; for servers with replicas `min_replicas` and
@@ -84,17 +84,17 @@ impl LockClient {
     /// Outside of a tokio runtime, and in one without timers (`enable_time`).
     #[must_use]
     pub fn memory() -> LockClient {
-        LockClient::on_memory(MemoryBackend::new())
+        LockClient::on_memory(MemoryStore::new())
     }
 
-    /// A client with default settings on a backend that needs no connecting.
-    pub(crate) fn on_memory(backend: impl Backend) -> LockClient {
+    /// A client with default settings on a store that needs no connecting.
+    pub(crate) fn on_memory(store: impl Store) -> LockClient {
         let settings = Settings {
             lease: DEFAULT_LEASE,
             retry_for: DEFAULT_RETRY_FOR,
         };
         Handle::start(
-            Arc::new(backend),
+            Arc::new(store),
             settings,
             GrantId::new_client(),
             &runtime::Handle::current(),
@@ -210,8 +210,8 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn holders(&self, key: impl Into<LockKey>) -> Result<Vec<Holder>, Error> {
         let key = LockKey::new(key)?;
-        self.ask("the inspection of lock", &key, |backend| {
-            read(backend.inspect(key.clone()))
+        self.ask("the inspection of lock", &key, |store| {
+            read(store.inspect(key.clone()))
         })
         .await
     }
@@ -225,8 +225,8 @@ impl LockClient {
     pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
         let key = LockKey::raw(format!("{prefix}*"));
         let mut found = self
-            .ask("the list of locks", &key, |backend| {
-                read(backend.list(prefix.to_owned()))
+            .ask("the list of locks", &key, |store| {
+                read(store.list(prefix.to_owned()))
             })
             .await?;
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -242,8 +242,8 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<bool, Error> {
         let key = LockKey::new(key)?;
-        self.ask("the forced release of lock", &key, |backend| {
-            backend.force_release(key.clone())
+        self.ask("the forced release of lock", &key, |store| {
+            store.force_release(key.clone())
         })
         .await
     }
@@ -256,7 +256,7 @@ impl LockClient {
     pub fn records(&self) -> Result<Records, Error> {
         self.handle
             .shared()
-            .backend
+            .store
             .clone()
             .records()
             .ok_or_else(|| Error::Unsupported {
@@ -269,12 +269,12 @@ impl LockClient {
         &self,
         what: &str,
         key: &LockKey,
-        step: impl FnOnce(Arc<dyn DynBackend>) -> F,
+        step: impl FnOnce(Arc<dyn Store>) -> F,
     ) -> Result<T, Error>
     where
-        F: Future<Output = Result<T, BackendError>>,
+        F: Future<Output = Result<T, StoreError>>,
     {
-        step(self.handle.shared().backend.clone())
+        step(self.handle.shared().store.clone())
             .await
             .map_err(|error| error.into_error(what, key))
     }
@@ -340,8 +340,8 @@ impl LockClient {
 }
 
 /// A step that only looks has no outcome to be in doubt about.
-async fn read<T>(step: impl Future<Output = Result<T, BackendError>>) -> Result<T, BackendError> {
-    step.await.map_err(|error| BackendError {
+async fn read<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    step.await.map_err(|error| StoreError {
         outcome: Outcome::NotDone,
         ..error
     })

@@ -8,7 +8,7 @@ use crate::engine::timing::Backoff;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::release::sleep;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
-use crate::store::{BackendError, Outcome};
+use crate::store::{Outcome, StoreError};
 use crate::{Error, LockKey};
 
 /// For how long a store remembers a step at least.
@@ -39,13 +39,13 @@ pub(crate) async fn count(
 }
 
 /// Sends it until it is answered, or the patience with the store is over.
-async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterReply, BackendError> {
+async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterReply, StoreError> {
     let begun = Moment::now();
     let mut backoff = Backoff::default();
     let mut unknown = false;
     loop {
         let sent = Moment::now();
-        let mut error = match shared.backend.clone().count(request.clone()).await {
+        let mut error = match shared.store.clone().count(request.clone()).await {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
@@ -72,5 +72,5 @@ async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterR
 
 /// A store that answers what was not asked.
 pub(crate) fn strange(what: &str, key: &LockKey, reply: CounterReply) -> Error {
-    BackendError::unknown(format!("the store answered another question: {reply:?}")).into_error(what, key)
+    StoreError::unknown(format!("the store answered another question: {reply:?}")).into_error(what, key)
 }

@@ -190,8 +190,8 @@ impl Latch {
             // The first news is "you are subscribed, look now", so nothing is missed in between. What comes
             // during a look is looked for after it.
             let watch = watch.get_or_insert_with(|| {
-                let backend = shared.backend.clone();
-                backend.watch(Kind::Latch, &self.key, shared.next_grant())
+                let store = shared.store.clone();
+                store.watch(Kind::Latch, &self.key, shared.next_grant())
             });
             let _ = tokio::time::timeout(LONGEST_SLEEP, watch.changed()).await;
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::timing::FIRST_PAUSE;
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 
 /// A request that is unanswered for this long, and for several times as long as earlier ones took, leaves open what the
 /// store would say now.
@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_millis(250);
 pub(crate) struct Evidence {
     busy: Option<Busy>,
     /// The failures in a row since then: when the request that failed first was sent, and the last failure.
-    failing: Option<(Moment, BackendError)>,
+    failing: Option<(Moment, StoreError)>,
     /// When the request was sent whose reply is missing.
     asked: Option<Moment>,
     /// The longest time that a reply took.
@@ -41,7 +41,7 @@ pub(crate) enum Verdict {
     /// Another client holds the lock, for this remaining lease where that is known.
     NotAcquired { remaining: Option<Duration> },
     /// The store failed, or did not answer.
-    Failed(BackendError),
+    Failed(StoreError),
 }
 
 impl Evidence {
@@ -69,10 +69,10 @@ impl Evidence {
     pub(crate) fn failed(
         &mut self,
         asked: Moment,
-        error: BackendError,
+        error: StoreError,
         patience: Duration,
         now: Moment,
-    ) -> Result<Duration, BackendError> {
+    ) -> Result<Duration, StoreError> {
         self.asked = None;
         // Counted from the request that failed first.
         let since = self.failing.as_ref().map_or(asked, |(since, _)| *since);
@@ -126,7 +126,7 @@ impl Evidence {
         }
         if let Some((since, error)) = head.failing {
             // Another call's request: of its own none was sent.
-            let error = BackendError {
+            let error = StoreError {
                 outcome: Outcome::NotDone,
                 ..error
             };
@@ -160,8 +160,8 @@ impl Evidence {
                 let waited = now.since(started);
                 let message = format!("the store did not answer within the {waited:.1?} of waiting");
                 Verdict::Failed(match sent {
-                    true => BackendError::unknown(message),
-                    false => BackendError::not_done(Reason::Unreachable, message),
+                    true => StoreError::unknown(message),
+                    false => StoreError::not_done(Reason::Unreachable, message),
                 })
             }
         }
@@ -199,15 +199,15 @@ mod tests {
         }
     }
 
-    fn unreachable() -> BackendError {
-        BackendError::not_done(Reason::Unreachable, "connection refused")
+    fn unreachable() -> StoreError {
+        StoreError::not_done(Reason::Unreachable, "connection refused")
     }
 
     enum Event {
         Asks,
         Busy(Option<u64>),
         Replied,
-        Fails(BackendError),
+        Fails(StoreError),
         HeldHere,
     }
     use Event::{Asks, Busy, Fails, HeldHere, Replied};
@@ -275,10 +275,7 @@ mod tests {
                 Said::NotDone,
             ),
             (
-                with(
-                    busy_at(5, None),
-                    vec![(9, Fails(BackendError::unknown("cut off")))],
-                ),
+                with(busy_at(5, None), vec![(9, Fails(StoreError::unknown("cut off")))]),
                 10,
                 false,
                 Said::Unknown,
@@ -305,7 +302,7 @@ mod tests {
 
     #[test]
     fn request_is_repeated_after_ever_longer_pauses_until_patience_ends() {
-        let refused = || BackendError::not_done(Reason::Refused, "no permission");
+        let refused = || StoreError::not_done(Reason::Refused, "no permission");
         let mut evidence = Evidence::default();
         // sent, failed with, failed at: the pause
         for (asked, error, now, pause) in [
@@ -360,7 +357,7 @@ mod tests {
             (700, 400, None, 700),
             (700, 400, Some(500), 500),
         ] {
-            let head = after(vec![(of_head, Fails(BackendError::unknown("cut off")))]);
+            let head = after(vec![(of_head, Fails(StoreError::unknown("cut off")))]);
             let mut evidence = after(own.map(|own| (own, Fails(unreachable()))).into_iter().collect());
             evidence.learn(head, at(started));
             assert_eq!(evidence.patience_ends(PATIENCE), Some(at(from) + PATIENCE));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
-use crate::store::{BackendError, Outcome, ReleaseReply};
+use crate::store::{Outcome, ReleaseReply, StoreError};
 
 /// One release. Its first copy is sent when it is made.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) enum ReleaseAction {
     /// Another copy is sent, after the pause if there is one.
     Repeat {
         pause: Option<Duration>,
-        failure: BackendError,
+        failure: StoreError,
     },
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum ReleaseReport {
     /// The lease ended before the reply, so an earlier copy may have ended the grant or not.
     RanOut,
     /// No further copy is sent: the lease ends the grant.
-    Failed(BackendError),
+    Failed(StoreError),
 }
 
 impl Release {
@@ -88,7 +88,7 @@ impl Release {
     }
 
     /// The reply to the last copy.
-    pub(crate) fn handle(&mut self, reply: Result<ReleaseReply, BackendError>, now: Moment) -> ReleaseAction {
+    pub(crate) fn handle(&mut self, reply: Result<ReleaseReply, StoreError>, now: Moment) -> ReleaseAction {
         let mut failure = match reply {
             Ok(ReleaseReply::Released { .. }) => return ReleaseAction::Report(ReleaseReport::Released),
             Ok(ReleaseReply::NotHeld { repeated }) => {
@@ -117,7 +117,7 @@ impl Release {
 }
 
 /// How many clients heard of a release by this reply; `None` where the store does not know.
-pub(crate) fn listeners(reply: &Result<ReleaseReply, BackendError>) -> Option<u64> {
+pub(crate) fn listeners(reply: &Result<ReleaseReply, StoreError>) -> Option<u64> {
     match reply {
         Ok(ReleaseReply::Released { heard }) => *heard,
         // Another client may have the lock, which the next acquire shows.
@@ -137,20 +137,20 @@ mod tests {
         Duration::from_secs(s)
     }
 
-    fn released() -> Result<ReleaseReply, BackendError> {
+    fn released() -> Result<ReleaseReply, StoreError> {
         Ok(ReleaseReply::Released { heard: Some(2) })
     }
 
-    fn not_held(repeated: bool) -> Result<ReleaseReply, BackendError> {
+    fn not_held(repeated: bool) -> Result<ReleaseReply, StoreError> {
         Ok(ReleaseReply::NotHeld { repeated })
     }
 
-    fn not_done(reason: Reason) -> Result<ReleaseReply, BackendError> {
-        Err(BackendError::not_done(reason, "connection refused"))
+    fn not_done(reason: Reason) -> Result<ReleaseReply, StoreError> {
+        Err(StoreError::not_done(reason, "connection refused"))
     }
 
-    fn unknown() -> Result<ReleaseReply, BackendError> {
-        Err(BackendError::unknown("connection lost"))
+    fn unknown() -> Result<ReleaseReply, StoreError> {
+        Err(StoreError::unknown("connection lost"))
     }
 
     /// What follows, in short.

@@ -36,7 +36,7 @@ use crate::runtime::telemetry;
 use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Called, Line, Ticket, Turn};
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
-use crate::store::{Announce, BackendError, GrantId, Kind, Outcome, ReleaseRequest, Watch};
+use crate::store::{Announce, GrantId, Kind, Outcome, ReleaseRequest, StoreError, Watch};
 use crate::{Error, LockKey};
 
 /// One call of acquire, or what a call for several keys says of one of them.
@@ -98,7 +98,7 @@ impl Goal for Attempt {
         handed: u32,
         waiter: Option<GrantId>,
         announce: Announce,
-    ) -> Carry<Result<Look<Hold>, BackendError>> {
+    ) -> Carry<Result<Look<Hold>, StoreError>> {
         let mut question = Question::new(self, handed, waiter);
         question.request.announce = announce;
         Attempt::ask(question)
@@ -184,7 +184,7 @@ impl Attempt {
             key: self.key.clone(),
             waited,
             remaining,
-            votes: (self.handle.shared().backend).explain(self.options.kind, &self.key),
+            votes: (self.handle.shared().store).explain(self.options.kind, &self.key),
         }
     }
 
@@ -223,14 +223,14 @@ impl Attempt {
             .unwrap_or(self.handle.shared().settings.lease)
     }
 
-    pub(crate) fn failed(&self, error: BackendError) -> Error {
+    pub(crate) fn failed(&self, error: StoreError) -> Error {
         error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
     }
 
     /// Asks the store. The step is finished even if this is dropped, and undone by a release right behind it.
-    fn ask(question: Question) -> Carry<Result<Look<Hold>, BackendError>> {
-        let (backend, handle) = (question.backend(), question.handle.clone());
-        handle.ask(backend.acquire(question.request.clone()), question)
+    fn ask(question: Question) -> Carry<Result<Look<Hold>, StoreError>> {
+        let (store, handle) = (question.store(), question.handle.clone());
+        handle.ask(store.acquire(question.request.clone()), question)
     }
 }
 
@@ -285,7 +285,7 @@ impl<G: Goal> Wait<'_, G> {
     /// What the store grants at once. Who is refused, or not answered, waits for the turn.
     async fn now(
         &self,
-        look: impl Future<Output = Result<Look<G::Got>, BackendError>>,
+        look: impl Future<Output = Result<Look<G::Got>, StoreError>>,
         heard: &mut Evidence,
     ) -> Result<Option<G::Got>, Error> {
         let asked = clock::now();
@@ -314,7 +314,7 @@ impl<G: Goal> Wait<'_, G> {
     }
 
     /// The request that was sent then has failed; the pause before the next one.
-    fn failed(&self, asked: Instant, error: BackendError, heard: &mut Evidence) -> Result<Duration, Error> {
+    fn failed(&self, asked: Instant, error: StoreError, heard: &mut Evidence) -> Result<Duration, Error> {
         heard
             .failed(Moment::of(asked), error, self.patience(), Moment::now())
             .map(jittered)
@@ -400,8 +400,8 @@ impl<G: Goal> Wait<'_, G> {
             handle, key, options, ..
         } = self.attempt;
         let shared = handle.shared();
-        let backend = &shared.backend;
-        let mut watch = Some(backend.clone().watch(options.kind, key, shared.next_grant()));
+        let store = &shared.store;
+        let mut watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
         let mut pause = Duration::ZERO;
         tracing::warn!(
             semaphore = %key, wanted = self.attempt.amount(),
@@ -424,7 +424,7 @@ impl<G: Goal> Wait<'_, G> {
             let reply = tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                reply = backend.clone().count(request) => reply,
+                reply = store.clone().count(request) => reply,
                 () = self.over() => return Err(self.gave_up(heard, true)),
             };
             pause = match reply {
@@ -441,7 +441,7 @@ impl<G: Goal> Wait<'_, G> {
                 }
                 Err(error) => {
                     // What was told meanwhile is not waited for a second time.
-                    watch = Some(backend.clone().watch(options.kind, key, shared.next_grant()));
+                    watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
                     self.failed(asked, error, heard)?
                 }
             };
@@ -460,7 +460,7 @@ impl<G: Goal> Wait<'_, G> {
         } = self.attempt;
         let shared = handle.shared();
         let waiter = shared.next_grant();
-        let listen = || shared.backend.clone().watch(options.kind, key, waiter);
+        let listen = || shared.store.clone().watch(options.kind, key, waiter);
         let of = ticket.name();
         let fairness = &shared.fairness;
         if ticket.has_waited() {

@@ -17,7 +17,7 @@ use crate::runtime::release::{self, Job};
 use crate::runtime::unfinished::Unfinished;
 use crate::runtime::waiters::{self, Waiters};
 use crate::runtime::watchdog::{self, Watchdog};
-use crate::store::{DynBackend, GrantId};
+use crate::store::{GrantId, Store};
 
 /// What keeps a client alive: the client, its locks and its guards.
 pub(crate) struct Handle {
@@ -30,7 +30,7 @@ pub(crate) struct Handle {
 pub(crate) struct Shared {
     pub(crate) issuer: Arc<Issuer>,
     grants: AtomicU64,
-    pub(crate) backend: Arc<dyn DynBackend>,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) settings: Settings,
     pub(crate) watchdog: Watchdog,
     pub(crate) waiters: Arc<Waiters>,
@@ -56,7 +56,7 @@ pub(crate) struct Settings {
 impl Handle {
     /// Begins the background work of a client, on this runtime.
     pub(crate) fn start(
-        backend: Arc<dyn DynBackend>,
+        store: Arc<dyn Store>,
         settings: Settings,
         uuid: Uuid,
         runtime: &runtime::Handle,
@@ -71,7 +71,7 @@ impl Handle {
                 client: client.clone(),
             }),
             grants: AtomicU64::new(1),
-            backend,
+            store,
             settings,
             watchdog: Watchdog::default(),
             waiters: Arc::default(),

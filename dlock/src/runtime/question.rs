@@ -23,7 +23,7 @@ use crate::runtime::scope::HoldRef;
 use crate::runtime::under::Under;
 use crate::runtime::unfinished::Part;
 use crate::store::{
-    AcquireReply, AcquireRequest, Announce, BackendError, DynBackend, GrantId, Outcome, Reason, RenewRequest,
+    AcquireReply, AcquireRequest, Announce, GrantId, Outcome, Reason, RenewRequest, Store, StoreError,
 };
 use crate::{Error, Loss};
 
@@ -59,7 +59,7 @@ pub(crate) trait Goal: Sync {
         handed: u32,
         waiter: Option<GrantId>,
         announce: Announce,
-    ) -> Carry<Result<Look<Self::Got>, BackendError>>;
+    ) -> Carry<Result<Look<Self::Got>, StoreError>>;
 
     /// The lock came from somebody in this process.
     fn handed_over(&self, guard: Hold) -> Self::Got;
@@ -141,8 +141,8 @@ impl Question {
         self
     }
 
-    pub(crate) fn backend(&self) -> Arc<dyn DynBackend> {
-        self.handle.shared().backend.clone()
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        self.handle.shared().store.clone()
     }
 
     /// From when its lease counts.
@@ -176,7 +176,7 @@ impl Question {
     }
 
     /// The guard of what was granted with these tokens.
-    pub(crate) fn granted(self, tokens: (u64, u64)) -> Result<Hold, BackendError> {
+    pub(crate) fn granted(self, tokens: (u64, u64)) -> Result<Hold, StoreError> {
         let Question {
             handle,
             request,
@@ -221,11 +221,11 @@ impl Question {
         let guard = Hold::new(hold, handle);
         // Dropped where it is lost already, which gives it back.
         match status {
-            HoldState::Lost(Loss::Expired) => Err(BackendError::not_done(
+            HoldState::Lost(Loss::Expired) => Err(StoreError::not_done(
                 Reason::Unreachable,
                 "the answer came only after the lease had run out",
             )),
-            HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(BackendError::not_done(
+            HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(StoreError::not_done(
                 Reason::Closed,
                 "the answer came only after the client was shut down",
             )),
@@ -251,7 +251,7 @@ impl Question {
     }
 
     /// The step has failed: nothing stays of it.
-    pub(crate) fn failed(&self, error: &BackendError) {
+    pub(crate) fn failed(&self, error: &StoreError) {
         if error.outcome == Outcome::Unknown && !broken!(UnknownAcquireNotUndone) {
             drop(self.undo());
         }
@@ -265,9 +265,9 @@ impl Question {
 }
 
 impl Asked for Question {
-    type Brings = Result<Look<Hold>, BackendError>;
+    type Brings = Result<Look<Hold>, StoreError>;
 
-    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Self::Brings {
+    fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings {
         match reply {
             Ok(
                 AcquireReply::Acquired {

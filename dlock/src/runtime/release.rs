@@ -26,7 +26,7 @@ use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::grants::Grant;
 use crate::runtime::telemetry;
-use crate::store::{AcquireReply, BackendError, Outcome, ReleaseRequest};
+use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError};
 use crate::{Error, LockKey, Loss};
 
 /// What the worker runs.
@@ -94,7 +94,7 @@ impl<T: Send + 'static> Drop for Carry<T> {
         if let Some(undo) = self.undo.take() {
             undo();
         }
-        // No worker means no runtime: the step is where the backend has put it already.
+        // No worker means no runtime: the step is where the store has put it already.
         let _ = self.worker.send(job);
     }
 }
@@ -113,7 +113,7 @@ pub(crate) trait Asked: Send + Unpin + 'static {
     type Brings: Send + 'static;
 
     /// What the reply means for the caller.
-    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Self::Brings;
+    fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings;
 
     /// Queues a step that gives back whatever the acquire brings, and returns its outcome.
     fn undo(&self) -> Carry<Result<(), Error>>;
@@ -129,7 +129,7 @@ struct Acquiring<A> {
     token: TaskTrackerToken,
 }
 
-type AcquireStep = Pin<Box<dyn Future<Output = Result<AcquireReply, BackendError>> + Send + 'static>>;
+type AcquireStep = Pin<Box<dyn Future<Output = Result<AcquireReply, StoreError>> + Send + 'static>>;
 
 impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brings> {
@@ -184,7 +184,7 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
                 }
             }
             job = queue.recv(), if open => match job {
-                // A backend that panics takes no other job along.
+                // A store that panics takes no other job along.
                 Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
                 None => open = false,
             },
@@ -253,7 +253,7 @@ impl Handle {
                 Ok(outcome) => outcome,
                 Err(_) => Err(last.lock().take().map_or_else(
                     || unknown(&key, format!("the store has not answered for {patience:?}")),
-                    |error: BackendError| error.into_error("the release of lock", &key),
+                    |error: StoreError| error.into_error("the release of lock", &key),
                 )),
             }
         }))
@@ -279,12 +279,12 @@ fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
     mut release: Release,
-    last: Arc<Mutex<Option<BackendError>>>,
+    last: Arc<Mutex<Option<StoreError>>>,
     mut told: Option<Told>,
     counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: the request takes its place in the store's queue now.
-    let mut step = shared.backend.clone().release(request.clone());
+    let mut step = shared.store.clone().release(request.clone());
     async move {
         let key = &request.key;
         loop {
@@ -316,7 +316,7 @@ fn give_back(
                 }
             }
             let keep_for = release.sends(Moment::now());
-            step = shared.backend.clone().release(ReleaseRequest {
+            step = shared.store.clone().release(ReleaseRequest {
                 keep_for,
                 ..request.clone()
             });

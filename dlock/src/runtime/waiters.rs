@@ -761,7 +761,7 @@ impl Drop for Turn {
                 queue.evidence.turn_ends(Moment::now(), released);
             }
         }
-        // Before the rest: ending a subscription calls into the backend, and a turn that nobody takes
+        // Before the rest: ending a subscription calls into the store, and a turn that nobody takes
         // comes back here to go on to the one after.
         drop(queues);
         if let Some(next) = next {

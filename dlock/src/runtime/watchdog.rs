@@ -19,7 +19,7 @@ use crate::base::moment::Moment;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
 use crate::runtime::client::Shared;
 use crate::runtime::grants::Grant;
-use crate::store::{BackendError, Lane};
+use crate::store::{Lane, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
@@ -126,7 +126,7 @@ impl Watchdog {
 /// The watchdog of a client. Ends when `over` says so.
 pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
     let watchdog = &shared.watchdog;
-    let mut doubts = shared.backend.doubts();
+    let mut doubts = shared.store.doubts();
     let mut requests = JoinSet::new();
     tokio::pin!(over);
     loop {
@@ -226,13 +226,13 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
         .iter()
         .map(|(grant, lease)| grant.renew_request(*lease))
         .collect();
-    let backend = shared.backend.clone();
-    // A backend that panics has failed, and is asked again.
-    let step = AssertUnwindSafe(async move { backend.renew(requests).await }).catch_unwind();
+    let store = shared.store.clone();
+    // A store that panics has failed, and is asked again.
+    let step = AssertUnwindSafe(async move { store.renew(requests).await }).catch_unwind();
     let results = match tokio::time::timeout(patience, step).await {
         Ok(Ok(results)) => results,
-        Ok(Err(_)) => Err(BackendError::unknown("the step panicked")),
-        Err(_) => Err(BackendError::unknown(format!("no answer within {patience:?}"))),
+        Ok(Err(_)) => Err(StoreError::unknown("the step panicked")),
+        Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
     };
     let mut results = results.map(Vec::into_iter);
     let replies = grants.iter().map(|(grant, lease)| Reply {
@@ -241,7 +241,7 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
         result: match &mut results {
             Ok(results) => results
                 .next()
-                .unwrap_or_else(|| Err(BackendError::unknown("no answer"))),
+                .unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
             Err(error) => Err(error.clone()),
         },
     });
@@ -256,11 +256,11 @@ impl Shared {
         let Some(lease) = grant.terms().next_lease(deadline, Moment::of(sent)) else {
             return Ok(());
         };
-        let results = self.backend.clone().renew(vec![grant.renew_request(lease)]).await;
+        let results = self.store.clone().renew(vec![grant.renew_request(lease)]).await;
         let result = results.and_then(|mut results| {
             results
                 .pop()
-                .unwrap_or_else(|| Err(BackendError::unknown("no answer")))
+                .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
         });
         let failed = result.as_ref().err().cloned();
         let number = grant.number;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crate::LockKey;
 use crate::store::{GrantId, Kind, Watch};
-use crate::stores::memory::MemoryBackend;
+use crate::stores::memory::MemoryStore;
 use crate::stores::memory::sim::Entry;
 
 /// All grants that the store knows, sorted. Unowned permits are nobody's and not among them. Call it inside of
 /// [`at_store`](super::at_store).
 #[must_use]
-pub fn entries(store: &MemoryBackend) -> Vec<Entry> {
+pub fn entries(store: &MemoryStore) -> Vec<Entry> {
     let mut entries = store.grants();
     entries.sort();
     entries
@@ -18,13 +18,13 @@ pub fn entries(store: &MemoryBackend) -> Vec<Entry> {
 
 /// How many positions in queues the store keeps for waiters that it has heard of in time.
 #[must_use]
-pub fn positions(store: &MemoryBackend) -> usize {
+pub fn positions(store: &MemoryStore) -> usize {
     store.places_kept()
 }
 
 /// All grants of one name.
 #[must_use]
-pub fn holders_of(store: &MemoryBackend, key: &LockKey) -> Vec<Entry> {
+pub fn holders_of(store: &MemoryStore, key: &LockKey) -> Vec<Entry> {
     let mut entries = store.grants_of(key);
     entries.sort();
     entries
@@ -32,7 +32,7 @@ pub fn holders_of(store: &MemoryBackend, key: &LockKey) -> Vec<Entry> {
 
 /// A copy of all data, last fencing token included, that nobody listens to: a replica that lags behind from now on.
 #[must_use]
-pub fn fork(store: &MemoryBackend) -> MemoryBackend {
+pub fn fork(store: &MemoryStore) -> MemoryStore {
     store.fork()
 }
 
@@ -45,25 +45,25 @@ pub fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
 /// Where the store told of a release, or of a change of a record, since this was asked last, whether or not anybody
 /// listened.
 #[must_use]
-pub fn told(store: &MemoryBackend) -> Vec<Arc<str>> {
+pub fn told(store: &MemoryStore) -> Vec<Arc<str>> {
     store.take_told()
 }
 
 /// Where the store told that a lock which had come free is taken, since this was asked last.
 #[must_use]
-pub fn taken(store: &MemoryBackend) -> Vec<Arc<str>> {
+pub fn taken(store: &MemoryStore) -> Vec<Arc<str>> {
     store.take_taken()
 }
 
 /// Listens at the store for a topic of locks, on behalf of a connection, so that it is counted.
 #[must_use]
-pub fn listen(store: &MemoryBackend, topic: Arc<str>) -> Watch {
+pub fn listen(store: &MemoryStore, topic: Arc<str>) -> Watch {
     store.listen(topic)
 }
 
 /// The same for the topic of a record.
 #[must_use]
-pub fn listen_record(store: &MemoryBackend, topic: Arc<str>) -> Watch {
+pub fn listen_record(store: &MemoryStore, topic: Arc<str>) -> Watch {
     let key = topic.strip_prefix('\n').unwrap_or(&topic);
     store.shelf().listen(key.into())
 }
@@ -76,17 +76,17 @@ mod tests {
 
     use super::*;
     use crate::sim::at_store;
-    use crate::store::{AcquireReply, AcquireRequest, Backend, ReleaseRequest};
+    use crate::store::{AcquireReply, AcquireRequest, ReleaseRequest, Store};
     use futures_util::FutureExt;
 
     /// Outside of a runtime, by the clocks of the store alone.
     #[test]
     fn store_needs_no_runtime_and_is_copied_with_its_last_token() {
-        let store = Arc::new(MemoryBackend::new());
+        let store = Arc::new(MemoryStore::new());
         let (now, wall) = (Instant::now(), Duration::from_micros(7));
         let (key, grant) = (LockKey::from("k"), GrantId::from_parts(3, 4));
         let second = Duration::from_secs(1);
-        let acquire = |store: &Arc<MemoryBackend>, grant| {
+        let acquire = |store: &Arc<MemoryStore>, grant| {
             let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, second);
             store.clone().acquire(request).now_or_never().unwrap().unwrap()
         };

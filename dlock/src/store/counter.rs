@@ -1,6 +1,6 @@
 //! Steps on numbers that no grant stands for: the permits of a semaphore, and the count of a latch.
 //!
-//! They are one verb of a backend, [`Backend::count`](super::Backend::count). What changes something is carried
+//! They are one verb of a store, [`Store::count`](super::Store::count). What changes something is carried
 //! out once, however often it arrives: a step that comes again with the same id gets the answer of the first
 //! time. So the core repeats a step whose answer was lost.
 

@@ -40,7 +40,7 @@ pub enum Reason {
     },
     /// The client's URL names another kind of store than the one that answers there.
     WrongUrl,
-    /// The backend has ended.
+    /// The store has ended.
     Closed,
 }
 
@@ -48,7 +48,7 @@ pub enum Reason {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 #[non_exhaustive]
-pub struct BackendError {
+pub struct StoreError {
     /// Whether it was carried out.
     pub outcome: Outcome,
     /// Why it failed.
@@ -60,11 +60,11 @@ pub struct BackendError {
     pub source: Option<Cause>,
 }
 
-impl BackendError {
+impl StoreError {
     /// A failure of which the step certainly was not carried out.
     #[must_use]
-    pub fn not_done(reason: Reason, message: impl Into<String>) -> BackendError {
-        BackendError {
+    pub fn not_done(reason: Reason, message: impl Into<String>) -> StoreError {
+        StoreError {
             outcome: Outcome::NotDone,
             reason,
             message: message.into(),
@@ -74,8 +74,8 @@ impl BackendError {
 
     /// A failure that leaves open whether the step was carried out.
     #[must_use]
-    pub fn unknown(message: impl Into<String>) -> BackendError {
-        BackendError {
+    pub fn unknown(message: impl Into<String>) -> StoreError {
+        StoreError {
             outcome: Outcome::Unknown,
             reason: Reason::Unreachable,
             message: message.into(),
@@ -85,7 +85,7 @@ impl BackendError {
 
     /// The same with its cause.
     #[must_use]
-    pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> BackendError {
+    pub fn caused_by(mut self, source: impl std::error::Error + Send + Sync + 'static) -> StoreError {
         self.source = Some(Arc::new(source));
         self
     }

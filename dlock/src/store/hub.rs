@@ -1,7 +1,7 @@
 //! Who in this process listens for news of which key.
 //!
 //! One entry for each name that is listened for, and none when the last listener is gone. The memory
-//! backend tells its news straight through this; the Redis backend feeds it from one subscription.
+//! store tells its news straight through this; the Redis store feeds it from one subscription.
 
 use std::sync::Arc;
 

@@ -1,7 +1,6 @@
-//! The seam between the locks and a store: see [`crate::backend`].
+#![doc = include_str!("seam.md")]
 
 mod announce;
-mod any;
 pub mod counter;
 pub(crate) mod credentials;
 mod failure;
@@ -22,9 +21,8 @@ use tokio::sync::{broadcast, watch};
 use uuid::Uuid;
 
 pub use self::announce::Announce;
-pub use self::any::AnyBackend;
 use self::counter::{CounterReply, CounterRequest};
-pub use self::failure::{BackendError, Outcome, Reason};
+pub use self::failure::{Outcome, Reason, StoreError};
 pub use self::release::ReleaseReply;
 pub use self::renewal::{Lane, Renewal};
 use crate::base::chance;
@@ -51,7 +49,7 @@ impl GrantId {
         GrantId { client, number }
     }
 
-    /// The id of a grant for whoever calls a backend directly: the bits of a client's UUID, and a number that
+    /// The id of a grant for whoever calls a store directly: the bits of a client's UUID, and a number that
     /// is unique in that client.
     #[must_use]
     pub const fn from_parts(client: u128, number: u64) -> GrantId {
@@ -139,7 +137,7 @@ pub struct AcquireRequest {
     /// process.
     pub tokens: u32,
     /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
-    /// place is given up by a [`release`](Backend::release) of the same id.
+    /// place is given up by a [`release`](Store::release) of the same id.
     pub queue: bool,
     /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. One that has
     /// asked before and finds its place given away was not heard of for too long, and gets it back.
@@ -148,7 +146,7 @@ pub struct AcquireRequest {
     pub under: Option<GrantId>,
     /// Permits: how many there are in all, where nobody has said so before.
     pub permits: Option<u32>,
-    /// Asked as a member of a [quorum](crate::backend::quorum::Quorum): the store has its say only when it has been up with its
+    /// Asked as a member of a [quorum](crate::stores::quorum::Quorum): the store has its say only when it has been up with its
     /// data for this long, by a mark that it keeps beside them, and answers
     /// [`Abstained`](AcquireReply::Abstained) before. A store that cannot tell refuses.
     pub vote_after: Option<Duration>,
@@ -156,7 +154,7 @@ pub struct AcquireRequest {
     pub amount: u32,
     /// Permits, and write locks that readers shall stand back for: who waits, the same over all questions of one
     /// waiter. Its place, among those who wait for different amounts or in front of the readers, is given up by a
-    /// [`release`](Backend::release) of this id. `None` for who does not wait or takes no place.
+    /// [`release`](Store::release) of this id. `None` for who does not wait or takes no place.
     pub waiter: Option<GrantId>,
     /// Plain locks: what the other processes that wait for the key are told of the outcome.
     pub announce: Announce,
@@ -270,7 +268,7 @@ pub enum AcquireAllReply {
         /// Which request.
         at: usize,
         /// Why; the step as a whole was not done.
-        error: BackendError,
+        error: StoreError,
     },
 }
 
@@ -363,10 +361,10 @@ impl Holder {
     }
 }
 
-impl BackendError {
+impl StoreError {
     /// What a user is told when `what` failed on `key`.
     pub(crate) fn into_error(self, what: &str, key: &LockKey) -> Error {
-        let BackendError {
+        let StoreError {
             outcome,
             reason,
             message,
@@ -475,7 +473,7 @@ impl Watch {
     }
 
     /// Waits for news. The first is "subscribed, look now"; each later one "something changed, or may have
-    /// changed unseen". Several at once count as one. Never returns when the backend has ended.
+    /// changed unseen". Several at once count as one. Never returns when the store has ended.
     ///
     /// Cancel safe: news that came while nobody listened are told by the next call.
     pub async fn changed(&mut self) {
@@ -513,47 +511,32 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// A store that can hold locks. See the [module](crate::backend) for the rules that every verb keeps.
-pub trait Backend: Send + Sync + 'static {
+/// The reply to a step that is on its way. Dropping it does not take the step back.
+pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'static>>;
+
+/// A store that can hold locks. See the [module](crate::store) for the rules that every verb keeps.
+pub trait Store: Send + Sync + 'static {
     /// Grants the lock, or tells who is in the way. Never waits for the holder.
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static;
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply>;
 
     /// Ends a grant and wakes whoever waits for the key.
     ///
     /// For the id of an acquire whose outcome is unknown it answers `Ok` only when that acquire can no
     /// longer take effect.
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static;
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply>;
 
     /// Renews grants of one lane; the answers stand in the order of the requests.
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static;
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>>;
 
     /// Who holds the key: nobody, one, or several readers.
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static;
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>>;
 
     /// The locks whose names begin with `prefix`, in no order. A look at everything: for people and
     /// tools, not for a service at work.
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static;
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>>;
 
     /// Ends whatever grant the key has and wakes the waiters; answers whether there was one.
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static;
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool>;
 
     /// Subscribes to the releases of a key. `grant` is the id under which is waited, for kinds whose waiters
     /// are woken one by one.
@@ -562,14 +545,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Takes a step of a counter: of the permits of a semaphore, or of a latch.
     ///
     /// By default it is [`Reason::Unsupported`].
-    fn count(
-        self: Arc<Self>,
-        request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
-        std::future::ready(Err(BackendError::not_done(
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        Box::pin(std::future::ready(Err(StoreError::not_done(
             Reason::Unsupported,
             format!("this store has no counters, such as that of {}", request.key),
-        )))
+        ))))
     }
 
     /// The lane of a key. Asked under a lock, and often: it answers at once, and calls no client.
@@ -586,14 +566,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Grants all of these locks or none, in one step; never waits. Only asked for keys that are
     /// [`together`](Self::together). Where the outcome is unknown, the core releases each of the grants.
-    fn acquire_all(
-        self: Arc<Self>,
-        _requests: Vec<AcquireRequest>,
-    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
-        std::future::ready(Err(BackendError::not_done(
+    fn acquire_all(self: Arc<Self>, _requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
+        Box::pin(std::future::ready(Err(StoreError::not_done(
             Reason::Unsupported,
             "this store takes one lock at a time",
-        )))
+        ))))
     }
 
     /// The records that this store keeps beside its locks, over the same connections. `None` when it keeps
@@ -603,7 +580,7 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Has every fencing token that the store gives from now on be greater than `at_least`, if it still knows
-    /// the grant; answers whether it does. For members of a [quorum](crate::backend::quorum::Quorum), which has to give one
+    /// the grant; answers whether it does. For members of a [quorum](crate::stores::quorum::Quorum), which has to give one
     /// token for all of them; refused by default.
     fn raise_fence(
         self: Arc<Self>,
@@ -611,12 +588,12 @@ pub trait Backend: Send + Sync + 'static {
         key: LockKey,
         grant: GrantId,
         at_least: u64,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    ) -> StoreFuture<bool> {
         let _ = (kind, key, grant, at_least);
-        std::future::ready(Err(BackendError::not_done(
+        Box::pin(std::future::ready(Err(StoreError::not_done(
             Reason::Unsupported,
             "this store cannot be a member of a quorum",
-        )))
+        ))))
     }
 
     /// What stood in the way of the last acquire of a key that was not granted, beyond its answer; `None` where
@@ -629,75 +606,6 @@ pub trait Backend: Send + Sync + 'static {
     /// one took its place. The core has each grant there confirmed at once. `None` when that never happens.
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
         None
-    }
-}
-
-type Step<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
-
-/// [`Backend`] without type parameters, so that a client has none.
-pub(crate) trait DynBackend: Send + Sync + 'static {
-    fn acquire(self: Arc<Self>, request: AcquireRequest) -> Step<AcquireReply>;
-    fn release(self: Arc<Self>, request: ReleaseRequest) -> Step<ReleaseReply>;
-    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> Step<Vec<Result<Renewal, BackendError>>>;
-    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Vec<Holder>>;
-    fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>>;
-    fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool>;
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch;
-    fn count(self: Arc<Self>, request: CounterRequest) -> Step<CounterReply>;
-    fn lane(&self, key: &LockKey) -> Lane;
-    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32>;
-    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> Step<AcquireAllReply>;
-    fn records(self: Arc<Self>) -> Option<Records>;
-    fn raise_fence(self: Arc<Self>, kind: Kind, key: LockKey, grant: GrantId, at_least: u64) -> Step<bool>;
-    fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>>;
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>>;
-}
-
-impl<B: Backend> DynBackend for B {
-    fn acquire(self: Arc<Self>, request: AcquireRequest) -> Step<AcquireReply> {
-        Box::pin(Backend::acquire(self, request))
-    }
-    fn release(self: Arc<Self>, request: ReleaseRequest) -> Step<ReleaseReply> {
-        Box::pin(Backend::release(self, request))
-    }
-    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> Step<Vec<Result<Renewal, BackendError>>> {
-        Box::pin(Backend::renew(self, requests))
-    }
-    fn inspect(self: Arc<Self>, key: LockKey) -> Step<Vec<Holder>> {
-        Box::pin(Backend::inspect(self, key))
-    }
-    fn list(self: Arc<Self>, prefix: String) -> Step<Vec<(LockKey, Holder)>> {
-        Box::pin(Backend::list(self, prefix))
-    }
-    fn force_release(self: Arc<Self>, key: LockKey) -> Step<bool> {
-        Box::pin(Backend::force_release(self, key))
-    }
-    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        Backend::watch(self, kind, key, grant)
-    }
-    fn count(self: Arc<Self>, request: CounterRequest) -> Step<CounterReply> {
-        Box::pin(Backend::count(self, request))
-    }
-    fn lane(&self, key: &LockKey) -> Lane {
-        Backend::lane(self, key)
-    }
-    fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
-        Backend::together(self, kind, key)
-    }
-    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> Step<AcquireAllReply> {
-        Box::pin(Backend::acquire_all(self, requests))
-    }
-    fn records(self: Arc<Self>) -> Option<Records> {
-        Backend::records(self)
-    }
-    fn raise_fence(self: Arc<Self>, kind: Kind, key: LockKey, grant: GrantId, at_least: u64) -> Step<bool> {
-        Box::pin(Backend::raise_fence(self, kind, key, grant, at_least))
-    }
-    fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
-        Backend::explain(self, kind, key)
-    }
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
-        Backend::doubts(self)
     }
 }
 

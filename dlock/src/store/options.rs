@@ -16,7 +16,7 @@ pub(crate) const DEFAULT_MAX_QUEUED: usize = 65_536;
 /// The time that replicas have to acknowledge something, where a URL does not say.
 const DEFAULT_WITHIN: Duration = Duration::from_millis(500);
 
-/// What every backend that is opened by URL is told.
+/// What every store that is opened by URL is told.
 #[cfg_attr(
     not(feature = "redis"),
     allow(dead_code, reason = "only servers want to know")
@@ -90,7 +90,7 @@ impl MinReplicas {
                     "a quorum needs none: a majority of its servers has each lock itself",
                 ));
             }
-            None => return Err(no_replicas("it goes with a URL, not with a backend of your own")),
+            None => return Err(no_replicas("it goes with a URL, not with a store of your own")),
         }
         if self.count == 0 {
             return Err(no_replicas(

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::store::{BackendError, Reason, Watch};
+use crate::store::{Reason, StoreError, Watch};
 
 /// What a record is found by: a name that says nothing of its makers, as a hash does.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -177,7 +177,7 @@ pub enum ClaimState {
 
 /// A store that can keep records. See the [module](crate::record) for the rules.
 ///
-/// Failures are told as by a [`Backend`](crate::backend::Backend). A record that cannot be read, or whose
+/// Failures are told as by a [`Store`](crate::store::Store). A record that cannot be read, or whose
 /// format is newer, is an error with [`Reason::KeyTaken`], never a miss.
 pub trait RecordStore: Send + Sync + 'static {
     /// Claims the record, or tells what is in the way: one step, one round trip.
@@ -187,7 +187,7 @@ pub trait RecordStore: Send + Sync + 'static {
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
-    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static;
+    ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static;
 
     /// Lets the claim last for `lease` from now on, and the record for `retention` at least; also when the
     /// lease has run out, as long as nobody took over. Of a record that the same token completed nothing
@@ -198,7 +198,7 @@ pub trait RecordStore: Send + Sync + 'static {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
     /// Stores the result, keeps it for `retention` from now on, and tells those who wait for it. The first
     /// result stays: once more by the same token changes nothing.
@@ -208,7 +208,7 @@ pub trait RecordStore: Send + Sync + 'static {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
     /// Forgets the record, so that the work may be asked for anew, and tells those who wait.
     ///
@@ -222,7 +222,7 @@ pub trait RecordStore: Send + Sync + 'static {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
     /// Gives the claim up after work whose outcome is unknown: the record stays as an orphan at once, with its
     /// fingerprint and its attempts, and those who wait are told. The next claim that
@@ -234,7 +234,7 @@ pub trait RecordStore: Send + Sync + 'static {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static;
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
     /// What became of a claim that may have been completed by another way than [`complete`](Self::complete),
     /// in its owner's own transaction: a commit whose reply was lost looks like a failure. Waits, within
@@ -245,8 +245,8 @@ pub trait RecordStore: Send + Sync + 'static {
         self: Arc<Self>,
         _key: RecordKey,
         _token: ClaimToken,
-    ) -> impl Future<Output = Result<ClaimState, BackendError>> + Send + 'static {
-        std::future::ready(Err(BackendError::not_done(
+    ) -> impl Future<Output = Result<ClaimState, StoreError>> + Send + 'static {
+        std::future::ready(Err(StoreError::not_done(
             Reason::Unsupported,
             "this store completes records in no other way than by its own step",
         )))
@@ -256,7 +256,7 @@ pub trait RecordStore: Send + Sync + 'static {
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch;
 }
 
-type Step<T> = Pin<Box<dyn Future<Output = Result<T, BackendError>> + Send + 'static>>;
+type Step<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'static>>;
 
 /// [`RecordStore`] without type parameters.
 trait DynRecordStore: Send + Sync + 'static {
@@ -325,7 +325,7 @@ impl Records {
     ///
     /// A failure of the store. Cancel safe: a claim whose answer was not awaited may stand, until its lease
     /// ends or [`release`](Self::release) is called with its token.
-    pub async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply, BackendError> {
+    pub async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply, StoreError> {
         self.0.clone().claim(request).await
     }
 
@@ -340,7 +340,7 @@ impl Records {
         token: &ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> Result<OwnerReply, BackendError> {
+    ) -> Result<OwnerReply, StoreError> {
         self.0
             .clone()
             .extend(key.clone(), token.clone(), (lease, retention))
@@ -358,7 +358,7 @@ impl Records {
         token: &ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> Result<OwnerReply, BackendError> {
+    ) -> Result<OwnerReply, StoreError> {
         self.0
             .clone()
             .complete(key.clone(), token.clone(), response, retention)
@@ -374,7 +374,7 @@ impl Records {
         &self,
         key: &RecordKey,
         token: &ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
         self.0.clone().release(key.clone(), token.clone())
     }
 
@@ -383,7 +383,7 @@ impl Records {
     /// # Errors
     ///
     /// A failure of the store; the claim may or may not have been given up, and doing so again is safe.
-    pub async fn abandon(&self, key: &RecordKey, token: &ClaimToken) -> Result<OwnerReply, BackendError> {
+    pub async fn abandon(&self, key: &RecordKey, token: &ClaimToken) -> Result<OwnerReply, StoreError> {
         self.0.clone().abandon(key.clone(), token.clone()).await
     }
 
@@ -392,7 +392,7 @@ impl Records {
     /// # Errors
     ///
     /// A failure of the store, or that it has no such step. Cancel safe: it changes nothing.
-    pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, BackendError> {
+    pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, StoreError> {
         self.0.clone().read(key.clone(), token.clone()).await
     }
 

@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use tokio::runtime;
 
-use self::memory::MemoryBackend;
+use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
-use self::redis::RedisBackend;
+use self::redis::RedisStore;
 use crate::Error;
-use crate::store::DynBackend;
+use crate::store::Store;
 use crate::store::options::Common;
 use crate::store::url::{StoreUrl, Topology};
 
@@ -25,20 +25,18 @@ pub(crate) async fn open(
     url: StoreUrl,
     common: Common,
     runtime: &runtime::Handle,
-) -> Result<Arc<dyn DynBackend>, Error> {
+) -> Result<Arc<dyn Store>, Error> {
     match url.topology {
-        Topology::Memory { name: None } => Ok(Arc::new(MemoryBackend::new())),
-        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryBackend::named(&name))),
+        Topology::Memory { name: None } => Ok(Arc::new(MemoryStore::new())),
+        Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryStore::named(&name))),
         #[cfg(feature = "redis")]
-        Topology::Server(server) => Ok(Arc::new(RedisBackend::on_server(server, common, runtime).await?)),
+        Topology::Server(server) => Ok(Arc::new(RedisStore::on_server(server, common, runtime).await?)),
         #[cfg(feature = "redis")]
         Topology::Sentinel(sentinels) => Ok(Arc::new(
-            RedisBackend::by_sentinels(sentinels, common, runtime).await?,
+            RedisStore::by_sentinels(sentinels, common, runtime).await?,
         )),
         #[cfg(feature = "redis")]
-        Topology::Cluster(cluster) => Ok(Arc::new(
-            RedisBackend::in_cluster(cluster, common, runtime).await?,
-        )),
+        Topology::Cluster(cluster) => Ok(Arc::new(RedisStore::in_cluster(cluster, common, runtime).await?)),
         #[cfg(feature = "redis")]
         Topology::Quorum(quorum) => Ok(Arc::new(self::redis::quorum(quorum, common, runtime).await?)),
         #[cfg(not(feature = "redis"))]

@@ -10,6 +10,6 @@ mod release;
 mod renewal;
 
 pub(crate) use self::announce::Announce;
-pub(crate) use self::failure::{BackendError, Outcome, Reason};
+pub(crate) use self::failure::{Outcome, Reason, StoreError};
 pub(crate) use self::release::ReleaseReply;
 pub(crate) use self::renewal::{Lane, Renewal};

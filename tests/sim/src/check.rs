@@ -12,10 +12,8 @@ pub(crate) mod time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dlock::backend::{
-    AcquireAllReply, AcquireReply, AcquireRequest, BackendError, GrantId, Kind, ReleaseReply,
-};
 use dlock::sim;
+use dlock::store::{AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, ReleaseReply, StoreError};
 use dlock::{Held, HoldState, LockClient, LockKey};
 
 pub(crate) use self::counted::balance;
@@ -711,7 +709,7 @@ pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, uncon
 }
 
 /// A store has carried out a request.
-pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply, BackendError>) {
+pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply, StoreError>) {
     if with(|world| world.trace.is_on()) {
         let holders = match request {
             Request::Acquire(request) => {

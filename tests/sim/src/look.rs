@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dlock::backend::{GrantId, Kind};
 use dlock::sim::{self, Client, Entry};
+use dlock::store::{GrantId, Kind};
 use dlock::{LockClient, LockKey};
 
 use crate::check::{CLEANUP, LOSS, WAITING, Waiter};

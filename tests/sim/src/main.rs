@@ -2,10 +2,10 @@
 
 mod args;
 mod assume;
-mod backend;
 mod batch;
 mod chance;
 mod check;
+mod connection;
 mod count;
 mod draw;
 mod events;

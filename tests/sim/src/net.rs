@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dlock::backend::{BackendError, Lane, Reason};
 use dlock::sim::News;
+use dlock::store::{Lane, Reason, StoreError};
 use fastrand::Rng;
 use tokio::sync::{broadcast, oneshot};
 
@@ -43,7 +43,7 @@ pub(crate) enum Arrival {
     },
     Reply {
         id: u64,
-        result: Box<Result<Reply, BackendError>>,
+        result: Box<Result<Reply, StoreError>>,
     },
     Timeout {
         id: u64,
@@ -90,7 +90,7 @@ struct Waiting {
     peer: Peer,
     /// What the request was about; empty without a trace.
     about: String,
-    reply: oneshot::Sender<Result<Reply, BackendError>>,
+    reply: oneshot::Sender<Result<Reply, StoreError>>,
 }
 
 /// All connections.
@@ -230,7 +230,7 @@ impl World {
             if let Some(waiting) = self.links.waiting.remove(&id) {
                 let _ = waiting
                     .reply
-                    .send(Err(BackendError::unknown("the connection broke")));
+                    .send(Err(StoreError::unknown("the connection broke")));
             }
         }
         self.stores[store].unsubscribe_all(process);
@@ -269,7 +269,7 @@ pub(crate) fn send(
     (process, incarnation): (usize, u32),
     store: usize,
     request: Request,
-) -> oneshot::Receiver<Result<Reply, BackendError>> {
+) -> oneshot::Receiver<Result<Reply, StoreError>> {
     let (reply, outcome) = oneshot::channel();
     crate::world::if_any(|world| {
         if !world.lives(process, incarnation) {
@@ -306,7 +306,7 @@ pub(crate) fn send(
         if !world.stores[store].is_up() && world.links.of(process, store).rng.bool() {
             tell!(world, Who::Process(process), "finds store {store} down");
             world.counts.faults += 1;
-            let error = BackendError::not_done(Reason::Unreachable, "the connection was refused");
+            let error = StoreError::not_done(Reason::Unreachable, "the connection was refused");
             let at = world.now + world.plan.network.round_trip();
             let result = Box::new(Err(error));
             world.schedule(at, Event::Arrival(Arrival::Reply { id, result }));
@@ -412,7 +412,7 @@ pub(crate) fn arrive(arrival: Arrival) {
                     "has no reply about {} in time",
                     waiting.about
                 );
-                let _ = waiting.reply.send(Err(BackendError::unknown("no reply in time")));
+                let _ = waiting.reply.send(Err(StoreError::unknown("no reply in time")));
             }
         }),
         Arrival::Subscription { peer, topic, on } => with(|world| {

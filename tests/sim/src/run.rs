@@ -4,19 +4,21 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use dlock::LockClient;
-use dlock::backend::quorum::Quorum;
 use dlock::sim;
+use dlock::store::Store;
+use dlock::stores::quorum::Quorum;
 use futures_util::FutureExt;
 use tokio::runtime::{Builder, RngSeed, Runtime};
 use tokio::time::{Instant, Sleep};
 
-use crate::backend::SimBackend;
 use crate::chance::{mix, stream};
 use crate::check::{self, CLEANUP, PANIC, Violation, WAITING};
+use crate::connection::SimConnection;
 use crate::count::Counts;
 use crate::fault::Order;
 use crate::host::{Host, User};
@@ -114,17 +116,16 @@ async fn connect(plan: &Plan, process: usize, incarnation: u32) -> LockClient {
     let millis = Duration::from_millis;
     let builder = LockClient::builder();
     let builder = match plan.stores {
-        Stores::One => builder.backend(SimBackend::connect(process, incarnation, 0)),
+        Stores::One => builder.store(SimConnection::connect(process, incarnation, 0)),
         Stores::Quorum(members) => {
             let member = |store| {
-                (
-                    format!("store {store}"),
-                    SimBackend::connect(process, incarnation, store),
-                )
+                let connection: Arc<dyn Store> =
+                    Arc::new(SimConnection::connect(process, incarnation, store));
+                (format!("store {store}"), connection)
             };
             let quorum = Quorum::new((0..members).map(member));
             let quorum = quorum.max_lease(millis(plan.settings.max_lease()));
-            builder.backend(quorum.trust_fresh_servers(!plan.settings.members_abstain))
+            builder.store(quorum.trust_fresh_servers(!plan.settings.members_abstain))
         }
     };
     builder

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::backend::counter::{CounterReply, CounterRequest};
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Reason,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
-};
 use dlock::sim;
+use dlock::store::counter::{CounterReply, CounterRequest};
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, Watch,
+};
+use dlock::stores::memory::MemoryStore;
 use futures_util::FutureExt;
 
 use crate::plan::{Millis, Plan, StoreClock};
@@ -51,7 +51,7 @@ pub(crate) enum Reply {
     Acquire(LockKey, AcquireReply),
     AcquireAll(Vec<LockKey>, AcquireAllReply),
     Release(ReleaseReply),
-    Renew(Vec<Result<Renewal, BackendError>>),
+    Renew(Vec<Result<Renewal, StoreError>>),
     Inspect(Vec<Holder>),
     List(Vec<(LockKey, Holder)>),
     ForceRelease(bool),
@@ -95,13 +95,13 @@ impl Clock {
 /// What a store knows.
 #[derive(Clone)]
 struct Data {
-    memory: MemoryBackend,
+    memory: MemoryStore,
     /// Grants that were given back: an acquire of one that comes later is refused.
     given_back: HashSet<GrantId>,
 }
 
 pub(crate) struct SimStore {
-    pub(crate) memory: MemoryBackend,
+    pub(crate) memory: MemoryStore,
     pub(crate) clock: Clock,
     /// When it may have lost its data, if ever.
     lost_at: Option<Millis>,
@@ -123,7 +123,7 @@ impl SimStore {
     pub(crate) fn new(plan: &Plan, store: usize) -> SimStore {
         let StoreClock { drift, ahead } = plan.store_clocks.get(store).copied().unwrap_or_default();
         SimStore {
-            memory: MemoryBackend::new(),
+            memory: MemoryStore::new(),
             clock: Clock { drift, ahead },
             lost_at: plan.settings.members_abstain.then_some(0),
             replica: None,
@@ -229,7 +229,7 @@ impl SimStore {
         news.chain(taken).collect()
     }
 
-    fn refuses(&self, request: &Request) -> Option<BackendError> {
+    fn refuses(&self, request: &Request) -> Option<StoreError> {
         let takes = match request {
             Request::Record(request) => request.grows(),
             request => request.takes(),
@@ -240,7 +240,7 @@ impl SimStore {
             Mood::Full => takes,
             Mood::Refuses => !looks,
         };
-        refused.then(|| BackendError::not_done(Reason::RefusedForNow, "the store is full"))
+        refused.then(|| StoreError::not_done(Reason::RefusedForNow, "the store is full"))
     }
 
     fn is_given_back(&self, request: &AcquireRequest) -> bool {
@@ -249,7 +249,7 @@ impl SimStore {
 }
 
 /// Runs the code of a store, by its clock.
-pub(crate) fn inside<T>(store: usize, step: impl FnOnce(&MemoryBackend) -> T) -> T {
+pub(crate) fn inside<T>(store: usize, step: impl FnOnce(&MemoryStore) -> T) -> T {
     let (memory, now, wall) = with(|world| {
         let shown = world.stores[store].clock.shows(world.now);
         (
@@ -266,7 +266,7 @@ pub(crate) fn carry_out(
     store: usize,
     (process, sent): (usize, Millis),
     request: &Request,
-) -> Result<Reply, BackendError> {
+) -> Result<Reply, StoreError> {
     if let Some(refused) = with(|world| world.stores[store].refuses(request)) {
         with(|world| {
             world.counts.faults += 1;
@@ -302,34 +302,34 @@ pub(crate) fn carry_out(
                 request.about(&world.checks)
             );
         });
-        return Err(BackendError::not_done(Reason::Unreachable, "it came too late"));
+        return Err(StoreError::not_done(Reason::Unreachable, "it came too late"));
     }
     let result = inside(store, |memory| step(Arc::new(memory.clone()), request.clone()));
     crate::check::carried_out(store, request, &result);
     result
 }
 
-fn step(memory: Arc<MemoryBackend>, request: Request) -> Result<Reply, BackendError> {
+fn step(memory: Arc<MemoryStore>, request: Request) -> Result<Reply, StoreError> {
     fn now<T>(step: impl Future<Output = T>) -> T {
         step.now_or_never().expect("the memory store answers at once")
     }
     Ok(match request {
         Request::Acquire(request) => {
             let key = request.key.clone();
-            Reply::Acquire(key, now(Backend::acquire(memory, request))?)
+            Reply::Acquire(key, now(Store::acquire(memory, request))?)
         }
         Request::AcquireAll(requests) => {
             let keys = requests.iter().map(|request| request.key.clone()).collect();
-            Reply::AcquireAll(keys, now(Backend::acquire_all(memory, requests))?)
+            Reply::AcquireAll(keys, now(Store::acquire_all(memory, requests))?)
         }
-        Request::Release(request) => Reply::Release(now(Backend::release(memory, request))?),
-        Request::Renew(requests) => Reply::Renew(now(Backend::renew(memory, requests))?),
-        Request::Inspect(key) => Reply::Inspect(now(Backend::inspect(memory, key))?),
-        Request::List(prefix) => Reply::List(now(Backend::list(memory, prefix))?),
-        Request::ForceRelease(key) => Reply::ForceRelease(now(Backend::force_release(memory, key))?),
-        Request::Count(request) => Reply::Count(now(Backend::count(memory, request))?),
+        Request::Release(request) => Reply::Release(now(Store::release(memory, request))?),
+        Request::Renew(requests) => Reply::Renew(now(Store::renew(memory, requests))?),
+        Request::Inspect(key) => Reply::Inspect(now(Store::inspect(memory, key))?),
+        Request::List(prefix) => Reply::List(now(Store::list(memory, prefix))?),
+        Request::ForceRelease(key) => Reply::ForceRelease(now(Store::force_release(memory, key))?),
+        Request::Count(request) => Reply::Count(now(Store::count(memory, request))?),
         Request::RaiseFence(kind, key, grant, at_least) => {
-            Reply::RaiseFence(now(Backend::raise_fence(memory, kind, key, grant, at_least))?)
+            Reply::RaiseFence(now(Store::raise_fence(memory, kind, key, grant, at_least))?)
         }
         Request::Record(request) => Reply::Record(record::step(memory, request)?),
     })
@@ -341,7 +341,7 @@ pub(crate) fn stop(store: usize, loses_data: bool) {
             let now = world.now;
             let it = &mut world.stores[store];
             it.put(Data {
-                memory: MemoryBackend::new(),
+                memory: MemoryStore::new(),
                 given_back: HashSet::new(),
             });
             it.lost_at = Some(now);
@@ -385,7 +385,7 @@ pub(crate) fn come_back(store: usize) {
 }
 
 pub(crate) fn lose_data(store: usize) {
-    inside(store, MemoryBackend::clear);
+    inside(store, MemoryStore::clear);
     with(|world| {
         world.stores[store].given_back.clear();
         world.checks.records.lose_data();

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::backend::counter::CounterReply;
-use dlock::backend::{
-    AcquireAllReply, AcquireReply, AcquireRequest, BackendError, GrantId, Kind, ReleaseReply, Renewal,
+use dlock::store::counter::CounterReply;
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, ReleaseReply, Renewal, StoreError,
 };
 
 use dlock::sim::Entry;
@@ -198,7 +198,7 @@ impl Request {
 /// What a store does with a request; who holds the key of an acquire then.
 pub(crate) fn carried_out(
     request: &Request,
-    result: &Result<Reply, BackendError>,
+    result: &Result<Reply, StoreError>,
     holders: &[Entry],
     checks: &Checks,
 ) -> String {

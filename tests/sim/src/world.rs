@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::backend::GrantId;
+use dlock::store::GrantId;
 use fastrand::Rng;
 use tokio::time::Instant;
 

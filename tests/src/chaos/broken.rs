@@ -1,13 +1,14 @@
 //! Stores that are broken on purpose: a checker that finds nothing wrong with them proves nothing of others.
 
 use std::collections::HashMap;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dlock::backend::{
-    AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Lane, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Watch,
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Holder, Lane, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
+    Store, StoreError, StoreFuture, Watch,
 };
 use dlock::{Kind, LockKey};
 use parking_lot::Mutex;
@@ -40,8 +41,8 @@ const GHOST: u64 = 50;
 const GHOSTLY: Duration = Duration::from_secs(1);
 
 /// A store and what is wrong with it.
-pub(crate) struct Broken<B> {
-    inner: Arc<B>,
+pub(crate) struct Broken {
+    inner: Arc<dyn Store>,
     how: Break,
     releases: AtomicU64,
     /// When the grants were given that are held.
@@ -50,10 +51,10 @@ pub(crate) struct Broken<B> {
     renewal: Mutex<Option<RenewRequest>>,
 }
 
-impl<B: Backend> Broken<B> {
-    pub(crate) fn new(inner: B, how: Break) -> Broken<B> {
+impl Broken {
+    pub(crate) fn new(inner: Arc<dyn Store>, how: Break) -> Broken {
         Broken {
-            inner: Arc::new(inner),
+            inner,
             how,
             releases: AtomicU64::new(0),
             given: Mutex::default(),
@@ -70,7 +71,7 @@ impl<B: Backend> Broken<B> {
 }
 
 /// Takes what was released once more, and keeps it.
-async fn haunt<B: Backend>(store: Arc<B>, released: ReleaseRequest, mut renewal: RenewRequest) {
+async fn haunt(store: Arc<dyn Store>, released: ReleaseRequest, mut renewal: RenewRequest) {
     let ReleaseRequest { kind, key, grant, .. } = released;
     let again = AcquireRequest::new(kind, key.clone(), grant, LONGEST_LEASE);
     if store.clone().acquire(again).await.is_err() {
@@ -84,15 +85,12 @@ async fn haunt<B: Backend>(store: Arc<B>, released: ReleaseRequest, mut renewal:
     }
 }
 
-impl<B: Backend> Backend for Broken<B> {
-    fn acquire(
-        self: Arc<Self>,
-        mut request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for Broken {
+    fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
         request.lease = self.lease(request.lease);
         let (grant, count) = (request.grant, u64::from(request.tokens));
         let step = self.inner.clone().acquire(request);
-        async move {
+        Box::pin(async move {
             let reply = step.await?;
             if let AcquireReply::Acquired { .. } = reply {
                 self.given.lock().insert(grant, Instant::now());
@@ -104,32 +102,29 @@ impl<B: Backend> Backend for Broken<B> {
                 }
             }
             Ok(reply)
-        }
+        })
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let was_given = self.given.lock().remove(&request.grant).is_some();
         let step = self.inner.clone().release(request.clone());
         let returns = self.how == Break::Ghost
             && was_given
             && self.releases.fetch_add(1, Ordering::Relaxed) % GHOST == GHOST - 1;
         let returns = self.renewal.lock().clone().filter(|_| returns);
-        async move {
+        Box::pin(async move {
             let answer = step.await;
             if let Some(renewal) = returns {
                 tokio::spawn(haunt(self.inner.clone(), request, renewal));
             }
             answer
-        }
+        })
     }
 
-    async fn renew(
+    fn renew(
         self: Arc<Self>,
         mut requests: Vec<RenewRequest>,
-    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+    ) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
         if self.how == Break::Ghost {
             *self.renewal.lock() = requests.first().cloned();
         }
@@ -141,33 +136,24 @@ impl<B: Backend> Backend for Broken<B> {
                     .is_some_and(|at| at.elapsed() < NOT_SENT)
             };
             if requests.iter().all(not_sent) {
-                return Ok(requests.iter().map(|_| Ok(Renewal::Renewed)).collect());
+                return Box::pin(ready(Ok(requests.iter().map(|_| Ok(Renewal::Renewed)).collect())));
             }
         }
         for request in &mut requests {
             request.lease = self.lease(request.lease);
         }
-        self.inner.clone().renew(requests).await
+        self.inner.clone().renew(requests)
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         self.inner.clone().inspect(key)
     }
 
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         self.inner.clone().list(prefix)
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         self.inner.clone().force_release(key)
     }
 

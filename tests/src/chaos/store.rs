@@ -1,9 +1,10 @@
 //! What the locks are on, as a worker is told, and what the locks are.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::backend::quorum::Quorum;
-use dlock::backend::{AnyBackend, Backend};
+use dlock::store::Store;
+use dlock::stores::quorum::Quorum;
 use dlock::{Error, LockClient, LockClientBuilder};
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +30,12 @@ pub(crate) fn key_name(key: usize) -> String {
 
 /// How a client is opened.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Store {
+pub(crate) enum StoreSpec {
     Url(String),
     Quorum(Vec<String>),
 }
 
-impl Store {
+impl StoreSpec {
     /// Opens it; goes on until it is there.
     ///
     /// # Errors
@@ -50,29 +51,29 @@ impl Store {
 
     async fn try_open(&self, broken: Option<Break>) -> Result<LockClient, Error> {
         match self {
-            Store::Url(url) => client(member(url).await?, broken).await,
-            Store::Quorum(urls) => {
+            StoreSpec::Url(url) => client(member(url).await?, broken).await,
+            StoreSpec::Quorum(urls) => {
                 let mut members = Vec::new();
                 for (at, url) in urls.iter().enumerate() {
                     members.push((format!("member {at}"), member(url).await?));
                 }
-                client(Quorum::new(members).max_lease(LONGEST_LEASE), broken).await
+                client(Arc::new(Quorum::new(members).max_lease(LONGEST_LEASE)), broken).await
             }
         }
     }
 }
 
-async fn member(url: &str) -> Result<AnyBackend, Error> {
+async fn member(url: &str) -> Result<Arc<dyn Store>, Error> {
     let builder = LockClient::builder().url(url).timeout(TIMEOUT);
-    builder.service_name("chaos").build_backend().await
+    builder.service_name("chaos").build_store().await
 }
 
-async fn client(backend: impl Backend, broken: Option<Break>) -> Result<LockClient, Error> {
+async fn client(store: Arc<dyn Store>, broken: Option<Break>) -> Result<LockClient, Error> {
     let options = |builder: LockClientBuilder| builder.lease(LEASE).retry_for(RETRY_FOR);
     match broken {
-        None => options(LockClient::builder().backend(backend)).build().await,
+        None => options(LockClient::builder().shared_store(store)).build().await,
         Some(how) => {
-            options(LockClient::builder().backend(Broken::new(backend, how)))
+            options(LockClient::builder().store(Broken::new(store, how)))
                 .build()
                 .await
         }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::clock::{self, Nanos};
 use super::faults::Kind;
-use super::store::{KEYS, LONGEST_LEASE, Store, key_name};
+use super::store::{KEYS, LONGEST_LEASE, StoreSpec, key_name};
 use crate::topology::SERVICE;
 use crate::{Clock, Cluster, Flavor, Proxy, Replicas, Server, slot_of};
 
@@ -306,28 +306,28 @@ impl Deployment {
         Ok(Some(()))
     }
 
-    fn store(&self, addresses: &[SocketAddr]) -> Store {
+    fn store(&self, addresses: &[SocketAddr]) -> StoreSpec {
         let all: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
         let urls = all.iter().map(|address| format!("redis://{address}"));
         match self.topology {
-            Topology::Standalone => Store::Url(urls.collect()),
-            Topology::Quorum => Store::Quorum(urls.collect()),
-            Topology::Cluster => Store::Url(format!("redis+cluster://{}", all.join(","))),
+            Topology::Standalone => StoreSpec::Url(urls.collect()),
+            Topology::Quorum => StoreSpec::Quorum(urls.collect()),
+            Topology::Cluster => StoreSpec::Url(format!("redis+cluster://{}", all.join(","))),
             Topology::Sentinel => {
                 let sentinels = all[self.sentinels()].join(",");
-                Store::Url(format!("redis+sentinel://{sentinels}/{SERVICE}"))
+                StoreSpec::Url(format!("redis+sentinel://{sentinels}/{SERVICE}"))
             }
         }
     }
 
     /// What the worker of a slot opens.
-    pub(crate) fn store_of(&self, slot: usize) -> Store {
+    pub(crate) fn store_of(&self, slot: usize) -> StoreSpec {
         let links = self.links.iter().filter(|link| link.slot == slot);
         self.store(&links.map(|link| link.proxy.addr()).collect::<Vec<_>>())
     }
 
     /// The same without the network in between.
-    pub(crate) fn direct(&self) -> Store {
+    pub(crate) fn direct(&self) -> StoreSpec {
         self.store(&self.all().iter().map(|server| server.addr()).collect::<Vec<_>>())
     }
 

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{Backend, BackendError, Reason, Watch};
 use dlock::record::{
     ClaimReply, ClaimRequest, ClaimState, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey,
     RecordStore, Records,
 };
+use dlock::store::{Reason, Store, StoreError, Watch};
+use dlock::stores::memory::MemoryStore;
 use dlock_tower::idempotency::caller::{Public, public};
 use dlock_tower::idempotency::{IdempotencyLayer, ResponseBody};
 use http::{Request, Response};
@@ -39,16 +39,16 @@ pub(crate) async fn bounded<T>(test: impl Future<Output = T>) -> T {
 
 /// Records in memory.
 pub(crate) fn records() -> Records {
-    Arc::new(MemoryBackend::new()).records_of()
+    Arc::new(MemoryStore::new()).records_of()
 }
 
 trait RecordsOf {
     fn records_of(self) -> Records;
 }
 
-impl RecordsOf for Arc<MemoryBackend> {
+impl RecordsOf for Arc<MemoryStore> {
     fn records_of(self) -> Records {
-        Backend::records(self).expect("memory keeps records")
+        Store::records(self).expect("memory keeps records")
     }
 }
 
@@ -266,8 +266,8 @@ impl Faults {
     }
 }
 
-fn unreachable<T>() -> Result<T, BackendError> {
-    Err(BackendError::not_done(
+fn unreachable<T>() -> Result<T, StoreError> {
+    Err(StoreError::not_done(
         Reason::Unreachable,
         "10.0.0.7 does not answer",
     ))
@@ -309,7 +309,7 @@ impl Faulty {
 }
 
 impl RecordStore for Faulty {
-    async fn claim(self: Arc<Self>, request: ClaimRequest) -> Result<ClaimReply, BackendError> {
+    async fn claim(self: Arc<Self>, request: ClaimRequest) -> Result<ClaimReply, StoreError> {
         self.faults.claims.fetch_add(1, Ordering::SeqCst);
         if self.faults.down.load(Ordering::SeqCst) {
             return unreachable();
@@ -321,7 +321,7 @@ impl RecordStore for Faulty {
         let reply = self.inner.claim(request).await;
         until_off(&self.faults.claim_answers_held).await;
         if take(&self.faults.claim_answers_lost) {
-            return Err(BackendError::unknown("the connection broke"));
+            return Err(StoreError::unknown("the connection broke"));
         }
         reply
     }
@@ -332,7 +332,7 @@ impl RecordStore for Faulty {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> Result<OwnerReply, BackendError> {
+    ) -> Result<OwnerReply, StoreError> {
         self.faults.extends.fetch_add(1, Ordering::SeqCst);
         if self.faults.down.load(Ordering::SeqCst) || self.faults.extend_down.load(Ordering::SeqCst) {
             return unreachable();
@@ -346,7 +346,7 @@ impl RecordStore for Faulty {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> Result<OwnerReply, BackendError> {
+    ) -> Result<OwnerReply, StoreError> {
         let faults = &self.faults;
         faults.completes.fetch_add(1, Ordering::SeqCst);
         let now = faults.completing.fetch_add(1, Ordering::SeqCst) + 1;
@@ -359,11 +359,11 @@ impl RecordStore for Faulty {
         }
         let room = faults.room.load(Ordering::SeqCst);
         if room > 0 && response.len() > room {
-            return Err(BackendError::not_done(Reason::RefusedForNow, "OOM"));
+            return Err(StoreError::not_done(Reason::RefusedForNow, "OOM"));
         }
         let reply = self.inner.complete(&key, &token, response, retention).await;
         if take(&faults.complete_answers_lost) {
-            return Err(BackendError::unknown("the connection broke"));
+            return Err(StoreError::unknown("the connection broke"));
         }
         reply
     }
@@ -372,20 +372,20 @@ impl RecordStore for Faulty {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.faults.releases.fetch_add(1, Ordering::SeqCst);
         let step = (!self.faults.down.load(Ordering::SeqCst)).then(|| self.inner.release(&key, &token));
         async move {
             let Some(step) = step else { return unreachable() };
             let reply = step.await;
             if take(&self.faults.release_answers_lost) {
-                return Err(BackendError::unknown("the connection broke"));
+                return Err(StoreError::unknown("the connection broke"));
             }
             reply
         }
     }
 
-    async fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<OwnerReply, BackendError> {
+    async fn abandon(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<OwnerReply, StoreError> {
         self.faults.releases.fetch_add(1, Ordering::SeqCst);
         if self.faults.down.load(Ordering::SeqCst) {
             return unreachable();
@@ -393,7 +393,7 @@ impl RecordStore for Faulty {
         self.inner.abandon(&key, &token).await
     }
 
-    async fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<ClaimState, BackendError> {
+    async fn read(self: Arc<Self>, key: RecordKey, token: ClaimToken) -> Result<ClaimState, StoreError> {
         self.faults.reads.fetch_add(1, Ordering::SeqCst);
         if self.faults.down.load(Ordering::SeqCst) {
             return unreachable();

@@ -19,7 +19,7 @@ use crate::runtime::options::check_at_once;
 use crate::runtime::question::{Goal, Look};
 use crate::runtime::release::Carry;
 use crate::runtime::scope::Scope;
-use crate::store::{Announce, BackendError, GrantId, Kind};
+use crate::store::{Announce, GrantId, Kind, StoreError};
 use crate::{Error, LockKey};
 
 /// One call of acquire.
@@ -192,7 +192,7 @@ impl AllOf<'_> {
         handed: u32,
         waiter: Option<GrantId>,
         read: impl FnOnce(Round<Guards>) -> T + Send + 'static,
-    ) -> Carry<Result<T, BackendError>> {
+    ) -> Carry<Result<T, StoreError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
         // The key that the caller waits for comes first: the first that is busy is told, so a caller that stays where it
@@ -225,7 +225,7 @@ impl Goal for AllOf<'_> {
         handed: u32,
         waiter: Option<GrantId>,
         _announce: Announce,
-    ) -> Carry<Result<Look<Round<Guards>>, BackendError>> {
+    ) -> Carry<Result<Look<Round<Guards>>, StoreError>> {
         let at = self.at;
         let again = self.attempt.first.takes_place().then_some(ASK_IN_SET_EVERY);
         self.asks(handed, waiter, move |round| match round {

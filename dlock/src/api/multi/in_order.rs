@@ -21,7 +21,7 @@ use crate::runtime::acquire::Wait;
 use crate::runtime::hold::Hold;
 use crate::runtime::question::{Goal, Look};
 use crate::runtime::release::Carry;
-use crate::store::{Announce, BackendError, GrantId};
+use crate::store::{Announce, GrantId, StoreError};
 
 /// How many looks in a row may find one of the keys free and another one busy.
 const LOOKS: u32 = 8;
@@ -135,7 +135,7 @@ impl Goal for Next<'_> {
         handed: u32,
         waiter: Option<GrantId>,
         _announce: Announce,
-    ) -> Carry<Result<Look<Round<Taken>>, BackendError>> {
+    ) -> Carry<Result<Look<Round<Taken>>, StoreError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let one = self.attempt.one(self.at);
         let again = one.takes_place().then_some(ASK_IN_SET_EVERY);

@@ -14,7 +14,7 @@ use crate::runtime::acquire::Attempt;
 use crate::runtime::hold::Hold;
 use crate::runtime::question::Question;
 use crate::store::{
-    AcquireAllReply, AcquireReply, BackendError, DynBackend, GrantId, Lane, Reason, RenewRequest, Renewal,
+    AcquireAllReply, AcquireReply, GrantId, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
 };
 
 /// Something about the key at this place among all keys of the call.
@@ -33,15 +33,15 @@ pub(super) enum Round<T> {
     /// None: this one is busy.
     Busy(At<Option<Duration>>),
     /// None: this one cannot be had.
-    Failed(At<BackendError>),
+    Failed(At<StoreError>),
 }
 
 /// Puts keys into groups, each of which takes one step. The groups stand in the order of their first keys.
 pub(super) fn groups(keys: impl Iterator<Item = At<Attempt>>) -> Vec<Group> {
     let mut groups: Vec<(Option<u32>, Group)> = Vec::new();
     for (at, one) in keys {
-        let backend = &one.handle.shared().backend;
-        let number = backend.together(one.options.kind, &one.key);
+        let store = &one.handle.shared().store;
+        let number = store.together(one.options.kind, &one.key);
         let group = groups
             .iter_mut()
             .find(|(of, _)| number.is_some() && *of == number);
@@ -59,7 +59,7 @@ pub(super) type Gone = Arc<AtomicBool>;
 /// A step that has its place in line.
 pub(super) struct Step {
     questions: Vec<At<Question>>,
-    answer: Pin<Box<dyn Future<Output = Result<AcquireAllReply, BackendError>> + Send>>,
+    answer: Pin<Box<dyn Future<Output = Result<AcquireAllReply, StoreError>> + Send>>,
 }
 
 impl Step {
@@ -88,10 +88,10 @@ impl Step {
         let requests = questions.iter().map(|(_, question)| question.request.clone());
         let answer: Pin<Box<dyn Future<Output = _> + Send>> = match &questions[..] {
             [(_, only)] => {
-                let step = only.backend().acquire(only.request.clone());
+                let step = only.store().acquire(only.request.clone());
                 Box::pin(async move { step.await.map(alone) })
             }
-            [(_, first), ..] => first.backend().acquire_all(requests.collect()),
+            [(_, first), ..] => first.store().acquire_all(requests.collect()),
             [] => Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
                 tokens: Vec::new(),
             }))),
@@ -123,7 +123,7 @@ pub(super) async fn look(
     handed: u32,
     waiter: Option<At<GrantId>>,
     gone: Gone,
-) -> Result<Round<Guards>, BackendError> {
+) -> Result<Round<Guards>, StoreError> {
     let mut others = others.peekable();
     let in_one_step = others.peek().is_none();
     Ok(match take(first, others, handed, waiter, gone.clone()).await? {
@@ -149,7 +149,7 @@ pub(super) async fn take(
     handed: u32,
     waiter: Option<At<GrantId>>,
     gone: Gone,
-) -> Result<Round<Taken>, BackendError> {
+) -> Result<Round<Taken>, StoreError> {
     let mut taken = Taken::default();
     let mut step = first;
     loop {
@@ -183,8 +183,8 @@ pub(super) async fn take(
     }
 }
 
-fn caller_has_gone() -> BackendError {
-    BackendError::not_done(
+fn caller_has_gone() -> StoreError {
+    StoreError::not_done(
         Reason::Unreachable,
         "the caller has gone before all locks were acquired",
     )
@@ -195,7 +195,7 @@ fn place(questions: &[At<Question>], at: usize) -> usize {
 }
 
 /// What passes is tried again, everything else is told of the key that it is about.
-fn failed<T>(at: usize, error: BackendError) -> Result<Round<T>, BackendError> {
+fn failed<T>(at: usize, error: StoreError) -> Result<Round<T>, StoreError> {
     match error.is_passing() {
         true => Err(error),
         false => Ok(Round::Failed((at, error))),
@@ -237,15 +237,15 @@ impl Taken {
     }
 
     /// Has the leases begin now, so that all end at the same time: those that nobody renews, or all of them.
-    pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), BackendError> {
+    pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), StoreError> {
         let sent = clock::now();
         let mut lanes: BTreeMap<Lane, Vec<RenewRequest>> = BTreeMap::new();
-        let mut store: Option<Arc<dyn DynBackend>> = None;
+        let mut store: Option<Arc<dyn Store>> = None;
         for (_, (question, _)) in &mut self.0 {
             if all || question.ends_by_itself() {
                 let request = question.begin_anew(sent);
-                let backend = store.insert(question.backend());
-                lanes.entry(backend.lane(&request.key)).or_default().push(request);
+                let store = store.insert(question.store());
+                lanes.entry(store.lane(&request.key)).or_default().push(request);
             }
         }
         let Some(store) = store else { return Ok(()) };
@@ -253,7 +253,7 @@ impl Taken {
         for answers in join_all(steps).await {
             for answer in answers? {
                 if answer? == Renewal::Gone {
-                    return Err(BackendError::not_done(
+                    return Err(StoreError::not_done(
                         Reason::Unreachable,
                         "the lease of one lock had run out before the last was had",
                     ));
@@ -263,13 +263,13 @@ impl Taken {
         Ok(())
     }
 
-    pub(super) fn guards(mut self) -> Result<Guards, BackendError> {
+    pub(super) fn guards(mut self) -> Result<Guards, StoreError> {
         let granted = std::mem::take(&mut self.0).into_iter();
         // All of them, so that those are given back which are held, when one is not.
         let guards: Vec<_> = granted
             .map(|(at, (question, tokens))| match question.finished() {
                 true => question.granted(tokens).map(|guard| (at, guard)),
-                false => Err(BackendError::not_done(
+                false => Err(StoreError::not_done(
                     Reason::Closed,
                     "the client was shut down before the last lock was had",
                 )),

@@ -29,7 +29,7 @@ use crate::base::hold_state::{HoldState, Loss};
 use crate::base::kind::Kind;
 use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
-use crate::store::{BackendError, Lane};
+use crate::store::{Lane, StoreError};
 
 /// A pointer to a grant, as the table sees it. The table calls these under its lock: they tell nothing to holders.
 pub(crate) trait Renewable: Clone {
@@ -60,7 +60,7 @@ pub(crate) enum Action<G> {
     /// Tell that this grant has become suspect.
     TellSuspect(G),
     /// Tell that the renewal of this grant failed, and that it will be tried again.
-    TellFailed(G, Box<BackendError>),
+    TellFailed(G, Box<StoreError>),
     /// Wake the watchdog: something is due before it looks by itself.
     Wake,
     /// The last grant is gone.

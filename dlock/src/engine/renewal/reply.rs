@@ -6,7 +6,7 @@ use super::timing::{next_due, next_try, spread};
 use super::{Action, Actions, Renewable, RenewalTable};
 use crate::base::hold_state::{HoldState, Loss};
 use crate::base::moment::Moment;
-use crate::store::{BackendError, Reason, Renewal};
+use crate::store::{Reason, Renewal, StoreError};
 
 /// The reply to the renewal of one grant.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Reply {
     pub(crate) number: u64,
     /// The lease that was asked for.
     pub(crate) lease: Duration,
-    pub(crate) result: Result<Renewal, BackendError>,
+    pub(crate) result: Result<Renewal, StoreError>,
 }
 
 /// Where renewed grants go together: those that were renewed together stay together.

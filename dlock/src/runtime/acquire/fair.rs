@@ -30,7 +30,7 @@ use crate::runtime::options::LONGEST;
 use crate::runtime::question::{Goal, Question};
 use crate::runtime::release::{Asked, Carry};
 use crate::runtime::waiters::{Abandon, Called, Line, Ticket};
-use crate::store::{AcquireReply, BackendError, GrantId, Outcome, Reason, Watch};
+use crate::store::{AcquireReply, GrantId, Outcome, Reason, StoreError, Watch};
 
 /// To how many the lock is handed on after one question at the most.
 const MANY: u32 = 256;
@@ -73,7 +73,7 @@ impl Place {
         if self.asked.replace(now).is_none() {
             question.unfinished(false);
         }
-        let step = question.backend().acquire(question.request.clone());
+        let step = question.store().acquire(question.request.clone());
         let handle = question.handle.clone();
         handle.ask(
             step,
@@ -111,12 +111,12 @@ impl Place {
     }
 
     /// The lock is granted under its id. The failure where a shutdown has released that.
-    fn is_granted(&mut self) -> Result<(), BackendError> {
+    fn is_granted(&mut self) -> Result<(), StoreError> {
         if self.is_nowhere() {
             return Ok(());
         }
         drop(self.give_up());
-        Err(BackendError::not_done(
+        Err(StoreError::not_done(
             Reason::Closed,
             "the reply came only after the client was shut down",
         ))
@@ -127,8 +127,8 @@ impl Place {
         let Attempt {
             handle, key, options, ..
         } = &self.attempt;
-        let backend = handle.shared().backend.clone();
-        backend.watch(options.kind, key, self.id)
+        let store = handle.shared().store.clone();
+        store.watch(options.kind, key, self.id)
     }
 }
 
@@ -141,7 +141,7 @@ struct Stands {
 impl Asked for Stands {
     type Brings = Seen;
 
-    fn answered(self, reply: Result<AcquireReply, BackendError>) -> Seen {
+    fn answered(self, reply: Result<AcquireReply, StoreError>) -> Seen {
         let Stands { mut place, question } = self;
         match reply {
             Ok(AcquireReply::Acquired {
@@ -194,7 +194,7 @@ enum Seen {
     Acquired(Hold, Vec<GrantId>),
     Busy(Place, Option<Duration>),
     /// With the place, unless that is in doubt.
-    Failed(BackendError, Option<Place>),
+    Failed(StoreError, Option<Place>),
 }
 
 impl Seen {
@@ -440,7 +440,7 @@ impl Wait<'_, Attempt> {
                     () = changed(&mut watch) => {}
                     () = clock::sleep_until(ask_at) => {}
                     () = sleep_until(quiet) => {
-                        watch = Some(shared.backend.clone().watch(options.kind, key, id));
+                        watch = Some(shared.store.clone().watch(options.kind, key, id));
                         continue;
                     }
                     () = self.over() => return Err(self.gave_up(heard, false)),

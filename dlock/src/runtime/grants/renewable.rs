@@ -26,7 +26,7 @@ impl Renewable for Arc<Grant> {
     fn lane(&self) -> Lane {
         // The client has the table, so it is there.
         let client = self.client().upgrade();
-        client.map_or_else(Lane::default, |shared| shared.backend.lane(&self.key))
+        client.map_or_else(Lane::default, |shared| shared.store.lane(&self.key))
     }
 
     fn judge(&self, now: Moment) -> (HoldState, Moment) {

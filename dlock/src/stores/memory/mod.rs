@@ -14,7 +14,7 @@ pub(crate) mod sim;
 mod writers;
 
 use std::collections::BTreeSet;
-use std::future::{Future, ready};
+use std::future::ready;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
@@ -33,21 +33,21 @@ use crate::store::counter::{CounterReply, CounterRequest};
 use crate::store::hub::Hub;
 use crate::store::records::Records;
 use crate::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
-    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Announce, GrantId, Holder, Kind, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 
 /// A store of locks, and of [records](crate::record), in this process's memory.
 ///
-/// Clients that are built on clones of one `MemoryBackend` exclude each other, as processes on one server
+/// Clients that are built on clones of one `MemoryStore` exclude each other, as processes on one server
 /// do; so do clients of `memory://NAME` with the same name. `memory://` is a store of its own each time.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryBackend {
-    store: Arc<Store>,
+pub struct MemoryStore {
+    store: Arc<Shared>,
 }
 
 #[derive(Debug, Default)]
-struct Store {
+struct Shared {
     held: Mutex<Held>,
     hub: Arc<Hub>,
     shelf: Shelf,
@@ -110,7 +110,7 @@ impl Held {
         self.read_write.purge(now);
     }
 
-    fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, BackendError> {
+    fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, StoreError> {
         if let Some(votes_in) = request.vote_after.and_then(|after| self.abstains(now, after)) {
             return Ok(AcquireReply::Abstained { votes_in });
         }
@@ -158,7 +158,7 @@ impl Held {
     }
 
     /// Whether nothing of another kind stands in the way.
-    fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), BackendError> {
+    fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), StoreError> {
         let is_plain = matches!(kind, Kind::Lock | Kind::Fair | Kind::Fenced);
         if !is_plain && self.entries.contains_key(key) {
             return Err(taken("a plain lock"));
@@ -316,26 +316,26 @@ impl Held {
 }
 
 /// The stores of `memory://NAME`, each for as long as somebody uses it.
-static NAMED: LazyLock<Mutex<HashMap<String, Weak<Store>>>> = LazyLock::new(Mutex::default);
+static NAMED: LazyLock<Mutex<HashMap<String, Weak<Shared>>>> = LazyLock::new(Mutex::default);
 
-impl MemoryBackend {
+impl MemoryStore {
     /// An empty store.
     #[must_use]
-    pub fn new() -> MemoryBackend {
-        MemoryBackend::default()
+    pub fn new() -> MemoryStore {
+        MemoryStore::default()
     }
 
     /// The store that everybody in this process gets by this name.
     #[must_use]
-    pub fn named(name: &str) -> MemoryBackend {
+    pub fn named(name: &str) -> MemoryStore {
         let mut named = NAMED.lock();
         named.retain(|_, store| store.strong_count() > 0);
         if let Some(store) = named.get(name).and_then(Weak::upgrade) {
-            return MemoryBackend { store };
+            return MemoryStore { store };
         }
-        let backend = MemoryBackend::new();
-        named.insert(name.to_owned(), Arc::downgrade(&backend.store));
-        backend
+        let store = MemoryStore::new();
+        named.insert(name.to_owned(), Arc::downgrade(&store.store));
+        store
     }
 
     /// How many locks are held, by anybody, and how many grants of permits.
@@ -435,11 +435,8 @@ impl MemoryBackend {
     }
 }
 
-impl Backend for MemoryBackend {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for MemoryStore {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let mut reply = self.with(|held, now| held.acquire(&request, now));
         let is_busy = match &mut reply {
             Ok(AcquireReply::Busy { listeners, .. }) if request.kind == Kind::Lock => {
@@ -453,17 +450,14 @@ impl Backend for MemoryBackend {
             Announce::Taken => self.tell_taken(&request.key),
             _ => {}
         }
-        ready(reply)
+        Box::pin(ready(reply))
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
         (kind != Kind::Fair).then_some(0)
     }
 
-    fn acquire_all(
-        self: Arc<Self>,
-        requests: Vec<AcquireRequest>,
-    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         let reply = self.with(|held, now| held.acquire_all(&requests, now));
         if let AcquireAllReply::Busy { at, .. } | AcquireAllReply::Failed { at, .. } = &reply {
             // A writer that had the lock for this moment has given up its place in front of the readers.
@@ -472,13 +466,10 @@ impl Backend for MemoryBackend {
                 self.tell(request.key.as_str());
             }
         }
-        ready(Ok(reply))
+        Box::pin(ready(Ok(reply)))
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let ReleaseRequest { kind, key, grant, .. } = &request;
         let (left, told) = self.with(|held, now| {
             let gave_up = match kind {
@@ -494,37 +485,28 @@ impl Backend for MemoryBackend {
             (left, (gave_up || left == Left::Loudly).then_some(told))
         });
         let heard = told.map_or(0, |topic| self.tell(&topic));
-        ready(Ok(match left {
+        Box::pin(ready(Ok(match left {
             Left::NotHeld => ReleaseReply::NotHeld { repeated: false },
             Left::Quietly | Left::Loudly => ReleaseReply::Released { heard: Some(heard) },
-        }))
+        })))
     }
 
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, now| {
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(ready(Ok(self.with(|held, now| {
             let renew = |request: &RenewRequest| match held.renew(request, now) {
                 true => Ok(Renewal::Renewed),
                 false => Ok(Renewal::Gone),
             };
             requests.iter().map(renew).collect()
-        })))
+        }))))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, now| held.holders(&key, now))))
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        Box::pin(ready(Ok(self.with(|held, now| held.holders(&key, now)))))
     }
 
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, now| {
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(ready(Ok(self.with(|held, now| {
             let locks = held.entries.keys().chain(held.read_write.keys());
             let all = locks.chain(held.counters.keys());
             let holders = |key: &LockKey| {
@@ -534,28 +516,22 @@ impl Backend for MemoryBackend {
             };
             let named = |key: &&LockKey| key.as_str().starts_with(&prefix);
             all.filter(named).flat_map(holders).collect()
-        })))
+        }))))
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        ready(Ok(self.take(&key)))
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        Box::pin(ready(Ok(self.take(&key))))
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ())
     }
 
-    fn count(
-        self: Arc<Self>,
-        request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
-        ready(self.with(|held, now| {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        Box::pin(ready(self.with(|held, now| {
             held.is_free_for(request.step.kind(), &request.key)?;
             Ok(held.counters.count(now, &request))
-        }))
+        })))
     }
 
     fn raise_fence(
@@ -564,8 +540,8 @@ impl Backend for MemoryBackend {
         key: LockKey,
         grant: GrantId,
         at_least: u64,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
-        ready(Ok(self.with(|held, _| {
+    ) -> StoreFuture<bool> {
+        Box::pin(ready(Ok(self.with(|held, _| {
             let known = match kind {
                 Kind::Read | Kind::Write => held.read_write.knows(kind, &key, &grant),
                 Kind::Permit | Kind::Unowned => held.counters.knows(kind, &key, grant),
@@ -575,11 +551,11 @@ impl Backend for MemoryBackend {
                 held.last_token = held.last_token.max(at_least);
             }
             known
-        })))
+        }))))
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {
-        Some(Records::new(MemoryRecords(MemoryBackend::clone(&self))))
+        Some(Records::new(MemoryRecords(MemoryStore::clone(&self))))
     }
 }
 
@@ -611,10 +587,10 @@ impl Entry {
     }
 }
 
-fn taken(by: &str) -> BackendError {
-    BackendError::not_done(Reason::KeyTaken(by.to_owned()), format!("the key holds {by}"))
+fn taken(by: &str) -> StoreError {
+    StoreError::not_done(Reason::KeyTaken(by.to_owned()), format!("the key holds {by}"))
 }
 
-fn unsupported(kind: Kind) -> BackendError {
-    BackendError::not_done(Reason::Unsupported, format!("a {kind} is not acquired"))
+fn unsupported(kind: Kind) -> StoreError {
+    StoreError::not_done(Reason::Unsupported, format!("a {kind} is not acquired"))
 }

@@ -14,8 +14,8 @@ use crate::store::hub::Hub;
 use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey, RecordStore,
 };
-use crate::store::{BackendError, Watch};
-use crate::stores::memory::MemoryBackend;
+use crate::store::{StoreError, Watch};
+use crate::stores::memory::MemoryStore;
 
 /// How many records past their retention a step removes: more than it can make, and so few that it stays
 /// short.
@@ -338,14 +338,14 @@ fn end(now: Instant, after: Duration) -> Instant {
     now + after.min(CENTURY)
 }
 
-/// The records beside the locks of a [`MemoryBackend`].
-pub(crate) struct MemoryRecords(pub(crate) MemoryBackend);
+/// The records beside the locks of a [`MemoryStore`].
+pub(crate) struct MemoryRecords(pub(crate) MemoryStore);
 
 impl RecordStore for MemoryRecords {
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
-    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static {
         let store = &self.0;
         ready(Ok(store
             .shelf()
@@ -358,7 +358,7 @@ impl RecordStore for MemoryRecords {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         let change = self
             .0
             .shelf()
@@ -375,7 +375,7 @@ impl RecordStore for MemoryRecords {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         ready(Ok(self.0.shelf().end(&key, |table, now| {
             table.complete(&key, &token, response, retention, now)
         })))
@@ -385,7 +385,7 @@ impl RecordStore for MemoryRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         ready(Ok(self
             .0
             .shelf()
@@ -396,7 +396,7 @@ impl RecordStore for MemoryRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         ready(Ok(self
             .0
             .shelf()

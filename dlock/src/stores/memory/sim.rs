@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Held, MemoryBackend, Store};
+use super::{Held, MemoryStore, Shared};
 use crate::LockKey;
 use crate::store::{GrantId, Kind, Watch};
 
@@ -51,7 +51,7 @@ impl Held {
     }
 }
 
-impl MemoryBackend {
+impl MemoryStore {
     pub(crate) fn grants(&self) -> Vec<Entry> {
         self.with(|held, now| {
             let locks = held.entries.keys().chain(held.read_write.keys());
@@ -68,13 +68,13 @@ impl MemoryBackend {
         self.with(|held, now| held.queues.kept(now) + held.read_write.writers_kept(now))
     }
 
-    pub(crate) fn fork(&self) -> MemoryBackend {
-        let store = Store {
+    pub(crate) fn fork(&self) -> MemoryStore {
+        let store = Shared {
             held: Mutex::new(self.store.held.lock().clone()),
             shelf: self.store.shelf.fork(),
-            ..Store::default()
+            ..Shared::default()
         };
-        MemoryBackend {
+        MemoryStore {
             store: Arc::new(store),
         }
     }

@@ -18,7 +18,7 @@ use super::{Inner, PostgresRecords};
 use crate::Error;
 use crate::base::chance;
 use crate::store::options::DEFAULT_TIMEOUT;
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 
 /// Options of [`PostgresRecords`].
 #[must_use = "a builder does nothing until it connects"]
@@ -150,9 +150,9 @@ async fn sweep(store: Weak<Inner>, every: Duration) {
     }
 }
 
-fn not_connected(error: BackendError) -> Error {
+fn not_connected(error: StoreError) -> Error {
     let what = "a first connection".to_owned();
-    let BackendError {
+    let StoreError {
         reason,
         message,
         source,

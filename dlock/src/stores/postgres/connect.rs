@@ -13,7 +13,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Error, Notification, Socket};
 
 use super::failure;
 use super::hosts::{Candidate, candidates};
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 
 /// Makes connections to the primary, which is one of the hosts of the configuration, and not always the same.
 pub(super) struct Connector {
@@ -106,16 +106,16 @@ impl Connector {
     }
 
     /// Connects to the first host that takes writes, within the timeout, of which each host has its share.
-    pub(super) async fn connect(&self) -> Result<Session, BackendError> {
+    pub(super) async fn connect(&self) -> Result<Session, StoreError> {
         let deadline = Instant::now() + self.timeout;
-        let mut failed: Option<BackendError> = None;
+        let mut failed: Option<StoreError> = None;
         for (i, host) in self.hosts.iter().enumerate() {
             let rest = u32::try_from(self.hosts.len() - i).unwrap_or(u32::MAX);
             let share = deadline.saturating_duration_since(Instant::now()) / rest;
             let error = match tokio::time::timeout(share, self.try_connect(&host.config)).await {
                 Ok(Ok(session)) => return Ok(session),
                 Ok(Err(error)) => failure::of_connecting(error, &host.address),
-                Err(_) => BackendError::not_done(
+                Err(_) => StoreError::not_done(
                     Reason::Unreachable,
                     format!("{} did not answer within {share:?}", host.address),
                 ),
@@ -132,11 +132,11 @@ impl Connector {
                     } else {
                         Reason::Refused
                     };
-                    BackendError::not_done(reason, format!("{}; {}", before.message, error.message))
+                    StoreError::not_done(reason, format!("{}; {}", before.message, error.message))
                 }
             });
         }
-        Err(failed.unwrap_or_else(|| BackendError::not_done(Reason::Unreachable, "no host is given")))
+        Err(failed.unwrap_or_else(|| StoreError::not_done(Reason::Unreachable, "no host is given")))
     }
 
     async fn try_connect(&self, config: &Config) -> Result<Session, Error> {

@@ -5,14 +5,14 @@ use std::io;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 
 /// A step that failed.
 pub(super) enum Failure {
     /// The server refused it, or it made no sense: the connection is as good as before.
-    Answered(BackendError),
+    Answered(StoreError),
     /// The connection is of no use any more.
-    Broken(BackendError),
+    Broken(StoreError),
 }
 
 /// What became of a statement that was sent.
@@ -20,11 +20,11 @@ pub(super) fn of_step(error: Error) -> Failure {
     let Some(told) = error.as_db_error() else {
         // Values that do not fit, or an answer that cannot be understood; everything else is the network.
         let message = describe(&error);
-        return Failure::Broken(BackendError::unknown(message).caused_by(error));
+        return Failure::Broken(StoreError::unknown(message).caused_by(error));
     };
     let (outcome, reason) = (outcome(told), reason(told));
     let moved = *told.code() == SqlState::READ_ONLY_SQL_TRANSACTION;
-    let mut failed = BackendError::not_done(reason, text(told)).caused_by(error);
+    let mut failed = StoreError::not_done(reason, text(told)).caused_by(error);
     failed.outcome = outcome;
     match outcome {
         // Another server is the primary by now, or will be.
@@ -35,7 +35,7 @@ pub(super) fn of_step(error: Error) -> Failure {
 }
 
 /// Why there is no connection: nothing of ours was sent on it.
-pub(super) fn of_connecting(error: Error, address: &str) -> BackendError {
+pub(super) fn of_connecting(error: Error, address: &str) -> StoreError {
     let (reason, message) = match error.as_db_error() {
         Some(told) => (reason(told), text(told)),
         None if is_read_only(&error) => (
@@ -45,11 +45,11 @@ pub(super) fn of_connecting(error: Error, address: &str) -> BackendError {
         None if error.to_string().contains("password") => (Reason::Refused, describe(&error)),
         None => (Reason::Unreachable, describe(&error)),
     };
-    BackendError::not_done(reason, format!("{address}: {message}")).caused_by(error)
+    StoreError::not_done(reason, format!("{address}: {message}")).caused_by(error)
 }
 
 /// Whether the step had no end within its time: the server gave the statement up, or has not answered.
-pub(super) fn took_too_long(error: &BackendError) -> bool {
+pub(super) fn took_too_long(error: &StoreError) -> bool {
     let source = error.source.as_deref();
     let told = source.and_then(|source| source.downcast_ref::<Error>());
     let given_up = told.and_then(Error::code) == Some(&SqlState::QUERY_CANCELED);
@@ -126,8 +126,8 @@ fn describe(error: &Error) -> String {
     text
 }
 
-impl From<Failure> for BackendError {
-    fn from(failure: Failure) -> BackendError {
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> StoreError {
         match failure {
             Failure::Answered(error) | Failure::Broken(error) => error,
         }

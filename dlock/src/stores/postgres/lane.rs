@@ -23,7 +23,7 @@ use super::failure::{self, Failure};
 use super::step::{Answer, Prepared, Step};
 use super::table::Table;
 use crate::base::chance;
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 
 /// Between two attempts to connect, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
@@ -53,7 +53,7 @@ struct Job {
     ticket: Arc<Ticket>,
     /// It was sent on a connection that broke.
     repeated: bool,
-    reply: Option<oneshot::Sender<Result<Answer, BackendError>>>,
+    reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
 }
 
 /// Whether a step was sent, agreed upon between who asked and who sends.
@@ -101,10 +101,7 @@ impl Lane {
     }
 
     /// Puts a step into the line, now. The future only brings the answer.
-    pub(super) fn step(
-        &self,
-        step: Step,
-    ) -> impl Future<Output = Result<Answer, BackendError>> + Send + use<> {
+    pub(super) fn step(&self, step: Step) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
         let (ticket, setup) = (Arc::new(Ticket::default()), self.setup.clone());
         let deadline = Instant::now() + setup.connector.timeout;
@@ -123,15 +120,15 @@ impl Lane {
                 Ok(Err(_)) if Instant::now() < deadline => {
                     let ended = "the runtime that served the connections has ended";
                     return Err(match !queued || ticket.give_up() {
-                        true => BackendError::not_done(Reason::Closed, ended),
-                        false => BackendError::unknown(ended),
+                        true => StoreError::not_done(Reason::Closed, ended),
+                        false => StoreError::unknown(ended),
                     });
                 }
                 _ => setup.silence(),
             };
             match ticket.give_up() {
-                true => Err(BackendError::not_done(Reason::Unreachable, why)),
-                false => Err(BackendError::unknown(why)),
+                true => Err(StoreError::not_done(Reason::Unreachable, why)),
+                false => Err(StoreError::unknown(why)),
             }
         }
     }
@@ -147,7 +144,7 @@ impl Setup {
 }
 
 impl Job {
-    fn answer(&mut self, answer: Result<Answer, BackendError>) {
+    fn answer(&mut self, answer: Result<Answer, StoreError>) {
         let repeated = self.repeated;
         if let Some(reply) = self.reply.take() {
             let _ = reply.send(answer.map_err(|mut error| {
@@ -179,7 +176,7 @@ struct Worker {
 enum Ended {
     Answered,
     /// The connection is of no use; the step is to be sent again if there is time.
-    Broken(Box<Job>, BackendError),
+    Broken(Box<Job>, StoreError),
     /// No answer came in time.
     Silent,
 }
@@ -336,7 +333,7 @@ impl Worker {
         Ok(Some(Box::pin(carry_out(job, on, self.setup.clone()))))
     }
 
-    fn again(&mut self, mut job: Job, error: BackendError) {
+    fn again(&mut self, mut job: Job, error: StoreError) {
         if job.is_due() {
             match error.outcome {
                 Outcome::Unknown => job.repeated = true,
@@ -363,7 +360,7 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
         }
         Ok(Err(Failure::Broken(error))) => return Ended::Broken(Box::new(job), error),
         Err(_) => {
-            job.answer(Err(BackendError::unknown(setup.silence())));
+            job.answer(Err(StoreError::unknown(setup.silence())));
             return Ended::Silent;
         }
     };

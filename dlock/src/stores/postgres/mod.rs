@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use dlock::record::Records;
-//! use dlock::record::postgres::PostgresRecords;
+//! use dlock::stores::postgres::PostgresRecords;
 //! use tokio_postgres::NoTls;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +31,7 @@
 //! - No step waits for a row that a transaction has locked. Such a claim is in progress for everybody, extending it
 //!   succeeds, and completing, releasing or reading it from outside looks again until the transaction has ended.
 //! - A connection that breaks is replaced, and what was under way on it is sent again; a step ends within the
-//!   timeout in any case. Failures with [`Outcome::Unknown`](crate::backend::Outcome::Unknown) are those after which
+//!   timeout in any case. Failures with [`Outcome::Unknown`](crate::store::Outcome::Unknown) are those after which
 //!   nobody can tell whether the server went on.
 //! - Who waits is told by `LISTEN` and `NOTIFY` on a channel with the table's name, at once. Where that is switched
 //!   off ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters look four times a second.
@@ -77,7 +77,7 @@ use crate::base::chance;
 use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordStore,
 };
-use crate::store::{BackendError, Watch};
+use crate::store::{StoreError, Watch};
 
 /// Records in a table. Cheap to clone; the connections close when the last clone, and every
 /// [`Records`](crate::record::Records) made of one, is gone.
@@ -127,7 +127,7 @@ impl PostgresRecords {
     /// # Errors
     ///
     /// A failure of the store. Safe to repeat.
-    pub async fn create_table(&self) -> Result<(), BackendError> {
+    pub async fn create_table(&self) -> Result<(), StoreError> {
         // IF NOT EXISTS alone fails where two do so at once.
         const ALONE: i64 = 0x646c_6f63_6b72_6563;
         let Setup { connector, table, .. } = &*self.0.setup;
@@ -139,7 +139,7 @@ impl PostgresRecords {
         match tokio::time::timeout(connector.timeout, session.client.batch_execute(&sql)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failure::of_step(error).into()),
-            Err(_) => Err(BackendError::unknown(format!(
+            Err(_) => Err(StoreError::unknown(format!(
                 "{} did not answer within {:?}",
                 connector.address, connector.timeout
             ))),
@@ -156,7 +156,7 @@ impl PostgresRecords {
     /// # Cancel safety
     ///
     /// Cancel safe; some may have been removed.
-    pub async fn remove_expired(&self) -> Result<u64, BackendError> {
+    pub async fn remove_expired(&self) -> Result<u64, StoreError> {
         let Inner { lanes, batch, .. } = &*self.0;
         let mut removed = 0;
         loop {
@@ -195,7 +195,7 @@ impl PostgresRecords {
         &self,
         key: &RecordKey,
         step: Step,
-    ) -> impl Future<Output = Result<Answer, BackendError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         let lane = hasher.finish() % self.0.lanes.len() as u64;
@@ -208,7 +208,7 @@ impl PostgresRecords {
         key: &RecordKey,
         step: Step,
         news: bool,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
         let (answer, store, key) = (self.step(key, step), self.clone(), key.clone());
         async move {
             match answer.await? {
@@ -228,7 +228,7 @@ impl RecordStore for PostgresRecords {
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
-    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static {
         let answer = self.step(&request.key.clone(), Step::Claim(request));
         async move {
             match answer.await? {
@@ -244,7 +244,7 @@ impl RecordStore for PostgresRecords {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(&key.clone(), Step::Extend(key, token, lease, retention), false)
     }
 
@@ -254,7 +254,7 @@ impl RecordStore for PostgresRecords {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(
             &key.clone(),
             Step::Complete(key, token, response, retention),
@@ -266,7 +266,7 @@ impl RecordStore for PostgresRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(&key.clone(), Step::GiveBack(key, token, true), true)
     }
 
@@ -274,7 +274,7 @@ impl RecordStore for PostgresRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(&key.clone(), Step::GiveBack(key, token, false), true)
     }
 
@@ -282,7 +282,7 @@ impl RecordStore for PostgresRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<ClaimState, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<ClaimState, StoreError>> + Send + 'static {
         let answer = self.step(&key, Step::Read(key.clone(), token));
         async move {
             match answer.await? {
@@ -311,6 +311,6 @@ impl fmt::Debug for PostgresRecords {
     }
 }
 
-fn strange(answer: &Answer) -> BackendError {
-    BackendError::unknown(format!("the answer of another step came: {answer:?}"))
+fn strange(answer: &Answer) -> StoreError {
+    StoreError::unknown(format!("the answer of another step came: {answer:?}"))
 }

@@ -12,7 +12,7 @@ use super::table::{Sql, Table};
 use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimState, ClaimToken, OnOrphan, OwnerReply, RecordKey,
 };
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 
 /// The format of the records that this version writes and reads.
 const FORMAT: i32 = 1;
@@ -93,7 +93,7 @@ impl Step {
             pause = (pause * 2).min(Duration::from_millis(50));
         }
         let message = "an open transaction holds the record, and may be about to complete it";
-        let held = BackendError::not_done(Reason::Unreachable, message);
+        let held = StoreError::not_done(Reason::Unreachable, message);
         Err(Failure::Answered(held))
     }
 
@@ -205,7 +205,7 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
 
 /// The claim's own release overtook it.
 fn late() -> Result<Look, Failure> {
-    Err(Failure::Answered(BackendError::not_done(
+    Err(Failure::Answered(StoreError::not_done(
         Reason::Refused,
         "the claim came too late: it was given back before",
     )))
@@ -267,7 +267,7 @@ fn readable(row: &Row, state: &str) -> Result<(), Failure> {
 
 fn unreadable(found: String) -> Failure {
     let message = format!("the table holds {found}");
-    Failure::Answered(BackendError::not_done(Reason::KeyTaken(found), message))
+    Failure::Answered(StoreError::not_done(Reason::KeyTaken(found), message))
 }
 
 fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Failure> {

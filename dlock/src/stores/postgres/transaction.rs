@@ -16,7 +16,7 @@ use crate::store::records::{ClaimToken, RecordKey};
 /// dies in between, the work is done once. The table has to be in the database that the transaction is on.
 ///
 /// ```no_run
-/// use dlock::record::postgres::{CompleteError, PostgresClaim};
+/// use dlock::stores::postgres::{CompleteError, PostgresClaim};
 ///
 /// async fn charge(
 ///     client: &mut tokio_postgres::Client,

@@ -41,8 +41,8 @@ use crate::base::broken;
 use crate::base::chance::{self, HashMap, HashSet};
 use crate::base::clock;
 use crate::store::{
-    AcquireReply, AcquireRequest, Backend, BackendError, DynBackend, GrantId, Holder, Kind, Lane, Outcome,
-    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireReply, AcquireRequest, GrantId, Holder, Kind, Lane, Outcome, Reason, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 
 pub use crate::store::url::DEFAULT_MAX_LEASE;
@@ -61,7 +61,7 @@ const SPLIT: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) name: Arc<str>,
-    pub(crate) backend: Arc<dyn DynBackend>,
+    pub(crate) store: Arc<dyn Store>,
 }
 
 /// A store that is made of several.
@@ -88,10 +88,10 @@ impl Quorum {
     ///
     /// Outside of a tokio runtime.
     #[must_use]
-    pub fn new<B: Backend>(members: impl IntoIterator<Item = (String, B)>) -> Quorum {
-        let member = |(name, backend): (String, B)| Member {
+    pub fn new(members: impl IntoIterator<Item = (String, Arc<dyn Store>)>) -> Quorum {
+        let member = |(name, store): (String, Arc<dyn Store>)| Member {
             name: name.into(),
-            backend: Arc::new(backend),
+            store,
         };
         Quorum::of(members.into_iter().map(member).collect(), Handle::current())
     }
@@ -99,7 +99,7 @@ impl Quorum {
     pub(crate) fn of(members: Vec<Member>, runtime: Handle) -> Quorum {
         let (doubts, _) = broadcast::channel(16);
         for member in &members {
-            if let Some(mut of_member) = member.backend.doubts() {
+            if let Some(mut of_member) = member.store.doubts() {
                 let doubts = doubts.clone();
                 // Ends with the member.
                 runtime.spawn(async move {
@@ -143,10 +143,10 @@ impl Quorum {
     }
 
     /// The same step on all members, queued now, and the answers with the place of the member.
-    fn ask<T, F>(&self, step: impl Fn(Arc<dyn DynBackend>) -> F) -> Answers<T>
+    fn ask<T, F>(&self, step: impl Fn(Arc<dyn Store>) -> F) -> Answers<T>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         self.ask_those(|_| true, step)
     }
@@ -155,23 +155,23 @@ impl Quorum {
     fn ask_those<T, F>(
         &self,
         is_asked: impl Fn(usize) -> bool,
-        step: impl Fn(Arc<dyn DynBackend>) -> F,
+        step: impl Fn(Arc<dyn Store>) -> F,
     ) -> Answers<T>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let members = self.members.iter().enumerate().filter(|(at, _)| is_asked(*at));
         let answers = members.map(|(at, member)| {
-            let step = step(member.backend.clone());
+            let step = step(member.store.clone());
             let answer: Answer<T> = Box::pin(async move { (at, step.await) });
             answer
         });
         answers.collect()
     }
 
-    fn check(&self, request: &AcquireRequest) -> Result<(), BackendError> {
-        let refused = |message| Err(BackendError::not_done(Reason::Unsupported, message));
+    fn check(&self, request: &AcquireRequest) -> Result<(), StoreError> {
+        let refused = |message| Err(StoreError::not_done(Reason::Unsupported, message));
         if !matches!(request.kind, Kind::Lock | Kind::Read | Kind::Write) {
             return refused(format!(
                 "a quorum of servers has no locks of kind {}",
@@ -198,7 +198,7 @@ impl Quorum {
         request: AcquireRequest,
         mut asked: Answers<AcquireReply>,
         is_asked: impl Fn(usize) -> bool,
-    ) -> Result<AcquireReply, BackendError> {
+    ) -> Result<AcquireReply, StoreError> {
         let mut votes = Votes::new(&self.members);
         let not_asked = (0..self.members.len()).filter(|at| !is_asked(*at));
         not_asked.for_each(|at| votes.put(at, Vote::NotAsked));
@@ -245,7 +245,7 @@ impl Quorum {
         };
         if !self.raise(&request, token, &votes).await {
             // Whoever asked gives back what there is.
-            return Err(BackendError::unknown(
+            return Err(StoreError::unknown(
                 "a majority had granted the lock and did not confirm its fencing token",
             ));
         }
@@ -307,8 +307,8 @@ impl Quorum {
         }
         let AcquireRequest { kind, grant, .. } = *request;
         let granted = votes.granted().map(|at| {
-            let (backend, key) = (self.members[at].backend.clone(), request.key.clone());
-            backend.raise_fence(kind, key, grant, token)
+            let (store, key) = (self.members[at].store.clone(), request.key.clone());
+            store.raise_fence(kind, key, grant, token)
         });
         let mut asked: FuturesUnordered<_> = granted.collect();
         let mut confirmed = 0;
@@ -337,7 +337,7 @@ impl Quorum {
             self.release_later(at, release.clone(), lease);
         }
         let granted = votes.granted().map(|at| {
-            let step = self.members[at].backend.clone().release(release.clone());
+            let step = self.members[at].store.clone().release(release.clone());
             async move { (at, step.await) }
         });
         let mut asked: FuturesUnordered<_> = granted.collect();
@@ -351,16 +351,16 @@ impl Quorum {
     /// A member that could not be asked does not keep the others waiting: it is asked again until the lease is
     /// over.
     fn release_later(&self, at: usize, request: ReleaseRequest, lease: Duration) {
-        let backend = self.members[at].backend.clone();
+        let store = self.members[at].store.clone();
         let until = clock::now() + lease;
         // Its place in line is now.
-        let mut step = backend.clone().release(request.clone());
+        let mut step = store.clone().release(request.clone());
         self.runtime.spawn(async move {
             let mut pause = Duration::from_millis(50);
             while matches!(step.await, Err(error) if error.is_outlasted()) && clock::now() < until {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(1));
-                step = backend.clone().release(request.clone());
+                step = store.clone().release(request.clone());
             }
         });
     }
@@ -369,7 +369,7 @@ impl Quorum {
         self: Arc<Self>,
         request: ReleaseRequest,
         mut asked: Answers<ReleaseReply>,
-    ) -> Result<ReleaseReply, BackendError> {
+    ) -> Result<ReleaseReply, StoreError> {
         let (mut released, mut told, mut repeats, mut failed) = (0, Some(0), false, Vec::new());
         while let Some((at, answer)) = asked.next().await {
             match answer {
@@ -405,7 +405,7 @@ impl Quorum {
             // It is repeated as long as one of them may pass.
             let first = failed.iter().position(|(_, error)| error.is_outlasted());
             let first = failed.swap_remove(first.unwrap_or(0)).1;
-            return Err(BackendError {
+            return Err(StoreError {
                 outcome: Outcome::Unknown,
                 message: format!("too few members of the quorum answered: {}", said.join("; ")),
                 ..first
@@ -419,7 +419,7 @@ impl Quorum {
     }
 
     /// Has those members release it later that failed to.
-    fn release_at(&self, failed: Vec<(usize, BackendError)>, request: &ReleaseRequest) {
+    fn release_at(&self, failed: Vec<(usize, StoreError)>, request: &ReleaseRequest) {
         for (at, error) in failed {
             if error.is_outlasted() {
                 self.release_later(at, request.clone(), self.max_lease);
@@ -430,13 +430,13 @@ impl Quorum {
     async fn renewed(
         self: Arc<Self>,
         requests: Vec<RenewRequest>,
-        mut asked: Answers<Vec<Result<Renewal, BackendError>>>,
-    ) -> Result<Vec<Result<Renewal, BackendError>>, BackendError> {
+        mut asked: Answers<Vec<Result<Renewal, StoreError>>>,
+    ) -> Result<Vec<Result<Renewal, StoreError>>, StoreError> {
         let majority = self.majority();
         let mut counts = vec![(0, 0); requests.len()];
         // Who does not have which of them.
         let mut missing = Vec::new();
-        let mut trouble = BackendError::unknown("too few members of the quorum answered");
+        let mut trouble = StoreError::unknown("too few members of the quorum answered");
         let decided =
             |(renewed, gone): &(usize, usize)| *renewed >= majority || *gone > self.members.len() - majority;
         while !counts.iter().all(decided)
@@ -494,8 +494,8 @@ impl Quorum {
         Ok(answers)
     }
 
-    fn named(&self, at: usize, error: BackendError) -> BackendError {
-        BackendError {
+    fn named(&self, at: usize, error: StoreError) -> StoreError {
+        StoreError {
             message: format!("{}: {error}", self.members[at].name),
             ..error
         }
@@ -511,7 +511,7 @@ impl Quorum {
         }
         let mut ask = AcquireRequest::new(kind, key.clone(), grant, lease);
         ask.vote_after = self.vote_after();
-        let step = self.members[at].backend.clone().acquire(ask);
+        let step = self.members[at].store.clone().acquire(ask);
         drop(held);
         self.runtime.spawn(step);
     }
@@ -531,7 +531,7 @@ impl Quorum {
 
     /// What a majority of the members answers in the same words: those for whom `same` is the same, and how
     /// many members said so.
-    async fn looks<T: Send + 'static>(&self, mut asked: Answers<T>) -> Result<Vec<T>, BackendError> {
+    async fn looks<T: Send + 'static>(&self, mut asked: Answers<T>) -> Result<Vec<T>, StoreError> {
         let (mut seen, mut trouble) = (Vec::new(), None);
         while let Some((at, answer)) = asked.next().await {
             match answer {
@@ -567,14 +567,11 @@ impl Quorum {
     }
 }
 
-type Answer<T> = std::pin::Pin<Box<dyn Future<Output = (usize, Result<T, BackendError>)> + Send>>;
+type Answer<T> = std::pin::Pin<Box<dyn Future<Output = (usize, Result<T, StoreError>)> + Send>>;
 type Answers<T> = FuturesUnordered<Answer<T>>;
 
-impl Backend for Quorum {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for Quorum {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let mut ask = request.clone();
         ask.tokens = 1;
         ask.vote_after = self.vote_after();
@@ -583,56 +580,46 @@ impl Backend for Quorum {
         let asked = self
             .check(&request)
             .map(|()| self.ask_those(&is_asked, |member| member.acquire(ask.clone())));
-        async move { self.count(request, asked?, is_asked).await }
+        Box::pin(async move { self.count(request, asked?, is_asked).await })
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         self.held.lock().remove(&request.grant);
         let asked = self.ask(|member| member.release(request.clone()));
-        self.released(request, asked)
+        Box::pin(self.released(request, asked))
     }
 
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
         let asked = self.ask(|member| member.renew(requests.clone()));
-        self.renewed(requests, asked)
+        Box::pin(self.renewed(requests, asked))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         let asked = self.ask(|member| member.inspect(key.clone()));
-        async move {
+        Box::pin(async move {
             let seen = self.looks(asked).await?;
             Ok(self.agreed(seen.into_iter().flatten()))
-        }
+        })
     }
 
-    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
-        let seen = self.looks(self.ask(|member| member.list(prefix.clone()))).await?;
-        let mut by_key: HashMap<LockKey, Vec<Holder>> = HashMap::default();
-        for (key, holder) in seen.into_iter().flatten() {
-            by_key.entry(key).or_default().push(holder);
-        }
-        let agreed = by_key.into_iter().flat_map(|(key, holders)| {
-            let holders = self.agreed(holders);
-            holders.into_iter().map(move |holder| (key.clone(), holder))
-        });
-        Ok(agreed.collect())
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(async move {
+            let seen = self.looks(self.ask(|member| member.list(prefix.clone()))).await?;
+            let mut by_key: HashMap<LockKey, Vec<Holder>> = HashMap::default();
+            for (key, holder) in seen.into_iter().flatten() {
+                by_key.entry(key).or_default().push(holder);
+            }
+            let agreed = by_key.into_iter().flat_map(|(key, holders)| {
+                let holders = self.agreed(holders);
+                holders.into_iter().map(move |holder| (key.clone(), holder))
+            });
+            Ok(agreed.collect())
+        })
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         let asked = self.ask(|member| member.force_release(key.clone()));
-        async move { Ok(self.looks(asked).await?.contains(&true)) }
+        Box::pin(async move { Ok(self.looks(asked).await?.contains(&true)) })
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
@@ -662,7 +649,7 @@ impl fmt::Debug for Quorum {
 mod tests {
     use super::*;
     use crate::base::sim::Process;
-    use crate::stores::memory::MemoryBackend;
+    use crate::stores::memory::MemoryStore;
 
     /// After a suspend the clock of leases is ahead of the one by which tokio's timers run.
     #[tokio::test(start_paused = true)]
@@ -670,18 +657,18 @@ mod tests {
         let process = Process::new(1, Instant::now().into_std());
         let _inside = process.enter();
         process.set_suspended(Duration::from_secs(8 * 60 * 60));
-        let stores: [MemoryBackend; 3] = std::array::from_fn(|_| MemoryBackend::new());
+        let stores: [MemoryStore; 3] = std::array::from_fn(|_| MemoryStore::new());
         let members = stores.iter().map(|store| ("member".to_owned(), store.clone()));
         let quorum = Arc::new(Quorum::new(members).trust_fresh_servers(true));
         let (key, lease) = (LockKey::from("k"), Duration::from_secs(10));
         let [ours, other] = [1, 2].map(|client| GrantId::from_parts(client, 1));
         let of_third = Arc::new(stores[2].clone());
         let request = AcquireRequest::new(Kind::Lock, key.clone(), other, lease);
-        Backend::acquire(of_third.clone(), request).await.unwrap();
+        Store::acquire(of_third.clone(), request).await.unwrap();
         let request = AcquireRequest::new(Kind::Lock, key.clone(), ours, lease);
-        Backend::acquire(quorum, request).await.unwrap();
+        Store::acquire(quorum, request).await.unwrap();
         let release = ReleaseRequest::new(Kind::Lock, key.clone(), other);
-        Backend::release(of_third, release).await.unwrap();
+        Store::release(of_third, release).await.unwrap();
         tokio::time::sleep(2 * SPLIT).await;
         assert_eq!(stores[2].grants_of(&key)[0].grant, ours);
     }

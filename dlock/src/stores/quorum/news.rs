@@ -49,7 +49,7 @@ impl News {
             let watches: Vec<_> = self
                 .members
                 .iter()
-                .map(|member| member.backend.clone().watch(kind, key, grant))
+                .map(|member| member.store.clone().watch(kind, key, grant))
                 .collect();
             let (hub, name) = (self.hub.clone(), name.clone());
             self.runtime

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Member;
 use crate::base::broken;
-use crate::store::{AcquireReply, BackendError, Outcome, Reason};
+use crate::store::{AcquireReply, Outcome, Reason, StoreError};
 
 /// How many members decide.
 pub(super) fn majority(members: usize) -> usize {
@@ -30,11 +30,11 @@ pub(super) enum Vote {
     },
     /// Too many of the others abstain.
     NotAsked,
-    Failed(BackendError),
+    Failed(StoreError),
 }
 
 impl Vote {
-    pub(super) fn of(answer: Result<AcquireReply, BackendError>) -> Vote {
+    pub(super) fn of(answer: Result<AcquireReply, StoreError>) -> Vote {
         match answer {
             Ok(
                 AcquireReply::Acquired { first_token, .. } | AcquireReply::AcquiredInLine { first_token, .. },
@@ -56,7 +56,7 @@ pub(super) enum Verdict {
     Busy {
         remaining: Option<Duration>,
     },
-    Failed(BackendError),
+    Failed(StoreError),
 }
 
 /// What all of them say.
@@ -163,7 +163,7 @@ impl<'a> Votes<'a> {
         Some((left, all.into_iter().map(|(_, at)| at).collect()))
     }
 
-    fn failure(&self) -> BackendError {
+    fn failure(&self) -> StoreError {
         let errors = self.votes.iter().flatten().filter_map(|vote| match vote {
             Vote::Failed(error) => Some(error),
             _ => None,
@@ -172,7 +172,7 @@ impl<'a> Votes<'a> {
         let unknown = self.granted().chain(self.in_doubt()).next().is_some();
         let lasting = errors.clone().find(|error| !error.is_passing());
         let first = errors.clone().next();
-        BackendError {
+        StoreError {
             outcome: if unknown {
                 Outcome::Unknown
             } else {

@@ -22,7 +22,7 @@ use super::tls::Encryption;
 use crate::store::credentials::Provider;
 use crate::store::options::{MinReplicas, Tls};
 use crate::store::url::{Address, Login};
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 
 /// How the servers of one store are spoken to, or its sentinels.
 pub(super) struct Access {
@@ -73,11 +73,11 @@ impl Access {
         client_name: String,
         timeout: Duration,
         certificates: &Tls,
-    ) -> Result<Access, BackendError> {
+    ) -> Result<Access, StoreError> {
         #[cfg(not(feature = "tls"))]
         if login.tls {
             let _ = certificates;
-            return Err(BackendError::not_done(
+            return Err(StoreError::not_done(
                 Reason::Unsupported,
                 "dlock was built without its feature \"tls\"",
             ));
@@ -101,7 +101,7 @@ impl Access {
         Ok(Access {
             tls: login.tls,
             #[cfg(feature = "tls")]
-            encryption: encryption.map_err(|why| BackendError::not_done(Reason::Refused, why))?,
+            encryption: encryption.map_err(|why| StoreError::not_done(Reason::Refused, why))?,
             dialer: Dialer::default(),
             settings,
             logins: None,

@@ -14,7 +14,7 @@ use super::script;
 use crate::base::clock;
 use crate::store::options::MinReplicas;
 use crate::store::url::Address;
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 
 /// Makes connections to one server, or to whichever has its part.
 #[derive(Clone)]
@@ -73,7 +73,7 @@ impl Connector {
     }
 
     /// A connection for news, which runs by itself, and where it goes to.
-    pub(super) async fn open(&self) -> Result<(Open, Address), BackendError> {
+    pub(super) async fn open(&self) -> Result<(Open, Address), StoreError> {
         self.at_its_place(async |address| {
             let open = self.access.open(&address).await;
             Ok((open.map_err(|error| explain(&address, error))?, address))
@@ -82,7 +82,7 @@ impl Connector {
     }
 
     /// Connects and looks at the server.
-    pub(super) async fn connect(&self) -> Result<Connected, BackendError> {
+    pub(super) async fn connect(&self) -> Result<Connected, StoreError> {
         self.at_its_place(async |address| self.try_connect(address).await)
             .await
     }
@@ -90,8 +90,8 @@ impl Connector {
     /// Does it at the present address.
     async fn at_its_place<T>(
         &self,
-        work: impl AsyncFnOnce(Address) -> Result<T, BackendError>,
-    ) -> Result<T, BackendError> {
+        work: impl AsyncFnOnce(Address) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         // A sentinel has to be connected to and asked.
         let found = tokio::time::timeout(self.access.timeout * 4, self.place.find()).await;
         let address = found.map_err(|_| self.place.missing())??;
@@ -102,7 +102,7 @@ impl Connector {
         outcome
     }
 
-    async fn try_connect(&self, address: Address) -> Result<Connected, BackendError> {
+    async fn try_connect(&self, address: Address) -> Result<Connected, StoreError> {
         let explained = |error| explain(&address, error);
         let (looked, acknowledged) = futures_util::future::try_join(self.look(&address), async {
             match self.access.replicas {
@@ -122,7 +122,7 @@ impl Connector {
     }
 
     /// Connects, and asks all that is to be known of the server in one round trip.
-    async fn look(&self, address: &Address) -> Result<Connected, BackendError> {
+    async fn look(&self, address: &Address) -> Result<Connected, StoreError> {
         let explained = |error| explain(address, error);
         let Driven {
             mut connection,
@@ -211,7 +211,7 @@ impl Connector {
         address: &Address,
         info: &Value,
         role: Option<Value>,
-    ) -> Result<Looked, BackendError> {
+    ) -> Result<Looked, StoreError> {
         let info = text(info);
         let field = |name: &str| {
             info.lines()
@@ -252,7 +252,7 @@ impl Connector {
             }
         });
         if is_replica && !self.place.is_fixed() {
-            return Err(BackendError::not_done(
+            return Err(StoreError::not_done(
                 Reason::Unreachable,
                 format!("{address}: the sentinels name it as the master, and it says that it is a replica"),
             ));
@@ -278,8 +278,8 @@ fn needs_role(info: &Value, place: &Place) -> bool {
 }
 
 /// A sentinel where a server that holds data was expected.
-fn is_a_sentinel(address: &Address) -> BackendError {
-    BackendError::not_done(
+fn is_a_sentinel(address: &Address) -> StoreError {
+    StoreError::not_done(
         Reason::WrongUrl,
         format!(
             "{address} is a sentinel, which holds no locks: use redis+sentinel://{address}/ and the name of its master"
@@ -288,24 +288,24 @@ fn is_a_sentinel(address: &Address) -> BackendError {
 }
 
 /// A server of a Cluster where one of its own was expected.
-pub(super) fn is_of_a_cluster(access: &Access, address: &Address) -> BackendError {
+pub(super) fn is_of_a_cluster(access: &Access, address: &Address) -> StoreError {
     let url = match address {
         Address::Tcp { .. } => format!("{}://{address}", access.scheme_of_cluster()),
         Address::Unix(_) => format!("{}:// and its TCP address", access.scheme_of_cluster()),
     };
-    BackendError::not_done(
+    StoreError::not_done(
         Reason::WrongUrl,
         format!("{address} is a node of a Cluster, whose keys are on several servers: use {url}"),
     )
 }
 
 /// What a user is told of a connection that did not come to stand.
-pub(super) fn explain(address: &Address, error: RedisError) -> BackendError {
+pub(super) fn explain(address: &Address, error: RedisError) -> StoreError {
     explain_with(address, error, "as in redis://:password@host")
 }
 
 /// The same where the password, if it is that, is to be given like this.
-pub(super) fn explain_with(address: &Address, error: RedisError, password: &str) -> BackendError {
+pub(super) fn explain_with(address: &Address, error: RedisError, password: &str) -> StoreError {
     let mut explained = classify(&error);
     // Nothing of ours was sent on it.
     explained.outcome = Outcome::NotDone;

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::permits;
 use super::script::{self, id, left, millis, prefixed};
 use crate::store::{
-    AcquireRequest, Announce, BackendError, GrantId, Kind, Reason, ReleaseRequest, RenewRequest,
+    AcquireRequest, Announce, GrantId, Kind, Reason, ReleaseRequest, RenewRequest, StoreError,
 };
 
 /// A step that a kind has for itself. What it asks for is apart, so that it takes no room in the steps of others.
@@ -126,12 +126,12 @@ pub(super) fn field(kind: Kind, grant: GrantId) -> String {
 }
 
 /// Refuses kinds that are not acquired.
-pub(super) fn exists(kind: Kind) -> Result<(), BackendError> {
+pub(super) fn exists(kind: Kind) -> Result<(), StoreError> {
     match kind {
         Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
             Ok(())
         }
-        other => Err(BackendError::not_done(
+        other => Err(StoreError::not_done(
             Reason::Unsupported,
             format!("a {other} is not acquired"),
         )),

@@ -23,7 +23,6 @@ mod servers;
 mod tls;
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,20 +42,20 @@ use crate::base::clock;
 use crate::store::counter::{CounterReply, CounterRequest};
 use crate::store::records::{RecordKey, Records};
 use crate::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Announce, Backend, BackendError, GrantId, Holder, Kind,
-    Lane, Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Announce, GrantId, Holder, Kind, Lane, Outcome, Reason,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use crate::stores::redis::records::RedisRecords;
 
 /// A store on Redis or Valkey.
 #[derive(Debug)]
-pub(crate) struct RedisBackend {
+pub(crate) struct RedisStore {
     servers: Servers,
     doubts: broadcast::Sender<Lane>,
     prefix: String,
 }
 
-impl RedisBackend {
+impl RedisStore {
     fn name(&self, key: &LockKey) -> Arc<str> {
         self.name_of(key.clone())
     }
@@ -84,10 +83,10 @@ impl RedisBackend {
     }
 
     /// Whether there is what is asked for.
-    fn has(&self, request: &AcquireRequest) -> Result<(), BackendError> {
+    fn has(&self, request: &AcquireRequest) -> Result<(), StoreError> {
         if request.vote_after.is_some() && self.servers.has_slots() {
             let why = "a Cluster is no member of a quorum: its servers lose their data one by one";
-            return Err(BackendError::not_done(Reason::Unsupported, why));
+            return Err(StoreError::not_done(Reason::Unsupported, why));
         }
         kinds::exists(request.kind)
     }
@@ -109,7 +108,7 @@ impl RedisBackend {
         of_type: &str,
         name_of: impl Fn(String) -> Option<String>,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), StoreError> {
         // A lock that moves from one to another meanwhile may be found twice.
         for node in self.servers.nodes() {
             self.scan_on(&node, pattern, of_type, &name_of, found).await?;
@@ -125,14 +124,14 @@ impl RedisBackend {
         of_type: &str,
         name_of: impl Fn(String) -> Option<String>,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), StoreError> {
         let mut cursor = 0_u64;
         loop {
             let mut cmd = redis::cmd("SCAN");
             cmd.arg(cursor).arg("MATCH").arg(pattern);
             cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
             let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
-                .map_err(|error| BackendError::unknown(error.to_string()))?;
+                .map_err(|error| StoreError::unknown(error.to_string()))?;
             // Asked together: they travel in few calls.
             let steps: Vec<_> = names
                 .into_iter()
@@ -167,15 +166,12 @@ impl RedisBackend {
     }
 }
 
-pub(crate) fn strange(answer: &Answer) -> BackendError {
-    BackendError::unknown(format!("the server gave the answer of another step: {answer:?}"))
+pub(crate) fn strange(answer: &Answer) -> StoreError {
+    StoreError::unknown(format!("the server gave the answer of another step: {answer:?}"))
 }
 
-impl Backend for RedisBackend {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for RedisStore {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let AcquireRequest {
             grant, lease, tokens, ..
         } = request;
@@ -192,33 +188,35 @@ impl Backend for RedisBackend {
             }
             Err(error) => Queued::turned_away(error),
         };
-        // Here and below no async block: that would keep the step twice.
-        step.map(move |done| match done?.answer {
-            Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
-                first_token: first,
-                last_token: last,
+        Box::pin(
+            // Here and below no async block: that would keep the step twice.
+            step.map(move |done| match done?.answer {
+                Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
+                    first_token: first,
+                    last_token: last,
+                }),
+                Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
+                    first_token: first,
+                    last_token: last,
+                    behind: behind
+                        .into_iter()
+                        .map(|number| grant.with_number(number))
+                        .collect(),
+                }),
+                Answer::Busy {
+                    remaining,
+                    again,
+                    listeners,
+                } => Ok(AcquireReply::Busy {
+                    remaining,
+                    again,
+                    listeners,
+                }),
+                Answer::TooFew => Ok(AcquireReply::TooFewPermits),
+                Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
+                other => Err(strange(&other)),
             }),
-            Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
-                first_token: first,
-                last_token: last,
-                behind: behind
-                    .into_iter()
-                    .map(|number| grant.with_number(number))
-                    .collect(),
-            }),
-            Answer::Busy {
-                remaining,
-                again,
-                listeners,
-            } => Ok(AcquireReply::Busy {
-                remaining,
-                again,
-                listeners,
-            }),
-            Answer::TooFew => Ok(AcquireReply::TooFewPermits),
-            Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
-            other => Err(strange(&other)),
-        })
+        )
     }
 
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
@@ -226,15 +224,12 @@ impl Backend for RedisBackend {
         can_be.then(|| self.servers.together(key, |key| self.name(key)))
     }
 
-    fn acquire_all(
-        self: Arc<Self>,
-        requests: Vec<AcquireRequest>,
-    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         let one = |request: AcquireRequest| OneAcquire::new(self.name(&request.key), request);
         let all: Vec<_> = requests.into_iter().map(one).collect();
         let first = all.first().map(|one| one.key.clone());
         let step = first.map(|key| self.step_on(key, Verb::All(all)));
-        async move {
+        Box::pin(async move {
             let Some(step) = step else {
                 return Ok(AcquireAllReply::Acquired { tokens: Vec::new() });
             };
@@ -250,13 +245,10 @@ impl Backend for RedisBackend {
                 },
                 other => Err(strange(&other)),
             }
-        }
+        })
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let ReleaseRequest { grant, keep_for, .. } = request;
         let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
         let key = self.name(&request.key);
@@ -267,64 +259,57 @@ impl Backend for RedisBackend {
                 keep_until,
             }),
         };
-        self.step_on(key, verb).map(|done| {
+        Box::pin(self.step_on(key, verb).map(|done| {
             let Done { answer, repeated } = done?;
             match answer {
                 Answer::Released { heard } => Ok(ReleaseReply::Released { heard }),
                 Answer::Gone => Ok(ReleaseReply::NotHeld { repeated }),
                 other => Err(strange(&other)),
             }
-        })
+        }))
     }
 
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
-        renewals::renew(self, requests)
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Box::pin(renewals::renew(self, requests))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         let step = self.step(&key, Verb::Inspect);
-        async move {
+        Box::pin(async move {
             match step.await?.answer {
                 Answer::Holders(all) => Ok(all),
                 Answer::Free => Ok(Vec::new()),
                 other => Err(strange(&other)),
             }
-        }
+        })
     }
 
-    async fn list(self: Arc<Self>, prefix: String) -> Result<Vec<(LockKey, Holder)>, BackendError> {
-        let prefix = format!("{}{prefix}", self.prefix);
-        let locks = format!("{}*", glob_escaped(&prefix));
-        let mut found = BTreeMap::new();
-        self.scan(&locks, "hash", Some, &mut found).await?;
-        // Semaphores are found by their holders, whose key is called after theirs.
-        let of_holders = |name: String| {
-            Some(kinds::semaphore_of(&name)?.to_owned()).filter(|name| name.starts_with(&prefix))
-        };
-        self.scan("*:timeout", "zset", of_holders, &mut found).await?;
-        let each =
-            |(key, all): (LockKey, Vec<Holder>)| all.into_iter().map(move |holder| (key.clone(), holder));
-        Ok(found.into_iter().flat_map(each).collect())
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        Box::pin(async move {
+            let prefix = format!("{}{prefix}", self.prefix);
+            let locks = format!("{}*", glob_escaped(&prefix));
+            let mut found = BTreeMap::new();
+            self.scan(&locks, "hash", Some, &mut found).await?;
+            // Semaphores are found by their holders, whose key is called after theirs.
+            let of_holders = |name: String| {
+                Some(kinds::semaphore_of(&name)?.to_owned()).filter(|name| name.starts_with(&prefix))
+            };
+            self.scan("*:timeout", "zset", of_holders, &mut found).await?;
+            let each =
+                |(key, all): (LockKey, Vec<Holder>)| all.into_iter().map(move |holder| (key.clone(), holder));
+            Ok(found.into_iter().flat_map(each).collect())
+        })
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         let step = self.step(&key, Verb::Force);
-        async move {
+        Box::pin(async move {
             match step.await?.answer {
                 Answer::Released { .. } => Ok(true),
                 Answer::Gone => Ok(false),
                 other => Err(strange(&other)),
             }
-        }
+        })
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
@@ -336,20 +321,17 @@ impl Backend for RedisBackend {
         self.servers.lane(key, |key| self.name(key))
     }
 
-    fn count(
-        self: Arc<Self>,
-        mut request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+    fn count(self: Arc<Self>, mut request: CounterRequest) -> StoreFuture<CounterReply> {
         // Until the last copy that goes out in that time can take no effect any more.
         request.repeated_for += self.servers.timeout();
         let key = request.key.clone();
         let step = self.step(&key, Verb::Count(request));
-        async move {
+        Box::pin(async move {
             match step.await?.answer {
                 Answer::Counted(reply) => Ok(reply),
                 other => Err(strange(&other)),
             }
-        }
+        })
     }
 
     fn records(self: Arc<Self>) -> Option<Records> {
@@ -362,15 +344,15 @@ impl Backend for RedisBackend {
         key: LockKey,
         grant: GrantId,
         at_least: u64,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    ) -> StoreFuture<bool> {
         let field = kinds::field(kind, grant);
         let step = self.step(&key, Verb::RaiseFence { field, at_least });
-        async move {
+        Box::pin(async move {
             match step.await?.answer {
                 Answer::There(there) => Ok(there),
                 other => Err(strange(&other)),
             }
-        }
+        })
     }
 
     fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
-use super::RedisBackend;
+use super::RedisStore;
 use super::access::Access;
 use super::cluster::Cluster;
 use super::connect::Connector;
@@ -19,23 +19,23 @@ use super::servers::Servers;
 use crate::Error;
 use crate::store::options::Common;
 use crate::store::url::{ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
-use crate::store::{BackendError, DynBackend, Lane, Reason};
+use crate::store::{Lane, Reason, Store, StoreError};
 use crate::stores::quorum::{Member, Quorum};
 
-impl RedisBackend {
+impl RedisStore {
     /// One server; an error when it cannot be reached now.
     pub(crate) async fn on_server(
         url: ServerUrl,
         common: Common,
         runtime: &Handle,
-    ) -> Result<RedisBackend, Error> {
+    ) -> Result<RedisStore, Error> {
         let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
             let place = Place::fixed(url.address);
             let connector = Connector::new(Arc::new(access?), place);
             Servers::one(connector, part, &runtime).await
         };
-        RedisBackend::open(opening, common, runtime).await
+        RedisStore::open(opening, common, runtime).await
     }
 
     /// The master that sentinels name; an error when none is named, or cannot be reached now.
@@ -43,7 +43,7 @@ impl RedisBackend {
         url: SentinelUrl,
         common: Common,
         runtime: &Handle,
-    ) -> Result<RedisBackend, Error> {
+    ) -> Result<RedisStore, Error> {
         let of_sentinels = access(url.sentinel_login, &common);
         let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
@@ -51,7 +51,7 @@ impl RedisBackend {
             let connector = Connector::new(Arc::new(access?), Place::Master(master));
             Servers::one(connector, part, &runtime).await
         };
-        RedisBackend::open(opening, common, runtime).await
+        RedisStore::open(opening, common, runtime).await
     }
 
     /// A Cluster; an error when none of the servers that are named can be reached now.
@@ -59,13 +59,13 @@ impl RedisBackend {
         url: ClusterUrl,
         common: Common,
         runtime: &Handle,
-    ) -> Result<RedisBackend, Error> {
+    ) -> Result<RedisStore, Error> {
         let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
             let cluster = Cluster::connect(access?, url.seeds, part, &runtime).await?;
             Ok(Servers::Cluster(cluster))
         };
-        RedisBackend::open(opening, common, runtime).await
+        RedisStore::open(opening, common, runtime).await
     }
 
     /// A member of a quorum, which need not be there now; then also what is wrong with it.
@@ -73,7 +73,7 @@ impl RedisBackend {
         url: ServerUrl,
         common: Common,
         runtime: &Handle,
-    ) -> Result<(RedisBackend, Option<BackendError>), Error> {
+    ) -> Result<(RedisStore, Option<StoreError>), Error> {
         let part = part(&common);
         let access = server_access(url.login, &common).map_err(not_connected)?;
         let spawner = runtime.clone();
@@ -85,7 +85,7 @@ impl RedisBackend {
             return Err(Error::ClientClosed);
         };
         let prefix = common.prefix;
-        let member = RedisBackend {
+        let member = RedisStore {
             servers,
             doubts,
             prefix,
@@ -97,15 +97,15 @@ impl RedisBackend {
         opening: impl FnOnce(Part, Handle) -> F,
         common: Common,
         runtime: &Handle,
-    ) -> Result<RedisBackend, Error>
+    ) -> Result<RedisStore, Error>
     where
-        F: Future<Output = Result<Servers, BackendError>> + Send + 'static,
+        F: Future<Output = Result<Servers, StoreError>> + Send + 'static,
     {
         let part = part(&common);
         let doubts = part.doubts.clone();
         // On the runtime that will serve the connections: sockets belong to the one that made them.
         match runtime.spawn(opening(part, runtime.clone())).await {
-            Ok(servers) => Ok(RedisBackend {
+            Ok(servers) => Ok(RedisStore {
                 servers: servers.map_err(not_connected)?,
                 doubts,
                 prefix: common.prefix,
@@ -128,10 +128,9 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
         let (login, common) = (login.clone(), common.clone());
         async move {
             let name: Arc<str> = address.to_string().into();
-            let (member, trouble) =
-                RedisBackend::member(ServerUrl { address, login }, common, runtime).await?;
-            let backend: Arc<dyn DynBackend> = Arc::new(member);
-            Ok((Member { name, backend }, trouble))
+            let (member, trouble) = RedisStore::member(ServerUrl { address, login }, common, runtime).await?;
+            let store: Arc<dyn Store> = Arc::new(member);
+            Ok((Member { name, store }, trouble))
         }
     });
     let opened: Vec<Result<_, Error>> = futures_util::future::join_all(opening).await;
@@ -150,7 +149,7 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
     }
     if members.len() - away.len() < majority {
         let (missing, all, why) = (away.len(), members.len(), away.join("; "));
-        return Err(not_connected(BackendError::not_done(
+        return Err(not_connected(StoreError::not_done(
             Reason::Unreachable,
             format!("{missing} of the {all} servers of the quorum are not there: {why}"),
         )));
@@ -175,20 +174,20 @@ fn part(common: &Common) -> Part {
 }
 
 /// To a server that has locks.
-fn server_access(login: Login, common: &Common) -> Result<Access, BackendError> {
+fn server_access(login: Login, common: &Common) -> Result<Access, StoreError> {
     let access = access(login, common)?.with_credentials(common.credentials.clone());
     Ok(access.with_replicas(common.replicas))
 }
 
 /// To any server, with what stands in the URL.
-fn access(login: Login, common: &Common) -> Result<Access, BackendError> {
+fn access(login: Login, common: &Common) -> Result<Access, StoreError> {
     let name = client_name(&common.service_name, common.uuid);
     Access::new(login, name, common.timeout, &common.tls)
 }
 
-fn not_connected(error: BackendError) -> Error {
+fn not_connected(error: StoreError) -> Error {
     let what = "a first connection".to_owned();
-    let BackendError {
+    let StoreError {
         reason,
         message,
         source,

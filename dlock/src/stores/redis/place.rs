@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::sentinel::Master;
 use crate::store::url::Address;
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 
 /// Where connections go to.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ impl Place {
     }
 
     /// The address to connect to now; waits until there is one, or none to be had.
-    pub(super) async fn find(&self) -> Result<Address, BackendError> {
+    pub(super) async fn find(&self) -> Result<Address, StoreError> {
         match self {
             Place::Fixed(fixed) => Ok(fixed.address.clone()),
             Place::Master(master) => master.named().await,
@@ -42,10 +42,10 @@ impl Place {
     }
 
     /// Why there is none yet, where it takes too long.
-    pub(super) fn missing(&self) -> BackendError {
+    pub(super) fn missing(&self) -> StoreError {
         match self {
             Place::Fixed(fixed) => {
-                BackendError::not_done(Reason::Unreachable, format!("{} was not asked", fixed.address))
+                StoreError::not_done(Reason::Unreachable, format!("{} was not asked", fixed.address))
             }
             Place::Master(master) => master.missing(),
         }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore};
-use crate::store::{BackendError, Watch};
-use crate::stores::redis::{Answer, Done, RedisBackend, Response, Verb, strange};
+use crate::store::{StoreError, Watch};
+use crate::stores::redis::{Answer, Done, RedisStore, Response, Verb, strange};
 
 /// The records beside the locks of one server.
-pub(crate) struct RedisRecords(pub(crate) Arc<RedisBackend>);
+pub(crate) struct RedisRecords(pub(crate) Arc<RedisStore>);
 
 impl RedisRecords {
     /// A step that only the owner may take.
@@ -22,7 +22,7 @@ impl RedisRecords {
         &self,
         key: &RecordKey,
         verb: Verb,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + use<> {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
         let step = self.0.record_step(key, verb);
         async move {
             match step.await?.answer {
@@ -38,7 +38,7 @@ impl RecordStore for RedisRecords {
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
-    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static {
         let key = request.key.clone();
         let step = self.0.record_step(&key, Verb::Claim(Box::new(request)));
         async move {
@@ -60,7 +60,7 @@ impl RecordStore for RedisRecords {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(
             &key,
             Verb::Extend {
@@ -77,7 +77,7 @@ impl RecordStore for RedisRecords {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(
             &key,
             Verb::Complete {
@@ -92,7 +92,7 @@ impl RecordStore for RedisRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(&key, Verb::GiveBack { token, forget: true })
     }
 
@@ -100,7 +100,7 @@ impl RecordStore for RedisRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         self.change(&key, Verb::GiveBack { token, forget: false })
     }
 

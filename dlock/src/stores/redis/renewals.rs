@@ -8,42 +8,42 @@ use std::time::Duration;
 use super::kinds::KindStep;
 use super::node::Done;
 use super::script::{Answer, OneRenewal, Verb};
-use super::{RedisBackend, strange};
-use crate::store::{BackendError, Kind, RenewRequest, Renewal};
+use super::{RedisStore, strange};
+use crate::store::{Kind, RenewRequest, Renewal, StoreError};
 
-type Answers = Vec<Result<Renewal, BackendError>>;
+type Answers = Vec<Result<Renewal, StoreError>>;
 
 /// Renewals in one step: as many as a call carries.
 const TOGETHER: usize = 256;
 
 /// Queues these renewals now; the answers stand in their order.
 pub(super) fn renew(
-    backend: Arc<RedisBackend>,
+    store: Arc<RedisStore>,
     requests: Vec<RenewRequest>,
-) -> impl Future<Output = Result<Answers, BackendError>> + Send + 'static {
+) -> impl Future<Output = Result<Answers, StoreError>> + Send + 'static {
     // Those of different slots cannot go out together.
-    let together = if backend.servers.has_slots() { 1 } else { TOGETHER };
+    let together = if store.servers.has_slots() { 1 } else { TOGETHER };
     let mut steps = Vec::new();
     let mut some: Vec<OneRenewal> = Vec::new();
     let mut requests = requests.into_iter().peekable();
     while let Some(request) = requests.next() {
         let RenewRequest { lease, grant, .. } = request;
         if !is_plain(&request) {
-            let key = backend.name(&request.key);
+            let key = store.name(&request.key);
             steps.push(Step::Kind(
-                backend.step_on(key, Verb::As(KindStep::Renew(Box::new(request)))),
+                store.step_on(key, Verb::As(KindStep::Renew(Box::new(request)))),
             ));
             continue;
         }
         some.push(OneRenewal {
-            key: backend.name_of(request.key),
+            key: store.name_of(request.key),
             grant,
         });
         // Nearly always all have the same lease.
         let goes_on = |next: &RenewRequest| is_plain(next) && next.lease == lease;
         if some.len() == together || !requests.peek().is_some_and(goes_on) {
             let some = Arc::new(std::mem::take(&mut some));
-            let step = send(&backend, some.clone(), lease);
+            let step = send(&store, some.clone(), lease);
             steps.push(Step::Plain { step, some, lease });
         }
     }
@@ -60,7 +60,7 @@ pub(super) fn renew(
                     Ok(all) => answers.extend(all),
                     // Refused as a whole, perhaps because of one of them.
                     Err(error) if error.is_refused() && some.len() > 1 => {
-                        answers.extend(one_by_one(&backend, &some, lease).await);
+                        answers.extend(one_by_one(&store, &some, lease).await);
                     }
                     Err(error) => answers.extend(some.iter().map(|_| Err(error.clone()))),
                 },
@@ -86,12 +86,12 @@ fn is_plain(request: &RenewRequest) -> bool {
 
 /// One step for all of these.
 fn send(
-    backend: &RedisBackend,
+    store: &RedisStore,
     all: Arc<Vec<OneRenewal>>,
     lease: Duration,
-) -> impl Future<Output = Result<Answers, BackendError>> + Send + use<> {
+) -> impl Future<Output = Result<Answers, StoreError>> + Send + use<> {
     let key = all.first().map_or_else(|| "".into(), |first| first.key.clone());
-    let step = backend.step_on(key, Verb::Renew { all, lease });
+    let step = store.step_on(key, Verb::Renew { all, lease });
     async move {
         let Done { answer, .. } = step.await?;
         match answer {
@@ -102,10 +102,10 @@ fn send(
 }
 
 /// A step for each, so that one that is refused harms no other.
-async fn one_by_one(backend: &RedisBackend, all: &[OneRenewal], lease: Duration) -> Answers {
+async fn one_by_one(store: &RedisStore, all: &[OneRenewal], lease: Duration) -> Answers {
     let steps: Vec<_> = all
         .iter()
-        .map(|one| send(backend, Arc::new(vec![one.clone()]), lease))
+        .map(|one| send(store, Arc::new(vec![one.clone()]), lease))
         .collect();
     let mut answers = Vec::with_capacity(steps.len());
     for step in steps {

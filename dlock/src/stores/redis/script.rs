@@ -16,7 +16,7 @@ use super::permits;
 use crate::base::clock;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::records::{ClaimRequest, ClaimToken, OnOrphan};
-use crate::store::{AcquireRequest, BackendError, GrantId, Holder, Kind, Reason, Renewal};
+use crate::store::{AcquireRequest, GrantId, Holder, Kind, Reason, Renewal, StoreError};
 
 /// The script that all steps are in. What most calls do not need is made only where it is needed: as one function.
 const TEXT: &str = concat!(
@@ -169,7 +169,7 @@ pub(crate) enum Answer {
     /// None of several, because of what was answered to the one at this place.
     None {
         at: usize,
-        answer: Box<Result<Answer, BackendError>>,
+        answer: Box<Result<Answer, StoreError>>,
     },
     Released {
         /// How many heard of it; `None` when the server forbids to tell.
@@ -179,7 +179,7 @@ pub(crate) enum Answer {
     Gone,
     Renewed,
     /// To each of the renewals that a step carries.
-    Renewals(Vec<Result<Renewal, BackendError>>),
+    Renewals(Vec<Result<Renewal, StoreError>>),
     Holders(Vec<Holder>),
     Counted(CounterReply),
     Free,
@@ -539,7 +539,7 @@ pub(super) fn load() -> Cmd {
 pub(super) fn read<'a>(
     reply: Value,
     steps: impl ExactSizeIterator<Item = &'a Call>,
-) -> Option<(u64, Vec<Result<Answer, BackendError>>)> {
+) -> Option<(u64, Vec<Result<Answer, StoreError>>)> {
     let Value::Array(parts) = reply else { return None };
     let now = number(parts.first()?)?;
     let mut parts = parts[1..].iter();
@@ -573,12 +573,12 @@ pub(super) fn read<'a>(
     parts.next().is_none().then_some((now, answers))
 }
 
-fn strange() -> BackendError {
-    BackendError::unknown("the server gave an answer that makes no sense")
+fn strange() -> StoreError {
+    StoreError::unknown("the server gave an answer that makes no sense")
 }
 
 /// What became of each of these renewals.
-fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, BackendError>>> {
+fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, StoreError>>> {
     let mut all = vec![Ok(Renewal::Renewed); count];
     match part {
         Value::Int(1) => {}
@@ -597,7 +597,7 @@ fn read_renewals(part: &Value, count: usize) -> Option<Vec<Result<Renewal, Backe
 }
 
 /// The common answers are single numbers.
-fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
+fn read_number(number: i64, step: &Call) -> Result<Answer, StoreError> {
     let positive = u64::try_from(number).ok();
     match (&step.verb, positive) {
         (Verb::Acquire { .. } | Verb::As(KindStep::Acquire(_)), None) => Ok(Answer::Busy {
@@ -617,7 +617,7 @@ fn read_number(number: i64, step: &Call) -> Result<Answer, BackendError> {
     }
 }
 
-fn read_answer(part: &Value) -> Result<Answer, BackendError> {
+fn read_answer(part: &Value) -> Result<Answer, StoreError> {
     let Value::Array(words) = part else {
         return Err(strange());
     };
@@ -672,7 +672,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
             at: usize::try_from(num(1)?).map_err(|_| strange())?,
             answer: Box::new(read_answer(word(2)?)),
         }),
-        "late" => Err(BackendError::not_done(
+        "late" => Err(StoreError::not_done(
             Reason::Unreachable,
             "the request reached the server too late and was refused there",
         )),
@@ -714,7 +714,7 @@ fn read_answer(part: &Value) -> Result<Answer, BackendError> {
                 "unknown" => "other data".to_owned(),
                 found => format!("a {found}"),
             };
-            Err(BackendError::not_done(
+            Err(StoreError::not_done(
                 Reason::KeyTaken(article.clone()),
                 format!("the key holds {article}"),
             ))

@@ -19,7 +19,7 @@ use super::access::{Access, Open, Pushes};
 use super::connect::explain_with;
 use crate::base::chance;
 use crate::store::url::Address;
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 
 /// How often each sentinel is asked, whatever it tells by itself.
 const POLL: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ impl Master {
     }
 
     /// Its address, once there is one; an error when none of the sentinels could name one so far.
-    pub(super) async fn named(&self) -> Result<Address, BackendError> {
+    pub(super) async fn named(&self) -> Result<Address, StoreError> {
         let mut named = self.named.clone();
         let is_over =
             |named: &Option<Address>| named.is_some() || self.council.hopeless.load(Ordering::SeqCst);
@@ -100,7 +100,7 @@ impl Master {
     }
 
     /// Why none is named.
-    pub(super) fn missing(&self) -> BackendError {
+    pub(super) fn missing(&self) -> StoreError {
         let minutes = self.council.minutes.lock();
         let troubles = &minutes.troubles;
         // Not let in, or no such master: that does not pass by itself.
@@ -122,7 +122,7 @@ impl Master {
             true => format!("{} did not answer in time", silent.join(", ")),
             false => why.join("; "),
         };
-        BackendError::not_done(reason, format!("no sentinel names {self}: {why}"))
+        StoreError::not_done(reason, format!("no sentinel names {self}: {why}"))
     }
 }
 
@@ -153,7 +153,7 @@ struct Minutes {
     /// What each says that can be reached: the epoch, and the master.
     views: HashMap<Address, (u64, Address)>,
     /// What is wrong with the others.
-    troubles: BTreeMap<Address, BackendError>,
+    troubles: BTreeMap<Address, StoreError>,
     /// Others that they know, for when none of the known ones can be reached.
     spares: BTreeSet<Address>,
     /// The epoch of the master that is named.
@@ -212,7 +212,7 @@ impl Table {
         self: &Arc<Self>,
         sentinel: &Address,
         pause: &mut Duration,
-    ) -> Result<BackendError, Closed> {
+    ) -> Result<StoreError, Closed> {
         let opening = async {
             let open = self.access.open(sentinel).await;
             open.map_err(|error| explain_with(sentinel, error, PASSWORD))
@@ -231,12 +231,7 @@ impl Table {
         }
     }
 
-    async fn hear(
-        self: &Arc<Self>,
-        sentinel: &Address,
-        mut open: Open,
-        pause: &mut Duration,
-    ) -> BackendError {
+    async fn hear(self: &Arc<Self>, sentinel: &Address, mut open: Open, pause: &mut Duration) -> StoreError {
         let Open {
             connection, pushes, ..
         } = &mut open;
@@ -268,7 +263,7 @@ impl Table {
                 () = look => {}
                 gone = switched(pushes) => if gone {
                     let message = format!("{sentinel}: the sentinel closed the connection");
-                    return BackendError::not_done(Reason::Unreachable, message);
+                    return StoreError::not_done(Reason::Unreachable, message);
                 },
             }
         }
@@ -299,13 +294,13 @@ impl Table {
         &self,
         sentinel: &Address,
         work: impl Future<Output = Result<T, RedisError>>,
-    ) -> Result<T, BackendError> {
+    ) -> Result<T, StoreError> {
         let timeout = self.access.timeout;
         match tokio::time::timeout(timeout, work).await {
             Ok(outcome) => outcome.map_err(|error| explain_with(sentinel, error, PASSWORD)),
-            Err(_) => Err(BackendError {
+            Err(_) => Err(StoreError {
                 outcome: Outcome::NotDone,
-                ..BackendError::unknown(format!("{sentinel} did not answer within {timeout:?}"))
+                ..StoreError::unknown(format!("{sentinel} did not answer within {timeout:?}"))
             }),
         }
     }
@@ -332,7 +327,7 @@ impl Table {
         });
     }
 
-    fn lost(self: &Arc<Self>, sentinel: &Address, trouble: BackendError) {
+    fn lost(self: &Arc<Self>, sentinel: &Address, trouble: StoreError) {
         tracing::debug!(%sentinel, %trouble, "a sentinel does not help");
         let mut minutes = self.council.minutes.lock();
         minutes.views.remove(sentinel);

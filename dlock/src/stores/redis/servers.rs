@@ -13,7 +13,7 @@ use super::pubsub::{PubSub, Way};
 use super::script::{Call, Verb};
 use crate::LockKey;
 use crate::store::hub::Hub;
-use crate::store::{BackendError, Lane, Watch};
+use crate::store::{Lane, StoreError, Watch};
 
 /// Who carries steps, and tells of releases.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Servers {
         connector: Connector,
         part: Part,
         runtime: &runtime::Handle,
-    ) -> Result<Servers, BackendError> {
+    ) -> Result<Servers, StoreError> {
         let connected = connector.connect().await?;
         Ok(Servers::start(connector, Some(connected), part, runtime))
     }
@@ -43,7 +43,7 @@ impl Servers {
         connector: Connector,
         part: Part,
         runtime: &runtime::Handle,
-    ) -> (Servers, Option<BackendError>) {
+    ) -> (Servers, Option<StoreError>) {
         let (connected, trouble) = match connector.connect().await {
             Ok(connected) => (Some(connected), None),
             Err(error) => (None, Some(error)),

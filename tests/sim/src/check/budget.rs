@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use dlock::LockKey;
-use dlock::backend::{GrantId, Kind};
+use dlock::store::{GrantId, Kind};
 
 use super::{BUDGET, Checks, Waiter, lock_number};
 use crate::plan::{Lock, Millis, Plan};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dlock::backend::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::backend::{Backend, BackendError, GrantId, Kind};
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
+use dlock::store::{GrantId, Kind, Store, StoreError};
 use dlock::{Error, LockKey};
 use futures_util::FutureExt;
 
@@ -45,7 +45,7 @@ struct LatchWaiter {
 }
 
 /// Looks at a counter of a store after a step on it.
-pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, BackendError>) {
+pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, StoreError>) {
     match (request, result) {
         (Request::Count(request), Ok(_)) if request.step.kind() == Kind::Latch => {
             let looks = CounterRequest::new(request.key.clone(), request.id, CounterStep::Count);
@@ -63,7 +63,7 @@ pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, Backe
 
 fn ask(store: usize, request: CounterRequest) -> Option<CounterReply> {
     let reply = inside(store, |memory| {
-        Backend::count(Arc::new(memory.clone()), request).now_or_never()
+        Store::count(Arc::new(memory.clone()), request).now_or_never()
     });
     reply?.ok()
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use dlock::backend::{AcquireRequest, GrantId, Kind, ReleaseRequest};
+use dlock::store::{AcquireRequest, GrantId, Kind, ReleaseRequest};
 use dlock::{LockKey, sim};
 
 use super::{ORDER, Section, Waiter};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dlock::LockKey;
-use dlock::backend::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::backend::{AcquireReply, Backend, BackendError, GrantId, Kind};
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
+use dlock::store::{AcquireReply, GrantId, Kind, Store, StoreError};
 use futures_util::FutureExt;
 
 use super::{EXCLUSION, LOSS, Section, Waiter};
@@ -21,7 +21,7 @@ pub(super) struct Permits {
 }
 
 /// How many permits there are, after a step that granted some or changed their number.
-pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, BackendError>) -> Option<i64> {
+pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, StoreError>) -> Option<i64> {
     let (key, id) = match (request, result) {
         (Request::Acquire(request), Ok(Reply::Acquire(_, AcquireReply::Acquired { .. })))
             if request.kind == Kind::Permit =>
@@ -33,7 +33,7 @@ pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, Backe
     };
     let looks = CounterRequest::new(key.clone(), id, CounterStep::Permits);
     let reply = inside(store, |memory| {
-        Backend::count(Arc::new(memory.clone()), looks).now_or_never()
+        Store::count(Arc::new(memory.clone()), looks).now_or_never()
     });
     let Some(Ok(CounterReply::Permits { free, held })) = reply else {
         return None;

@@ -1,6 +1,6 @@
 //! What must be true of readers that were writers, or want to be.
 
-use dlock::backend::Kind;
+use dlock::store::Kind;
 use dlock::{Error, LockKey};
 
 use super::{EXCLUSION, Frame, Section, WAITING, Waiter};

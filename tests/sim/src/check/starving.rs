@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dlock::LockKey;
-use dlock::backend::{AcquireRequest, Kind};
+use dlock::store::{AcquireRequest, Kind};
 
 use super::{Checks, ORDER, lock_number};
 use crate::plan::{self, Call, End, Lock, Millis, Plan};

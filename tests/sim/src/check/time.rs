@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dlock::backend::{GrantId, Kind};
+use dlock::store::{GrantId, Kind};
 use dlock::{Held, HoldState, LockKey, sim};
 use tokio::time::Instant;
 

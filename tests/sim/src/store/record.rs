@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::backend::memory::MemoryBackend;
-use dlock::backend::{Backend, BackendError};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey};
+use dlock::store::{Store, StoreError};
+use dlock::stores::memory::MemoryStore;
 use futures_util::FutureExt;
 
 use crate::check::Checks;
@@ -80,11 +80,11 @@ impl Request {
     }
 }
 
-pub(super) fn step(memory: Arc<MemoryBackend>, request: Request) -> Result<Reply, BackendError> {
+pub(super) fn step(memory: Arc<MemoryStore>, request: Request) -> Result<Reply, StoreError> {
     fn now<T>(step: impl Future<Output = T>) -> T {
         step.now_or_never().expect("the memory store answers at once")
     }
-    let records = Backend::records(memory).expect("the memory store keeps records");
+    let records = Store::records(memory).expect("the memory store keeps records");
     let reply = match request {
         Request::Claim(request) => return Ok(Reply::Claim(now(records.claim(request))?)),
         Request::Extend {

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dlock::backend::Kind;
+use dlock::store::Kind;
 use dlock::{Error, Held, LockClient, LockKey, Loss};
 
 use super::Me;

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use dlock::backend::Kind;
+use dlock::store::Kind;
 use dlock::{Error, Held, LockClient, LockGuard, LockKey, MultiGuard, Permit, Term};
 
 use crate::plan::{self, Lock};

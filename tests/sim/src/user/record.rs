@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dlock::LockClient;
-use dlock::backend::BackendError;
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, OwnerReply, RecordKey, Records};
+use dlock::store::StoreError;
 use futures_util::FutureExt;
 use tokio::time::{Instant, timeout};
 
@@ -246,7 +246,7 @@ impl Asking<'_> {
     /// Sends a step until there is a reply.
     async fn settle<F>(&self, step: impl Fn() -> F) -> Option<OwnerReply>
     where
-        F: Future<Output = Result<OwnerReply, BackendError>>,
+        F: Future<Output = Result<OwnerReply, StoreError>>,
     {
         for _ in 0..TRIES {
             match step().await {

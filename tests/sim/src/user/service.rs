@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::backend::Kind;
 use dlock::record::OnOrphan;
+use dlock::store::Kind;
 use dlock::{Held, LockClient, LockKey};
 use dlock_tower::idempotency::caller::public;
 use dlock_tower::idempotency::{Idempotency, REPLAYED};

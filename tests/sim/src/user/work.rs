@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::backend::Kind;
+use dlock::store::Kind;
 use dlock::{Held, LockClient};
 use futures_util::FutureExt;
 use futures_util::future::join_all;

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use super::broken::Break;
 use super::event::{Life, Said};
 use super::log::Log;
-use super::store::Store;
+use super::store::StoreSpec;
 use task::Task;
 
 /// How long tasks may take to end that were at rest.
@@ -40,7 +40,7 @@ pub(crate) struct Orders {
     pub(crate) life: u64,
     pub(crate) seed: u64,
     pub(crate) tasks: usize,
-    pub(crate) store: Store,
+    pub(crate) store: StoreSpec,
     pub(crate) register: SocketAddr,
     pub(crate) logs: PathBuf,
     pub(crate) broken: Option<Break>,

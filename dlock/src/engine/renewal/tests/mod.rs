@@ -159,7 +159,7 @@ fn requests(table: &mut Table, now: Moment) -> Vec<Vec<u64>> {
         .collect()
 }
 
-fn reply(table: &mut Table, now: Moment, sent: Moment, result: Result<Renewal, BackendError>) -> Vec<String> {
+fn reply(table: &mut Table, now: Moment, sent: Moment, result: Result<Renewal, StoreError>) -> Vec<String> {
     let reply = Reply {
         number: 1,
         lease: LEASE,
@@ -168,6 +168,6 @@ fn reply(table: &mut Table, now: Moment, sent: Moment, result: Result<Renewal, B
     said(table.replies(now, sent, std::iter::once(reply), || 0.5))
 }
 
-fn no_answer() -> Result<Renewal, BackendError> {
-    Err(BackendError::unknown("no answer"))
+fn no_answer() -> Result<Renewal, StoreError> {
+    Err(StoreError::unknown("no answer"))
 }

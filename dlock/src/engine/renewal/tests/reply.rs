@@ -7,7 +7,7 @@ use crate::store::Reason;
 fn reply_confirms_ends_or_is_tried_again() {
     let key_taken = || {
         let reason = Reason::KeyTaken("a list".to_owned());
-        Err(BackendError::not_done(reason, "taken"))
+        Err(StoreError::not_done(reason, "taken"))
     };
     // replied after: actions, state, next look
     for (result, after, actions, state, next) in [

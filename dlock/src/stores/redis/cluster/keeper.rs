@@ -13,7 +13,7 @@ use super::Cluster;
 use super::view::View;
 use crate::base::chance;
 use crate::store::url::Address;
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 use crate::stores::redis::access::Access;
 use crate::stores::redis::connect::explain;
 use crate::stores::redis::node::Node;
@@ -57,7 +57,7 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
 }
 
 /// The newest view of some servers.
-async fn ask(cluster: &Cluster) -> Result<View, BackendError> {
+async fn ask(cluster: &Cluster) -> Result<View, StoreError> {
     let (mut members, mut others) = {
         let map = cluster.map.read();
         let members = map.members.values();
@@ -109,14 +109,14 @@ async fn confirmed(cluster: &Cluster, view: View) -> Option<View> {
 }
 
 /// The first view, from those that the user has named.
-pub(super) async fn first_view(access: &Access, seeds: &[Address]) -> Result<View, BackendError> {
+pub(super) async fn first_view(access: &Access, seeds: &[Address]) -> Result<View, StoreError> {
     newest(seeds.iter().map(|seed| of_stranger(access, seed))).await
 }
 
 /// The newest of those that come soon.
-async fn newest<F>(views: impl Iterator<Item = F>) -> Result<View, BackendError>
+async fn newest<F>(views: impl Iterator<Item = F>) -> Result<View, StoreError>
 where
-    F: Future<Output = Result<View, BackendError>>,
+    F: Future<Output = Result<View, StoreError>>,
 {
     let mut views: FuturesUnordered<F> = views.collect();
     let mut troubles = Vec::new();
@@ -145,11 +145,11 @@ where
 }
 
 /// None of them knows.
-fn none(troubles: Vec<BackendError>) -> BackendError {
+fn none(troubles: Vec<StoreError>) -> StoreError {
     let reason = troubles.iter().find(|trouble| !trouble.is_passing());
     let reason = reason.map_or(Reason::Unreachable, |trouble| trouble.reason.clone());
     let all: Vec<_> = troubles.iter().map(|trouble| trouble.message.as_str()).collect();
-    BackendError::not_done(
+    StoreError::not_done(
         reason,
         format!(
             "no server of the cluster says who has its slots: {}",
@@ -171,13 +171,13 @@ fn info() -> Cmd {
 }
 
 /// Asks a server that there is a connection to.
-async fn of_node(address: &Address, node: &Node) -> Result<View, BackendError> {
+async fn of_node(address: &Address, node: &Node) -> Result<View, StoreError> {
     let (slots, info) = futures_util::future::join(node.plain(slots()), node.plain(info())).await;
     read(&slots?, info.ok(), address)
 }
 
 /// Asks a server that there is no connection to.
-async fn of_stranger(access: &Access, address: &Address) -> Result<View, BackendError> {
+async fn of_stranger(access: &Access, address: &Address) -> Result<View, StoreError> {
     let explained = |error: RedisError| {
         let mut explained = explain(address, error);
         if explained.message.contains("cluster support disabled") {
@@ -198,10 +198,10 @@ async fn of_stranger(access: &Access, address: &Address) -> Result<View, Backend
     read(&slots.map_err(explained)?, info.ok(), address)
 }
 
-fn read(slots: &Value, info: Option<Value>, address: &Address) -> Result<View, BackendError> {
+fn read(slots: &Value, info: Option<Value>, address: &Address) -> Result<View, StoreError> {
     let info: Option<String> = info.and_then(|info| redis::from_redis_value(info).ok());
     View::read(slots, info.as_deref(), address).ok_or_else(|| {
-        BackendError::not_done(
+        StoreError::not_done(
             Reason::Unreachable,
             format!("{address} knows no server that has slots"),
         )

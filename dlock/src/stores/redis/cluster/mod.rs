@@ -31,7 +31,7 @@ use super::pubsub::{PubSub, Way};
 use super::script::Call;
 use crate::store::hub::Hub;
 use crate::store::url::Address;
-use crate::store::{BackendError, Lane, Watch};
+use crate::store::{Lane, StoreError, Watch};
 
 /// The servers of a Cluster.
 pub(super) struct Cluster {
@@ -106,7 +106,7 @@ impl Cluster {
         seeds: Vec<Address>,
         part: Part,
         runtime: &runtime::Handle,
-    ) -> Result<Arc<Cluster>, BackendError> {
+    ) -> Result<Arc<Cluster>, StoreError> {
         // The default is made for callers who wait for each other.
         let access = Arc::new(access.with_buffer(CALLS_IN_ALL));
         let view = keeper::first_view(&access, &seeds).await?;

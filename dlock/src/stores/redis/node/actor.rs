@@ -22,7 +22,7 @@ use super::{Part, Plain, Request, Step};
 use crate::base::chance;
 use crate::base::clock;
 use crate::store::url::Address;
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 use crate::stores::redis::cluster::Cluster;
 use crate::stores::redis::cluster::slot::Slot;
 use crate::stores::redis::connect::{Connected, Connector};
@@ -174,7 +174,7 @@ impl Silence {
 
 /// A connection that is made because the one in use may be dead: the network or something on the way forgets those that
 /// are idle. A server that is only slow does not answer on a new connection either, and that is then dropped.
-type Spare = Pin<Box<dyn Future<Output = Result<Connected, BackendError>> + Send>>;
+type Spare = Pin<Box<dyn Future<Output = Result<Connected, StoreError>> + Send>>;
 
 /// Why a connection is not served any more.
 enum End {
@@ -191,7 +191,7 @@ enum Event {
     /// Another server has taken the place of this one.
     Left,
     /// What came of the spare connection.
-    Spare(Result<Connected, BackendError>),
+    Spare(Result<Connected, StoreError>),
     /// Requests, or nobody can make any more.
     Asked(usize),
     Alarm,
@@ -770,12 +770,12 @@ impl Actor {
 }
 
 /// A read-only replica has taken the place of the master.
-fn no_master(replica: &Connected) -> BackendError {
+fn no_master(replica: &Connected) -> StoreError {
     let message = format!(
         "{} is a read-only replica now: its master is looked for at the same address",
         replica.address
     );
-    BackendError::not_done(Reason::Unreachable, message)
+    StoreError::not_done(Reason::Unreachable, message)
 }
 
 /// Sends a call to a server that its slot is moving to.

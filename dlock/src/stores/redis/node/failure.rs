@@ -3,15 +3,15 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::super::hint::hint;
-use crate::store::{BackendError, Reason};
+use crate::store::{Reason, StoreError};
 use crate::stores::redis::script::{DOWN, NOT_LOCAL};
 
-pub(super) fn broke() -> BackendError {
-    BackendError::unknown("the connection broke before the answer came")
+pub(super) fn broke() -> StoreError {
+    StoreError::unknown("the connection broke before the answer came")
 }
 
-pub(super) fn no_answer() -> BackendError {
-    BackendError::unknown("the server did not answer in time")
+pub(super) fn no_answer() -> StoreError {
+    StoreError::unknown("the server did not answer in time")
 }
 
 /// Whether the connection is of no use any more.
@@ -20,10 +20,10 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
 }
 
 /// What an error says that came as the answer to a whole call: of most of them the call was not executed.
-pub(in super::super) fn classify(error: &RedisError) -> BackendError {
+pub(in super::super) fn classify(error: &RedisError) -> StoreError {
     use ServerErrorKind as S;
     let refused = |error: &RedisError, hint: &str| {
-        BackendError::not_done(Reason::Refused, format!("{error}{hint}")).caused_by(error.clone())
+        StoreError::not_done(Reason::Refused, format!("{error}{hint}")).caused_by(error.clone())
     };
     let explained = |error: &RedisError| refused(error, hint(&error.to_string()));
     match error.kind() {
@@ -34,33 +34,33 @@ pub(in super::super) fn classify(error: &RedisError) -> BackendError {
         ),
         ErrorKind::Server(
             S::BusyLoading | S::NoScript | S::Ask | S::TryAgain | S::ClusterDown | S::MasterDown,
-        ) => BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone()),
+        ) => StoreError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone()),
         _ => match error.code() {
             Some("WRONGPASS" | "NOAUTH") => explained(error),
             Some("BUSY") => {
-                BackendError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone())
+                StoreError::not_done(Reason::Unreachable, error.to_string()).caused_by(error.clone())
             }
             Some(code) if passes(code) => {
                 let message = format!("{error}{}", hint(code));
-                BackendError::not_done(Reason::RefusedForNow, message).caused_by(error.clone())
+                StoreError::not_done(Reason::RefusedForNow, message).caused_by(error.clone())
             }
-            _ => BackendError::unknown(error.to_string()).caused_by(error.clone()),
+            _ => StoreError::unknown(error.to_string()).caused_by(error.clone()),
         },
     }
 }
 
 /// What a command said that failed inside of a script, before anything was changed.
-pub(in super::super) fn refused(message: &str) -> BackendError {
+pub(in super::super) fn refused(message: &str) -> StoreError {
     // What the step did not come to is with another server of the Cluster, as long as its slot moves there.
     if message.contains(NOT_LOCAL) || message.contains(DOWN) {
-        return BackendError::not_done(Reason::Unreachable, message);
+        return StoreError::not_done(Reason::Unreachable, message);
     }
     // The code stands in front, or behind the name of a key; old servers write it as on the wire.
     let codes = message.split(": ").map(|part| part.trim_start_matches('-'));
     let mut codes = codes.filter_map(|part| part.split_whitespace().next());
     match codes.find(|code| passes(code)) {
-        Some(code) => BackendError::not_done(Reason::RefusedForNow, format!("{message}{}", hint(code))),
-        None => BackendError::not_done(Reason::Refused, format!("{message}{}", hint(message))),
+        Some(code) => StoreError::not_done(Reason::RefusedForNow, format!("{message}{}", hint(code))),
+        None => StoreError::not_done(Reason::Refused, format!("{message}{}", hint(message))),
     }
 }
 

@@ -11,7 +11,7 @@ use super::failure::{broke, classify, is_broken, no_answer};
 use super::replicas::Way;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 use crate::stores::redis::script::{self, Answer, By, Call, Verb};
 
 /// What to do after a call came back.
@@ -49,14 +49,14 @@ impl Actor {
         while let Some(mut step) = self.line.pop_overdue(now) {
             let why = step.held_up.take().unwrap_or_else(|| self.waited_because());
             let error = match step.sent {
-                0 => BackendError::not_done(Reason::Unreachable, why),
-                _ => BackendError::unknown(why),
+                0 => StoreError::not_done(Reason::Unreachable, why),
+                _ => StoreError::unknown(why),
             };
             self.fail(&mut step, error);
         }
         while self.plain.front().is_some_and(|plain| plain.deadline <= now) {
             if let Some(plain) = self.plain.pop_front() {
-                let error = BackendError::not_done(Reason::Unreachable, self.waited_because());
+                let error = StoreError::not_done(Reason::Unreachable, self.waited_because());
                 let _ = plain.reply.send(Err(error));
             }
         }
@@ -85,7 +85,7 @@ impl Actor {
     }
 
     /// Answers a step with a failure, and remembers what may yet take effect.
-    pub(super) fn fail(&mut self, step: &mut Step, mut error: BackendError) {
+    pub(super) fn fail(&mut self, step: &mut Step, mut error: StoreError) {
         step.admit(&mut error);
         if error.outcome == Outcome::Unknown {
             for id in step.call.takes() {
@@ -170,7 +170,7 @@ impl Actor {
                     };
                     return self.all_answered(steps, answers, landed);
                 }
-                None => BackendError::unknown("the server gave an answer that makes no sense"),
+                None => StoreError::unknown("the server gave an answer that makes no sense"),
             },
             Some(Err(error)) => {
                 if is_broken(&error) {
@@ -248,7 +248,7 @@ impl Actor {
     fn all_answered(
         &mut self,
         steps: Vec<Step>,
-        answers: Vec<Result<Answer, BackendError>>,
+        answers: Vec<Result<Answer, StoreError>>,
         landed: Landed,
     ) -> After {
         let demotion = answers.iter().find_map(|answer| self.demotion(answer));
@@ -293,7 +293,7 @@ impl Actor {
         }
     }
 
-    fn answered(&mut self, mut step: Step, answer: Result<Answer, BackendError>, landed: &Landed) {
+    fn answered(&mut self, mut step: Step, answer: Result<Answer, StoreError>, landed: &Landed) {
         let server_time = landed.server_time;
         if let Some(grant) = &step.call.releases() {
             // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
@@ -337,7 +337,7 @@ impl Actor {
     }
 
     /// What an answer says of the copies of a claim that may be on their way.
-    fn settle_claim(&mut self, step: &Step, answer: &Result<Answer, BackendError>, server_time: u64) {
+    fn settle_claim(&mut self, step: &Step, answer: &Result<Answer, StoreError>, server_time: u64) {
         if let Some(id) = step.call.claims()
             && step.sent == 1
         {
@@ -383,7 +383,7 @@ impl Actor {
 }
 
 /// Why a step was not done, of several locks the one that stood in the way.
-pub(super) fn answer_error(answer: &Result<Answer, BackendError>) -> Option<&BackendError> {
+pub(super) fn answer_error(answer: &Result<Answer, StoreError>) -> Option<&StoreError> {
     match answer {
         Err(error) => Some(error),
         Ok(Answer::None { answer, .. }) => answer_error(answer),

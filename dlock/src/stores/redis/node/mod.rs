@@ -40,7 +40,7 @@ use super::connect::{Connected, Connector};
 use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::base::clock;
-use crate::store::{BackendError, Lane, Outcome, Reason};
+use crate::store::{Lane, Outcome, Reason, StoreError};
 
 /// What a step brought.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) struct Done {
     pub(crate) repeated: bool,
 }
 
-type Reply = oneshot::Sender<Result<Done, BackendError>>;
+type Reply = oneshot::Sender<Result<Done, StoreError>>;
 
 /// Passed from hand to hand a dozen times, so it stays where it is.
 pub(super) type Step = Box<Queuing>;
@@ -100,7 +100,7 @@ impl Queuing {
     }
 
     /// Of such a step that was sent before nobody can tell what became of the earlier copy.
-    fn admit(&self, error: &mut BackendError) {
+    fn admit(&self, error: &mut StoreError) {
         if self.sent > 1 && self.call.may_be_done_before() {
             error.outcome = Outcome::Unknown;
         }
@@ -112,21 +112,21 @@ impl Queuing {
 pub(crate) enum Queued {
     /// `queued` says that somebody is there to take it out.
     Waits {
-        answer: oneshot::Receiver<Result<Done, BackendError>>,
+        answer: oneshot::Receiver<Result<Done, StoreError>>,
         queued: bool,
     },
     /// It was turned away; `None` once that was said.
-    TurnedAway(Option<BackendError>),
+    TurnedAway(Option<StoreError>),
 }
 
 impl Queued {
-    pub(super) fn turned_away(error: BackendError) -> Queued {
+    pub(super) fn turned_away(error: StoreError) -> Queued {
         Queued::TurnedAway(Some(error))
     }
 }
 
 impl Future for Queued {
-    type Output = Result<Done, BackendError>;
+    type Output = Result<Done, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut *self {
@@ -146,7 +146,7 @@ struct Plain {
     cmd: Cmd,
     way: Way,
     deadline: Instant,
-    reply: oneshot::Sender<Result<Value, BackendError>>,
+    reply: oneshot::Sender<Result<Value, StoreError>>,
 }
 
 #[allow(clippy::large_enum_variant, reason = "nearly all of them are steps")]
@@ -175,12 +175,12 @@ impl Drop for Seat {
 }
 
 impl Room {
-    fn enter(&self) -> Result<Seat, BackendError> {
+    fn enter(&self) -> Result<Seat, StoreError> {
         let seat = Seat(self.taken.clone());
         if self.taken.fetch_add(1, Ordering::Relaxed) < self.seats {
             return Ok(seat);
         }
-        Err(BackendError::not_done(
+        Err(StoreError::not_done(
             Reason::Unreachable,
             format!("{} requests are waiting for the server already", self.seats),
         ))
@@ -248,7 +248,7 @@ impl Node {
     }
 
     /// Sends a command that is not a step, and does not keep the order of steps.
-    pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, BackendError> {
+    pub(super) async fn plain(&self, cmd: Cmd) -> Result<Value, StoreError> {
         let (reply, answer) = oneshot::channel();
         let deadline = clock::now() + self.timeout;
         let plain = Plain {
@@ -263,8 +263,8 @@ impl Node {
 }
 
 /// The background work is gone, by shutdown or with its runtime.
-fn closed(queued: bool) -> BackendError {
-    BackendError {
+fn closed(queued: bool) -> StoreError {
+    StoreError {
         outcome: if queued {
             Outcome::Unknown
         } else {

@@ -11,7 +11,7 @@ use super::landing::answer_error;
 use super::{Queuing, Step};
 use crate::base::chance;
 use crate::base::clock;
-use crate::store::{BackendError, Outcome, Reason};
+use crate::store::{Outcome, Reason, StoreError};
 use crate::stores::redis::cluster::slot::Slot;
 use crate::stores::redis::connect::is_of_a_cluster;
 use crate::stores::redis::script::{Answer, DOWN, NOT_LOCAL};
@@ -99,7 +99,7 @@ impl Actor {
     }
 
     /// A step that found another key than its own on another server did nothing, and is tried again.
-    pub(super) fn is_elsewhere(&self, error: &BackendError) -> bool {
+    pub(super) fn is_elsewhere(&self, error: &StoreError) -> bool {
         self.part.cluster.is_some()
             && error.outcome == Outcome::NotDone
             && error.reason == Reason::Unreachable
@@ -107,7 +107,7 @@ impl Actor {
     }
 
     /// Puts a step that did nothing back into the line, for a little later.
-    pub(super) fn try_again(&mut self, mut step: Step, why: &BackendError) {
+    pub(super) fn try_again(&mut self, mut step: Step, why: &StoreError) {
         step.sent -= 1;
         step.alone = true;
         step.hold_back(clock::now());
@@ -116,8 +116,8 @@ impl Actor {
     }
 
     /// What a step says of a server that should be the master and is one no longer.
-    pub(super) fn demotion(&self, answer: &Result<Answer, BackendError>) -> Option<String> {
-        let demoted = |error: &&BackendError| self.is_demoted(error);
+    pub(super) fn demotion(&self, answer: &Result<Answer, StoreError>) -> Option<String> {
+        let demoted = |error: &&StoreError| self.is_demoted(error);
         let error = match answer {
             Ok(Answer::Renewals(all)) => all.iter().filter_map(|one| one.as_ref().err()).find(demoted),
             other => answer_error(other).filter(demoted),
@@ -126,7 +126,7 @@ impl Actor {
     }
 
     /// Whether the server, which should be the master, is one no longer. A server of a Cluster redirects instead.
-    pub(super) fn is_demoted(&self, error: &BackendError) -> bool {
+    pub(super) fn is_demoted(&self, error: &StoreError) -> bool {
         self.part.cluster.is_none()
             && error.outcome == Outcome::NotDone
             // Names that a message repeats may have the word in them.
@@ -135,7 +135,7 @@ impl Actor {
     }
 
     /// The error for an answer that only a server of a Cluster gives, where the URL names a single server.
-    pub(super) fn is_of_a_cluster(&self, error: &RedisError) -> Option<BackendError> {
+    pub(super) fn is_of_a_cluster(&self, error: &RedisError) -> Option<StoreError> {
         use ServerErrorKind as S;
         let says_so = matches!(
             error.kind(),

@@ -23,7 +23,7 @@ use super::wire::Wire;
 use super::{Done, Step};
 use crate::base::clock;
 use crate::store::options::MinReplicas;
-use crate::store::{BackendError, Outcome, Reason, Renewal};
+use crate::store::{Outcome, Reason, Renewal, StoreError};
 use crate::stores::redis::connect::Connected;
 use crate::stores::redis::script::{Answer, By, Call};
 
@@ -122,9 +122,9 @@ impl Replicas {
         cmd
     }
 
-    fn too_few(&self, acknowledged: i64) -> BackendError {
+    fn too_few(&self, acknowledged: i64) -> StoreError {
         let MinReplicas { count, within } = self.wanted;
-        BackendError {
+        StoreError {
             // The server has it.
             outcome: Outcome::Unknown,
             reason: Reason::TooFewReplicas {
@@ -132,7 +132,7 @@ impl Replicas {
                 wanted: count,
                 within,
             },
-            ..BackendError::unknown(format!(
+            ..StoreError::unknown(format!(
                 "{acknowledged} of the {count} replicas that min_replicas wants acknowledged it within {within:?}"
             ))
         }
@@ -269,7 +269,7 @@ impl Actor {
             None => Err(no_answer()),
             Some(Ok(Value::Int(count))) if count >= i64::from(replicas.wanted.count) => Ok(()),
             Some(Ok(Value::Int(count))) => Err(replicas.too_few(count)),
-            Some(Ok(_)) => Err(BackendError::unknown(
+            Some(Ok(_)) => Err(StoreError::unknown(
                 "the server gave an answer to WAIT that makes no sense",
             )),
             // With the connection, all that is not acknowledged is written off.
@@ -307,9 +307,9 @@ impl Actor {
 }
 
 /// The server does not say: what stands before it was done all the same.
-fn not_asked(error: &RedisError) -> BackendError {
+fn not_asked(error: &RedisError) -> StoreError {
     let error = classify(error);
-    BackendError {
+    StoreError {
         outcome: Outcome::Unknown,
         message: format!("min_replicas needs WAIT: {}", error.message),
         ..error

@@ -2,17 +2,16 @@
 
 mod record;
 
-use std::future::Future;
 use std::sync::Arc;
 
 use dlock::LockKey;
-use dlock::backend::counter::{CounterReply, CounterRequest};
-use dlock::backend::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Backend, BackendError, GrantId, Holder, Kind, Lane,
-    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Watch,
-};
 use dlock::record::Records;
 use dlock::sim::{self, News};
+use dlock::store::counter::{CounterReply, CounterRequest};
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Lane, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+};
 use tokio::sync::broadcast;
 
 use self::record::SimRecords;
@@ -22,7 +21,7 @@ use crate::store::{Reply, Request};
 use crate::world::with;
 
 /// The connection of a process to a store.
-pub(crate) struct SimBackend {
+pub(crate) struct SimConnection {
     process: (usize, u32),
     store: usize,
     sets: Sets,
@@ -30,8 +29,8 @@ pub(crate) struct SimBackend {
     doubts: broadcast::Sender<Lane>,
 }
 
-impl SimBackend {
-    pub(crate) fn connect(process: usize, incarnation: u32, store: usize) -> SimBackend {
+impl SimConnection {
+    pub(crate) fn connect(process: usize, incarnation: u32, store: usize) -> SimConnection {
         let (doubts, _) = broadcast::channel(16);
         let news = News::new();
         let end = End {
@@ -43,7 +42,7 @@ impl SimBackend {
             world.links.connect(process, store, end);
             world.plan.settings.sets
         });
-        SimBackend {
+        SimConnection {
             process: (process, incarnation),
             store,
             sets,
@@ -53,19 +52,15 @@ impl SimBackend {
     }
 
     /// Sends a request now; its reply, as the right sort of it.
-    fn ask<T>(
-        &self,
-        request: Request,
-        sort: fn(Reply) -> Option<T>,
-    ) -> impl Future<Output = Result<T, BackendError>> + Send + use<T> {
+    fn ask<T: 'static>(&self, request: Request, sort: fn(Reply) -> Option<T>) -> StoreFuture<T> {
         let reply = net::send(self.process, self.store, request);
-        async move {
+        Box::pin(async move {
             match reply.await {
                 Ok(Ok(reply)) => Ok(sort(reply).expect("the reply to this request")),
                 Ok(Err(error)) => Err(error),
-                Err(_) => Err(BackendError::unknown("the connection is gone")),
+                Err(_) => Err(StoreError::unknown("the connection is gone")),
             }
-        }
+        })
     }
 
     fn listen(&self, topic: Arc<str>) -> Watch {
@@ -91,11 +86,8 @@ macro_rules! of_sort {
     };
 }
 
-impl Backend for SimBackend {
-    fn acquire(
-        self: Arc<Self>,
-        request: AcquireRequest,
-    ) -> impl Future<Output = Result<AcquireReply, BackendError>> + Send + 'static {
+impl Store for SimConnection {
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         self.ask(Request::Acquire(request), |reply| match reply {
             Reply::Acquire(_, reply) => Some(reply),
             _ => None,
@@ -111,48 +103,30 @@ impl Backend for SimBackend {
         (kind != Kind::Fair).then_some(shard)
     }
 
-    fn acquire_all(
-        self: Arc<Self>,
-        requests: Vec<AcquireRequest>,
-    ) -> impl Future<Output = Result<AcquireAllReply, BackendError>> + Send + 'static {
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         self.ask(Request::AcquireAll(requests), |reply| match reply {
             Reply::AcquireAll(_, reply) => Some(reply),
             _ => None,
         })
     }
 
-    fn release(
-        self: Arc<Self>,
-        request: ReleaseRequest,
-    ) -> impl Future<Output = Result<ReleaseReply, BackendError>> + Send + 'static {
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         self.ask(Request::Release(request), of_sort!(Release))
     }
 
-    fn renew(
-        self: Arc<Self>,
-        requests: Vec<RenewRequest>,
-    ) -> impl Future<Output = Result<Vec<Result<Renewal, BackendError>>, BackendError>> + Send + 'static {
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
         self.ask(Request::Renew(requests), of_sort!(Renew))
     }
 
-    fn inspect(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<Vec<Holder>, BackendError>> + Send + 'static {
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         self.ask(Request::Inspect(key), of_sort!(Inspect))
     }
 
-    fn list(
-        self: Arc<Self>,
-        prefix: String,
-    ) -> impl Future<Output = Result<Vec<(LockKey, Holder)>, BackendError>> + Send + 'static {
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         self.ask(Request::List(prefix), of_sort!(List))
     }
 
-    fn force_release(
-        self: Arc<Self>,
-        key: LockKey,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
         self.ask(Request::ForceRelease(key), of_sort!(ForceRelease))
     }
 
@@ -160,10 +134,7 @@ impl Backend for SimBackend {
         self.listen(sim::topic(kind, key, grant))
     }
 
-    fn count(
-        self: Arc<Self>,
-        request: CounterRequest,
-    ) -> impl Future<Output = Result<CounterReply, BackendError>> + Send + 'static {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
         self.ask(Request::Count(request), of_sort!(Count))
     }
 
@@ -173,7 +144,7 @@ impl Backend for SimBackend {
         key: LockKey,
         grant: GrantId,
         at_least: u64,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send + 'static {
+    ) -> StoreFuture<bool> {
         self.ask(
             Request::RaiseFence(kind, key, grant, at_least),
             of_sort!(RaiseFence),

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::backend::{BackendError, Watch};
 use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore};
 use dlock::sim;
+use dlock::store::{StoreError, Watch};
 
-use super::SimBackend;
+use super::SimConnection;
 use crate::store::record::{Reply, Request};
 use crate::store::{self};
 use crate::world::if_any;
 
-pub(super) struct SimRecords(pub(super) Arc<SimBackend>);
+pub(super) struct SimRecords(pub(super) Arc<SimConnection>);
 
 impl SimRecords {
     fn ask<T>(
         &self,
         request: Request,
         sort: fn(Reply) -> Option<T>,
-    ) -> impl Future<Output = Result<T, BackendError>> + Send + 'static + use<T>
+    ) -> impl Future<Output = Result<T, StoreError>> + Send + 'static + use<T>
     where
         T: 'static,
     {
@@ -41,10 +41,10 @@ impl SimRecords {
         lease: Duration,
         step: S,
         is_owner: fn(&T) -> bool,
-    ) -> impl Future<Output = Result<T, BackendError>> + Send + 'static + use<T, S>
+    ) -> impl Future<Output = Result<T, StoreError>> + Send + 'static + use<T, S>
     where
         T: Send + 'static,
-        S: Future<Output = Result<T, BackendError>> + Send + 'static,
+        S: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let (process, _) = self.0.process;
         let until = if_any(|world| world.claim_until(process, lease)).unwrap_or_default();
@@ -62,7 +62,7 @@ impl SimRecords {
         &self,
         token: &ClaimToken,
         request: Request,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static + use<> {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static + use<> {
         if_any(|world| world.claim_is_given_up(token));
         self.ask(request, owner)
     }
@@ -86,7 +86,7 @@ impl RecordStore for SimRecords {
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
-    ) -> impl Future<Output = Result<ClaimReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static {
         if_any(|world| world.checks.records.name_claim(&request.token));
         let (token, lease) = (request.token.clone(), request.lease);
         let step = self.ask(Request::Claim(request), claim);
@@ -101,7 +101,7 @@ impl RecordStore for SimRecords {
         token: ClaimToken,
         lease: Duration,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         let request = Request::Extend {
             key,
             token: token.clone(),
@@ -118,7 +118,7 @@ impl RecordStore for SimRecords {
         token: ClaimToken,
         response: Vec<u8>,
         retention: Duration,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         let request = Request::Complete {
             key,
             token: token.clone(),
@@ -132,7 +132,7 @@ impl RecordStore for SimRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         let request = Request::Release {
             key,
             token: token.clone(),
@@ -144,7 +144,7 @@ impl RecordStore for SimRecords {
         self: Arc<Self>,
         key: RecordKey,
         token: ClaimToken,
-    ) -> impl Future<Output = Result<OwnerReply, BackendError>> + Send + 'static {
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
         let request = Request::Abandon {
             key,
             token: token.clone(),
