@@ -1,0 +1,162 @@
+//! One test at work on one store.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use dlock::LockKey;
+use dlock::store::counter::CounterStep;
+use dlock::store::{Kind, Watch};
+
+use crate::fixture::{AnyFixture, Fault};
+use crate::promise::{Promise, REFUSED};
+use crate::verbs::{Can, Held, Peer, Reply, is_unsupported};
+
+/// What a test is given: the store, keys of its own, and leases of a fitting length.
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct Case {
+    fixture: Arc<dyn AnyFixture>,
+    name: Arc<str>,
+    can: Arc<Can>,
+    left_out: Arc<Mutex<Option<String>>>,
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Case {
+    pub(crate) async fn new(fixture: Arc<dyn AnyFixture>) -> Case {
+        let peer = Peer::new(fixture.store().await, fixture.patience());
+        Case {
+            can: Arc::new(Can::of(&peer).await),
+            fixture,
+            name: format!("conform-{:016x}", fastrand::u64(..)).into(),
+            left_out: Arc::default(),
+        }
+    }
+
+    pub(crate) fn can(&self) -> &Can {
+        &self.can
+    }
+
+    pub(crate) fn has(&self, kind: Kind) -> bool {
+        self.can.kinds.contains(&kind)
+    }
+
+    /// Checks that the store refuses a kind that it does not have.
+    pub(crate) async fn refuses(&self, kind: Kind) {
+        let (peer, key) = (self.peer().await, self.key("refused"));
+        let refused = match kind {
+            Kind::Latch => peer.count(&key, CounterStep::SetCount { count: 1 }).await.err(),
+            _ => peer.acquire(peer.request(kind, &key, self.long())).await.err(),
+        };
+        REFUSED.holds(refused.as_ref().is_some_and(is_unsupported), (kind, refused));
+    }
+
+    /// A new connection to the store.
+    pub(crate) async fn peer(&self) -> Peer {
+        Peer::new(self.fixture.store().await, self.patience())
+    }
+
+    /// Two of them.
+    pub(crate) async fn peers(&self) -> (Peer, Peer) {
+        (self.peer().await, self.peer().await)
+    }
+
+    /// What all keys of this test begin with.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.name
+    }
+
+    /// A key that no other test uses.
+    pub(crate) fn key(&self, name: &str) -> LockKey {
+        LockKey::from(format!("{}:{name}", self.name))
+    }
+
+    pub(crate) fn tick(&self) -> Duration {
+        self.fixture.tick()
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.fixture.patience()
+    }
+
+    /// A lease that ends during a test.
+    pub(crate) fn short(&self) -> Duration {
+        (4 * self.tick()).max(self.can.shortest_lease)
+    }
+
+    /// A lease that ends during no test.
+    pub(crate) fn long(&self) -> Duration {
+        (600 * self.tick()).max(2 * self.patience())
+    }
+
+    /// Has a fault befall the store, or says that it cannot and the test has to be left out.
+    pub(crate) async fn fault(&self, fault: Fault) -> bool {
+        let done = self.fixture.fault(fault).await;
+        if !done {
+            self.leave_out(format!("the fixture cannot bring about: {fault:?}"));
+        }
+        done
+    }
+
+    pub(crate) async fn heal(&self) {
+        self.fixture.heal().await;
+    }
+
+    pub(crate) fn leave_out(&self, why: impl Into<String>) {
+        *self.left_out.lock().expect("no test panics here") = Some(why.into());
+    }
+
+    pub(crate) fn left_out(&self) -> Option<String> {
+        self.left_out.lock().expect("no test panics here").clone()
+    }
+
+    pub(crate) async fn clean_up(&self) {
+        self.fixture.heal().await;
+        self.fixture.clean_up().await;
+    }
+
+    /// Asks for a lock until it is granted.
+    pub(crate) async fn comes_free(&self, peer: &Peer, kind: Kind, key: &LockKey, promise: Promise) -> Held {
+        let begun = Instant::now();
+        loop {
+            let request = peer.request(kind, key, self.long());
+            let grant = request.grant;
+            let reply = peer.acquire(request).await;
+            match reply {
+                Ok(Reply::Granted(tokens)) => {
+                    return Held {
+                        kind,
+                        key: key.clone(),
+                        grant,
+                        tokens,
+                        amount: 1,
+                    };
+                }
+                found => promise.holds(begun.elapsed() < self.patience(), found),
+            }
+            tokio::time::sleep(self.tick() / 4).await;
+        }
+    }
+
+    /// Waits for news.
+    pub(crate) async fn hears(&self, watch: &mut Watch, promise: Promise) {
+        let heard = tokio::time::timeout(self.patience(), watch.changed()).await;
+        promise.holds(heard.is_ok(), "no notification");
+    }
+
+    /// Lets a notification pass that may still be under way, so that later ones are told apart from it. Nothing fails
+    /// where it took longer.
+    pub(crate) async fn settles(&self, watch: &mut Watch) {
+        let pause = self.tick().min(Duration::from_millis(100));
+        while tokio::time::timeout(pause, watch.changed()).await.is_ok() {}
+    }
+}

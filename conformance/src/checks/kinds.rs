@@ -1,0 +1,90 @@
+//! Several kinds by one name.
+
+use dlock::store::Kind;
+use dlock::store::counter::{CounterReply, CounterStep};
+
+use crate::case::Case;
+use crate::promise::{Promise, REFUSED};
+use crate::verbs::{KINDS, Peer, is_key_taken};
+
+/// Kinds that share their data.
+fn family(kind: Kind) -> u8 {
+    match kind {
+        Kind::Lock | Kind::Fair | Kind::Fenced => 0,
+        Kind::Read | Kind::Write => 1,
+        Kind::Permit => 2,
+        Kind::Unowned => 3,
+        _ => 4,
+    }
+}
+
+/// Makes the key hold data of a kind; how it is released again.
+async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &dlock::LockKey) {
+    match kind {
+        Kind::Latch => {
+            let reply = peer.count(key, CounterStep::SetCount { count: 3 }).await;
+            assert!(
+                matches!(reply, Ok(CounterReply::Done(true))),
+                "a latch that is set: {reply:?}"
+            );
+        }
+        _ => {
+            peer.takes(kind, key, case.long()).await;
+        }
+    }
+}
+
+pub async fn key_of_another_kind_is_taken(case: Case) {
+    let promise = Promise("KeyTaken: The key holds other data; the step was not done");
+    let (a, b) = case.peers().await;
+    for held in KINDS.into_iter().filter(|kind| case.has(*kind)) {
+        for asked in KINDS.into_iter().filter(|kind| case.has(*kind)) {
+            // The permits of a semaphore are counted by the same number, whoever has them.
+            let both_permits = [held, asked].iter().all(|kind| matches!(family(*kind), 2 | 3));
+            if family(held) == family(asked) || both_permits {
+                continue;
+            }
+            let key = case.key(&format!("{held}-{asked}"));
+            occupy(&case, &a, held, &key).await;
+            let error = match asked {
+                Kind::Latch => b.count(&key, CounterStep::SetCount { count: 1 }).await.err(),
+                _ => b.acquire(b.request(asked, &key, case.long())).await.err(),
+            };
+            promise.holds(error.as_ref().is_some_and(is_key_taken), (held, asked, error));
+        }
+    }
+}
+
+pub async fn plain_locks_of_one_key_exclude_each_other(case: Case) {
+    let promise = Promise("Plain, fair and fenced locks of one name are the same lock");
+    let (a, b) = case.peers().await;
+    let plain = [Kind::Lock, Kind::Fair, Kind::Fenced];
+    for held in plain.into_iter().filter(|kind| case.has(*kind)) {
+        for asked in plain.into_iter().filter(|kind| case.has(*kind)) {
+            let key = case.key(&format!("{held}-{asked}"));
+            let holds = a.takes(held, &key, case.long()).await;
+            let reply = b.asks(asked, &key, case.long()).await;
+            promise.holds(reply.is_busy(), (held, asked, reply));
+            assert!(a.gives(&holds).await);
+            b.takes(asked, &key, case.long()).await;
+        }
+    }
+}
+
+pub async fn each_kind_is_supported_or_refused(case: Case) {
+    let peer = case.peer().await;
+    for kind in KINDS {
+        if !case.has(kind) {
+            case.refuses(kind).await;
+        } else if kind != Kind::Latch {
+            let held = peer.takes(kind, &case.key(&kind.to_string()), case.long()).await;
+            assert!(peer.gives(&held).await, "a release of a {kind}");
+        }
+    }
+    // A latch is waited for, and nobody holds it.
+    let reply = peer
+        .acquire(peer.request(Kind::Latch, &case.key("latch"), case.long()))
+        .await;
+    let is_refused = reply.as_ref().is_err_and(crate::verbs::is_unsupported);
+    REFUSED.holds(is_refused, (Kind::Latch, reply));
+}

@@ -1,0 +1,148 @@
+//! Many readers, or one writer.
+
+use dlock::store::Kind;
+
+use crate::case::Case;
+use crate::promise::Promise;
+use crate::verbs::is_released;
+
+const READERS_SHARE: Promise = Promise("Readers share a lock");
+const WRITER_ALONE: Promise = Promise("A writer keeps readers and writers out");
+
+pub async fn readers_share(case: Case) {
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let first = a.takes(Kind::Read, &key, case.long()).await;
+    let reply = b.asks(Kind::Read, &key, case.long()).await;
+    READERS_SHARE.holds(reply.is_granted(), reply);
+    let reply = a.asks(Kind::Read, &key, case.long()).await;
+    READERS_SHARE.holds(reply.is_granted(), reply);
+    READERS_SHARE.holds(a.renews(&first, case.long()).await, "the first reader is gone");
+}
+
+pub async fn writer_is_alone(case: Case) {
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let writer = a.takes(Kind::Write, &key, case.long()).await;
+    for peer in [&a, &b] {
+        for kind in [Kind::Read, Kind::Write] {
+            let reply = peer.asks(kind, &key, case.long()).await;
+            WRITER_ALONE.holds(reply.is_busy(), (kind, reply));
+        }
+    }
+    assert!(a.gives(&writer).await);
+    let reply = b.asks(Kind::Read, &key, case.long()).await;
+    READERS_SHARE.holds(reply.is_granted(), reply);
+}
+
+pub async fn readers_keep_writer_out_until_the_last_leaves(case: Case) {
+    let promise = Promise("A writer waits for all readers");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let first = a.takes(Kind::Read, &key, case.long()).await;
+    let second = b.takes(Kind::Read, &key, case.long()).await;
+    for (peer, reader) in [(&a, &first), (&b, &second)] {
+        let reply = a.asks(Kind::Write, &key, case.long()).await;
+        promise.holds(reply.is_busy(), reply);
+        assert!(peer.gives(reader).await);
+    }
+    let writer = b.takes(Kind::Write, &key, case.long()).await;
+    let release = peer_release_as(&writer, Kind::Read);
+    // What it holds is a write lock.
+    let reply = b.release(release).await;
+    WRITER_ALONE.holds(matches!(reply, Ok(reply) if !is_released(reply)), reply);
+    assert!(b.gives(&writer).await);
+}
+
+fn peer_release_as(held: &crate::verbs::Held, kind: Kind) -> dlock::store::ReleaseRequest {
+    let mut request = held.release();
+    request.kind = kind;
+    request
+}
+
+pub async fn writer_reads_under_its_own_lock(case: Case) {
+    let promise =
+        Promise("under: the write grant of the same key whose holder asks, which is not in its way");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let writer = a.takes(Kind::Write, &key, case.long()).await;
+    let mut under = a.request(Kind::Read, &key, case.long());
+    under.under = Some(writer.grant);
+    let reader = a.takes_as(under).await;
+    WRITER_ALONE.holds(
+        b.asks(Kind::Read, &key, case.long()).await.is_busy(),
+        "a foreign reader entered",
+    );
+    // It goes on as a reader.
+    promise.holds(a.gives(&writer).await, "the writer is gone");
+    promise.holds(a.renews(&reader, case.long()).await, "the reader is gone");
+    let reply = b.asks(Kind::Write, &key, case.long()).await;
+    promise.holds(reply.is_busy(), reply);
+    let reply = b.asks(Kind::Read, &key, case.long()).await;
+    READERS_SHARE.holds(reply.is_granted(), reply);
+}
+
+pub async fn reader_under_foreign_writer_is_kept_out(case: Case) {
+    let promise = Promise("under: a write grant that is not there lets nobody in");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let writer = a.takes(Kind::Write, &key, case.long()).await;
+    let mut request = b.request(Kind::Read, &key, case.long());
+    request.under = Some(b.grant());
+    let reply = b.acquire(request).await;
+    promise.holds(reply.as_ref().is_ok_and(crate::verbs::Reply::is_busy), reply);
+    assert!(a.gives(&writer).await);
+}
+
+pub async fn each_reader_has_its_own_lease(case: Case) {
+    let promise = Promise("Each reader has a lease of its own");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let long = a.takes(Kind::Read, &key, case.long()).await;
+    let short = b.takes(Kind::Read, &key, case.short()).await;
+    tokio::time::sleep(2 * case.short()).await;
+    promise.holds(
+        !b.renews(&short, case.long()).await,
+        "the short lease did not end",
+    );
+    promise.holds(
+        a.renews(&long, case.long()).await,
+        "the long lease ended with the short one",
+    );
+    let reply = b.asks(Kind::Write, &key, case.long()).await;
+    promise.holds(reply.is_busy(), reply);
+    // What is left ends for itself, too.
+    promise.holds(a.renews(&long, case.short()).await, "it was there a moment ago");
+    case.comes_free(&b, Kind::Write, &key, promise).await;
+}
+
+pub async fn read_write_tokens_grow(case: Case) {
+    let promise = Promise("A fencing token is greater than every token of the key before");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let mut last = 0;
+    for (peer, kind) in [
+        (&a, Kind::Write),
+        (&b, Kind::Read),
+        (&a, Kind::Read),
+        (&b, Kind::Write),
+    ] {
+        let held = peer.takes(kind, &key, case.long()).await;
+        promise.holds(held.tokens.first > last, (last, &held.tokens));
+        last = held.tokens.last;
+        assert!(peer.gives(&held).await);
+    }
+}
+
+pub async fn last_reader_wakes_writer(case: Case) {
+    let promise = Promise("release: wakes whoever waits for the key");
+    if !case.can().notifications {
+        return case.leave_out("the store has no notifications");
+    }
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let reader = a.takes(Kind::Read, &key, case.long()).await;
+    let mut watch = b.watch(Kind::Write, &key, b.grant());
+    case.hears(&mut watch, promise).await;
+    case.settles(&mut watch).await;
+    assert!(a.gives(&reader).await);
+    case.hears(&mut watch, promise).await;
+    let writer = b.takes(Kind::Write, &key, case.long()).await;
+    let mut watch = a.watch(Kind::Read, &key, a.grant());
+    case.hears(&mut watch, promise).await;
+    case.settles(&mut watch).await;
+    assert!(b.gives(&writer).await);
+    case.hears(&mut watch, promise).await;
+}

@@ -1,0 +1,41 @@
+//! Permits of which nobody knows who has them.
+
+use dlock::store::Kind;
+use dlock::store::counter::{CounterReply, CounterStep};
+
+use crate::case::Case;
+use crate::promise::Promise;
+
+pub async fn permits_without_owner_are_a_number(case: Case) {
+    let promise = Promise("Unowned: permits of a semaphore that keeps no account of who has them");
+    let ((a, b), key) = (case.peers().await, case.key("k"));
+    let mut request = a.request(Kind::Unowned, &key, case.long());
+    (request.permits, request.amount) = (Some(2), 2);
+    a.takes_as(request).await;
+    let reply = b.asks(Kind::Unowned, &key, case.long()).await;
+    promise.holds(reply.is_busy(), reply);
+    // Another client gives one of them back.
+    let give = CounterStep::Give { amount: 1 };
+    let is = CounterReply::Permits {
+        free: Some(1),
+        held: 0,
+    };
+    promise.same(b.count(&key, give).await.ok(), Some(is));
+    let reply = b.asks(Kind::Unowned, &key, case.long()).await;
+    promise.holds(reply.is_granted(), reply);
+}
+
+pub async fn released_acquire_of_permits_without_owner_is_undone(case: Case) {
+    let promise = Promise("A release of an acquire whose outcome is unknown undoes it");
+    let (peer, key) = (case.peer().await, case.key("k"));
+    let mut request = peer.request(Kind::Unowned, &key, case.long());
+    (request.permits, request.amount) = (Some(3), 2);
+    let held = peer.takes_as(request).await;
+    promise.holds(peer.gives(&held).await, "NotHeld");
+    promise.holds(!peer.gives(&held).await, "undone twice");
+    let is = CounterReply::Permits {
+        free: Some(3),
+        held: 0,
+    };
+    promise.same(peer.count(&key, CounterStep::Permits).await.ok(), Some(is));
+}

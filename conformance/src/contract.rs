@@ -1,0 +1,205 @@
+//! The list of all tests.
+
+use crate::need::Listed;
+
+/// Hands the list of all tests to another macro.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __contract {
+    ($then:path, $($with:tt)*) => {
+        $then! { [$($with)*]
+            exclusion [Kind(Lock)] {
+                free_lock_is_granted,
+                held_lock_is_busy_for_other_clients,
+                busy_reply_names_remaining_lease,
+                busy_reply_changes_nothing,
+                locks_of_different_keys_are_independent,
+                released_lock_is_granted_again,
+                storm_of_clients_never_shares_a_lock,
+            }
+            tokens [Kind(Lock)] {
+                tokens_grow_over_release,
+                tokens_grow_over_expiry,
+                tokens_grow_over_forced_release,
+                tokens_of_blocks_do_not_overlap,
+                tokens_grow_after_data_loss,
+                tokens_grow_over_restart,
+            }
+            order [Kind(Lock)] {
+                unpolled_release_comes_before_later_acquire,
+                steps_take_effect_in_the_order_of_calls,
+                renewal_takes_effect_in_the_order_of_calls,
+                verbs_can_be_called_outside_of_a_runtime,
+            }
+            release [Kind(Lock)] {
+                second_release_says_not_held,
+                release_of_unknown_grant_says_not_held,
+                release_of_foreign_grant_changes_nothing,
+                release_of_expired_grant_leaves_next_holder_alone,
+                release_undoes_acquire_dropped_at_any_poll,
+                released_acquire_can_no_longer_take_effect,
+            }
+            min_hold [Kind(Lock), MinHold] {
+                released_lock_stays_taken_for_min_hold,
+                min_hold_does_not_prolong_lease,
+                renewal_of_lock_kept_by_min_hold_says_gone,
+            }
+            renewal [Kind(Lock)] {
+                renewal_extends_lease,
+                renewal_of_unknown_grant_says_gone,
+                renewal_of_released_grant_says_gone,
+                renewal_of_foreign_grant_leaves_holder_alone,
+                renewal_after_expiry_says_gone,
+                renewals_are_answered_in_their_order,
+            }
+            expiry [Kind(Lock)] {
+                lease_runs_out,
+                lease_lasts,
+            }
+            inspection [Kind(Lock), Inspection] {
+                inspection_names_the_holder,
+                inspection_of_free_key_is_empty,
+                list_has_held_locks_with_prefix,
+                forced_release_ends_foreign_grant,
+                forced_release_of_free_key_says_false,
+            }
+            notifications [Kind(Lock), Notifications] {
+                new_watch_says_look_now,
+                release_wakes_watch,
+                forced_release_wakes_watch,
+                release_wakes_every_watch,
+                dropped_watch_leaves_others_alone,
+                release_between_watch_and_look_is_not_missed,
+            }
+            kinds [] {
+                key_of_another_kind_is_taken,
+                plain_locks_of_one_key_exclude_each_other,
+                each_kind_is_supported_or_refused,
+            }
+            read_write [Kind(Read), Kind(Write)] {
+                readers_share,
+                writer_is_alone,
+                readers_keep_writer_out_until_the_last_leaves,
+                writer_reads_under_its_own_lock,
+                reader_under_foreign_writer_is_kept_out,
+                each_reader_has_its_own_lease,
+                read_write_tokens_grow,
+                last_reader_wakes_writer,
+            }
+            prefer_writers [Kind(Read), Kind(Write), PreferWriters] {
+                waiting_writer_keeps_new_readers_out,
+                writer_that_gives_up_lets_readers_in,
+            }
+            fair [Kind(Fair)] {
+                waiters_are_served_in_their_order,
+                acquire_without_queue_position_overtakes_no_waiter,
+                released_queue_position_is_given_up,
+                silent_waiter_loses_its_position,
+                returning_waiter_comes_before_later_ones,
+                next_waiters_of_the_client_are_named,
+                release_wakes_first_waiter,
+            }
+            permits [Kind(Permit)] {
+                permits_are_granted_up_to_their_number,
+                several_permits_are_granted_together_or_not_at_all,
+                first_number_of_permits_stays,
+                permits_return_with_release_and_expiry,
+                more_permits_than_there_are_is_its_own_reply,
+                waiter_for_many_permits_is_not_overtaken,
+                release_of_permits_wakes_watch,
+            }
+            counters [Kind(Permit)] {
+                permits_can_be_set_once_and_changed,
+                repeated_counter_step_is_carried_out_once,
+                drained_permits_are_gone,
+            }
+            unowned [Kind(Unowned)] {
+                permits_without_owner_are_a_number,
+                released_acquire_of_permits_without_owner_is_undone,
+            }
+            latches [Kind(Latch)] {
+                latch_counts_down_to_zero,
+                latch_is_set_once,
+                repeated_count_down_counts_once,
+                latch_wakes_waiters_at_zero,
+            }
+            sets [Kind(Lock)] {
+                set_is_granted_with_a_token_for_each_key,
+                set_with_a_busy_key_grants_nothing,
+            }
+            names [Kind(Lock)] {
+                short_long_and_odd_names_are_locks,
+                similar_names_are_different_locks,
+                many_keys_are_held_at_once,
+            }
+            client [Kind(Lock)] {
+                waiting_client_gets_released_lock,
+                held_lock_outlives_its_lease,
+                shutdown_leaves_nothing,
+                holder_learns_of_lost_data,
+            }
+            faults [Kind(Lock)] {
+                acquire_with_lost_reply_is_undone_by_release,
+                unreachable_store_fails_in_bounded_time,
+                frozen_store_fails_in_bounded_time,
+                restarted_store_serves_again,
+                tokens_grow_though_clock_goes_back,
+            }
+        }
+    };
+}
+
+/// Makes a test of each promise of the contract, in modules by subject.
+///
+/// It is given an async function that makes a [`Fixture`](crate::Fixture); each test has a fixture of its own. The tests
+/// need no runtime of the caller's and no dependency but this crate.
+#[macro_export]
+macro_rules! conform {
+    ($factory:path) => {
+        $crate::__contract! { $crate::__tests, $factory }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __tests {
+    ([$factory:path] $($group:ident $needs:tt { $($name:ident,)* })*) => {
+        $(mod $group {
+            #[allow(unused_imports)]
+            use super::*;
+
+            $(#[test]
+            fn $name() {
+                $crate::__test(
+                    $factory(),
+                    $crate::__needs!($needs),
+                    |case| ::std::boxed::Box::pin($crate::checks::$group::$name(case)),
+                );
+            })*
+        })*
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __needs {
+    ([$($need:ident $(($kind:ident))?),*]) => {
+        &[$($crate::Need::$need $(($crate::__Kind::$kind))?),*]
+    };
+}
+
+macro_rules! list {
+    ([] $($group:ident $needs:tt { $($name:ident,)* })*) => {
+        vec![$($(Listed {
+            group: stringify!($group),
+            needs: $crate::__needs!($needs),
+            name: stringify!($name),
+            check: |case| Box::pin(crate::checks::$group::$name(case)),
+        }),*),*]
+    };
+}
+
+/// All tests, in the order of the contract.
+pub(crate) fn all() -> Vec<Listed> {
+    __contract! { list, }
+}

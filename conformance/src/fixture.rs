@@ -1,0 +1,129 @@
+//! What a store under test brings along.
+
+use std::future::{Future, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::Store;
+
+/// A store under test: how to reach it, how fast it is, and which faults can be brought about.
+///
+/// Only [`store`](Self::store) is required. Each fault answers whether it was brought about; by default none is, and the
+/// tests that need it are left out.
+///
+/// Every test uses keys of its own, so that tests of one store can run side by side on one server. Faults strike all of
+/// them: a fixture with faults is a server of its own for each test.
+pub trait Fixture: Send + Sync + 'static {
+    /// Connects to the store, as another process would: two results exclude each other.
+    fn store(&self) -> impl Future<Output = Arc<dyn Store>> + Send;
+
+    /// The unit of time of the tests: leases that shall end are a few of them. 1/10 s by default. A store whose
+    /// leases are whole seconds needs at least one.
+    fn tick(&self) -> Duration {
+        Duration::from_millis(100)
+    }
+
+    /// How long a step may take, or a notification, before a test calls it broken. 30 s by default: no test is to fail on
+    /// a slow machine.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    /// Makes the store forget all data, and tells nobody.
+    fn forget(&self) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
+
+    /// Restarts the store with its data, or without them if it does not keep them.
+    fn restart(&self) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
+
+    /// Breaks all connections to the store, and refuses new ones until [`heal`](Self::heal).
+    fn cut(&self) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
+
+    /// Lets the store answer nothing until [`heal`](Self::heal). Connections stay open.
+    fn freeze(&self) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
+
+    /// Ends [`cut`](Self::cut) and [`freeze`](Self::freeze).
+    fn heal(&self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
+
+    /// Loses the reply to the next acquire: the store carries it out, and the client does not learn.
+    fn lose_next_reply(&self) -> impl Future<Output = bool> + Send {
+        ready(false)
+    }
+
+    /// Sets the clock of the store back.
+    fn set_clock_back(&self, by: Duration) -> impl Future<Output = bool> + Send {
+        let _ = by;
+        ready(false)
+    }
+
+    /// Runs when a test has ended well.
+    fn clean_up(&self) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
+}
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The same as an object, so that the tests are compiled once and not for each fixture.
+pub(crate) trait AnyFixture: Send + Sync {
+    fn store(&self) -> Boxed<'_, Arc<dyn Store>>;
+    fn tick(&self) -> Duration;
+    fn patience(&self) -> Duration;
+    fn fault(&self, fault: Fault) -> Boxed<'_, bool>;
+    fn heal(&self) -> Boxed<'_, ()>;
+    fn clean_up(&self) -> Boxed<'_, ()>;
+}
+
+/// What can befall a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Forget,
+    Restart,
+    Cut,
+    Freeze,
+    LoseNextReply,
+    ClockBack(Duration),
+}
+
+impl<F: Fixture> AnyFixture for F {
+    fn store(&self) -> Boxed<'_, Arc<dyn Store>> {
+        Box::pin(Fixture::store(self))
+    }
+
+    fn tick(&self) -> Duration {
+        Fixture::tick(self)
+    }
+
+    fn patience(&self) -> Duration {
+        Fixture::patience(self)
+    }
+
+    fn fault(&self, fault: Fault) -> Boxed<'_, bool> {
+        match fault {
+            Fault::Forget => Box::pin(self.forget()),
+            Fault::Restart => Box::pin(self.restart()),
+            Fault::Cut => Box::pin(self.cut()),
+            Fault::Freeze => Box::pin(self.freeze()),
+            Fault::LoseNextReply => Box::pin(self.lose_next_reply()),
+            Fault::ClockBack(by) => Box::pin(self.set_clock_back(by)),
+        }
+    }
+
+    fn heal(&self) -> Boxed<'_, ()> {
+        Box::pin(Fixture::heal(self))
+    }
+
+    fn clean_up(&self) -> Boxed<'_, ()> {
+        Box::pin(Fixture::clean_up(self))
+    }
+}

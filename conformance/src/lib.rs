@@ -1,0 +1,62 @@
+//! The contract of dlock's stores as tests, for a store of your own.
+//!
+//! Implement [`Fixture`] for your store, write one line, and `cargo test` says which promises the store keeps:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use dlock::store::Store;
+//! use dlock::stores::memory::MemoryStore;
+//! use dlock_conformance::{Fixture, conform};
+//!
+//! struct Memory(MemoryStore);
+//!
+//! impl Fixture for Memory {
+//!     async fn store(&self) -> Arc<dyn Store> {
+//!         Arc::new(self.0.clone())
+//!     }
+//!
+//!     async fn forget(&self) -> bool {
+//!         self.0.clear();
+//!         true
+//!     }
+//! }
+//!
+//! async fn memory() -> Memory {
+//!     Memory(MemoryStore::new())
+//! }
+//!
+//! conform!(memory);
+//! # fn main() {}
+//! ```
+//!
+//! [`conform!`] makes one `#[test]` of each promise, in modules by subject: `exclusion::held_lock_is_busy_for_other_clients`.
+//! A test that fails quotes the promise that is broken and says what it found. [`run`] does the same outside of a test
+//! harness and returns a [`Report`].
+//!
+//! What a store does not have is not asked of it: there the tests check that it refuses. Tests that need a fault (a
+//! restart, a lost reply, a broken network) run where the [`Fixture`] can bring it about, and are left out elsewhere.
+//!
+//! No test fails because a machine is slow: what has to come is waited for with [`Fixture::patience`], and what may not
+//! come is judged only while it may not.
+mod case;
+#[doc(hidden)]
+pub mod checks;
+mod contract;
+mod fixture;
+#[doc(hidden)]
+pub mod need;
+mod promise;
+mod report;
+mod verbs;
+
+#[doc(hidden)]
+pub use case::Case;
+#[doc(hidden)]
+pub use dlock::store::Kind as __Kind;
+pub use fixture::Fixture;
+#[doc(hidden)]
+pub use need::Need;
+#[doc(hidden)]
+pub use report::__test;
+pub use report::{CheckReport, Report, Verdict, run};

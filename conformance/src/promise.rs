@@ -1,0 +1,29 @@
+//! What a failed test says.
+
+use std::fmt::Debug;
+
+/// A promise of the contract, in the words of the seam's documentation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Promise(pub(crate) &'static str);
+
+/// What a store promises of a kind that it does not have.
+pub(crate) const REFUSED: Promise =
+    Promise("A kind that the store does not have fails with Unsupported, and nothing is done");
+
+impl Promise {
+    /// Fails the test unless the promise is kept, with what was found instead.
+    #[track_caller]
+    pub(crate) fn holds(self, kept: bool, found: impl Debug) {
+        assert!(kept, "broken promise: \"{}\"\n  found: {found:?}", self.0);
+    }
+
+    /// The same for two values that are to be equal.
+    #[track_caller]
+    pub(crate) fn same<T: PartialEq + Debug>(self, found: T, expected: T) {
+        assert!(
+            found == expected,
+            "broken promise: \"{}\"\n  found:    {found:?}\n  expected: {expected:?}",
+            self.0
+        );
+    }
+}

@@ -1,0 +1,164 @@
+//! Runs tests, in a harness or without one.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::case::Case;
+use crate::contract;
+use crate::fixture::{AnyFixture, Fixture};
+use crate::need::{Check, Listed, Need};
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The store keeps the promise.
+    Kept,
+    /// The store does not have what the test is about, and refuses it as it has to; or the fixture cannot bring about
+    /// what the test needs.
+    LeftOut(String),
+    /// The store breaks the promise, which is quoted.
+    Broken(String),
+}
+
+/// One test and how it ended.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// The group of the test.
+    pub group: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// How it ended.
+    pub verdict: Verdict,
+}
+
+/// How all tests ended.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Report {
+    /// Each of them, in the order of the contract.
+    pub checks: Vec<CheckReport>,
+}
+
+impl Report {
+    /// Whether no promise is broken.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.broken().next().is_none()
+    }
+
+    /// The tests that failed.
+    pub fn broken(&self) -> impl Iterator<Item = &CheckReport> {
+        let is_broken = |check: &&CheckReport| matches!(check.verdict, Verdict::Broken(_));
+        self.checks.iter().filter(is_broken)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for CheckReport { group, name, verdict } in &self.checks {
+            match verdict {
+                Verdict::Kept => writeln!(f, "kept      {group}::{name}")?,
+                Verdict::LeftOut(why) => writeln!(f, "left out  {group}::{name}: {why}")?,
+                Verdict::Broken(what) => writeln!(f, "BROKEN    {group}::{name}: {what}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs the whole contract on a store, one test after the other, outside of a test harness.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use dlock::{store::Store, stores::memory::MemoryStore};
+/// # use dlock_conformance::{Fixture, run};
+/// # struct Memory(MemoryStore);
+/// # impl Fixture for Memory {
+/// #     async fn store(&self) -> Arc<dyn Store> { Arc::new(self.0.clone()) }
+/// # }
+/// # async fn example() {
+/// let report = run(Memory(MemoryStore::new())).await;
+/// println!("{report}");
+/// assert!(report.is_kept());
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// Outside of a tokio runtime, and when the fixture does.
+pub async fn run(fixture: impl Fixture) -> Report {
+    let fixture: Arc<dyn AnyFixture> = Arc::new(fixture);
+    let mut all = Vec::new();
+    for listed in contract::all() {
+        let Listed {
+            group,
+            needs,
+            name,
+            check,
+        } = listed;
+        let case = Case::new(fixture.clone()).await;
+        let ended = tokio::spawn(checked(case.clone(), needs, check)).await;
+        case.clean_up().await;
+        let verdict = match ended {
+            Ok(()) => case.left_out().map_or(Verdict::Kept, Verdict::LeftOut),
+            Err(error) => Verdict::Broken(message(error)),
+        };
+        all.push(CheckReport { group, name, verdict });
+    }
+    Report { checks: all }
+}
+
+fn message(error: tokio::task::JoinError) -> String {
+    let Ok(panic) = error.try_into_panic() else {
+        return "the test was cancelled".to_owned();
+    };
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => {
+            (panic.downcast_ref::<&str>()).map_or_else(|| "it panicked".to_owned(), ToString::to_string)
+        }
+    }
+}
+
+/// What `conform!` makes of each test.
+#[doc(hidden)]
+pub fn __test<F: Fixture>(fixture: impl Future<Output = F>, needs: &[Need], check: Check) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime for the test");
+    runtime.block_on(async {
+        let case = Case::new(Arc::new(fixture.await)).await;
+        checked(case.clone(), needs, check).await;
+        case.clean_up().await;
+        if let Some(why) = case.left_out() {
+            println!("left out: {why}");
+        }
+    });
+}
+
+async fn checked(case: Case, needs: &[Need], check: Check) {
+    for need in needs {
+        let can = case.can();
+        let is_there = match need {
+            Need::Kind(kind) => {
+                if !case.has(*kind) {
+                    case.refuses(*kind).await;
+                }
+                case.has(*kind)
+            }
+            Need::MinHold => can.min_hold,
+            Need::PreferWriters => can.prefer_writers,
+            Need::Notifications => can.notifications,
+            Need::Inspection => can.inspection,
+        };
+        if !is_there {
+            return case.leave_out(format!("the store says that it has no {need:?}"));
+        }
+    }
+    check(case).await;
+}
