@@ -44,6 +44,7 @@ mod case;
 pub mod checks;
 mod contract;
 mod fixture;
+mod harness;
 #[doc(hidden)]
 pub mod need;
 mod promise;
@@ -56,7 +57,7 @@ pub use case::Case;
 pub use dlock::store::Kind as __Kind;
 pub use fixture::Fixture;
 #[doc(hidden)]
-pub use need::Need;
+pub use harness::__test;
 #[doc(hidden)]
-pub use report::__test;
+pub use need::Need;
 pub use report::{CheckReport, Report, Verdict, run};
