@@ -60,4 +60,4 @@ pub use fixture::Fixture;
 pub use harness::__test;
 #[doc(hidden)]
 pub use need::Need;
-pub use report::{CheckReport, Report, Verdict, run};
+pub use report::{CheckReport, Report, Verdict, run, run_only};

@@ -90,9 +90,19 @@ impl fmt::Display for Report {
 ///
 /// Outside of a tokio runtime, and when the fixture does.
 pub async fn run(fixture: impl Fixture) -> Report {
+    run_only(fixture, |_| true).await
+}
+
+/// The same with those tests only whose names are chosen, such as `order::verbs_can_be_called_outside_of_a_runtime`.
+///
+/// # Panics
+///
+/// Like [`run`].
+pub async fn run_only(fixture: impl Fixture, choose: impl Fn(&str) -> bool) -> Report {
     let fixture: Arc<dyn AnyFixture> = Arc::new(fixture);
     let mut all = Vec::new();
-    for listed in contract::all() {
+    let chosen = |listed: &Listed| choose(&format!("{}::{}", listed.group, listed.name));
+    for listed in contract::all().into_iter().filter(chosen) {
         let Listed {
             group,
             needs,

@@ -1,10 +1,16 @@
-//! The contract of stores (crate `dlock-conformance`) on stores in memory.
+//! The contract of stores (crate `dlock-conformance`) on stores in memory, and on some that break it on purpose.
 
 use std::sync::Arc;
 
-use dlock::store::Store;
+use std::time::Duration;
+
+use dlock::LockKey;
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
+    Store, StoreError, StoreFuture, Watch,
+};
 use dlock::stores::memory::MemoryStore;
-use dlock_conformance::{Fixture, conform};
+use dlock_conformance::{Fixture, conform, run_only};
 
 struct Memory(MemoryStore);
 
@@ -50,4 +56,253 @@ mod quorum {
     }
 
     conform!(fixture);
+}
+
+/// A test that nothing fails shows nothing: each of these stores breaks one promise, and some tests have to say so.
+mod broken {
+    use super::*;
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Defect {
+        /// A step is taken when its future is polled.
+        Lazy,
+        /// A release ends whatever grant the key has.
+        ReleasesOthers,
+        /// A release says that it released something, always.
+        ReleasesNothing,
+        /// A renewal says that it renewed something, always.
+        RenewsNothing,
+        /// A renewal is answered, and the lease runs on as it did.
+        RenewsWithoutEffect,
+        /// All tokens are the same.
+        OneToken,
+        /// A block of tokens is given again.
+        BlocksOverlap,
+        /// Leases never end.
+        NoExpiry,
+        /// Leases end too early.
+        ShortLeases,
+        /// A key stays taken for no longer than its lock is held.
+        NoMinHold,
+        /// Releases are not told.
+        Silent,
+        /// Names are the same in capitals.
+        IgnoresCase,
+        /// A list has everything.
+        ListsAll,
+        /// It spawns a task in a verb.
+        Spawns,
+    }
+    use Defect::*;
+
+    struct Broken(Arc<MemoryStore>, Defect);
+
+    impl Broken {
+        fn key(&self, key: LockKey) -> LockKey {
+            match self.1 {
+                IgnoresCase => LockKey::raw(key.as_str().to_lowercase()),
+                _ => key,
+            }
+        }
+
+        fn step<T: Send + 'static>(
+            &self,
+            call: impl FnOnce(Arc<MemoryStore>) -> StoreFuture<T> + Send + 'static,
+        ) -> StoreFuture<T> {
+            let store = self.0.clone();
+            match self.1 {
+                Lazy => Box::pin(async move { call(store).await }),
+                Spawns => {
+                    let step = tokio::spawn(call(store));
+                    Box::pin(async move { step.await.expect("a step does not panic") })
+                }
+                _ => call(store),
+            }
+        }
+    }
+
+    impl Store for Broken {
+        fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
+            request.key = self.key(request.key);
+            match self.1 {
+                NoExpiry => request.lease *= 1000,
+                ShortLeases => request.lease /= 2,
+                _ => {}
+            }
+            let (step, defect) = (self.step(|store| store.acquire(request)), self.1);
+            Box::pin(async move {
+                let mut reply = step.await?;
+                if let AcquireReply::Acquired {
+                    first_token,
+                    last_token,
+                } = &mut reply
+                {
+                    match defect {
+                        OneToken => (*first_token, *last_token) = (1, 1),
+                        BlocksOverlap => *first_token -= 1,
+                        _ => {}
+                    }
+                }
+                Ok(reply)
+            })
+        }
+
+        fn release(self: Arc<Self>, mut request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+            request.key = self.key(request.key);
+            if self.1 == NoMinHold {
+                request.keep_for = Duration::ZERO;
+            }
+            let (key, defect) = (request.key.clone(), self.1);
+            let step = self.step(|store| store.release(request));
+            let forced = (defect == ReleasesOthers).then(|| self.step(|store| store.force_release(key)));
+            Box::pin(async move {
+                let reply = step.await?;
+                if let Some(forced) = forced {
+                    forced.await?;
+                }
+                Ok(match defect {
+                    ReleasesNothing => ReleaseReply::Released { heard: None },
+                    _ => reply,
+                })
+            })
+        }
+
+        fn renew(
+            self: Arc<Self>,
+            mut requests: Vec<RenewRequest>,
+        ) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+            for request in &mut requests {
+                request.key = self.key(request.key.clone());
+                if self.1 == RenewsWithoutEffect {
+                    request.lease = Duration::from_millis(1500);
+                }
+            }
+            let (step, defect) = (self.step(|store| store.renew(requests)), self.1);
+            Box::pin(async move {
+                let mut replies = step.await?;
+                if defect == RenewsNothing {
+                    replies.fill_with(|| Ok(Renewal::Renewed));
+                }
+                Ok(replies)
+            })
+        }
+
+        fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+            let key = self.key(key);
+            self.step(|store| store.inspect(key))
+        }
+
+        fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+            let prefix = if self.1 == ListsAll { String::new() } else { prefix };
+            self.step(|store| store.list(prefix))
+        }
+
+        fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+            let key = self.key(key);
+            self.step(|store| store.force_release(key))
+        }
+
+        fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+            let key = match self.1 {
+                Silent => LockKey::raw(format!("{key}: nobody releases this")),
+                _ => self.key(key.clone()),
+            };
+            self.0.clone().watch(kind, &key, grant)
+        }
+    }
+
+    struct Of(Defect, MemoryStore);
+
+    impl Fixture for Of {
+        async fn store(&self) -> Arc<dyn Store> {
+            Arc::new(Broken(Arc::new(self.1.clone()), self.0))
+        }
+
+        fn patience(&self) -> Duration {
+            Duration::from_secs(3)
+        }
+    }
+
+    /// The tests that have to fail for each defect, of those that are about it.
+    const CAUGHT: [(Defect, &[&str]); 14] = [
+        (
+            Lazy,
+            &[
+                "order::unpolled_release_comes_before_later_acquire",
+                "order::steps_take_effect_in_the_order_of_calls",
+                "order::renewal_takes_effect_in_the_order_of_calls",
+            ],
+        ),
+        (
+            ReleasesOthers,
+            &[
+                "release::release_of_foreign_grant_changes_nothing",
+                "release::release_of_expired_grant_leaves_next_holder_alone",
+            ],
+        ),
+        (
+            ReleasesNothing,
+            &[
+                "release::second_release_says_not_held",
+                "release::release_of_unknown_grant_says_not_held",
+            ],
+        ),
+        (
+            RenewsNothing,
+            &[
+                "renewal::renewal_of_unknown_grant_says_gone",
+                "renewal::renewal_of_released_grant_says_gone",
+                "renewal::renewal_after_expiry_says_gone",
+                "renewal::renewals_are_answered_in_their_order",
+            ],
+        ),
+        (RenewsWithoutEffect, &["renewal::renewal_extends_lease"]),
+        (
+            OneToken,
+            &[
+                "tokens::tokens_grow_over_release",
+                "tokens::tokens_grow_over_expiry",
+                "tokens::tokens_grow_over_forced_release",
+            ],
+        ),
+        (BlocksOverlap, &["tokens::tokens_of_blocks_do_not_overlap"]),
+        (
+            NoExpiry,
+            &["expiry::lease_runs_out", "tokens::tokens_grow_over_expiry"],
+        ),
+        (ShortLeases, &["expiry::lease_lasts"]),
+        (NoMinHold, &["min_hold::released_lock_stays_taken_for_min_hold"]),
+        (
+            Silent,
+            &[
+                "notifications::release_wakes_watch",
+                "notifications::release_wakes_every_watch",
+            ],
+        ),
+        (IgnoresCase, &["names::similar_names_are_different_locks"]),
+        (ListsAll, &["inspection::list_has_held_locks_with_prefix"]),
+        (Spawns, &["order::verbs_can_be_called_outside_of_a_runtime"]),
+    ];
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn store_that_breaks_a_promise_is_caught() {
+        let runs = CAUGHT.map(|(defect, expected)| {
+            tokio::spawn(async move {
+                let report = run_only(Of(defect, MemoryStore::new()), |name| expected.contains(&name)).await;
+                assert_eq!(
+                    report.checks.len(),
+                    expected.len(),
+                    "{defect:?}: names that are no tests in {expected:?}"
+                );
+                assert_eq!(
+                    report.broken().count(),
+                    expected.len(),
+                    "{defect:?} went unseen:\n{report}"
+                );
+            })
+        });
+        for run in runs {
+            run.await.unwrap();
+        }
+    }
 }
