@@ -57,8 +57,8 @@ use proc_macro::TokenStream;
 /// | `prefer_writers = true` | `false` | with `kind = write`: [readers stand back](#kinds) for calls that wait |
 /// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
-/// | `renewed_lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
-/// | `lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
+/// | `lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
+/// | `fixed_lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
 /// | `max_hold = "5m"` | none | when to end the renewal of a body that is stuck |
 /// | `min_hold = "1m"` | none | how long the lock stays taken at least: for jobs on machines whose clocks differ |
 /// | `max_waiters = 16` | no bound | how many calls may wait for a key in this process; more are refused at once |

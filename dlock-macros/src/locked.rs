@@ -97,7 +97,7 @@ impl Locked<'_> {
         }
         let times = [
             ("lease", &options.lease),
-            ("renewed_lease", &options.renewed_lease),
+            ("fixed_lease", &options.fixed_lease),
             ("max_hold", &options.max_hold),
             ("min_hold", &options.min_hold),
         ];

@@ -18,7 +18,7 @@ const NAMES: &[&str] = &[
     "keys",
     "lock",
     "lease",
-    "renewed_lease",
+    "fixed_lease",
     "wait",
     "max_hold",
     "min_hold",
@@ -41,7 +41,7 @@ pub(crate) struct Options {
     /// Which client; the process-wide default without it.
     pub(crate) lock: Option<Expr>,
     pub(crate) lease: Option<Time>,
-    pub(crate) renewed_lease: Option<Time>,
+    pub(crate) fixed_lease: Option<Time>,
     pub(crate) wait: Option<Wait>,
     pub(crate) max_hold: Option<Time>,
     pub(crate) min_hold: Option<Time>,
@@ -64,7 +64,7 @@ struct Reader {
     prefer_writers: bool,
     lock: Option<Expr>,
     lease: Option<Time>,
-    renewed_lease: Option<Time>,
+    fixed_lease: Option<Time>,
     wait: Option<Wait>,
     max_hold: Option<Time>,
     min_hold: Option<Time>,
@@ -119,7 +119,7 @@ impl Reader {
             "keys" => self.keys = Some(Keys::value(&name, equals(&name, input)?)?),
             "lock" => self.lock = Some(value::bare(equals(&name, input)?.parse()?)),
             "lease" => self.lease = Some(Time::parse(&name, equals(&name, input)?)?),
-            "renewed_lease" => self.renewed_lease = Some(Time::parse(&name, equals(&name, input)?)?),
+            "fixed_lease" => self.fixed_lease = Some(Time::parse(&name, equals(&name, input)?)?),
             "wait" => self.wait = Some(Wait::parse(&name, equals(&name, input)?)?),
             "max_hold" => self.max_hold = Some(Time::parse(&name, equals(&name, input)?)?),
             "min_hold" => self.min_hold = Some(Time::parse(&name, equals(&name, input)?)?),
@@ -163,9 +163,9 @@ impl Reader {
         if let Some(error) = keys {
             self.fail(error);
         }
-        if let (Some(_), Some(renewed)) = (self.seen("lease"), self.seen("renewed_lease")) {
-            let message = "`lease` is fixed and `renewed_lease` is kept up: only one of them can be given";
-            let error = Error::new(renewed.span(), message);
+        if let (Some(_), Some(fixed)) = (self.seen("lease"), self.seen("fixed_lease")) {
+            let message = "`lease` is renewed and `fixed_lease` is not: only one of them can be given";
+            let error = Error::new(fixed.span(), message);
             self.fail(error);
         }
         if let (Some(Keys::List(_) | Keys::Expression(_)), Some(kind)) = (&self.keys, &self.kind)
@@ -197,7 +197,7 @@ impl Reader {
                 prefer_writers: self.prefer_writers,
                 lock: self.lock,
                 lease: self.lease,
-                renewed_lease: self.renewed_lease,
+                fixed_lease: self.fixed_lease,
                 wait: self.wait,
                 max_hold: self.max_hold,
                 min_hold: self.min_hold,

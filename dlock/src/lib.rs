@@ -163,7 +163,7 @@ pub use base::kind::Kind;
 pub use base::problem::Problem;
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;
-pub use runtime::options::MAX_AT_ONCE;
+pub use runtime::options::{Lease, LockOptions, MAX_AT_ONCE};
 pub use store::credentials::Credentials;
 pub use store::options::DEFAULT_TIMEOUT;
 

@@ -234,7 +234,7 @@ async fn one(client: &LockClient, counts: &Counts) {
             n => {
                 let mut lock = client.lock(key).kind(kind).wait(patience);
                 if n < 5 {
-                    lock = lock.lease(LEASE);
+                    lock = lock.fixed_lease(LEASE);
                 }
                 let guard = lock.acquire().await?;
                 let again = guard.reenter()?;

@@ -268,7 +268,7 @@ on_every_store! {
     async fn a_lease_that_ends_is_taken_over_without_a_message(store: &Store) {
         in_rounds("it is held before its lease is over", async || {
             let (a, b) = (long(store).await, long(store).await);
-            let guard = a.fair_lock("k").lease(400 * MS).acquire().await.unwrap();
+            let guard = a.fair_lock("k").fixed_lease(400 * MS).acquire().await.unwrap();
             let held = guard.is_held();
             let begun = Instant::now();
             let next = fair(&b).acquire().await.unwrap();
@@ -365,7 +365,7 @@ on_every_store! {
     async fn rule_8_a_held_fair_lock_is_renewed(store: &Store) {
         in_rounds("it is renewed in time", async || {
             let (a, b) = (store.client().await, long(store).await);
-            let guard = fair(&a).renewed_lease(900 * MS).acquire().await.unwrap();
+            let guard = fair(&a).lease(900 * MS).acquire().await.unwrap();
             let waiting = tokio::spawn(fair(&b).acquire());
             tokio::time::sleep(2 * SECOND).await;
             if guard.state() != HoldState::Held {

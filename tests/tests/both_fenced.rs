@@ -79,7 +79,7 @@ on_every_store! {
     async fn rule_8_the_lease_ends_what_was_given_one_and_nothing_else(store: &Store) {
         in_rounds("it is held before its lease is over", async || {
             let (a, b) = (long(store).await, long(store).await);
-            let guard = a.fenced_lock("k").lease(300 * MS).acquire().await.unwrap();
+            let guard = a.fenced_lock("k").fixed_lease(300 * MS).acquire().await.unwrap();
             let held = guard.is_held() && !guard.is_renewed();
             let next = b.fenced_lock("k").wait(PATIENCE).acquire().await.unwrap();
             assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));

@@ -49,7 +49,7 @@ async fn comes_and_goes(client: LockClient, register: Arc<Register>) {
                     .map(Result::unwrap)
                     .ok()
             }
-            3 => Some(lock.clone().lease(20 * SEC).acquire().await.unwrap()),
+            3 => Some(lock.clone().fixed_lease(20 * SEC).acquire().await.unwrap()),
             _ => Some(lock.acquire().await.unwrap()),
         };
         let Some(guard) = guard else { continue };

@@ -113,7 +113,7 @@ on_every_store! {
         let (a, b) = (store.client().await, store.client().await);
         let mut last = a.fenced_lock("x").acquire().await.unwrap().fencing_token();
         for _ in 0..2 {
-            let set = a.multi(["x", "y"]).kind(Kind::Fenced).lease(150 * MS).wait(SOON).acquire().await.unwrap();
+            let set = a.multi(["x", "y"]).kind(Kind::Fenced).fixed_lease(150 * MS).wait(SOON).acquire().await.unwrap();
             assert!(set.fencing_token("x").unwrap() > last);
             last = set.fencing_token("x").unwrap();
             // It ends by itself, and the counter does not end with it.

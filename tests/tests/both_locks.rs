@@ -66,7 +66,7 @@ on_every_store! {
 
     async fn try_acquire_asks_once_and_says_what_is_left_of_the_lease(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
-        let guard = a.lock("k").lease(Duration::from_secs(60)).acquire().await.unwrap();
+        let guard = a.lock("k").fixed_lease(Duration::from_secs(60)).acquire().await.unwrap();
         let asking = b.lock("k").try_acquire();
         let Err(Error::NotAcquired { key, waited, remaining, .. }) = within(MS, "asking once", asking).await else {
             panic!("the lock is held")
@@ -235,7 +235,7 @@ on_every_store! {
 
     async fn rule_3_a_lost_frame_gives_an_error_and_never_the_lock_afresh(store: &Store) {
         let client = store.client().await;
-        let guard = client.lock("k").lease(150 * MS).acquire().await.unwrap();
+        let guard = client.lock("k").fixed_lease(150 * MS).acquire().await.unwrap();
         let again = client.lock("k");
         let error = guard
             .scope(async {
@@ -251,7 +251,7 @@ on_every_store! {
     async fn rule_8_a_fixed_lease_ends_by_itself_and_leaks_into_nothing(store: &Store) {
         in_rounds("it is held before its lease is over", async || {
             let (a, b) = (store.client().await, store.client().await);
-            let guard = a.lock("k").lease(200 * MS).acquire().await.unwrap();
+            let guard = a.lock("k").fixed_lease(200 * MS).acquire().await.unwrap();
             let held = guard.is_held();
             assert!(!guard.is_renewed());
             let next = b.lock("k").wait(PATIENCE).acquire().await.unwrap();
@@ -272,7 +272,7 @@ on_every_store! {
     async fn rule_11_max_hold_ends_a_holder_that_is_stuck(store: &Store) {
         in_rounds("it is renewed until then", async || {
             let client = store.client().await;
-            let guard = client.lock("k").renewed_lease(300 * MS).max_hold(700 * MS).acquire().await.unwrap();
+            let guard = client.lock("k").lease(300 * MS).max_hold(700 * MS).acquire().await.unwrap();
             tokio::time::sleep(500 * MS).await;
             let held = guard.is_held();
             let loss = guard.lost().await;
@@ -360,7 +360,7 @@ on_every_store! {
         let client = store.client().await;
         let error = client
             .lock("k")
-            .lease(150 * MS)
+            .fixed_lease(150 * MS)
             .run(|_| std::future::pending::<()>())
             .await
             .unwrap_err();
@@ -425,7 +425,7 @@ on_every_store! {
     async fn rule_18_a_guard_keeps_its_client_alive(store: &Store) {
         in_rounds("renewal goes on", async || {
             let (a, b) = (store.client().await, store.client().await);
-            let guard = a.lock("k").renewed_lease(300 * MS).acquire().await.unwrap();
+            let guard = a.lock("k").lease(300 * MS).acquire().await.unwrap();
             drop(a);
             tokio::time::sleep(900 * MS).await;
             let state = guard.state();

@@ -83,9 +83,9 @@ on_every_store! {
             };
             remaining.unwrap()
         };
-        let short = read(&a).lease(60 * SECOND).acquire().await.unwrap();
-        let long = read(&b).lease(600 * SECOND).acquire().await.unwrap();
-        let third = read(&b).lease(120 * SECOND).acquire().await.unwrap();
+        let short = read(&a).fixed_lease(60 * SECOND).acquire().await.unwrap();
+        let long = read(&b).fixed_lease(600 * SECOND).acquire().await.unwrap();
+        let third = read(&b).fixed_lease(120 * SECOND).acquire().await.unwrap();
         let seen = left(write(&a)).await;
         assert!(seen > 600 * SECOND - SLACK && seen <= 600 * SECOND, "{seen:?}");
         // The longest has gone: the others' leases are what counts.
@@ -96,7 +96,7 @@ on_every_store! {
         let seen = left(write(&a)).await;
         assert!(seen > 60 * SECOND - SLACK && seen <= 60 * SECOND, "{seen:?}");
         short.release().await.unwrap();
-        let writer = write(&a).lease(60 * SECOND).acquire().await.unwrap();
+        let writer = write(&a).fixed_lease(60 * SECOND).acquire().await.unwrap();
         let seen = left(read(&b)).await;
         assert!(seen > 60 * SECOND - SLACK && seen <= 60 * SECOND, "{seen:?}");
         writer.release().await.unwrap();
@@ -143,8 +143,8 @@ on_every_store! {
     async fn each_reader_has_a_lease_of_its_own(store: &Store) {
         in_rounds("the long one is held when the short one ends", async || {
             let (a, b) = (store.client().await, store.client().await);
-            let short = read(&a).lease(300 * MS).acquire().await.unwrap();
-            let long = read(&b).lease(900 * MS).acquire().await.unwrap();
+            let short = read(&a).fixed_lease(300 * MS).acquire().await.unwrap();
+            let long = read(&b).fixed_lease(900 * MS).acquire().await.unwrap();
             let started = Instant::now();
             assert!(write(&b).try_acquire().await.unwrap_err().is_busy());
             assert_eq!(short.lost().await, Loss::Expired);
@@ -172,8 +172,8 @@ on_every_store! {
         in_rounds("both are renewed in time", async || {
             let (a, b) = (store.client().await, store.client().await);
             let readers = [
-                read(&a).renewed_lease(600 * MS).acquire().await.unwrap(),
-                read(&b).renewed_lease(900 * MS).acquire().await.unwrap(),
+                read(&a).lease(600 * MS).acquire().await.unwrap(),
+                read(&b).lease(900 * MS).acquire().await.unwrap(),
             ];
             let waiter = tokio::spawn(write(&b).acquire());
             tokio::time::sleep(2 * SECOND).await;
@@ -216,7 +216,7 @@ on_every_store! {
     async fn rule_11_max_hold_ends_a_reader_that_is_stuck(store: &Store) {
         in_rounds("it is renewed until then", async || {
             let (a, b) = (store.client().await, store.client().await);
-            let stuck = read(&a).renewed_lease(600 * MS).max_hold(1000 * MS).acquire().await.unwrap();
+            let stuck = read(&a).lease(600 * MS).max_hold(1000 * MS).acquire().await.unwrap();
             let started = Instant::now();
             let writer = write(&b).wait(PATIENCE).acquire().await.unwrap();
             let (state, waited) = (stuck.state(), started.elapsed());
@@ -282,7 +282,7 @@ on_every_store! {
         let (a, b) = (store.client().await, store.client().await);
         let readers = [
             a.lock("shop:1").kind(Kind::Read).acquire().await.unwrap(),
-            b.lock("shop:1").kind(Kind::Read).lease(600 * SECOND).acquire().await.unwrap(),
+            b.lock("shop:1").kind(Kind::Read).fixed_lease(600 * SECOND).acquire().await.unwrap(),
         ];
         let writer = a.lock("shop:2").kind(Kind::Write).acquire().await.unwrap();
         let holders = a.holders("shop:1").await.unwrap();

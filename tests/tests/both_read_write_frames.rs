@@ -207,7 +207,7 @@ on_every_store! {
 
     async fn a_downgrade_keeps_what_was_left_of_a_fixed_lease_and_refuses_what_is_no_write_lock(store: &Store) {
         let client = store.client().await;
-        let guard = write(&client).lease(60 * SECOND).acquire().await.unwrap();
+        let guard = write(&client).fixed_lease(60 * SECOND).acquire().await.unwrap();
         let reading = guard.downgrade().await.unwrap();
         assert!(!reading.is_renewed());
         assert!(reading.remaining() <= 60 * SECOND && reading.remaining() > 60 * SECOND - SLACK);
@@ -338,7 +338,7 @@ on_every_store! {
 
     async fn rule_3_a_lost_write_frame_gives_no_read_lock(store: &Store) {
         let (client, other) = (store.client().await, store.client().await);
-        let guard = write(&client).lease(150 * MS).acquire().await.unwrap();
+        let guard = write(&client).fixed_lease(150 * MS).acquire().await.unwrap();
         let error = guard
             .scope(async {
                 tokio::time::sleep(200 * MS).await;
@@ -364,7 +364,7 @@ on_every_store! {
 
     async fn a_read_outlives_the_lease_of_the_writer_it_came_in_under(store: &Store) {
         let (client, other) = (store.client().await, store.client().await);
-        let guard = write(&client).lease(600 * MS).acquire().await.unwrap();
+        let guard = write(&client).fixed_lease(600 * MS).acquire().await.unwrap();
         let reading = guard.scope(read(&client).acquire()).await.unwrap();
         let waiting = Instant::now();
         // They learn when the writer's time is up, which nobody tells.

@@ -105,7 +105,7 @@ on_every_store! {
     async fn what_is_left_of_a_lease_is_seen_by_all(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         for kind in ALL {
-            let guard = of(&a, kind).lease(HOUR).acquire().await.unwrap();
+            let guard = of(&a, kind).fixed_lease(HOUR).acquire().await.unwrap();
             let seen = left(&b, kind).await.unwrap();
             assert!(seen <= HOUR && seen > HOUR - SLACK, "{kind}: {seen:?}");
             guard.release().await.unwrap();
@@ -221,8 +221,8 @@ on_every_store! {
     async fn a_nested_lease_shortens_nothing(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         for kind in ALL {
-            let outer = of(&a, kind).lease(60 * SECOND).acquire().await.unwrap();
-            let inner = outer.scope(of(&a, kind).lease(100 * MS).acquire()).await.unwrap();
+            let outer = of(&a, kind).fixed_lease(60 * SECOND).acquire().await.unwrap();
+            let inner = outer.scope(of(&a, kind).fixed_lease(100 * MS).acquire()).await.unwrap();
             assert!(inner.remaining() > 60 * SECOND - SLACK, "{kind}: {:?}", inner.remaining());
             let seen = left(&b, kind).await.unwrap();
             assert!(seen > 60 * SECOND - SLACK, "{kind}: {seen:?}");
@@ -267,7 +267,7 @@ on_every_store! {
             let (a, b) = (hasty(store).await, hasty(store).await);
             let mut held = Vec::new();
             for kind in ALL {
-                held.push(of(&a, kind).renewed_lease(HOUR).acquire().await.unwrap());
+                held.push(of(&a, kind).lease(HOUR).acquire().await.unwrap());
             }
             store.flush().await;
             for guard in held {
@@ -322,10 +322,10 @@ on_every_store! {
 
     async fn those_in_line_for_a_fair_lock_are_served_in_order_as_leases_end(store: &Store) {
         let client = store.client().await;
-        let first = client.fair_lock("k").lease(500 * MS).acquire().await.unwrap();
+        let first = client.fair_lock("k").fixed_lease(500 * MS).acquire().await.unwrap();
         let mut waiters = Vec::new();
         for _ in 0..5 {
-            waiters.push(tokio::spawn(client.fair_lock("k").lease(150 * MS).acquire()));
+            waiters.push(tokio::spawn(client.fair_lock("k").fixed_lease(150 * MS).acquire()));
             settle().await;
         }
         // Nobody gives anything back.
@@ -344,7 +344,7 @@ on_every_store! {
 
     async fn waits_for_a_fair_lock_that_end_again_and_again_delay_nobody_later(store: &Store) {
         let clients = clients(store, 3).await;
-        let held = clients[0].fair_lock("k").lease(HOUR).acquire().await.unwrap();
+        let held = clients[0].fair_lock("k").fixed_lease(HOUR).acquire().await.unwrap();
         for _ in 0..8 {
             let waits = clients.iter().map(|client| client.fair_lock("k").wait(20 * MS).acquire());
             for outcome in join_all(waits).await {
@@ -365,7 +365,7 @@ on_every_store! {
         let clients = clients(store, 3).await;
         for _ in 0..5 {
             let asking = (0..10).map(|i| {
-                let set = clients[i % 3].multi(["lock1", "lock2", "lock3"]).lease(10 * SECOND);
+                let set = clients[i % 3].multi(["lock1", "lock2", "lock3"]).fixed_lease(10 * SECOND);
                 tokio::spawn(async move { set.try_acquire().await })
             });
             let outcomes: Vec<_> = join_all(asking).await.into_iter().map(Result::unwrap).collect();

@@ -51,7 +51,7 @@ on_every_store! {
     async fn readers_come_in_when_the_lease_of_a_writer_ends(store: &Store) {
         let clients = clients(store, 2).await;
         let begun = Instant::now();
-        let writer = write(&clients[0]).lease(300 * MS).acquire().await.unwrap();
+        let writer = write(&clients[0]).fixed_lease(300 * MS).acquire().await.unwrap();
         let readers = clients.iter().map(|client| tokio::spawn(read(client).acquire()));
         for reader in join_all(readers).await {
             let reader = reader.unwrap().unwrap();
@@ -66,8 +66,8 @@ on_every_store! {
     async fn a_reader_that_comes_and_goes_prolongs_nobodys_lease(store: &Store) {
         let clients = clients(store, 3).await;
         let begun = Instant::now();
-        let short = read(&clients[0]).lease(600 * MS).acquire().await.unwrap();
-        let guest = read(&clients[1]).lease(600 * SECOND).acquire().await.unwrap();
+        let short = read(&clients[0]).fixed_lease(600 * MS).acquire().await.unwrap();
+        let guest = read(&clients[1]).fixed_lease(600 * SECOND).acquire().await.unwrap();
         let writer = tokio::spawn(write(&clients[2]).acquire());
         settle().await;
         guest.release().await.unwrap();

@@ -351,7 +351,7 @@ on_every_store! {
         in_rounds("it is held before its lease is over", async || {
             let (a, b) = (store.client().await, store.client().await);
             let semaphore = a.semaphore("k").permits(2);
-            let permit = semaphore.clone().lease(300 * MS).acquire_many(2).await.unwrap();
+            let permit = semaphore.clone().fixed_lease(300 * MS).acquire_many(2).await.unwrap();
             let held = permit.is_held();
             assert!(!permit.is_renewed());
             let next = within(SOON, "the end of the lease", b.semaphore("k").acquire()).await.unwrap();
@@ -371,7 +371,7 @@ on_every_store! {
     async fn nobody_is_forced_out_whose_permits_came_back_before(store: &Store) {
         let client = store.client().await;
         let semaphore = client.semaphore("k").permits(2);
-        let held = semaphore.clone().lease(60 * MS).acquire_many(2).await.unwrap();
+        let held = semaphore.clone().fixed_lease(60 * MS).acquire_many(2).await.unwrap();
         assert_eq!(held.lost().await, Loss::Expired);
         // The store forgets them a little later than their holder.
         tokio::time::sleep(20 * MS).await;
@@ -384,7 +384,7 @@ on_every_store! {
     async fn permits_are_renewed_while_they_are_held(store: &Store) {
         in_rounds("they are renewed in time", async || {
             let (a, b) = (store.client().await, store.client().await);
-            let semaphore = a.semaphore("k").permits(3).renewed_lease(600 * MS);
+            let semaphore = a.semaphore("k").permits(3).lease(600 * MS);
             let held = semaphore.acquire_many(3).await.unwrap();
             tokio::time::sleep(1500 * MS).await;
             let still = held.is_held() && is_busy(&b.semaphore("k").try_acquire().await);
@@ -519,8 +519,8 @@ on_every_store! {
         let (a, b) = (store.client().await, store.client().await);
         let semaphore = a.semaphore("shop:k").permits(3);
         assert!(a.holders("shop:k").await.unwrap().is_empty());
-        let two = semaphore.clone().lease(30 * SECOND).acquire_many(2).await.unwrap();
-        let one = b.semaphore("shop:k").lease(60 * SECOND).acquire().await.unwrap();
+        let two = semaphore.clone().fixed_lease(30 * SECOND).acquire_many(2).await.unwrap();
+        let one = b.semaphore("shop:k").fixed_lease(60 * SECOND).acquire().await.unwrap();
         let holders = a.holders("shop:k").await.unwrap();
         assert_eq!(holders.len(), 3);
         for holder in &holders {

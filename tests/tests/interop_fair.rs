@@ -221,12 +221,7 @@ async fn ours_keeps_its_place_while_java_waits_and_holds_before_it() {
         let server = store.as_server();
         let (java, client) = (Arc::new(Redisson::on(&store).await), store.client().await);
         // The lease is so short that the time of Java's waiter is all patience when it gets the lock.
-        let guard = client
-            .fair_lock("k")
-            .renewed_lease(2 * SECOND)
-            .acquire()
-            .await
-            .unwrap();
+        let guard = client.fair_lock("k").lease(2 * SECOND).acquire().await.unwrap();
         let order = Order::default();
         let mut threads = Vec::new();
         for (place, thread) in [(1, 1), (3, 2)] {
@@ -455,7 +450,7 @@ async fn each_side_sees_the_others_holds() {
 
         let guard = client
             .fair_lock(raw(name))
-            .lease(60 * SECOND)
+            .fixed_lease(60 * SECOND)
             .acquire()
             .await
             .unwrap();
@@ -492,7 +487,7 @@ async fn a_lease_that_ends_passes_on_without_a_message_to_either_side() {
     assert!(waited >= 690 * MS && waited < SLACK, "{waited:?}");
     guard.release().await.unwrap();
     // Ours ends, Java is first.
-    let guard = client.fair_lock("k").lease(SECOND).acquire().await.unwrap();
+    let guard = client.fair_lock("k").fixed_lease(SECOND).acquire().await.unwrap();
     let locked = java.lock(2, Kind::Fair, "k", None).await.unwrap();
     assert!(locked.took < SLACK, "{locked:?}");
     assert!(!guard.is_held());

@@ -203,7 +203,7 @@ async fn a_lease_of_either_side_ends_by_itself() {
     let guard = client
         .fenced_lock("k")
         .wait(LONG)
-        .lease(800 * MS)
+        .fixed_lease(800 * MS)
         .acquire()
         .await
         .unwrap();

@@ -418,7 +418,12 @@ async fn each_side_sees_the_others_holds() {
         assert_eq!(client.inspect(raw(name)).await.unwrap(), None);
 
         // dlock's hold as Java sees it.
-        let guard = client.lock(raw(name)).lease(60 * SECOND).acquire().await.unwrap();
+        let guard = client
+            .lock(raw(name))
+            .fixed_lease(60 * SECOND)
+            .acquire()
+            .await
+            .unwrap();
         let again = guard.reenter().unwrap();
         assert!(java.is_locked(Kind::Plain, name).await.unwrap());
         assert!(!java.is_held(1, Kind::Plain, name).await.unwrap());

@@ -276,7 +276,7 @@ mod loss {
         Ok(dlock::current().is_some_and(|held| held.is_held()))
     }
 
-    #[distributed_lock(key = "k", lock = client, lease = "2s")]
+    #[distributed_lock(key = "k", lock = client, fixed_lease = "2s")]
     async fn too_slow(client: &LockClient, went_on: &AtomicBool) -> Result<(), Error> {
         sleep(Duration::from_secs(120)).await;
         went_on.store(true, Ordering::SeqCst);

@@ -157,7 +157,7 @@ mod keys {
             log.lock().push("option");
             Duration::from_secs(30)
         }
-        #[distributed_lock(lease = lease(log), lock = client(log, locks), key = told(log, "key"))]
+        #[distributed_lock(fixed_lease = lease(log), lock = client(log, locks), key = told(log, "key"))]
         async fn run(locks: &LockClient, log: &Mutex<Vec<&'static str>>) -> Result<(), Error> {
             log.lock().push("body");
             Ok(())
@@ -425,7 +425,7 @@ mod signatures {
     #[distributed_lock(
         key = "k",
         lock = client,
-        renewed_lease = "1m",
+        lease = "1m",
         wait = WAIT,
         max_hold = Duration::from_secs(n * 60),
         min_hold = "5ms",

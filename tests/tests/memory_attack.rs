@@ -87,7 +87,7 @@ fn a_waker_may_drop_the_guard_whose_loss_wakes_it() {
                 let lock = if gone {
                     client.lock("k")
                 } else {
-                    client.lock("k").lease(100 * MS)
+                    client.lock("k").fixed_lease(100 * MS)
                 };
                 let guard = lock.acquire().await.unwrap();
                 let slot = dropped_when_woken(async move {
@@ -127,7 +127,7 @@ fn a_waker_may_drop_the_guard_whose_token_is_cancelled() {
     in_time(|| {
         paused().block_on(async {
             let client = LockClient::memory();
-            let guard = client.lock("k").lease(100 * MS).acquire().await.unwrap();
+            let guard = client.lock("k").fixed_lease(100 * MS).acquire().await.unwrap();
             let slot = dropped_when_woken(async move {
                 guard.cancellation_token().cancelled_owned().await;
                 drop(guard);
@@ -237,7 +237,12 @@ fn a_subscriber_may_ask_the_client_from_within_an_event() {
             let store = TestStore::new();
             let client = store.client();
             *slot.lock() = Some(client.clone());
-            let fixed = client.lock("fixed").lease(100 * MS).acquire().await.unwrap();
+            let fixed = client
+                .lock("fixed")
+                .fixed_lease(100 * MS)
+                .acquire()
+                .await
+                .unwrap();
             assert_eq!(fixed.lost().await, Loss::Expired);
             let renewed = client.lock("renewed").acquire().await.unwrap();
             store.fail_next(Step::Renew, Fault::Unreachable);
@@ -325,7 +330,7 @@ fn work_that_blocks_past_the_lease_is_told_of_the_loss() {
             let client = LockClient::memory();
             let done = client
                 .lock("k")
-                .lease(50 * MS)
+                .fixed_lease(50 * MS)
                 .run(|_| async { std::thread::sleep(100 * MS) })
                 .await;
             assert!(done.is_err_and(|error| error.is_lost()));
@@ -355,7 +360,7 @@ async fn a_fixed_lease_capped_by_max_hold_is_not_stretched_by_a_confirmation() {
     let client = LockClient::memory();
     let lock = client
         .lock("k")
-        .lease(Duration::from_secs(3600))
+        .fixed_lease(Duration::from_secs(3600))
         .max_hold(Duration::from_secs(10));
     let guard = lock.acquire().await.unwrap();
     assert!(guard.ensure(Duration::from_secs(20)).await.is_err());

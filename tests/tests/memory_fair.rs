@@ -274,7 +274,7 @@ fn a_lease_that_ends_is_taken_over_at_that_moment() {
         let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let begun = Instant::now();
-        let guard = a.fair_lock("k").lease(7 * SEC).acquire().await.unwrap();
+        let guard = a.fair_lock("k").fixed_lease(7 * SEC).acquire().await.unwrap();
         let served = Served::default();
         let others = [waiter(&b, 1, begun, &served), waiter(&a, 2, begun, &served)];
         for other in others {
@@ -411,7 +411,7 @@ fn who_was_handed_the_lock_and_looked_too_late_keeps_its_place() {
     paused(async {
         let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
-        let lock = b.fair_lock("k").renewed_lease(SEC);
+        let lock = b.fair_lock("k").lease(SEC);
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let mut waiting: [Acquire; 2] = [Box::pin(lock.acquire()), Box::pin(lock.acquire())];
         assert!(poll!(&mut waiting[0]).is_pending() && poll!(&mut waiting[1]).is_pending());

@@ -240,8 +240,8 @@ async fn only_equal_renewed_leases_are_handed_on() {
     let s = setting().await;
     let plain = s.client.lock("k");
     let others = [
+        plain.clone().fixed_lease(10 * SEC),
         plain.clone().lease(10 * SEC),
-        plain.clone().renewed_lease(10 * SEC),
         plain.clone().min_hold(20 * MS),
         plain.clone().max_hold(10 * SEC),
         plain.clone().local_handovers(0),

@@ -122,10 +122,10 @@ impl World {
             lock = lock.local_handovers(rng.u32(..4));
         }
         if rng.u32(..6) == 0 {
-            lock = lock.renewed_lease(self.scale(400) * MS);
+            lock = lock.lease(self.scale(400) * MS);
         }
         if rng.u32(..8) == 0 {
-            lock = lock.lease(rng.u32(30..self.scale(400)) * MS);
+            lock = lock.fixed_lease(rng.u32(30..self.scale(400)) * MS);
         }
         if rng.u32(..6) == 0 {
             lock = lock.max_hold(rng.u32(20..self.scale(1500)) * MS);

@@ -46,7 +46,7 @@ fn rule_9_forty_cycles_multiply_no_timer_and_nothing_ticks_after_the_last_releas
         for _ in 0..40 {
             client.lock("k").acquire().await.unwrap().release().await.unwrap();
         }
-        let guard = client.lock("k").renewed_lease(6 * SEC).acquire().await.unwrap();
+        let guard = client.lock("k").lease(6 * SEC).acquire().await.unwrap();
         sleep(6 * SEC + 100 * MS).await;
         assert_eq!(watched.seen().renewals.load(SeqCst), 3);
         drop(guard);
@@ -127,7 +127,7 @@ fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
         let b = LockClient::builder().store(store).build().await.unwrap();
         for lease in [100 * MS, SEC, 30 * SEC, 3600 * SEC] {
             let key = format!("{lease:?}");
-            let guard = a.lock(&*key).renewed_lease(lease).acquire().await.unwrap();
+            let guard = a.lock(&*key).lease(lease).acquire().await.unwrap();
             let taken = Instant::now();
             watched.seen().hang_renewals.store(true, SeqCst);
             let told = async {
@@ -162,7 +162,7 @@ fn rule_13_a_stalled_runtime_cannot_lie() {
         .unwrap();
     runtime.block_on(async {
         let client = LockClient::memory();
-        let guard = client.lock("k").renewed_lease(100 * MS).acquire().await.unwrap();
+        let guard = client.lock("k").lease(100 * MS).acquire().await.unwrap();
         let work = guard.run(async { tokio::task::yield_now().await });
         std::thread::sleep(150 * MS);
         assert!(!guard.is_held());
@@ -200,7 +200,12 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
             .await
             .unwrap();
         let stays = client.lock("1:stays").acquire().await.unwrap();
-        let fixed = client.lock("1:fixed").lease(20 * SEC).acquire().await.unwrap();
+        let fixed = client
+            .lock("1:fixed")
+            .fixed_lease(20 * SEC)
+            .acquire()
+            .await
+            .unwrap();
         let elsewhere = client.lock("2:elsewhere").acquire().await.unwrap();
         sleep(SEC).await;
         watched.seen().doubts.send(Lane(1)).unwrap();
@@ -272,7 +277,7 @@ fn rule_14_ensure_renews_only_when_less_is_left() {
             guard.ensure(40 * SEC).await,
             Err(Error::InvalidOption { option: "ensure", .. })
         ));
-        let fixed = client.lock("f").lease(5 * SEC).acquire().await.unwrap();
+        let fixed = client.lock("f").fixed_lease(5 * SEC).acquire().await.unwrap();
         fixed.ensure(4 * SEC).await.unwrap();
         assert!(fixed.ensure(6 * SEC).await.is_err());
         assert!(fixed.remaining() < 5 * SEC);
@@ -359,17 +364,17 @@ fn rule_29_options_that_make_no_sense_are_refused() {
         let lock = || client.lock("k");
         let year = Duration::from_secs(366 * 24 * 3600);
         for (lock, option) in [
+            (lock().fixed_lease(Duration::ZERO), "fixed_lease"),
+            (lock().fixed_lease(10 * MS), "fixed_lease"),
+            (lock().fixed_lease(Duration::MAX), "fixed_lease"),
             (lock().lease(Duration::ZERO), "lease"),
-            (lock().lease(10 * MS), "lease"),
-            (lock().lease(Duration::MAX), "lease"),
-            (lock().renewed_lease(Duration::ZERO), "renewed_lease"),
-            (lock().renewed_lease(year), "renewed_lease"),
+            (lock().lease(year), "lease"),
             (lock().wait(Duration::ZERO), "wait"),
             (lock().wait(Duration::MAX), "wait"),
             (lock().max_hold(Duration::ZERO), "max_hold"),
             (lock().min_hold(Duration::ZERO), "min_hold"),
             (lock().min_hold(2 * SEC).max_hold(SEC), "min_hold"),
-            (lock().min_hold(2 * SEC).lease(SEC), "min_hold"),
+            (lock().min_hold(2 * SEC).fixed_lease(SEC), "min_hold"),
         ] {
             let Err(Error::InvalidOption { option: named, .. }) = lock.acquire().await else {
                 panic!("{option} was taken")

@@ -94,8 +94,8 @@ fn a_fixed_lease_begins_when_the_last_is_had_and_is_counted_once() {
         paused(async {
             let setting = setting(together).await;
             // Time passes while one is busy, and several looks are taken; none of it goes into the lease.
-            let busy = setting.b.lock("b").lease(7 * SEC).acquire().await.unwrap();
-            let waiter = tokio::spawn(setting.a.multi(["a", "b", "c"]).lease(1500 * MS).acquire());
+            let busy = setting.b.lock("b").fixed_lease(7 * SEC).acquire().await.unwrap();
+            let waiter = tokio::spawn(setting.a.multi(["a", "b", "c"]).fixed_lease(1500 * MS).acquire());
             sleep(2 * SEC).await;
             busy.release().await.unwrap();
             let guard = waiter.await.unwrap().unwrap();
@@ -134,11 +134,7 @@ fn a_renewed_lease_is_kept_up_for_all_and_ends_for_all_by_max_hold() {
     for together in [true, false] {
         paused(async {
             let setting = setting(together).await;
-            let lock = setting
-                .a
-                .multi(["a", "b"])
-                .renewed_lease(3 * SEC)
-                .max_hold(60 * SEC);
+            let lock = setting.a.multi(["a", "b"]).lease(3 * SEC).max_hold(60 * SEC);
             let had = Instant::now();
             let guard = lock.acquire().await.unwrap();
             sleep(50 * SEC).await;

@@ -198,7 +198,7 @@ fn what_it_holds_while_it_waits_is_renewed_and_given_back_when_the_wait_is_over(
         let setting = Setting::new(true);
         let (others, client) = (setting.client().await, setting.client().await);
         for wait in [None, Some(600 * MS)] {
-            let mut lock = client.multi(["a", "b"]).lease(200 * MS);
+            let mut lock = client.multi(["a", "b"]).fixed_lease(200 * MS);
             if let Some(wait) = wait {
                 // From when it is driven on.
                 lock = lock.wait(10 * MS + 20 * MS * (LOOKS as u32 + 1) + wait);
@@ -246,7 +246,7 @@ fn a_hold_that_is_lost_while_it_waits_for_the_next_is_noticed() {
     paused(async {
         let setting = Setting::new(true);
         let (others, client) = (setting.client().await, setting.client().await);
-        let lock = client.multi(["a", "b"]).renewed_lease(400 * MS);
+        let lock = client.multi(["a", "b"]).lease(400 * MS);
         let call = tokio::spawn(async move {
             sleep(10 * MS).await;
             lock.acquire().await

@@ -84,7 +84,7 @@ fn rule_13_the_holder_is_lost_before_its_permits_are_given_away() {
         let (a, b) = (client_on(watched.clone()).await, client_on(store).await);
         for lease in [100 * MS, SEC, 30 * SEC, HOUR] {
             let name = format!("{lease:?}");
-            let semaphore = a.semaphore(&*name).permits(2).renewed_lease(lease);
+            let semaphore = a.semaphore(&*name).permits(2).lease(lease);
             let permit = semaphore.acquire_many(2).await.unwrap();
             let taken = Instant::now();
             watched.seen().hang_renewals.store(true, SeqCst);
@@ -120,7 +120,14 @@ fn the_first_of_many_leases_that_ends_serves_who_waits() {
         let semaphore = a.semaphore("k").permits(3);
         let mut held = Vec::new();
         for lease in [90, 20, 50] {
-            held.push(semaphore.clone().lease(lease * SEC).acquire().await.unwrap());
+            held.push(
+                semaphore
+                    .clone()
+                    .fixed_lease(lease * SEC)
+                    .acquire()
+                    .await
+                    .unwrap(),
+            );
         }
         let begun = Instant::now();
         let one = b.semaphore("k").acquire().await.unwrap();
@@ -488,7 +495,7 @@ fn a_message_that_is_lost_costs_a_look_and_no_lease() {
         let held = a
             .semaphore("k")
             .permits(1)
-            .renewed_lease(300 * SEC)
+            .lease(300 * SEC)
             .acquire()
             .await
             .unwrap();

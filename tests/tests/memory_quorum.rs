@@ -252,7 +252,7 @@ fn a_member_that_lost_its_data_does_not_vote_until_every_lease_is_over() {
         let (a, b) = (client(&m).await, client(&m).await);
         // Held on two of three, without renewal.
         m[2].set(Is::Down);
-        let guard = a.lock("k").lease(50 * SEC).acquire().await.unwrap();
+        let guard = a.lock("k").fixed_lease(50 * SEC).acquire().await.unwrap();
         m[2].set(Is::Fine);
         m[1].restarts_empty();
         // A majority does not know of it.
@@ -281,7 +281,7 @@ fn without_that_rule_two_hold_it_at_a_time() {
         };
         let (a, b) = (trusting().await, trusting().await);
         m[2].set(Is::Down);
-        let guard = a.lock("k").lease(50 * SEC).acquire().await.unwrap();
+        let guard = a.lock("k").fixed_lease(50 * SEC).acquire().await.unwrap();
         m[2].set(Is::Fine);
         m[1].restarts_empty();
         let next = b.lock("k").try_acquire().await.unwrap();
@@ -299,7 +299,7 @@ fn what_a_bare_majority_granted_is_soon_on_every_member() {
         // Somebody else has one member, who gives it back when the others have decided.
         let (other, of_other) = somebody_has(&m[2], SEC).await;
         let guard = a.lock("k").acquire().await.unwrap();
-        let fixed = a.lock("j").lease(SEC).acquire().await.unwrap();
+        let fixed = a.lock("j").fixed_lease(SEC).acquire().await.unwrap();
         sleep(10 * MS).await;
         assert!(of_other.clone().force_release(LockKey::from("k")).await.unwrap());
         sleep(200 * MS).await;
@@ -493,7 +493,7 @@ fn an_acquire_may_be_dropped_at_any_poll() {
                 m[away].set(Is::Down);
             }
             for polls in 1..12 {
-                let held = b.lock("k").lease(2 * SEC).acquire().await.unwrap();
+                let held = b.lock("k").fixed_lease(2 * SEC).acquire().await.unwrap();
                 let release = tokio::spawn(async move {
                     sleep(5 * MS).await;
                     held.release().await.unwrap();
@@ -532,7 +532,7 @@ fn what_a_quorum_cannot_do_it_refuses_clearly() {
         }
         let error = a.semaphore("s").permits(3).try_acquire().await.unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-        let error = a.lock("k").lease(61 * SEC).try_acquire().await.unwrap_err();
+        let error = a.lock("k").fixed_lease(61 * SEC).try_acquire().await.unwrap_err();
         assert!(error.to_string().contains("max_lease"), "{error}");
         assert!(a.records().is_err());
         assert_clean(&m).await;

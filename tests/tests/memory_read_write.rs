@@ -42,23 +42,11 @@ async fn asks_and_dies(store: &MemoryStore) {
 fn rule_8_readers_with_leases_of_their_own_are_held_for_an_hour_each_renewed_at_its_time() {
     paused_for(3 * HOUR, async {
         let (_, watched, a, b) = setting().await;
-        let one = a
-            .rwlock("k")
-            .read()
-            .renewed_lease(6 * SEC)
-            .acquire()
-            .await
-            .unwrap();
+        let one = a.rwlock("k").read().lease(6 * SEC).acquire().await.unwrap();
         sleep(HOUR).await;
         let of_one = watched.seen().renewals.swap(0, SeqCst);
         assert!((1798..=1801).contains(&of_one), "{of_one}");
-        let other = a
-            .rwlock("k")
-            .read()
-            .renewed_lease(60 * SEC)
-            .acquire()
-            .await
-            .unwrap();
+        let other = a.rwlock("k").read().lease(60 * SEC).acquire().await.unwrap();
         sleep(HOUR).await;
         let of_both = watched.seen().renewals.load(SeqCst);
         // A reader is heard of every 10 s at the least: Redisson's renewals cut what all readers have.
@@ -82,8 +70,20 @@ fn rule_8_a_fixed_lease_of_a_reader_ends_by_itself_and_the_others_go_on() {
     paused(async {
         let (store, _, a, b) = setting().await;
         let begun = Instant::now();
-        let fixed = a.rwlock("k").read().lease(10 * SEC).acquire().await.unwrap();
-        let longer = b.rwlock("k").read().lease(20 * SEC).acquire().await.unwrap();
+        let fixed = a
+            .rwlock("k")
+            .read()
+            .fixed_lease(10 * SEC)
+            .acquire()
+            .await
+            .unwrap();
+        let longer = b
+            .rwlock("k")
+            .read()
+            .fixed_lease(20 * SEC)
+            .acquire()
+            .await
+            .unwrap();
         let writer = tokio::spawn(b.rwlock("k").write().acquire());
         assert_eq!(fixed.lost().await, Loss::Expired);
         let at = begun.elapsed();
@@ -111,13 +111,7 @@ fn rule_13_readers_and_writers_are_lost_before_the_store_lets_the_other_side_in(
         ] {
             for lease in [100 * MS, SEC, 30 * SEC, 600 * SEC] {
                 let (_, watched, a, b) = setting().await;
-                let guard = a
-                    .lock("k")
-                    .kind(holds)
-                    .renewed_lease(lease)
-                    .acquire()
-                    .await
-                    .unwrap();
+                let guard = a.lock("k").kind(holds).lease(lease).acquire().await.unwrap();
                 let taken = Instant::now();
                 watched.seen().hang_renewals.store(true, SeqCst);
                 let told = async {

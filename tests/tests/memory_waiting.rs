@@ -431,7 +431,7 @@ async fn waiter_that_is_polled_rarely_is_served() {
 #[tokio::test(start_paused = true)]
 async fn waiter_that_lost_what_it_was_handed_waits_on_in_its_place() {
     let s = setting().await;
-    let lock = s.client.lock("k").renewed_lease(SEC / 2).max_waiters(1);
+    let lock = s.client.lock("k").lease(SEC / 2).max_waiters(1);
     let held = lock.acquire().await.unwrap();
     let first = silent(&lock).await;
     held.release().await.unwrap();

@@ -27,7 +27,7 @@ async fn many_others(client: &LockClient) -> Vec<LockGuard> {
         others.push(
             client
                 .lock(format!("other{i}"))
-                .lease(3600 * SEC)
+                .fixed_lease(3600 * SEC)
                 .acquire()
                 .await
                 .unwrap(),
@@ -38,7 +38,7 @@ async fn many_others(client: &LockClient) -> Vec<LockGuard> {
 
 /// So many with short leases that their renewals are forty steps.
 async fn many_short(client: &LockClient) -> Vec<LockGuard> {
-    let lock = |i| client.lock(format!("k{i}")).renewed_lease(3 * SEC).acquire();
+    let lock = |i| client.lock(format!("k{i}")).lease(3 * SEC).acquire();
     let all = join_all((0..8000).map(lock)).await;
     all.into_iter().collect::<Result<_, _>>().unwrap()
 }
@@ -52,7 +52,7 @@ fn rule_13_where_many_are_held_a_loss_is_told_before_half_the_margin_is_gone() {
         let lease = SEC;
         // Enough that a renewal of some is under way at the end, wherever that is in the grain of the clock.
         let holders = (0..200).map(|i| {
-            let lock = client.lock(format!("{i}")).renewed_lease(lease);
+            let lock = client.lock(format!("{i}")).lease(lease);
             tokio::spawn(async move {
                 sleep(i * MS).await;
                 let guard = lock.acquire().await.unwrap();

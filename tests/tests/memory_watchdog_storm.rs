@@ -252,21 +252,21 @@ fn some_lock(client: &LockClient, rng: &mut Rng, me: usize) -> (Lock, Option<Dur
     let some_time = rng.u32(1..20) * SEC / 2;
     let own = format!("own{me}");
     match rng.u32(0..12) {
-        0 => (client.lock(format!("fixed{me}")).lease(some_time), None),
+        0 => (client.lock(format!("fixed{me}")).fixed_lease(some_time), None),
         1 => {
             let most = some_time;
-            (client.lock(own).renewed_lease(6 * SEC).max_hold(most), Some(most))
+            (client.lock(own).lease(6 * SEC).max_hold(most), Some(most))
         }
-        2 => (client.lock(own).renewed_lease(SEC).min_hold(some_time / 3), None),
-        3 => (client.lock(own).renewed_lease(200 * MS), None),
-        4 => (client.lock(own).renewed_lease(3 * SEC), None),
+        2 => (client.lock(own).lease(SEC).min_hold(some_time / 3), None),
+        3 => (client.lock(own).lease(200 * MS), None),
+        4 => (client.lock(own).lease(3 * SEC), None),
         5 => (client.lock(own), None),
         6..9 => {
             let which = rng.u32(0..10);
             let lease = if which < 5 { 200 * MS } else { 6 * SEC };
-            (client.lock(format!("shared{which}")).renewed_lease(lease), None)
+            (client.lock(format!("shared{which}")).lease(lease), None)
         }
-        _ => (client.lock(own).renewed_lease(6 * SEC), None),
+        _ => (client.lock(own).lease(6 * SEC), None),
     }
 }
 
@@ -394,7 +394,7 @@ async fn storm(seed: u64, many: usize) {
 
     // In fair weather what is held is kept, and by no more renewals than it takes.
     moody.model.lock().trouble = false;
-    let lock = |me| client.lock(format!("own{me}")).renewed_lease(6 * SEC).acquire();
+    let lock = |me| client.lock(format!("own{me}")).lease(6 * SEC).acquire();
     let guards = join_all((0..many).map(lock)).await;
     sleep(20 * SEC).await;
     let before = moody.model.lock().renew_calls;

@@ -63,12 +63,7 @@ async fn everything(store: &Store) -> Result<(), String> {
         client(store).await.map_err(text)?,
     );
     store.as_server().script_flush().await;
-    let renewed = a
-        .lock("shop:k")
-        .renewed_lease(600 * MS)
-        .acquire()
-        .await
-        .map_err(text)?;
+    let renewed = a.lock("shop:k").lease(600 * MS).acquire().await.map_err(text)?;
     let guard = a.lock("shop:m").acquire().await.map_err(text)?;
     let waiter = tokio::spawn(b.lock("shop:m").wait(Duration::from_secs(3)).acquire());
     tokio::time::sleep(700 * MS).await;
@@ -219,7 +214,7 @@ async fn a_renewal_that_is_refused_takes_no_other_along() {
     let a = client(&store).await.unwrap();
     let names = ["shop:1", "private:1", "shop:2", "shop:3"];
     let lease = 30 * SOON;
-    let guards = join_all(names.map(|name| a.lock(name).renewed_lease(lease).acquire())).await;
+    let guards = join_all(names.map(|name| a.lock(name).lease(lease).acquire())).await;
     let guards: Vec<_> = guards.into_iter().map(Result::unwrap).collect();
     allow(&store, NEEDED.iter()).await;
     // As if they were due: a reconnection has all of them confirmed at once.
@@ -396,11 +391,16 @@ async fn everything_of_semaphores(store: &Store) -> Result<(), String> {
     // One that is renewed, one that ends by itself.
     let held = semaphore
         .clone()
-        .renewed_lease(600 * MS)
+        .lease(600 * MS)
         .acquire_many(2)
         .await
         .map_err(text)?;
-    let short = semaphore.clone().lease(100 * MS).acquire().await.map_err(text)?;
+    let short = semaphore
+        .clone()
+        .fixed_lease(100 * MS)
+        .acquire()
+        .await
+        .map_err(text)?;
     let many = tokio::spawn(b.semaphore("shop:k").wait(PATIENCE).acquire_many(3));
     tokio::time::sleep(700 * MS).await;
     if held.state() != HoldState::Held {
@@ -595,12 +595,7 @@ async fn everything_read_write(store: &Store) -> Result<(), String> {
     );
     let lock = |client: &LockClient| client.rwlock("shop:k");
     let readers = [
-        lock(&a)
-            .read()
-            .renewed_lease(600 * MS)
-            .acquire()
-            .await
-            .map_err(text)?,
+        lock(&a).read().lease(600 * MS).acquire().await.map_err(text)?,
         lock(&b).read().acquire().await.map_err(text)?,
     ];
     tokio::time::sleep(700 * MS).await;
@@ -631,7 +626,7 @@ async fn everything_read_write(store: &Store) -> Result<(), String> {
         lock(&a)
             .read()
             .wait(PATIENCE)
-            .lease(1000 * seconds * MS)
+            .fixed_lease(1000 * seconds * MS)
             .acquire()
     });
     let [short, long] = readers;

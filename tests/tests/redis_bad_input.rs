@@ -104,11 +104,11 @@ async fn options_that_make_no_sense_are_refused_before_anything_is_sent() {
     let lock = || client.lock("k");
     let years = Duration::from_secs(400 * 24 * 3600);
     let cases = [
+        (lock().fixed_lease(Duration::ZERO), "lease: it is zero"),
         (lock().lease(Duration::ZERO), "lease: it is zero"),
-        (lock().renewed_lease(Duration::ZERO), "lease: it is zero"),
-        (lock().lease(5 * MS), "margin"),
-        (lock().lease(years), "more than a year"),
-        (lock().renewed_lease(Duration::MAX), "more than a year"),
+        (lock().fixed_lease(5 * MS), "margin"),
+        (lock().fixed_lease(years), "more than a year"),
+        (lock().lease(Duration::MAX), "more than a year"),
         (lock().wait(Duration::ZERO), "try_acquire"),
         (lock().wait(Duration::MAX), "more than a year"),
         (lock().max_hold(Duration::ZERO), "max_hold: it is zero"),
@@ -117,7 +117,10 @@ async fn options_that_make_no_sense_are_refused_before_anything_is_sent() {
             lock().min_hold(2 * SECOND).max_hold(SECOND),
             "longer than max_hold",
         ),
-        (lock().min_hold(2 * SECOND).lease(SECOND), "longer than lease"),
+        (
+            lock().min_hold(2 * SECOND).fixed_lease(SECOND),
+            "longer than fixed_lease",
+        ),
     ];
     for (lock, says) in cases {
         for error in [

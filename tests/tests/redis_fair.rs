@@ -416,7 +416,12 @@ async fn question_of_a_waiter_costs_the_same_in_a_long_queue() {
             for many in [10, 3000] {
                 let (store, a, b) = setting().await;
                 let server = store.as_server();
-                let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+                let guard = a
+                    .fair_lock("k")
+                    .fixed_lease(600 * SECOND)
+                    .acquire()
+                    .await
+                    .unwrap();
                 if java {
                     java_waits(server, 1, PATIENT).await;
                 }
@@ -491,7 +496,12 @@ async fn waiter_that_gives_up_amid_a_long_queue_is_passed_by() {
     let (store, a, b) = setting().await;
     let server = store.as_server();
     let order = Order::default();
-    let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+    let guard = a
+        .fair_lock("k")
+        .fixed_lease(600 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
     crowd_waits(server, 1, 400, 600_000).await;
     let (id, task) = waits(server, &b, 1, &order).await;
     crowd_waits(server, 2, 400, 600_000).await;
@@ -526,7 +536,12 @@ async fn waiter_that_gives_up_amid_a_long_queue_is_passed_by() {
 async fn queue_in_which_all_have_given_up_has_an_end() {
     let (store, a, b) = setting().await;
     let server = store.as_server();
-    let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+    let guard = a
+        .fair_lock("k")
+        .fixed_lease(600 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
     // As those whom no step could take out so far.
     crowd_waits(server, 1, 1200, 1).await;
     let task = tokio::spawn(b.fair_lock("k").acquire());
@@ -557,7 +572,12 @@ async fn many_that_were_taken_for_gone_are_back_in_their_order() {
     const MANY: usize = 700;
     let (store, a, b) = setting().await;
     let server = store.as_server();
-    let guard = a.fair_lock("k").lease(600 * SECOND).acquire().await.unwrap();
+    let guard = a
+        .fair_lock("k")
+        .fixed_lease(600 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
     let waiters: Vec<_> = (0..MANY)
         .map(|_| tokio::spawn(b.fair_lock("k").wait(PATIENCE).acquire()))
         .collect();

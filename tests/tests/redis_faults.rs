@@ -144,7 +144,7 @@ async fn rule_12_a_renewal_whose_reply_is_lost_is_a_doubt_and_no_loss() {
     let cases = kinds.into_iter().flat_map(|kind| faults.map(|then| (kind, then)));
     join_all(cases.map(async |(kind, then)| {
         let (store, proxy, a, b) = setting().await;
-        let lock = a.lock("k").kind(kind).renewed_lease(HELD);
+        let lock = a.lock("k").kind(kind).lease(HELD);
         let guard = lock.acquire().await.unwrap();
         match then {
             Some(then) => {

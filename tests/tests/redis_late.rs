@@ -207,7 +207,7 @@ async fn a_renewal_that_arrives_late_prolongs_nothing() {
                 let next = b
                     .lock("k")
                     .kind(kept_out_by(kind))
-                    .lease(LESS)
+                    .fixed_lease(LESS)
                     .try_acquire()
                     .await
                     .unwrap();

@@ -109,7 +109,7 @@ async fn deadlines_of_a_fair_queue_do_not_drift_where_waits_end_again_and_again(
     let clients = [store.client().await, store.client().await, store.client().await];
     let held = clients[0]
         .fair_lock("k")
-        .lease(Duration::from_secs(600))
+        .fixed_lease(Duration::from_secs(600))
         .acquire()
         .await
         .unwrap();

@@ -34,7 +34,7 @@ async fn rule_16_a_server_that_comes_back_empty_gives_greater_tokens_and_its_hol
     }
     let (guard, fixed) = (
         a.lock("k").acquire().await.unwrap(),
-        a.lock("f").lease(LEASE).acquire().await.unwrap(),
+        a.lock("f").fixed_lease(LEASE).acquire().await.unwrap(),
     );
     let waiter = tokio::spawn({
         let lock = b.lock("k").wait(PATIENCE);
@@ -67,7 +67,7 @@ async fn rule_13_a_clock_that_steps_forward_ends_leases_early_and_the_holder_is_
     // It is renewed soon.
     let a = hasty_builder(&server.url()).lease(Duration::from_secs(12));
     let (a, b) = (a.build().await.unwrap(), hasty(&server.url()).await);
-    let guard = a.lock("k").lease(LEASE).acquire().await.unwrap();
+    let guard = a.lock("k").fixed_lease(LEASE).acquire().await.unwrap();
     let renewed = a.lock("r").acquire().await.unwrap();
     let day = Duration::from_secs(24 * 3600);
     clock.set(day).unwrap();
@@ -106,7 +106,7 @@ async fn rule_12_holds_survive_a_restart_of_a_server_that_keeps_its_data() {
     let (a, b) = (hasty(&server.url()).await, hasty(&server.url()).await);
     let guards = [
         a.lock("k").acquire().await.unwrap(),
-        a.lock("f").lease(LEASE).acquire().await.unwrap(),
+        a.lock("f").fixed_lease(LEASE).acquire().await.unwrap(),
     ];
     let waiter = tokio::spawn(b.lock("k").wait(PATIENCE).acquire());
     settle().await;
@@ -155,9 +155,9 @@ async fn frozen_between_renewals() -> Result<(), &'static str> {
     for i in 0..6 {
         let lock = a.lock(format!("k{i}"));
         let lock = if i == 0 {
-            lock.lease(SHORT)
+            lock.fixed_lease(SHORT)
         } else {
-            lock.renewed_lease(SHORT)
+            lock.lease(SHORT)
         };
         let asked = Instant::now();
         guards.push((lock.acquire().await.unwrap(), asked));

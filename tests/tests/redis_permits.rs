@@ -68,7 +68,7 @@ async fn a_semaphore_is_a_number_and_a_set_of_holders_as_redisson_has_them() {
         let semaphore = client.semaphore(LockKey::raw(name)).permits(5);
         let permit = semaphore
             .clone()
-            .lease(20 * SECOND)
+            .fixed_lease(20 * SECOND)
             .acquire_many(3)
             .await
             .unwrap();
@@ -276,7 +276,7 @@ async fn a_renewal_of_permits_whose_reply_is_lost_is_a_doubt_and_no_loss() {
     const HELD: Duration = Duration::from_secs(12);
     join_all(SWALLOWS.map(async |then| {
         let (store, proxy, a, b) = setting().await;
-        let semaphore = a.semaphore("k").permits(2).renewed_lease(HELD);
+        let semaphore = a.semaphore("k").permits(2).lease(HELD);
         let permit = answered(|| semaphore.acquire_many(2)).await.unwrap();
         let fault = proxy.swallow(1, then, step("renew_permit"));
         fault.swallowed().await;

@@ -214,12 +214,7 @@ async fn a_minority_may_be_away_from_the_beginning_and_comes_in_later() {
     let q = Quorum::start(3).await;
     q.proxies[1].refuse();
     let a = q.client().await;
-    let guard = a
-        .lock("k")
-        .renewed_lease(Duration::from_secs(3))
-        .acquire()
-        .await
-        .unwrap();
+    let guard = a.lock("k").lease(Duration::from_secs(3)).acquire().await.unwrap();
     assert!(!q.servers[1].keys().await.contains(&"k".to_owned()));
     q.proxies[1].accept();
     // At a renewal the one that does not have it is asked for it.
@@ -250,7 +245,7 @@ async fn the_reply_of_any_step_may_be_lost_on_any_member() {
                     .iter()
                     .map(|at| q.proxies[*at].swallow(1, then, step(name)))
                     .collect();
-                let guard = within(PATIENCE, name, a.lock("k").renewed_lease(SOON).acquire())
+                let guard = within(PATIENCE, name, a.lock("k").lease(SOON).acquire())
                     .await
                     .unwrap();
                 if name == "renew" {

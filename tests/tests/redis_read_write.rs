@@ -74,7 +74,7 @@ async fn readers_and_writers_have_the_fields_and_the_keys_of_redissons() {
     ] {
         let lock = client.rwlock(LockKey::raw(name));
         let timeout = |holder: &str| format!("{beside}:{holder}:rwlock_timeout:1");
-        let short = lock.read().lease(100 * SECOND).acquire().await.unwrap();
+        let short = lock.read().fixed_lease(100 * SECOND).acquire().await.unwrap();
         let (mode, readers) = inside(server, on_server).await;
         let [first] = &readers[..] else {
             panic!("{readers:?}")
@@ -91,7 +91,7 @@ async fn readers_and_writers_have_the_fields_and_the_keys_of_redissons() {
                 && lasts(server, on_server, 100 * SECOND).await
         );
 
-        let long = lock.read().lease(400 * SECOND).acquire().await.unwrap();
+        let long = lock.read().fixed_lease(400 * SECOND).acquire().await.unwrap();
         let (mode, readers) = inside(server, on_server).await;
         assert_eq!((mode.as_str(), readers.len()), ("read", 2));
         let second = readers.iter().find(|reader| *reader != first).unwrap();
@@ -104,13 +104,13 @@ async fn readers_and_writers_have_the_fields_and_the_keys_of_redissons() {
         assert_eq!(keys(server).await, sorted([on_server.to_owned(), timeout(first)]));
         assert!(lasts(server, on_server, 100 * SECOND).await);
         // A shorter one does not cut it.
-        let third = lock.read().lease(30 * SECOND).acquire().await.unwrap();
+        let third = lock.read().fixed_lease(30 * SECOND).acquire().await.unwrap();
         assert!(lasts(server, on_server, 100 * SECOND).await);
         third.release().await.unwrap();
         short.release().await.unwrap();
         assert!(keys(server).await.is_empty());
 
-        let writing = lock.write().lease(100 * SECOND).acquire().await.unwrap();
+        let writing = lock.write().fixed_lease(100 * SECOND).acquire().await.unwrap();
         let (mode, writers) = inside(server, on_server).await;
         let [writer] = &writers[..] else {
             panic!("{writers:?}")
@@ -124,7 +124,7 @@ async fn readers_and_writers_have_the_fields_and_the_keys_of_redissons() {
 
         // A read under it: Redisson sees a writer that reads, and ours its lease beside the hash's.
         let under = writing
-            .scope(lock.read().lease(400 * SECOND).acquire())
+            .scope(lock.read().fixed_lease(400 * SECOND).acquire())
             .await
             .unwrap();
         let (mode, both) = inside(server, on_server).await;
@@ -238,8 +238,8 @@ async fn what_redissons_renewal_cuts_each_reader_of_ours_restores() {
     for fixed in [false, true] {
         let lock = a.rwlock("k").read();
         let lock = match fixed {
-            false => lock.renewed_lease(600 * SECOND),
-            true => lock.lease(600 * SECOND),
+            false => lock.lease(600 * SECOND),
+            true => lock.fixed_lease(600 * SECOND),
         };
         let reader = lock.acquire().await.unwrap();
         let beside = format!("{{k}}:{JAVA}:rwlock_timeout:1");
@@ -502,7 +502,7 @@ async fn reader_costs_the_same_among_few_and_among_many() {
     in_rounds("no renewal comes between", async || {
         let (store, a, b) = two().await;
         let server = store.as_server();
-        let lock = |client: &LockClient| client.rwlock("k").read().lease(600 * SECOND);
+        let lock = |client: &LockClient| client.rwlock("k").read().fixed_lease(600 * SECOND);
         let mut costs = Vec::new();
         for many in [4, 500] {
             let readers = futures_util::future::join_all((0..many).map(|_| lock(&a).acquire())).await;
@@ -511,7 +511,7 @@ async fn reader_costs_the_same_among_few_and_among_many() {
                 let lock = match renewed {
                     false => lock(&b),
                     // The longest of all: the others have to be looked for when it leaves.
-                    true => b.rwlock("k").read().renewed_lease(900 * SECOND),
+                    true => b.rwlock("k").read().lease(900 * SECOND),
                 };
                 let (entering, reader) = commands_of(server, lock.acquire()).await;
                 let reader = reader.unwrap();
@@ -543,8 +543,14 @@ async fn reader_under_a_writer_costs_the_same_among_few_and_among_many() {
     in_rounds("no renewal comes between", async || {
         let (store, a, b) = two().await;
         let server = store.as_server();
-        let writer = a.rwlock("k").write().lease(600 * SECOND).acquire().await.unwrap();
-        let read = || a.rwlock("k").read().lease(300 * SECOND);
+        let writer = a
+            .rwlock("k")
+            .write()
+            .fixed_lease(600 * SECOND)
+            .acquire()
+            .await
+            .unwrap();
+        let read = || a.rwlock("k").read().fixed_lease(300 * SECOND);
         let mut costs = Vec::new();
         for many in [4, 500] {
             let readers =
@@ -578,7 +584,7 @@ async fn reader_under_a_writer_costs_the_same_among_few_and_among_many() {
 async fn index_of_readers_counts_for_nothing_when_it_is_not_that_of_the_hash() {
     let (store, a, b) = two().await;
     let server = store.as_server();
-    let read = |client: &LockClient, seconds: u32| client.rwlock("k").read().lease(seconds * SECOND);
+    let read = |client: &LockClient, seconds: u32| client.rwlock("k").read().fixed_lease(seconds * SECOND);
 
     // Redisson's unlock by force deletes the hash, and a reader of Redisson's makes a new one.
     for java_is_longest in [true, false] {
@@ -650,13 +656,25 @@ async fn index_of_readers_counts_for_nothing_when_it_is_not_that_of_the_hash() {
 async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
     let (store, a, b) = two().await;
     let server = store.as_server();
-    let reader = a.rwlock("k").read().lease(100 * SECOND).acquire().await.unwrap();
+    let reader = a
+        .rwlock("k")
+        .read()
+        .fixed_lease(100 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
     for number in 0..1000 {
         let dead = format!("00000000-0000-8000-8000-000000000000:{number}");
         server.command(&["HSET", "k", &dead, "1"]).await;
         server.command(&["ZADD", INDEX, "1000", &dead]).await;
     }
-    let other = b.rwlock("k").read().lease(300 * SECOND).acquire().await.unwrap();
+    let other = b
+        .rwlock("k")
+        .read()
+        .fixed_lease(300 * SECOND)
+        .acquire()
+        .await
+        .unwrap();
     let (cost, left) = commands_of(server, other.release()).await;
     left.unwrap();
     assert!(cost < 300, "{cost}");

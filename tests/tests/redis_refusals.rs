@@ -147,7 +147,7 @@ async fn what_is_held_is_renewed_and_given_back_on_a_full_server() {
     let several = semaphore.acquire_many(2).await.unwrap();
     let kept = semaphore.clone().min_hold(MIN_HOLD).acquire().await.unwrap();
     // Permits whose holder is gone come back with the next step, whatever that is.
-    let expired = semaphore.clone().lease(200 * MS).acquire().await.unwrap();
+    let expired = semaphore.clone().fixed_lease(200 * MS).acquire().await.unwrap();
     let unowned = client.unowned_semaphore("unowned").permits(3);
     unowned.acquire_many(2).await.unwrap();
     let latch = client.latch("latch");

@@ -256,7 +256,7 @@ async fn a_renewal_that_is_not_acknowledged_is_a_doubt_and_in_the_end_the_loss_c
     const HELD: Duration = Duration::from_secs(12);
     let pair = Pair::start().await;
     let (a, b) = (pair.client(SHORT).await, pair.beside().await);
-    let guard = replicated(|| a.lock("k").renewed_lease(HELD).acquire()).await;
+    let guard = replicated(|| a.lock("k").lease(HELD).acquire()).await;
     pair.replica.stop();
     eventually("it is in doubt", || async { guard.state() == HoldState::Suspect }).await;
     // The replica comes back: nothing was lost.
@@ -322,7 +322,7 @@ async fn a_renewal_whose_acknowledgement_is_lost_is_sent_again() {
     for then in [Swallow::Hang, Swallow::Cut] {
         let pair = Pair::start().await;
         let (a, b) = (pair.client(2 * TIMEOUT).await, pair.beside().await);
-        let guard = replicated(|| a.lock("k").renewed_lease(HELD).acquire()).await;
+        let guard = replicated(|| a.lock("k").lease(HELD).acquire()).await;
         let fault = pair.proxy.swallow(1, then, is_wait);
         fault.swallowed().await;
         eventually("it is held again", || async {

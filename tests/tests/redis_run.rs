@@ -219,12 +219,17 @@ async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
         (&["--wait", "9000years", "k", "--", "echo"], "more than a year"),
         (&["--lease", "0s", "k", "--", "echo"], "lease"),
         (&["--lease", "1ms", "k", "--", "echo"], "lease"),
+        (&["--fixed-lease", "0s", "k", "--", "echo"], "fixed_lease"),
         (
-            &["--lease", "1s", "--min-hold", "2s", "k", "--", "echo"],
+            &["--lease", "3s", "--fixed-lease", "3s", "k", "--", "echo"],
+            "cannot be used with",
+        ),
+        (
+            &["--fixed-lease", "1s", "--min-hold", "2s", "k", "--", "echo"],
             "min_hold",
         ),
         (
-            &["--grace", "10s", "--lease", "5s", "k", "--", "echo"],
+            &["--grace", "10s", "--fixed-lease", "5s", "k", "--", "echo"],
             "--grace cannot be 10s",
         ),
         (

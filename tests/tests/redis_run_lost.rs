@@ -83,7 +83,7 @@ async fn a_fixed_lease_ends_the_command_while_it_still_lasts() {
     let client = patient(&server.url()).await;
     // Asked half of the lease before it is over: a machine that stands still for less does not matter.
     let url = with(&server, "lease=300s");
-    let args = ["--lease", "24s", "--grace", "23s", "k"];
+    let args = ["--fixed-lease", "24s", "--grace", "23s", "k"];
     let slow =
         "trap 'echo asked; read line; kill $!; exit 0' TERM; sleep 600 & echo ready; while :; do wait; done";
     let running = Running::script(&url, &args, slow);
@@ -95,7 +95,7 @@ async fn a_fixed_lease_ends_the_command_while_it_still_lasts() {
     running.write(b"\n");
     assert_eq!(code(&running.all_ended().await), 76);
 
-    let running = Running::script(&url, &["--lease", "1s", "deaf"], DEAF);
+    let running = Running::script(&url, &["--fixed-lease", "1s", "deaf"], DEAF);
     running.says("ready").await;
     let ended = within(SOON, "its end", running.all_ended()).await;
     assert_eq!(
@@ -104,7 +104,7 @@ async fn a_fixed_lease_ends_the_command_while_it_still_lasts() {
         "{ended:?}"
     );
 
-    let running = Running::start(&url, &["--lease", "20s", "short", "--", "true"]);
+    let running = Running::start(&url, &["--fixed-lease", "20s", "short", "--", "true"]);
     assert_eq!(code(&within(SOON, "its end", running.all_ended()).await), 0);
 }
 

@@ -45,7 +45,7 @@ async fn rule_23_a_lost_message_costs_no_lease() {
     let (store, proxy, a, b) = setting().await;
     proxy.lose_messages(true);
     // The waiter looks again when the holder's lease is over, or a renewal is due.
-    let lock = b.lock("k").renewed_lease(3000 * MS);
+    let lock = b.lock("k").lease(3000 * MS);
     let guard = lock.acquire().await.unwrap();
     let waiter = wait_for(&a, "k");
     is_subscribed(store.as_server(), "k").await;
@@ -118,7 +118,7 @@ async fn rule_23_a_waiter_sends_nothing_but_the_looks_that_it_owes() {
         let store = Store::server().await;
         let server = store.as_server();
         let (a, b) = (patient(&server.url()).await, patient(&server.url()).await);
-        let guard = b.lock("k").renewed_lease(HELD).acquire().await.unwrap();
+        let guard = b.lock("k").lease(HELD).acquire().await.unwrap();
         let monitor = server.monitor().await;
         let waiter = wait_for(&a, "k");
         is_subscribed(server, "k").await;
@@ -227,8 +227,8 @@ async fn two_idle_leases_send_their_renewals_and_nothing_else() {
         let proxy = Proxy::start(store.as_server().addr());
         let a = patient(&proxy.url()).await;
         let guards = [
-            a.lock("k").renewed_lease(HELD).acquire().await.unwrap(),
-            a.lock("l").renewed_lease(HELD).acquire().await.unwrap(),
+            a.lock("k").lease(HELD).acquire().await.unwrap(),
+            a.lock("l").lease(HELD).acquire().await.unwrap(),
         ];
         let monitor = store.as_server().monitor().await;
         tokio::time::sleep(HELD * 2 + HELD / 6).await;
@@ -259,7 +259,7 @@ async fn rule_9_forty_cycles_multiply_no_renewal_and_none_comes_after_the_releas
         let store = Store::server().await;
         let server = store.as_server();
         let client = patient(&server.url()).await;
-        let lock = client.lock("k").renewed_lease(HELD);
+        let lock = client.lock("k").lease(HELD);
         for i in 0..40 {
             let guard = lock.acquire().await.unwrap();
             if i % 2 == 0 {
@@ -295,13 +295,13 @@ async fn rule_9_of_fifty_locks_one_that_goes_wrong_delays_no_other() {
         let store = Store::Server(Box::new(builder.start().await));
         let server = store.as_server();
         let client = patient(&server.url_as("svc", "pw")).await;
-        let locks = (0..50).map(|i| client.lock(format!("k:{i}")).renewed_lease(HELD).acquire());
+        let locks = (0..50).map(|i| client.lock(format!("k:{i}")).lease(HELD).acquire());
         let guards: Vec<_> = join_all(locks)
             .await
             .into_iter()
             .collect::<Result<_, _>>()
             .unwrap();
-        let outsider = client.lock("x:0").renewed_lease(HELD).acquire().await.unwrap();
+        let outsider = client.lock("x:0").lease(HELD).acquire().await.unwrap();
         // One becomes a string, one is lost, and one may not be touched any more: its whole batch is refused.
         server.command(&["SET", "k:1", "a string"]).await;
         server.command(&["DEL", "k:2"]).await;
@@ -334,7 +334,7 @@ async fn rule_10_renewals_become_urgent_and_the_loss_comes_before_the_lease_ends
     in_rounds("its renewals do not arrive any more", async || {
         let (store, proxy, a, _b) = setting().await;
         let server = store.as_server();
-        let guard = a.lock("k").renewed_lease(HELD).acquire().await.unwrap();
+        let guard = a.lock("k").lease(HELD).acquire().await.unwrap();
         // Renewals do not arrive any more, whatever the connection.
         proxy.block(Direction::ToServer);
         settle().await;
@@ -370,7 +370,7 @@ async fn rule_10_renewals_become_urgent_and_the_loss_comes_before_the_lease_ends
     let (store, proxy, a, _b) = setting().await;
     let guard = a
         .lock("k")
-        .renewed_lease(Duration::from_secs(12))
+        .lease(Duration::from_secs(12))
         .acquire()
         .await
         .unwrap();

@@ -48,7 +48,7 @@ fn assert_is_holder(text: &str) {
 async fn a_lock_is_a_hash_with_one_field_and_a_lease() {
     let server = server().await;
     let client = client(&server).await;
-    let guard = client.lock("k").lease(20 * SECOND).acquire().await.unwrap();
+    let guard = client.lock("k").fixed_lease(20 * SECOND).acquire().await.unwrap();
     let (holder, holds, left) = hash(&server, "k").await;
     assert_is_holder(&holder);
     assert_eq!(holds, "1");
@@ -131,7 +131,7 @@ async fn a_reader_that_leaves_removes_nobody_whom_it_does_not_know() {
     let ours = client
         .rwlock("k")
         .read()
-        .lease(60 * SECOND)
+        .fixed_lease(60 * SECOND)
         .acquire()
         .await
         .unwrap();
@@ -147,7 +147,7 @@ async fn a_renewal_sets_the_lease_anew_and_nothing_else() {
     in_rounds("it is renewed in time", async || {
         let server = server().await;
         let client = client(&server).await;
-        let guard = client.lock("k").renewed_lease(900 * MS).acquire().await.unwrap();
+        let guard = client.lock("k").lease(900 * MS).acquire().await.unwrap();
         if server.keys().await.len() < 2 {
             return Err("it ended before the first look");
         }

@@ -314,7 +314,7 @@ mod a_loss {
     use super::*;
 
     fn fixed_lease(client: &LockClient) -> LockLayer<Key<Fixed>> {
-        LockLayer::new(client.clone(), fixed("a")).lease(10 * SECOND)
+        LockLayer::new(client.clone(), fixed("a")).fixed_lease(10 * SECOND)
     }
 
     /// A handler whose lock is lost is stopped, with its client and without; its key is in doubt.

@@ -409,7 +409,7 @@ mod what_the_others_are_told {
         bounded(async {
             let client = LockClient::memory();
             let layer = LockLayer::new(client, header("k"))
-                .lease(Duration::from_millis(8500))
+                .fixed_lease(Duration::from_millis(8500))
                 .try_once();
             let first = tokio::spawn(
                 layer
@@ -511,9 +511,9 @@ mod what_the_others_are_told {
             layer.check().unwrap();
             for wrong in [
                 layer.clone().wait(Duration::ZERO),
-                layer.clone().lease(Duration::from_millis(1)),
+                layer.clone().fixed_lease(Duration::from_millis(1)),
                 layer.clone().until_body(Duration::ZERO),
-                layer.clone().lease(SECOND).min_hold(2 * SECOND),
+                layer.clone().fixed_lease(SECOND).min_hold(2 * SECOND),
             ] {
                 let error = wrong.check().unwrap_err().to_string();
                 assert!(error.contains("option"), "{error}");
@@ -735,7 +735,7 @@ mod loss {
         bounded(async {
             let client = LockClient::memory();
             let layer = || LockLayer::new(client.clone(), header("k"));
-            for layer in [layer().lease(10 * SECOND), layer().max_hold(10 * SECOND)] {
+            for layer in [layer().fixed_lease(10 * SECOND), layer().max_hold(10 * SECOND)] {
                 let dropped = Arc::new(AtomicBool::new(false));
                 let started = Instant::now();
                 let response = layer
@@ -772,7 +772,7 @@ mod loss {
             let in_store = Arc::new(AtomicUsize::new(0));
             let (probe, seen) = (store.clone(), in_store.clone());
             let service = LockLayer::new(client, header("k"))
-                .lease(10 * SECOND)
+                .fixed_lease(10 * SECOND)
                 .layer(service_fn(move |_: Req| {
                     let cleanup = OnDrop(probe.clone(), seen.clone());
                     async move {
@@ -797,7 +797,7 @@ mod loss {
             let (client, other) = pair().await;
             let dropped = Arc::new(AtomicBool::new(false));
             let service = LockLayer::new(client.clone(), header("k"))
-                .renewed_lease(9 * SECOND)
+                .lease(9 * SECOND)
                 .layer(endless(dropped.clone()));
             let run = tokio::spawn(service.oneshot(request("7")));
             sleep(SECOND).await;
@@ -819,7 +819,7 @@ mod loss {
     #[tokio::test(start_paused = true)]
     async fn grpc_clients_do_not_retry_a_loss_by_themselves() {
         bounded(async {
-            let layer = LockLayer::new(LockClient::memory(), header("k")).lease(SECOND);
+            let layer = LockLayer::new(LockClient::memory(), header("k")).fixed_lease(SECOND);
             let response = layer
                 .layer(endless(Arc::default()))
                 .oneshot(grpc("7"))
@@ -838,7 +838,7 @@ mod loss {
     async fn a_handler_may_run_on_and_sees_the_loss() {
         bounded(async {
             let service = LockLayer::new(LockClient::memory(), header("k"))
-                .lease(SECOND)
+                .fixed_lease(SECOND)
                 .on_lost(OnLost::RunOn)
                 .layer(service_fn(|request: Req| async move {
                     let held = request.extensions().get::<Held>().unwrap().clone();
@@ -859,7 +859,7 @@ mod loss {
             let client = LockClient::memory();
             let inner = LockLayer::new(client.clone(), header("k")).layer(service_fn(ok));
             let service = LockLayer::new(client.clone(), header("k"))
-                .lease(SECOND)
+                .fixed_lease(SECOND)
                 .on_lost(OnLost::RunOn)
                 .layer(service_fn(move |request: Req| {
                     let inner = inner.clone();

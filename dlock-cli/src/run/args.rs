@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use dlock::{Kind, LockKey};
+use dlock::{Kind, Lease, LockKey, LockOptions};
 
 /// What the help ends with.
 const MORE: &str = "\
@@ -28,7 +28,7 @@ Examples:
       one at a time in the whole fleet, one after the other
   dlock run --try --min-hold 50s -E 0 minutely -- ./poll.sh
       for cron: once a minute, on whichever machine is first
-  dlock run --wait 30s --lease 10m migrate -- sh -c './migrate && ./check'
+  dlock run --wait 30s --fixed-lease 10m migrate -- sh -c './migrate && ./check'
       waits for half a minute, and works for ten minutes at the most
   dlock run account:7 account:3 -- ./transfer.sh 7 3
       takes both, or waits with neither";
@@ -47,10 +47,13 @@ pub(crate) struct RunArgs {
     /// Ask once, and give up if somebody else has the lock.
     #[arg(long, short = 'n')]
     r#try: bool,
-    /// Have the lock for this long and no longer: it is not renewed, and the command is ended when it runs out
-    /// [default: renewed for as long as the command runs].
+    /// The lease of the lock, which is renewed every third of it for as long as the command runs [default: the URL's,
+    /// 30s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
+    /// Have the lock for this long and no longer: it is not renewed, and the command is ended when it runs out.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "lease")]
+    fixed_lease: Option<Duration>,
     /// lock, fair (in the order of arrival), read (together with other readers), write (without any reader),
     /// fenced (tokens are those of Redisson's fenced lock), semaphore=N (one of N, as many at a time), multi (another
     /// word for lock, of several keys).
@@ -139,9 +142,9 @@ pub(super) struct Plan {
     pub(super) keys: Vec<LockKey>,
     pub(super) kind: Wanted,
     pub(super) prefer_writers: bool,
-    pub(super) wait: Wait,
-    pub(super) lease: Option<Duration>,
-    pub(super) min_hold: Option<Duration>,
+    /// Asks once, without waiting.
+    pub(super) once: bool,
+    pub(super) options: LockOptions,
     pub(super) grace: Option<Duration>,
     pub(super) on_lost: OnLost,
     pub(super) conflict: u8,
@@ -149,22 +152,8 @@ pub(super) struct Plan {
     pub(super) command: Vec<OsString>,
 }
 
-/// How long is waited for the lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
-    Never,
-    AtMost(Duration),
-    ForEver,
-}
-
 impl RunArgs {
     pub(super) fn plan(self) -> Plan {
-        let wait = match self.wait {
-            _ if self.r#try => Wait::Never,
-            Some(Duration::ZERO) => Wait::Never,
-            Some(time) => Wait::AtMost(time),
-            None => Wait::ForEver,
-        };
         let mut keys: Vec<LockKey> = Vec::new();
         for key in self.keys {
             // A command line means what it says, braces included.
@@ -173,13 +162,19 @@ impl RunArgs {
                 keys.push(key);
             }
         }
+        let mut options = LockOptions::new();
+        options.lease = match self.fixed_lease {
+            Some(lease) => Some(Lease::Fixed(lease)),
+            None => self.lease.map(Lease::Renewed),
+        };
+        options.min_hold = self.min_hold;
+        options.wait = self.wait.filter(|wait| !wait.is_zero());
         Plan {
             keys,
             kind: self.kind,
             prefer_writers: self.prefer_writers,
-            wait,
-            lease: self.lease,
-            min_hold: self.min_hold,
+            once: self.r#try || self.wait == Some(Duration::ZERO),
+            options,
             grace: self.grace,
             on_lost: self.on_lost,
             conflict: self.conflict_exit_code,
@@ -215,18 +210,21 @@ impl Plan {
         lines.join("\n")
     }
 
-    /// The time between SIGTERM and SIGKILL, with a lease that is fixed or renewed.
-    pub(super) fn grace(&self, renewed: Duration) -> Result<Duration, String> {
-        let lease = self.lease.unwrap_or(renewed);
+    /// The time between SIGTERM and SIGKILL, with a lease that is fixed or renewed; the client's is renewed.
+    pub(super) fn grace(&self, of_client: Duration) -> Result<Duration, String> {
+        let (lease, is_fixed) = match self.options.lease {
+            Some(Lease::Fixed(lease)) => (lease, true),
+            lease => (lease.map_or(of_client, Lease::duration), false),
+        };
         let Some(grace) = self.grace else {
             return Ok((lease / 6).min(Duration::from_secs(5)));
         };
         // A renewed lease has two thirds left when its renewal is due; what is nearer to that is no sign of trouble.
-        let (most, part) = match self.lease {
-            Some(lease) => (lease, "less than the lease"),
-            None => (renewed / 2, "at most half of the lease"),
+        let (most, part) = match is_fixed {
+            true => (lease, "less than the lease"),
+            false => (lease / 2, "at most half of the lease"),
         };
-        if grace < most || (self.lease.is_none() && grace == most) {
+        if grace < most || (!is_fixed && grace == most) {
             return Ok(grace);
         }
         let [grace, lease] = [grace, lease].map(humantime::format_duration);
@@ -255,7 +253,7 @@ mod tests {
     #[test]
     fn what_stands_after_the_dashes_is_the_command_whatever_it_looks_like() {
         let plan = plan(&["-n", "-E", "0", "k", "--", "--try", "-x", "--", "y"]);
-        assert_eq!((plan.wait, plan.conflict), (Wait::Never, 0));
+        assert_eq!((plan.once, plan.conflict), (true, 0));
         assert_eq!(plan.command, ["--try", "-x", "--", "y"]);
     }
 
@@ -288,10 +286,13 @@ mod tests {
 
     #[test]
     fn to_wait_for_no_time_is_to_try() {
-        let wait = |args: &[&str]| plan(&[args, &["k", "--", "x"]].concat()).wait;
-        assert_eq!(wait(&["--wait", "0s"]), Wait::Never);
-        assert_eq!(wait(&["-w", "3s"]), Wait::AtMost(Duration::from_secs(3)));
-        assert_eq!(wait(&[]), Wait::ForEver);
+        let wait = |args: &[&str]| {
+            let plan = plan(&[args, &["k", "--", "x"]].concat());
+            (plan.once, plan.options.wait)
+        };
+        assert_eq!(wait(&["--wait", "0s"]), (true, None));
+        assert_eq!(wait(&["-w", "3s"]), (false, Some(Duration::from_secs(3))));
+        assert_eq!(wait(&[]), (false, None));
     }
 
     #[test]
@@ -304,14 +305,19 @@ mod tests {
         assert_eq!(grace(&[], 6), is(1));
         assert_eq!(grace(&[], 600), is(5));
         assert_eq!(grace(&["--lease", "12s"], 30), is(2));
+        assert_eq!(grace(&["--fixed-lease", "12s"], 30), is(2));
         assert_eq!(grace(&["--grace", "15s"], 30), is(15));
         assert_eq!(grace(&["--grace", "0s"], 30), is(0));
-        assert_eq!(grace(&["--lease", "10s", "--grace", "9s"], 3), is(9));
+        assert_eq!(grace(&["--fixed-lease", "10s", "--grace", "9s"], 3), is(9));
         for (args, says) in [
             (&["--grace", "16s"][..], "half of the lease, which is 30s"),
             (
-                &["--grace", "10s", "--lease", "10s"],
+                &["--grace", "10s", "--fixed-lease", "10s"],
                 "less than the lease, which is 10s",
+            ),
+            (
+                &["--grace", "6s", "--lease", "10s"],
+                "half of the lease, which is 10s",
             ),
         ] {
             let error = grace(args, 30).unwrap_err();

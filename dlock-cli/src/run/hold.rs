@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dlock::{Error, Held, LockClient, MultiGuard, Permit};
 
-use super::args::{Plan, Wait, Wanted};
+use super::args::{Plan, Wanted};
 use super::end::{End, NOT_HAD};
 use super::say::Say;
 
@@ -17,17 +17,10 @@ pub(super) enum Hold {
 /// Has what both offer, and takes it.
 macro_rules! take {
     ($of:expr, $client:ident, $plan:ident, $say:ident) => {{
-        let mut of = $of;
-        if let Some(lease) = $plan.lease {
-            of = of.lease(lease);
-        }
-        if let Some(min_hold) = $plan.min_hold {
-            of = of.min_hold(min_hold);
-        }
-        match $plan.wait {
-            Wait::Never => of.try_acquire().await,
-            Wait::AtMost(time) => $say.while_waiting($client, $plan, of.wait(time).acquire()).await,
-            Wait::ForEver => $say.while_waiting($client, $plan, of.acquire()).await,
+        let of = $of.options($plan.options.clone());
+        match $plan.once {
+            true => of.try_acquire().await,
+            false => $say.while_waiting($client, $plan, of.acquire()).await,
         }
     }};
 }

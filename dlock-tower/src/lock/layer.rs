@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::{Kind, LockClient};
+use dlock::{Kind, LockClient, LockOptions};
 use http::{Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -12,7 +12,7 @@ use tower_layer::Layer;
 use super::ahead::{ReadAhead, Streaming};
 use super::lost::OnLost;
 use super::service::LockService;
-use super::settings::{InvalidOptions, Kinds, Settings};
+use super::settings::{DEFAULT_WAIT, InvalidOptions, Kinds, Settings};
 use crate::Rejection;
 use crate::body::BoxError;
 
@@ -127,53 +127,59 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Fixes the lease: the lock is not renewed, and ends by itself after this long. By default it is
-    /// renewed for as long as the request takes.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = Some(lease);
-        self
+    /// Takes all options of the lock from these, instead of those that were set before. Without a
+    /// [`wait`](LockOptions::wait) among them a request waits for [`DEFAULT_WAIT`](super::DEFAULT_WAIT).
+    pub fn options(self, options: LockOptions) -> Self {
+        let wait = options.wait.unwrap_or(DEFAULT_WAIT);
+        self.set(|_| options.wait(wait))
     }
 
     /// The lease that is kept up by renewal; the client's by default (30 s). After a crash of this process
     /// the lock comes free when it has run out.
-    pub fn renewed_lease(mut self, lease: Duration) -> Self {
-        self.settings.renewed_lease = Some(lease);
-        self.settings.lease = None;
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        self.set(|options| options.lease(lease))
+    }
+
+    /// A lease that is not renewed: the lock ends by itself after this long. By default it is renewed for as long as
+    /// the request takes.
+    pub fn fixed_lease(self, lease: Duration) -> Self {
+        self.set(|options| options.fixed_lease(lease))
     }
 
     /// How long a request waits for its lock before it is answered as busy; [`DEFAULT_WAIT`](super::DEFAULT_WAIT) by default.
     /// The wait also ends when the client goes away. There is no wait without bound: it takes a service
     /// down.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.settings.wait = Some(wait);
-        self
+        self.settings.once = false;
+        self.set(|options| options.wait(wait))
     }
 
     /// Does not wait: a request whose lock is held by somebody else is answered as busy at once.
     pub fn try_once(mut self) -> Self {
-        self.settings.wait = None;
+        self.settings.once = true;
         self
     }
 
     /// How many requests may wait for one key in this process; one more is answered with 503 at once. No
     /// limit by default, so set one where a single key may be asked for by many.
-    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.settings.max_waiters = Some(max_waiters);
-        self
+    pub fn max_waiters(self, max_waiters: usize) -> Self {
+        self.set(|options| options.max_waiters(max_waiters))
     }
 
     /// The longest time that the lock is held; then it is lost, however alive the handler looks. No limit
     /// by default.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.settings.max_hold = Some(max_hold);
-        self
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.set(|options| options.max_hold(max_hold))
     }
 
     /// Keeps the lock taken for at least this long, also when the handler answers sooner. No minimum by
     /// default.
-    pub fn min_hold(mut self, min_hold: Duration) -> Self {
-        self.settings.min_hold = Some(min_hold);
+    pub fn min_hold(self, min_hold: Duration) -> Self {
+        self.set(|options| options.min_hold(min_hold))
+    }
+
+    fn set(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Self {
+        self.settings.options = change(self.settings.options);
         self
     }
 

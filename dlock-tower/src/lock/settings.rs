@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::{Kind, LockClient, LockKey, MultiLock};
+use dlock::{Kind, Lease, LockClient, LockKey, LockOptions, MultiLock};
 use http::{Method, Response, StatusCode};
 
 use super::lost::OnLost;
@@ -44,13 +44,9 @@ pub(super) enum Kinds {
 pub(super) struct Settings {
     pub(super) kinds: Kinds,
     pub(super) prefer_writers: bool,
-    pub(super) lease: Option<Duration>,
-    pub(super) renewed_lease: Option<Duration>,
-    /// `None` asks once.
-    pub(super) wait: Option<Duration>,
-    pub(super) max_waiters: Option<usize>,
-    pub(super) max_hold: Option<Duration>,
-    pub(super) min_hold: Option<Duration>,
+    pub(super) options: LockOptions,
+    /// Asks once, without waiting.
+    pub(super) once: bool,
     /// As the kind has it, unless said otherwise.
     pub(super) skipped: Option<Arc<[Method]>>,
     pub(super) busy: StatusCode,
@@ -65,12 +61,8 @@ impl Default for Settings {
         Settings {
             kinds: Kinds::All(Kind::Lock),
             prefer_writers: false,
-            lease: None,
-            renewed_lease: None,
-            wait: Some(DEFAULT_WAIT),
-            max_waiters: None,
-            max_hold: None,
-            min_hold: None,
+            options: LockOptions::new().wait(DEFAULT_WAIT),
+            once: false,
             skipped: None,
             busy: StatusCode::LOCKED,
             render: None,
@@ -91,7 +83,7 @@ impl Settings {
     }
 
     pub(super) fn waits(&self) -> bool {
-        self.wait.is_some()
+        !self.once
     }
 
     /// The locks of a request.
@@ -101,27 +93,9 @@ impl Settings {
             Kinds::ReadWrite if method.is_safe() => Kind::Read,
             Kinds::ReadWrite => Kind::Write,
         };
-        let mut lock = client.multi(keys).kind(kind);
+        let mut lock = client.multi(keys).kind(kind).options(self.options.clone());
         if self.prefer_writers {
             lock = lock.prefer_writers();
-        }
-        if let Some(lease) = self.renewed_lease {
-            lock = lock.renewed_lease(lease);
-        }
-        if let Some(lease) = self.lease {
-            lock = lock.lease(lease);
-        }
-        if let Some(wait) = self.wait {
-            lock = lock.wait(wait);
-        }
-        if let Some(max_waiters) = self.max_waiters {
-            lock = lock.max_waiters(max_waiters);
-        }
-        if let Some(max_hold) = self.max_hold {
-            lock = lock.max_hold(max_hold);
-        }
-        if let Some(min_hold) = self.min_hold {
-            lock = lock.min_hold(min_hold);
         }
         lock
     }
@@ -149,7 +123,9 @@ impl Settings {
         match remaining {
             // A renewed lock may come free at any time, a fixed one (and the holder's is like ours) only
             // runs out.
-            Some(left) if self.lease.is_some() => rejection.with_retry_after(left),
+            Some(left) if matches!(self.options.lease, Some(Lease::Fixed(_))) => {
+                rejection.with_retry_after(left)
+            }
             _ => rejection,
         }
     }
@@ -170,12 +146,8 @@ impl fmt::Debug for Settings {
         f.debug_struct("Settings")
             .field("kinds", &self.kinds)
             .field("prefer_writers", &self.prefer_writers)
-            .field("lease", &self.lease)
-            .field("renewed_lease", &self.renewed_lease)
-            .field("wait", &self.wait)
-            .field("max_waiters", &self.max_waiters)
-            .field("max_hold", &self.max_hold)
-            .field("min_hold", &self.min_hold)
+            .field("options", &self.options)
+            .field("once", &self.once)
             .field("skipped", &self.skipped)
             .field("busy", &self.busy)
             .field("fail_open", &self.fail_open)

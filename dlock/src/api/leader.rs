@@ -85,7 +85,7 @@ impl Leader {
     /// How long another process waits to lead after this one crashed while it led. The leader renews it every third of it.
     /// The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
     pub fn lease(mut self, lease: Duration) -> Leader {
-        self.lock = self.lock.renewed_lease(lease);
+        self.lock = self.lock.lease(lease);
         self
     }
 

@@ -4,15 +4,15 @@ use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::api::guard::LockGuard;
+use crate::api::options::option_methods;
 use crate::api::run::Run;
 use crate::runtime::client::Handle;
 use futures_util::TryFutureExt;
 
 use crate::runtime::acquire::Attempt;
-use crate::runtime::options::Options;
+use crate::runtime::options::{LockOptions, Options};
 use crate::store::Kind;
 use crate::{Error, Held, LockKey};
 
@@ -59,61 +59,27 @@ impl Lock {
         self
     }
 
-    /// Fixes the lease: the lock is not renewed and ends by itself after this long. By default a lock is
-    /// renewed for as long as its guard lives.
-    pub fn lease(mut self, lease: Duration) -> Lock {
-        self.options.lease = Some(lease);
-        self
+    option_methods! {
+        options,
+        lease,
+        fixed_lease,
+        wait,
+        max_hold,
+        /// So a scheduled job runs once on machines whose clocks differ.
+        min_hold,
+        max_waiters,
+        /// A lock that came from the store is handed off for one time slice at most: four round trips of the store, at
+        /// least 5 ms and at most 100 ms. After that processes that wait elsewhere go first.
+        ///
+        /// It goes without a round trip to the next waiter, in arrival order, each time with a fencing token of its own:
+        /// only while it is renewed, confirmed, past its `min_hold` and has a third of its lease left, and only to waiters
+        /// that ask for the same lease and no `min_hold`. A fair lock goes only to waiters that are next in the order of
+        /// arrival over all processes.
+        local_handovers,
     }
 
-    /// The lease that the watchdog keeps renewing, every third of it; the client's
-    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of
-    /// the holder the lock comes free when it has run out.
-    pub fn renewed_lease(mut self, lease: Duration) -> Lock {
-        self.options.renewed_lease = Some(lease);
-        self.options.lease = None;
-        self
-    }
-
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait for the lock; without end by
-    /// default. The store's reply must come within that time, too.
-    pub fn wait(mut self, wait: Duration) -> Lock {
-        self.options.wait = Some(wait);
-        self
-    }
-
-    /// The longest time that the lock is held: after it renewal has ended and the lock is lost, however
-    /// alive the holder looks. No limit by default.
-    pub fn max_hold(mut self, max_hold: Duration) -> Lock {
-        self.options.max_hold = Some(max_hold);
-        self
-    }
-
-    /// Keeps the lock taken for at least this long from its acquisition on, even if it is released before:
-    /// so that a scheduled job runs once on machines whose clocks differ. No minimum by default.
-    pub fn min_hold(mut self, min_hold: Duration) -> Lock {
-        self.options.min_hold = Some(min_hold);
-        self
-    }
-
-    /// How many callers may wait for the lock in this process at a time; one more is refused at once with
-    /// [`Error::TooManyWaiters`]. No limit by default; a queue without bound is an outage, so set one where
-    /// requests come from outside.
-    pub fn max_waiters(mut self, max_waiters: usize) -> Lock {
-        self.options.max_waiters = Some(max_waiters);
-        self
-    }
-
-    /// How many times this process hands the lock on among its own callers before it goes back to the store;
-    /// 4096 by default, and in any case only for a time slice from when it came from there: four round trips of the
-    /// store, at least 5 ms and at most 100 ms. After that processes that wait elsewhere go first. 0 sends every release to the store.
-    ///
-    /// A lock is handed on without a round trip to the next in line, in arrival order, each time with a
-    /// fencing token of its own; only while it is renewed, confirmed, past its `min_hold` and has a third of
-    /// its lease left, and only to those who ask for the same lease and no `min_hold`. A fair lock goes only to those
-    /// who are next in the order of arrival over all processes.
-    pub fn local_handovers(mut self, local_handovers: u32) -> Lock {
-        self.options.local_handovers = Some(local_handovers);
+    pub(crate) fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Lock {
+        self.options.lock = change(self.options.lock);
         self
     }
 

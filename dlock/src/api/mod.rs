@@ -11,6 +11,7 @@ pub(crate) mod leader;
 pub(crate) mod lock;
 pub mod macro_support;
 pub(crate) mod multi;
+pub(crate) mod options;
 pub(crate) mod run;
 pub(crate) mod rwlock;
 pub(crate) mod semaphore;

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use crate::api::guard::{LockGuard, finish};
 use crate::runtime::acquire::{self, Attempt};
-use crate::runtime::options::Options;
+use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::scope::Scope;
 use crate::store::Kind;
 use crate::{Error, Lock, LockClient, LockKey};
@@ -139,9 +139,14 @@ impl LockGuard {
         let (renewed, lease) = (write.renewed, write.lease());
         let options = Options {
             kind: Kind::Read,
-            lease: (!renewed).then(|| write.remaining()),
-            renewed_lease: renewed.then_some(lease),
-            max_hold: write.max_hold_left(),
+            lock: LockOptions {
+                lease: Some(match renewed {
+                    true => Lease::Renewed(lease),
+                    false => Lease::Fixed(write.remaining()),
+                }),
+                max_hold: write.max_hold_left(),
+                ..LockOptions::new()
+            },
             ..Options::default()
         };
         let attempt = Attempt {

@@ -28,7 +28,7 @@ use crate::engine::timing::{
 use crate::runtime::client::Handle;
 use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
-use crate::runtime::options::{LONGEST, Options};
+use crate::runtime::options::{LONGEST, Lease, LockOptions, Options};
 use crate::runtime::question::{Goal, Look, Question};
 use crate::runtime::release::Carry;
 use crate::runtime::scope::{self, Scope};
@@ -76,12 +76,10 @@ impl Goal for Attempt {
     type Got = Hold;
 
     fn wanted(&self) -> Option<HandoffTerms> {
-        let Options {
-            lease: fixed,
-            max_hold,
-            min_hold,
-            ..
-        } = self.options;
+        let LockOptions {
+            max_hold, min_hold, ..
+        } = self.options.lock;
+        let fixed = self.options.lock.fixed();
         let lease = self.lease();
         // What has to be set up at the store, the store is asked for.
         let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
@@ -170,7 +168,7 @@ impl Attempt {
     pub(crate) fn until(&self, started: Instant) -> Option<Instant> {
         match self.once {
             true => Some(started),
-            false => self.options.wait.map(|wait| started + wait),
+            false => self.options.lock.wait.map(|wait| started + wait),
         }
     }
 
@@ -190,7 +188,7 @@ impl Attempt {
 
     pub(crate) fn handovers(&self) -> u32 {
         match self.options.kind.is_handed_on() {
-            true => self.options.local_handovers.unwrap_or(DEFAULT_HANDOFFS),
+            true => self.options.lock.local_handovers.unwrap_or(DEFAULT_HANDOFFS),
             false => 0,
         }
     }
@@ -210,17 +208,13 @@ impl Attempt {
 
     /// The lease that is asked for.
     pub(crate) fn lease(&self) -> Duration {
-        let Options {
-            lease,
-            renewed_lease,
-            max_hold,
-            ..
-        } = self.options;
-        lease
+        let LockOptions { lease, max_hold, .. } = self.options.lock;
+        match lease {
             // A fixed lease is never confirmed for longer than `max_hold`.
-            .map(|fixed| fixed.min(max_hold.unwrap_or(Duration::MAX)))
-            .or(renewed_lease)
-            .unwrap_or(self.handle.shared().settings.lease)
+            Some(Lease::Fixed(fixed)) => fixed.min(max_hold.unwrap_or(Duration::MAX)),
+            Some(Lease::Renewed(lease)) => lease,
+            None => self.handle.shared().settings.lease,
+        }
     }
 
     pub(crate) fn failed(&self, error: StoreError) -> Error {
@@ -340,7 +334,7 @@ impl<G: Goal> Wait<'_, G> {
             ..
         } = self.attempt;
         let shared = handle.shared();
-        let mut line = Line::End(options.max_waiters);
+        let mut line = Line::End(options.lock.max_waiters);
         loop {
             let wanted = self.goal.wanted();
             let ticket = shared.waiters.join(options.kind, key, line, wanted, by)?;
@@ -541,7 +535,7 @@ impl<G: Goal> Wait<'_, G> {
                 Ok(Look::TooFew) => {
                     fairness.other_holder(of);
                     self.is_busy(None, heard);
-                    turn.waits(options.max_waiters, heard)?;
+                    turn.waits(options.lock.max_waiters, heard)?;
                     return Ok(Asked::TooFew);
                 }
                 Ok(Look::Busy {
@@ -552,7 +546,7 @@ impl<G: Goal> Wait<'_, G> {
                     place.taken = had || again.is_some() && self.attempt.takes_place();
                     fairness.other_holder(of);
                     self.is_busy(left, heard);
-                    turn.waits(options.max_waiters, heard)?;
+                    turn.waits(options.lock.max_waiters, heard)?;
                     if options.kind == Kind::Permit && left.or(again).is_none() && !warned {
                         warned = true;
                         tracing::warn!(

@@ -9,20 +9,178 @@ use crate::engine::grant::safety_margin;
 /// The longest of all durations that an option takes: a year.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The options of one acquisition.
+/// How long a lock outlives a holder that crashed, and who keeps it alive until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Lease {
+    /// The watchdog renews the lease every third of it, for as long as the guard lives. After a crash of the holder the
+    /// lock comes free when it has run out.
+    Renewed(Duration),
+    /// The lease is never renewed: the lock is lost when it is over.
+    Fixed(Duration),
+}
+
+impl Lease {
+    /// How long it lasts.
+    #[must_use]
+    pub fn duration(self) -> Duration {
+        match self {
+            Lease::Renewed(duration) | Lease::Fixed(duration) => duration,
+        }
+    }
+
+    fn check(self) -> Result<(), Error> {
+        check_lease(self.option(), Some(self.duration()))
+    }
+
+    /// The option that sets it.
+    fn option(self) -> &'static str {
+        match self {
+            Lease::Renewed(_) => "lease",
+            Lease::Fixed(_) => "fixed_lease",
+        }
+    }
+}
+
+/// The options of an acquisition: the same for locks, sets of locks, semaphores, the layer of `dlock-tower` and
+/// `dlock run`.
+///
+/// Each of these has methods of the same names, and takes all options at once by a method `options`: for options that
+/// several locks share, or that are read from a configuration.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockOptions;
+/// use std::time::Duration;
+///
+/// let patient = LockOptions::new().wait(Duration::from_secs(30)).max_waiters(100);
+///
+/// let client = dlock::LockClient::memory();
+/// let report = client.lock("report").options(patient.clone());
+/// let transfer = client.multi(["account:3", "account:7"]).options(patient);
+/// # report.check()?;
+/// # transfer.check()?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "options do nothing until a lock is given them"]
+pub struct LockOptions {
+    /// See [`lease`](Self::lease) and [`fixed_lease`](Self::fixed_lease); `None` is the client's lease, renewed.
+    pub lease: Option<Lease>,
+    /// See [`wait`](Self::wait).
+    pub wait: Option<Duration>,
+    /// See [`max_hold`](Self::max_hold).
+    pub max_hold: Option<Duration>,
+    /// See [`min_hold`](Self::min_hold).
+    pub min_hold: Option<Duration>,
+    /// See [`max_waiters`](Self::max_waiters).
+    pub max_waiters: Option<usize>,
+    /// See [`local_handovers`](Self::local_handovers).
+    pub local_handovers: Option<u32>,
+}
+
+impl LockOptions {
+    /// The defaults: the client's lease, renewed, and no limit.
+    pub fn new() -> LockOptions {
+        LockOptions::default()
+    }
+
+    /// The lease that the watchdog keeps renewing, every third of it, for as long as the guard lives; the client's
+    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the holder the
+    /// lock comes free when it has run out. Replaces a [fixed](Self::fixed_lease) one.
+    pub fn lease(self, lease: Duration) -> LockOptions {
+        self.set_lease(Lease::Renewed(lease))
+    }
+
+    /// A lease that is not renewed: the lock is lost when it is over. Replaces a [renewed](Self::lease) one.
+    pub fn fixed_lease(self, lease: Duration) -> LockOptions {
+        self.set_lease(Lease::Fixed(lease))
+    }
+
+    fn set_lease(mut self, lease: Lease) -> LockOptions {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How long an acquire waits; without end by default. The store's reply must come within that time, too.
+    pub fn wait(mut self, wait: Duration) -> LockOptions {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// The longest time that the lock is held: after it renewal has ended and the lock is lost, however alive the holder
+    /// looks. No limit by default.
+    pub fn max_hold(mut self, max_hold: Duration) -> LockOptions {
+        self.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Keeps the lock taken for at least this long from its acquisition on, even if it is released before: so that a
+    /// scheduled job runs once on machines whose clocks differ. No minimum by default.
+    pub fn min_hold(mut self, min_hold: Duration) -> LockOptions {
+        self.min_hold = Some(min_hold);
+        self
+    }
+
+    /// How many callers may wait in this process at a time; one more is refused at once with
+    /// [`Error::TooManyWaiters`]. No limit by default; a queue without bound is an outage, so set one where requests come
+    /// from outside.
+    pub fn max_waiters(mut self, max_waiters: usize) -> LockOptions {
+        self.max_waiters = Some(max_waiters);
+        self
+    }
+
+    /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
+    /// default, and 0 sends every release to the store. See [`Lock::local_handovers`](crate::Lock::local_handovers);
+    /// permits are never handed off.
+    pub fn local_handovers(mut self, local_handovers: u32) -> LockOptions {
+        self.local_handovers = Some(local_handovers);
+        self
+    }
+
+    /// The lease of a lock that is not renewed.
+    pub(crate) fn fixed(&self) -> Option<Duration> {
+        match self.lease {
+            Some(Lease::Fixed(lease)) => Some(lease),
+            _ => None,
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.lease.map_or(Ok(()), Lease::check)?;
+        check_lease("max_hold", self.max_hold)?;
+        check_duration("min_hold", self.min_hold)?;
+        check_duration("wait", self.wait).map_err(|error| match self.wait {
+            Some(Duration::ZERO) => Error::InvalidOption {
+                option: "wait",
+                reason: "it is zero: try_acquire asks once without waiting".to_owned(),
+            },
+            _ => error,
+        })?;
+        let ends = [("max_hold", self.max_hold), ("fixed_lease", self.fixed())];
+        for (option, end) in ends {
+            if let (Some(min), Some(end)) = (self.min_hold, end)
+                && min > end
+            {
+                return Err(Error::InvalidOption {
+                    option: "min_hold",
+                    reason: format!("{min:?} is longer than {option}, which is {end:?}"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What one acquisition asks for, and its options.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
     pub(crate) kind: Kind,
-    pub(crate) lease: Option<Duration>,
-    pub(crate) renewed_lease: Option<Duration>,
-    pub(crate) wait: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) min_hold: Option<Duration>,
-    pub(crate) max_waiters: Option<usize>,
-    pub(crate) local_handovers: Option<u32>,
     pub(crate) permits: Option<Permits>,
     /// Of a read-write lock: readers stand back for a writer who waits.
     pub(crate) prefer_writers: bool,
+    pub(crate) lock: LockOptions,
 }
 
 /// What is asked of a semaphore.
@@ -136,28 +294,6 @@ impl Options {
                 reason: format!("a lock of kind {} has no readers and writers", self.kind),
             });
         }
-        check_lease("lease", self.lease)?;
-        check_lease("renewed_lease", self.renewed_lease)?;
-        check_lease("max_hold", self.max_hold)?;
-        check_duration("min_hold", self.min_hold)?;
-        check_duration("wait", self.wait).map_err(|error| match self.wait {
-            Some(Duration::ZERO) => Error::InvalidOption {
-                option: "wait",
-                reason: "it is zero: try_acquire asks once without waiting".to_owned(),
-            },
-            _ => error,
-        })?;
-        let ends = [("max_hold", self.max_hold), ("lease", self.lease)];
-        for (option, end) in ends {
-            if let (Some(min), Some(end)) = (self.min_hold, end)
-                && min > end
-            {
-                return Err(Error::InvalidOption {
-                    option: "min_hold",
-                    reason: format!("{min:?} is longer than {option}, which is {end:?}"),
-                });
-            }
-        }
-        Ok(())
+        self.lock.check()
     }
 }

@@ -17,7 +17,7 @@ use crate::runtime::acquire::Attempt;
 use crate::runtime::client::Handle;
 use crate::runtime::grants::{Grant, Granted};
 use crate::runtime::hold::Hold;
-use crate::runtime::options::Options;
+use crate::runtime::options::LockOptions;
 use crate::runtime::release::{Asked, Carry};
 use crate::runtime::scope::HoldRef;
 use crate::runtime::under::Under;
@@ -97,13 +97,10 @@ impl Question {
 
     /// The same under this id, for nobody who waits at the store.
     pub(crate) fn under(grant: GrantId, attempt: &Attempt, handed: u32) -> Question {
-        let Options {
-            kind,
-            lease: fixed,
-            max_hold,
-            min_hold,
-            ..
-        } = attempt.options;
+        let kind = attempt.options.kind;
+        let LockOptions {
+            max_hold, min_hold, ..
+        } = attempt.options.lock;
         let (lease, handovers) = (attempt.lease(), attempt.handovers());
         // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
         // contradict each other are refused.
@@ -125,7 +122,7 @@ impl Question {
             request,
             sent: clock::now(),
             lease,
-            fixed: fixed.is_some(),
+            fixed: attempt.options.lock.fixed().is_some(),
             max_hold,
             min_hold,
             handovers,

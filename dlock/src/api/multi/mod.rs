@@ -9,14 +9,14 @@ use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::acquire::Attempt;
 pub use self::guard::MultiGuard;
+use crate::api::options::option_methods;
 use crate::api::run::Run;
 use crate::runtime::client::Handle;
 use crate::store::Kind;
-use crate::{Error, Held, Lock, LockKey};
+use crate::{Error, Held, Lock, LockKey, LockOptions};
 
 /// Several locks that are taken together, all of them or none, with the options of a [`Lock`].
 ///
@@ -45,8 +45,7 @@ use crate::{Error, Held, Lock, LockKey};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
-/// use std::time::Duration;
-///
+/// ///
 /// let client = dlock::LockClient::memory();
 /// let (from, to) = ("account:7", "account:3");
 ///
@@ -78,62 +77,43 @@ impl MultiLock {
         }
     }
 
-    fn with(self, change: impl FnOnce(Lock) -> Lock) -> MultiLock {
+    fn each(self, change: impl FnOnce(Lock) -> Lock) -> MultiLock {
         MultiLock {
             keys: self.keys,
             each: change(self.each),
         }
     }
 
+    fn with(self, change: impl FnOnce(LockOptions) -> LockOptions) -> MultiLock {
+        self.each(|lock| lock.with(change))
+    }
+
     /// What to lock each of them as; a plain [`Kind::Lock`] by default. [`Kind::Permit`] is refused: permits of
     /// several semaphores are not had at once. So is [`Kind::Fair`] for more than one: who waits for several has no
     /// place in a queue.
     pub fn kind(self, kind: Kind) -> MultiLock {
-        self.with(|lock| lock.kind(kind))
+        self.each(|lock| lock.kind(kind))
     }
 
-    /// Fixes the lease of all of them, which begins when the last is had. See [`Lock::lease`].
-    pub fn lease(self, lease: Duration) -> MultiLock {
-        self.with(|lock| lock.lease(lease))
-    }
-
-    /// The lease that the watchdog keeps renewing. See [`Lock::renewed_lease`].
-    pub fn renewed_lease(self, lease: Duration) -> MultiLock {
-        self.with(|lock| lock.renewed_lease(lease))
-    }
-
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait, for all of them together; without end
-    /// by default.
-    pub fn wait(self, wait: Duration) -> MultiLock {
-        self.with(|lock| lock.wait(wait))
-    }
-
-    /// The longest time that they are held. See [`Lock::max_hold`].
-    pub fn max_hold(self, max_hold: Duration) -> MultiLock {
-        self.with(|lock| lock.max_hold(max_hold))
-    }
-
-    /// Keeps all of them taken for at least this long. See [`Lock::min_hold`].
-    pub fn min_hold(self, min_hold: Duration) -> MultiLock {
-        self.with(|lock| lock.min_hold(min_hold))
-    }
-
-    /// How many callers may wait in this process for the one of them that this call waits for. See
-    /// [`Lock::max_waiters`].
-    pub fn max_waiters(self, max_waiters: usize) -> MultiLock {
-        self.with(|lock| lock.max_waiters(max_waiters))
-    }
-
-    /// How many times each of them is handed on in this process to a call that wants it alone. See
-    /// [`Lock::local_handovers`].
-    pub fn local_handovers(self, local_handovers: u32) -> MultiLock {
-        self.with(|lock| lock.local_handovers(local_handovers))
+    option_methods! {
+        options,
+        lease,
+        /// It begins for all of them when the last is acquired.
+        fixed_lease,
+        /// The time is for all of them together.
+        wait,
+        max_hold,
+        min_hold,
+        /// Counted are the waiters of the lock that this call waits for.
+        max_waiters,
+        /// That is to a call that wants it alone; see [`Lock::local_handovers`].
+        local_handovers,
     }
 
     /// Has new readers of a read-write lock stand back while this call waits for it to write. See
     /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Of several, it is the one that is waited for.
     pub fn prefer_writers(self) -> MultiLock {
-        self.with(Lock::prefer_writers)
+        self.each(Lock::prefer_writers)
     }
 
     /// The names, in their order, each once.

@@ -11,18 +11,18 @@ use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::number::Number;
 pub use self::permit::Permit;
 pub use self::unowned::UnownedSemaphore;
 use crate::api::lock::guarded;
+use crate::api::options::option_methods;
 use crate::api::run::Run;
 use crate::runtime::acquire::Attempt;
 use crate::runtime::client::Handle;
 use crate::runtime::options::{Options, Permits};
 use crate::store::Kind;
-use crate::{Error, Held, LockKey};
+use crate::{Error, Held, LockKey, LockOptions};
 
 /// How many permits a semaphore has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,22 +79,16 @@ pub struct SemaphoreStatus {
 pub struct Semaphore {
     handle: Arc<Handle>,
     key: LockKey,
-    options: Options,
+    options: LockOptions,
     total: Option<u32>,
 }
 
 impl Semaphore {
     pub(crate) fn new(handle: Arc<Handle>, key: LockKey) -> Semaphore {
-        let options = Options {
-            kind: Kind::Permit,
-            // What comes free goes back to the store, where all processes are served.
-            local_handovers: Some(0),
-            ..Options::default()
-        };
         Semaphore {
             handle,
             key,
-            options,
+            options: LockOptions::new(),
             total: None,
         }
     }
@@ -106,47 +100,19 @@ impl Semaphore {
         self
     }
 
-    /// Fixes the lease: permits are not renewed and come back by themselves after this long. By default they
-    /// are renewed for as long as their guard lives.
-    pub fn lease(mut self, lease: Duration) -> Semaphore {
-        self.options.lease = Some(lease);
-        self
+    option_methods! {
+        options,
+        lease,
+        fixed_lease,
+        wait,
+        max_hold,
+        /// So the permits bound how much is begun in that time.
+        min_hold,
+        max_waiters,
     }
 
-    /// The lease that the watchdog keeps renewing, every third of it; the client's
-    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the
-    /// holder its permits come back when it has run out.
-    pub fn renewed_lease(mut self, lease: Duration) -> Semaphore {
-        self.options.renewed_lease = Some(lease);
-        self.options.lease = None;
-        self
-    }
-
-    /// How long [`acquire`](Self::acquire) and its like wait; without end by default.
-    pub fn wait(mut self, wait: Duration) -> Semaphore {
-        self.options.wait = Some(wait);
-        self
-    }
-
-    /// The longest time that permits are held: after it renewal has ended and they are lost, however alive
-    /// the holder looks. No limit by default.
-    pub fn max_hold(mut self, max_hold: Duration) -> Semaphore {
-        self.options.max_hold = Some(max_hold);
-        self
-    }
-
-    /// Keeps permits taken for at least this long from their acquisition on, even if they are released before:
-    /// so the permits bound how much is begun in that time. No minimum by default.
-    pub fn min_hold(mut self, min_hold: Duration) -> Semaphore {
-        self.options.min_hold = Some(min_hold);
-        self
-    }
-
-    /// How many callers may wait for the semaphore in this process at a time; one more is refused at once with
-    /// [`Error::TooManyWaiters`]. No limit by default; a queue without bound is an outage, so set one where
-    /// requests come from outside.
-    pub fn max_waiters(mut self, max_waiters: usize) -> Semaphore {
-        self.options.max_waiters = Some(max_waiters);
+    fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Semaphore {
+        self.options = change(self.options);
         self
     }
 
@@ -163,7 +129,7 @@ impl Semaphore {
     /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
     pub fn check(&self) -> Result<(), Error> {
         self.key.check()?;
-        self.options(1).check()
+        self.asks(1).check()
     }
 
     /// Takes one permit if one is free, without waiting for anybody: asks the store once.
@@ -256,13 +222,15 @@ impl Semaphore {
         Run::new(guarded(self.attempt(1, false, Location::caller())), work)
     }
 
-    fn options(&self, amount: u32) -> Options {
+    fn asks(&self, amount: u32) -> Options {
         Options {
+            kind: Kind::Permit,
             permits: Some(Permits {
                 amount,
                 total: self.total,
             }),
-            ..self.options.clone()
+            lock: self.options.clone(),
+            ..Options::default()
         }
     }
 
@@ -280,7 +248,7 @@ impl Semaphore {
         Attempt {
             handle: self.handle.clone(),
             key: self.key.clone(),
-            options: self.options(amount),
+            options: self.asks(amount),
             once,
             by,
         }

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use super::SemaphoreStatus;
 use super::number::Number;
+use crate::api::options::option_methods;
 use crate::runtime::acquire::Attempt;
 use crate::runtime::client::Handle;
 use crate::runtime::options::{Options, Permits};
 use crate::store::Kind;
-use crate::{Error, LockKey};
+use crate::{Error, LockKey, LockOptions};
 
 /// For how long the store remembers that permits were taken, so that taking them can be undone.
 const UNDONE_WITHIN: Duration = Duration::from_secs(60);
@@ -45,22 +46,16 @@ const UNDONE_WITHIN: Duration = Duration::from_secs(60);
 pub struct UnownedSemaphore {
     handle: Arc<Handle>,
     key: LockKey,
-    options: Options,
+    options: LockOptions,
     total: Option<u32>,
 }
 
 impl UnownedSemaphore {
     pub(crate) fn new(handle: Arc<Handle>, key: LockKey) -> UnownedSemaphore {
-        let options = Options {
-            kind: Kind::Unowned,
-            lease: Some(UNDONE_WITHIN),
-            local_handovers: Some(0),
-            ..Options::default()
-        };
         UnownedSemaphore {
             handle,
             key,
-            options,
+            options: LockOptions::new().fixed_lease(UNDONE_WITHIN),
             total: None,
         }
     }
@@ -72,16 +67,13 @@ impl UnownedSemaphore {
         self
     }
 
-    /// How long [`acquire`](Self::acquire) and its like wait; without end by default.
-    pub fn wait(mut self, wait: Duration) -> UnownedSemaphore {
-        self.options.wait = Some(wait);
-        self
+    option_methods! {
+        wait,
+        max_waiters,
     }
 
-    /// How many callers may wait for the semaphore in this process at a time; one more is refused at once with
-    /// [`Error::TooManyWaiters`]. No limit by default.
-    pub fn max_waiters(mut self, max_waiters: usize) -> UnownedSemaphore {
-        self.options.max_waiters = Some(max_waiters);
+    fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> UnownedSemaphore {
+        self.options = change(self.options);
         self
     }
 
@@ -98,7 +90,7 @@ impl UnownedSemaphore {
     /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
     pub fn check(&self) -> Result<(), Error> {
         self.key.check()?;
-        self.options(1).check()
+        self.asks(1).check()
     }
 
     /// Takes one permit if one is free, without waiting for anybody: asks the store once.
@@ -148,13 +140,15 @@ impl UnownedSemaphore {
         self.take(permits, false, Location::caller())
     }
 
-    fn options(&self, amount: u32) -> Options {
+    fn asks(&self, amount: u32) -> Options {
         Options {
+            kind: Kind::Unowned,
             permits: Some(Permits {
                 amount,
                 total: self.total,
             }),
-            ..self.options.clone()
+            lock: self.options.clone(),
+            ..Options::default()
         }
     }
 
@@ -167,7 +161,7 @@ impl UnownedSemaphore {
         let attempt = Attempt {
             handle: self.handle.clone(),
             key: self.key.clone(),
-            options: self.options(amount),
+            options: self.asks(amount),
             once,
             by,
         };

@@ -312,7 +312,7 @@ impl Wait<'_, Attempt> {
     pub(super) async fn in_store_queue(&self) -> Result<Hold, Error> {
         let mine = Mine::default();
         let mut heard = Evidence::default();
-        let mut line = Line::End(self.attempt.options.max_waiters);
+        let mut line = Line::End(self.attempt.options.lock.max_waiters);
         loop {
             let Attempt {
                 handle,
@@ -397,7 +397,7 @@ impl Wait<'_, Attempt> {
                     self.is_busy(left, heard);
                     let left = left.filter(|left| *left <= LONGEST);
                     if let Some(turn) = &turn {
-                        turn.waits(options.max_waiters, heard)?;
+                        turn.waits(options.lock.max_waiters, heard)?;
                         watch.get_or_insert_with(|| place.listen());
                     }
                     (place, until_next_fair_request(left))

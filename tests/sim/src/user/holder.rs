@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use dlock::store::Kind;
-use dlock::{Error, Held, LockClient, LockGuard, LockKey, MultiGuard, Permit, Term};
+use dlock::{Error, Held, Lease, LockClient, LockGuard, LockKey, LockOptions, MultiGuard, Permit, Term};
 
 use crate::plan::{self, Lock};
 use crate::world::with;
@@ -90,54 +90,41 @@ pub(super) fn kind_of(kind: plan::Kind) -> Kind {
     }
 }
 
-/// The options that all of them have, under the same names.
-macro_rules! with_options {
-    ($lock:expr, $task:expr) => {{
-        let millis = Duration::from_millis;
-        let mut lock = $lock;
-        if let Some(wait) = $task.wait {
-            lock = lock.wait(millis(wait));
-        }
-        if let Some(lease) = $task.fixed_lease {
-            lock = lock.lease(millis(lease));
-        }
-        if let Some(min_hold) = $task.min_hold {
-            lock = lock.min_hold(millis(min_hold));
-        }
-        if let Some(max_hold) = $task.max_hold {
-            lock = lock.max_hold(millis(max_hold));
-        }
-        if let Some(most) = $task.max_waiters {
-            lock = lock.max_waiters(most);
-        }
-        lock
-    }};
+fn options_of(task: &Lock) -> LockOptions {
+    let millis = Duration::from_millis;
+    let mut options = LockOptions::new();
+    options.lease = task.fixed_lease.map(|lease| Lease::Fixed(millis(lease)));
+    options.wait = task.wait.map(millis);
+    options.min_hold = task.min_hold.map(millis);
+    options.max_hold = task.max_hold.map(millis);
+    options.max_waiters = task.max_waiters;
+    options
 }
 
 pub(super) fn lock_of(client: &LockClient, task: &Lock) -> dlock::Lock {
     let lock = client.lock(key_of(task.kind, task.key)).kind(kind_of(task.kind));
-    let mut lock = with_options!(lock, task);
-    if let Some(handoffs) = task.handoffs {
-        lock = lock.local_handovers(handoffs);
-    }
+    let mut options = options_of(task);
+    options.local_handovers = task.handoffs;
+    let lock = lock.options(options);
     if task.preferred {
-        lock = lock.prefer_writers();
+        lock.prefer_writers()
+    } else {
+        lock
     }
-    lock
 }
 
 pub(super) fn set_of(client: &LockClient, task: &Lock) -> dlock::MultiLock {
     let set = client.multi(keys_of(task)).kind(kind_of(task.kind));
-    let set = with_options!(set, task);
+    let set = set.options(options_of(task));
     if task.preferred { set.prefer_writers() } else { set }
 }
 
 pub(super) fn semaphore_of(client: &LockClient, task: &Lock) -> dlock::Semaphore {
     let total = with(|world| world.plan.semaphores.get(task.key as usize).copied());
-    let semaphore = client
+    client
         .semaphore(key_of(task.kind, task.key))
-        .permits(total.unwrap_or(1));
-    with_options!(semaphore, task)
+        .permits(total.unwrap_or(1))
+        .options(options_of(task))
 }
 
 pub(super) fn post_of(client: &LockClient, task: &Lock) -> dlock::Leader {

@@ -116,8 +116,8 @@ impl Task {
         }
         match plan.terms {
             Terms::Plain => lock,
-            Terms::Renewed(lease) => lock.renewed_lease(lease),
-            Terms::Fixed(lease) => lock.lease(lease),
+            Terms::Renewed(lease) => lock.lease(lease),
+            Terms::Fixed(lease) => lock.fixed_lease(lease),
             Terms::MaxHold(most) => lock.max_hold(most),
             Terms::MinHold(least) => lock.min_hold(least),
         }

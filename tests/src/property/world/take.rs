@@ -39,7 +39,7 @@ impl World<'_> {
         let fixed = Self::lease(lease);
         let mut lock = self.clients[owner].lock(self.name(key)).kind(kind);
         if let Some(lease) = fixed {
-            lock = lock.lease(lease);
+            lock = lock.fixed_lease(lease);
         }
         let wanted = Wanted {
             owner,
@@ -86,7 +86,7 @@ impl World<'_> {
             .multi(keys.iter().map(|key| self.name(*key)))
             .kind(kind);
         if let Some(lease) = fixed {
-            all = all.lease(lease);
+            all = all.fixed_lease(lease);
         }
         keys.sort_unstable();
         keys.dedup();
@@ -167,7 +167,7 @@ impl World<'_> {
             semaphore = semaphore.permits(total);
         }
         if let Some(lease) = fixed {
-            semaphore = semaphore.lease(lease);
+            semaphore = semaphore.fixed_lease(lease);
         }
         match (expected, semaphore.try_acquire_many(amount).await) {
             (None, Ok(permit)) => {

@@ -10,7 +10,7 @@ async fn two_keys() -> Result<(), Error> {
     Ok(())
 }
 
-#[distributed_lock(key = "jobs", lease = "30s", renewed_lease = "40s")]
+#[distributed_lock(key = "jobs", lease = "30s", fixed_lease = "40s")]
 async fn fixed_and_renewed() -> Result<(), Error> {
     Ok(())
 }

@@ -20,7 +20,7 @@ mod user {
 
     type Outcome = ::core::result::Result<u64, ::dlock::Error>;
 
-    #[::dlock::distributed_lock(key = "{__dlock_key}:{key}:{lock.0}", lock = client, wait = "1s", lease = LEASE)]
+    #[::dlock::distributed_lock(key = "{__dlock_key}:{key}:{lock.0}", lock = client, wait = "1s", fixed_lease = LEASE)]
     async fn run(
         client: ::dlock::LockClient,
         __dlock_key: u64,

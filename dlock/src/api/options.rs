@@ -1,0 +1,84 @@
+//! The methods that set options: written once, for all that is acquired with [`LockOptions`](crate::LockOptions).
+
+/// Methods of a type that sets its options by `fn with(self, change: impl FnOnce(LockOptions) -> LockOptions) -> Self`:
+/// those that are named, each with what there is to add to its documentation.
+macro_rules! option_methods {
+    ($($(#[$more:meta])* $method:ident),* $(,)?) => {
+        $(option_methods!(@$method $(#[$more])*);)*
+    };
+    (@options $(#[$more:meta])*) => {
+        /// Takes all options from these, instead of those that were set before.
+        ///
+        $(#[$more])*
+        pub fn options(self, options: crate::LockOptions) -> Self {
+            self.with(|_| options)
+        }
+    };
+    (@lease $(#[$more:meta])*) => {
+        /// The lease that the watchdog keeps renewing, every third of it, for as long as the guard lives; the client's
+        /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the holder
+        /// others can acquire when it has run out.
+        ///
+        $(#[$more])*
+        pub fn lease(self, lease: std::time::Duration) -> Self {
+            self.with(|options| options.lease(lease))
+        }
+    };
+    (@fixed_lease $(#[$more:meta])*) => {
+        /// A lease that is not renewed: the hold is lost after this long. By default the lease is
+        /// [renewed](Self::lease) for as long as the guard lives.
+        ///
+        $(#[$more])*
+        pub fn fixed_lease(self, lease: std::time::Duration) -> Self {
+            self.with(|options| options.fixed_lease(lease))
+        }
+    };
+    (@wait $(#[$more:meta])*) => {
+        /// How long [`acquire`](Self::acquire) and its like wait; without end by default. The store's reply must come
+        /// within that time, too.
+        ///
+        $(#[$more])*
+        pub fn wait(self, wait: std::time::Duration) -> Self {
+            self.with(|options| options.wait(wait))
+        }
+    };
+    (@max_hold $(#[$more:meta])*) => {
+        /// The longest time that a hold lasts: after it renewal has ended and the hold is lost, however alive the holder
+        /// looks. No limit by default.
+        ///
+        $(#[$more])*
+        pub fn max_hold(self, max_hold: std::time::Duration) -> Self {
+            self.with(|options| options.max_hold(max_hold))
+        }
+    };
+    (@min_hold $(#[$more:meta])*) => {
+        /// Keeps what is acquired taken for at least this long from its acquisition on, even if it is released before.
+        /// No minimum by default.
+        ///
+        $(#[$more])*
+        pub fn min_hold(self, min_hold: std::time::Duration) -> Self {
+            self.with(|options| options.min_hold(min_hold))
+        }
+    };
+    (@max_waiters $(#[$more:meta])*) => {
+        /// How many callers may wait in this process at a time; one more is refused at once with
+        /// [`Error::TooManyWaiters`](crate::Error::TooManyWaiters). No limit by default; a queue without bound is an
+        /// outage, so set one where requests come from outside.
+        ///
+        $(#[$more])*
+        pub fn max_waiters(self, max_waiters: usize) -> Self {
+            self.with(|options| options.max_waiters(max_waiters))
+        }
+    };
+    (@local_handovers $(#[$more:meta])*) => {
+        /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
+        /// default, and 0 sends every release to the store.
+        ///
+        $(#[$more])*
+        pub fn local_handovers(self, local_handovers: u32) -> Self {
+            self.with(|options| options.local_handovers(local_handovers))
+        }
+    };
+}
+
+pub(crate) use option_methods;
