@@ -2,7 +2,7 @@
 //!
 //! It keeps every rule of [`dlock::store`] for the one kind that it has, and refuses all others. The page
 //! [docs/stores.md](https://github.com/dlock-rs/dlock/blob/main/docs/stores.md) says what changes where the database is
-//! behind a network. `tests/contract.rs` is all that it takes to test it.
+//! behind a network. `contract.rs` is all that it takes to test it.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -15,6 +15,9 @@
 //! guard.release().await?;
 //! # Ok(()) }
 //! ```
+
+#[cfg(test)]
+mod contract;
 
 use std::collections::HashMap;
 use std::future::ready;

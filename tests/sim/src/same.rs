@@ -8,17 +8,22 @@ use crate::plan::Runtimes;
 use crate::trace::Keep;
 use crate::{batch, draw, kept, panics, run};
 
-const SEEDS: u64 = 1_000;
+/// How many worlds of each sort: 1,000, or what `DLOCK_SIM_SEEDS` says.
+fn seeds() -> u64 {
+    std::env::var("DLOCK_SIM_SEEDS")
+        .map_or(1_000, |seeds| seeds.parse().expect("DLOCK_SIM_SEEDS is a number"))
+}
 
 /// Runs the worlds of all seeds twice; what is wrong with some of them.
 fn wrong_twice(runtimes: Runtimes) -> String {
     panics::install();
+    let seeds = seeds();
     let next = AtomicU64::new(0);
     let wrong = Mutex::new(Vec::new());
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= SEEDS {
+            if seed >= seeds {
                 return;
             }
             let plan = Rc::new(draw::plan(seed, runtimes));

@@ -1,13 +1,12 @@
 //! The idempotency layer: what bounds handlers without clients, requests that wait, bodies without an end, and what is
 //! stored where the store is full.
 
-mod idempotency_support;
-
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::idempotency_support::*;
 use bytes::Bytes;
 use dlock_tower::idempotency::Problem;
 use futures_util::future::join_all;
@@ -16,7 +15,6 @@ use http::Response;
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use idempotency_support::*;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;

@@ -1,7 +1,6 @@
 //! The idempotency layer: a key is released only where it is certain that nothing has happened.
 
-mod idempotency_support;
-
+use crate::idempotency_support::*;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -11,7 +10,6 @@ use dlock::{Error, LockClient, distributed_lock};
 use dlock_tower::idempotency::caller;
 use dlock_tower::{IdempotencyLayer, LockLayer, key};
 use http::Request;
-use idempotency_support::*;
 use tower::{Layer, ServiceExt};
 
 #[derive(Clone)]

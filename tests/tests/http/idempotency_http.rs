@@ -1,13 +1,12 @@
 //! The idempotency layer in axum and under plain hyper, over HTTP/1 and HTTP/2, with real clients that go
 //! away.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::idempotency_support::{Answer, Counting, answer, layer, problem, records};
 use axum::body::Body;
 use axum::extract::Path;
 use axum::http::StatusCode;
@@ -22,7 +21,6 @@ use futures_util::StreamExt;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use idempotency_support::{Answer, Counting, answer, layer, problem, records};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;

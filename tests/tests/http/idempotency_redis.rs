@@ -1,10 +1,9 @@
 //! The idempotency layer on a server, with two processes' worth of clients, and a network that fails.
 
-mod idempotency_support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::idempotency_support::{Counting, SECOND, around, post, problem, send};
 use dlock::LockClient;
 use dlock_tests::faults::{PATIENCE, in_rounds, setting, step};
 use dlock_tests::records::fresh_key;
@@ -13,7 +12,6 @@ use dlock_tower::IdempotencyLayer;
 use dlock_tower::idempotency::caller::{Public, public};
 use http::Response;
 use http_body_util::Full;
-use idempotency_support::{Counting, SECOND, around, post, problem, send};
 use tokio::time::timeout;
 use tower::ServiceExt;
 

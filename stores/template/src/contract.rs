@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::{Database, ToyStore};
 use dlock::store::Store;
 use dlock_conformance::{Fixture, conform};
-use dlock_store_template::{Database, ToyStore};
 
 struct Toy(Database);
 

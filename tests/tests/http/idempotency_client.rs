@@ -1,11 +1,10 @@
 //! The client's side: a key for each operation, kept over its retries; over hyper and over reqwest.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::idempotency_support::{Answer, Counting, SECOND, answer, bounded, layer};
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
@@ -14,7 +13,6 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use idempotency_support::{Answer, Counting, SECOND, answer, bounded, layer};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt};

@@ -484,7 +484,7 @@ async fn scripts_that_were_flushed_are_no_trouble() {
     }
 }
 
-/// `cargo test --release --test redis_records -- --ignored --nocapture` prints what records cost.
+/// `cargo test -p dlock-tests --release --test redis redis_records -- --ignored --nocapture` prints what records cost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures"]
 async fn what_records_cost() {

@@ -1,12 +1,11 @@
 //! The idempotency layer: bodies at the limits, streams, trailers, and what is never kept whole.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::idempotency_support::*;
 use bytes::Bytes;
 use dlock::LockClient;
 use dlock_tower::idempotency::{DEFAULT_LIMIT, Outcome};
@@ -16,7 +15,6 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use idempotency_support::*;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 

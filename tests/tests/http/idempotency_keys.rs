@@ -1,15 +1,13 @@
 //! The idempotency layer: which requests it applies to, and which of them are one.
 
-mod idempotency_support;
-
 use std::sync::Arc;
 
+use crate::idempotency_support::*;
 use bytes::Bytes;
 use dlock_tower::idempotency::{IdempotencyLayer, caller};
 use dlock_tower::{NotStarted, Rejection};
 use http::{HeaderName, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
-use idempotency_support::*;
 use tower::ServiceExt;
 
 #[tokio::test]

@@ -1,16 +1,14 @@
 //! The idempotency layer around handlers that store their result in a transaction of their own. What a
 //! transaction is stands for itself here; on Postgres see the suites of that store.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 
+use crate::idempotency_support::*;
 use bytes::Bytes;
 use dlock_tower::{Idempotency, IdempotencyLayer};
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use idempotency_support::*;
 use tokio::time::sleep;
 use tower::Service;
 

@@ -1,18 +1,16 @@
 //! The idempotency layer around a tonic server: unary calls, their trailers, and what their status means.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use crate::idempotency_support::{Counting, layer};
 use bytes::{Buf, BufMut};
 use dlock_tower::idempotency::IdempotencyHandle;
 use dlock_tower::{Idempotency, IdempotencyLayer, LockLayer, key};
 use http::uri::PathAndQuery;
-use idempotency_support::{Counting, layer};
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataMap;

@@ -1,18 +1,16 @@
 //! The idempotency layer: requests while an equal one is in progress, and after one whose process is gone.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::idempotency_support::*;
 use bytes::Bytes;
 use dlock::record::{ClaimRequest, ClaimToken, OnOrphan};
 use dlock_tower::Idempotency;
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use idempotency_support::*;
 use tokio::time::{Instant, sleep};
 
 /// Answers with this status and the number of the run.

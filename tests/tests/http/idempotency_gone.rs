@@ -1,8 +1,6 @@
 //! The idempotency layer: clients that go away at every point, handlers that panic, services that fail and
 //! runtimes that end.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -11,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::idempotency_support::*;
 use dlock::LockClient;
 use dlock_tower::idempotency::caller::public;
 use dlock_tower::{IdempotencyLayer, LockLayer, key};
 use http::Response;
 use http_body_util::Full;
-use idempotency_support::*;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt};
 

@@ -1,17 +1,15 @@
 //! The idempotency layer: a store that goes away at the claim, while the handler runs, and at the
 //! completion; claims that are lost.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::idempotency_support::*;
 use dlock_tower::Idempotency;
 use dlock_tower::idempotency::Outcome;
 use http::Response;
 use http_body_util::Full;
-use idempotency_support::*;
 use tokio::time::{Instant, sleep};
 
 #[tokio::test(start_paused = true)]

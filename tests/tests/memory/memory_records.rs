@@ -275,7 +275,7 @@ fn a_policy_counts_when_it_is_asked_for() {
     });
 }
 
-/// `cargo test --test memory_records -- --ignored --nocapture` prints what a million records cost.
+/// `cargo test -p dlock-tests --test memory memory_records -- --ignored --nocapture` prints what a million records cost.
 #[test]
 #[ignore = "measures the memory of the whole process"]
 fn a_million_records_are_affordable() {

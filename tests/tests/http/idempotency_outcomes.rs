@@ -1,14 +1,12 @@
 //! The idempotency layer: what is kept and what is released, and what a retry gets.
 
-mod idempotency_support;
-
 use std::convert::Infallible;
 
+use crate::idempotency_support::*;
 use dlock_tower::idempotency::{Class, Ending, Outcome, Policy, Verdict};
 use dlock_tower::{Idempotency, LockLayer, NotStarted, key};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
-use idempotency_support::*;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 

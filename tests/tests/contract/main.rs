@@ -1,0 +1,19 @@
+//! What every store promises, on each of them: in memory, a server, a Cluster, one with sentinels, a quorum.
+
+mod both_conformance;
+mod both_fair;
+mod both_fenced;
+mod both_handover;
+mod both_latches;
+mod both_leader;
+mod both_lessons;
+mod both_locks;
+mod both_multi;
+mod both_prefer_writers;
+mod both_properties;
+mod both_read_write;
+mod both_read_write_frames;
+mod both_records;
+mod both_redisson_locks;
+mod both_redisson_others;
+mod both_semaphores;

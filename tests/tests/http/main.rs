@@ -1,0 +1,27 @@
+//! What stands before handlers: the layers of dlock-tower, and where they keep the records of requests.
+
+mod idempotency_bodies;
+mod idempotency_client;
+mod idempotency_gone;
+mod idempotency_grpc;
+mod idempotency_http;
+mod idempotency_keys;
+mod idempotency_limits;
+mod idempotency_outcomes;
+mod idempotency_progress;
+mod idempotency_redis;
+mod idempotency_released;
+mod idempotency_store;
+mod idempotency_support;
+mod idempotency_transaction;
+mod postgres_faults;
+mod postgres_layer;
+mod postgres_records;
+mod postgres_transaction;
+mod tower_axum;
+mod tower_body;
+mod tower_detached;
+mod tower_http_layers;
+mod tower_keys;
+mod tower_kinds;
+mod tower_lock;

@@ -1,0 +1,32 @@
+//! The locks in one process, on stores in memory, mostly under a paused clock; and what is told of the code itself.
+
+mod guarantees;
+mod macro_behaviour;
+mod macro_companions;
+mod macro_default;
+mod macro_drops;
+mod macro_expansion;
+mod macro_instrument;
+mod macro_keys;
+mod macro_shapes;
+mod memory_attack;
+mod memory_cancel;
+mod memory_conformance;
+mod memory_fair;
+mod memory_frames;
+mod memory_handover;
+mod memory_handover_storm;
+mod memory_leader;
+mod memory_leases;
+mod memory_multi;
+mod memory_multi_busy;
+mod memory_permits;
+mod memory_properties;
+mod memory_quorum;
+mod memory_read_write;
+mod memory_records;
+mod memory_waiting;
+mod memory_warnings;
+mod memory_watchdog;
+mod memory_watchdog_storm;
+mod modules;

@@ -1,0 +1,35 @@
+//! What only servers do: they are far away, fail, fill up, forget, move, and refuse.
+
+mod redis_access;
+mod redis_acl;
+mod redis_bad_input;
+mod redis_cancel;
+mod redis_cluster;
+mod redis_cluster_news;
+mod redis_connect;
+mod redis_distant;
+mod redis_fair;
+mod redis_faults;
+mod redis_late;
+mod redis_leader;
+mod redis_lessons;
+mod redis_multi;
+mod redis_network;
+mod redis_order;
+mod redis_outage;
+mod redis_overload;
+mod redis_permits;
+mod redis_quorum;
+mod redis_read_write;
+mod redis_records;
+mod redis_records_faults;
+mod redis_records_moves;
+mod redis_refusals;
+mod redis_replicas;
+mod redis_sentinel;
+mod redis_swallowed;
+mod redis_urls;
+mod redis_waiting;
+mod redis_wire;
+mod tls_server;
+mod tls_topologies;
