@@ -42,7 +42,7 @@ macro_rules! __contract {
             min_hold [Kind(Lock), MinHold] {
                 released_lock_stays_taken_for_min_hold,
                 min_hold_does_not_prolong_lease,
-                renewal_of_lock_kept_by_min_hold_says_gone,
+                nothing_prolongs_a_min_hold,
             }
             renewal [Kind(Lock)] {
                 renewal_extends_lease,

@@ -40,14 +40,44 @@ pub async fn min_hold_does_not_prolong_lease(case: Case) {
     promise.holds(left.is_some_and(|left| left <= case.short() + case.tick()), reply);
 }
 
-pub async fn renewal_of_lock_kept_by_min_hold_says_gone(case: Case) {
+/// Of each kind: neither a renewal that the store sees after the release nor another copy of the release prolongs it.
+pub async fn nothing_prolongs_a_min_hold(case: Case) {
     let promise =
         Promise("renew: Gone where the grant was released and keeps the key for a while; nothing is changed");
-    let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
-    let mut release = held.release();
-    release.keep_for = case.short();
-    assert!(a.release(release).await.is_ok_and(is_released));
-    promise.holds(!a.renews(&held, case.long()).await, "Renewed");
-    case.comes_free(&b, Kind::Lock, &key, promise).await;
+    let (peer, keep) = (case.peer().await, case.long() / 2);
+    for kind in [
+        Kind::Lock,
+        Kind::Fair,
+        Kind::Fenced,
+        Kind::Read,
+        Kind::Write,
+        Kind::Permit,
+    ] {
+        if !case.has(kind) {
+            continue;
+        }
+        let key = case.key(&kind.to_string());
+        let mut request = peer.request(kind, &key, case.long());
+        if kind == Kind::Permit {
+            (request.permits, request.amount) = (Some(3), 2);
+        }
+        let held = peer.takes_as(request).await;
+        let mut release = held.release();
+        release.keep_for = keep;
+        assert!(peer.release(release.clone()).await.is_ok_and(is_released));
+        promise.holds(!peer.renews(&held, case.long()).await, (kind, "Renewed"));
+        release.keep_for = case.long();
+        let again = peer.release(release).await;
+        assert!(again.is_ok(), "{again:?}");
+        if case.can().inspection {
+            let holders = peer.inspect(&key).await.expect("the store inspects");
+            KEPT.holds(holders.len() == held.amount as usize, (kind, &holders));
+            // It counts no hold, and ends when it was to end.
+            let ends = |left| left <= keep + case.tick();
+            let right = holders
+                .iter()
+                .all(|holder| holder.holds == 0 && holder.remaining.is_some_and(ends));
+            KEPT.holds(right, (kind, keep, &holders));
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Fencing tokens.
 
+use dlock::LockKey;
 use dlock::store::Kind;
 
 use crate::case::Case;
@@ -10,13 +11,26 @@ use crate::verbs::{Peer, Reply};
 const GROW: Promise = Promise("A fencing token is greater than every token of the key before");
 
 pub async fn tokens_grow_over_release(case: Case) {
-    let ((a, b), key) = (case.peers().await, case.key("k"));
-    let mut last = 0;
-    for peer in [&a, &b, &a, &a, &b] {
-        let held = peer.takes(Kind::Lock, &key, case.long()).await;
-        GROW.holds(held.tokens.first > last, (last, &held.tokens));
-        last = held.tokens.last;
-        assert!(peer.gives(&held).await);
+    let (a, b) = case.peers().await;
+    // Readers and writers count together; kinds of plain locks may each count for themselves.
+    let orders = [
+        &[Kind::Lock][..],
+        &[Kind::Fair],
+        &[Kind::Fenced],
+        &[Kind::Write, Kind::Read, Kind::Read],
+        &[Kind::Permit],
+    ];
+    for kinds in orders {
+        if !kinds.iter().all(|kind| case.has(*kind)) {
+            continue;
+        }
+        let (key, mut last) = (case.key(&kinds[0].to_string()), 0);
+        for (kind, peer) in kinds.iter().cycle().zip([&a, &b, &a, &a, &b, &b, &a]) {
+            let held = peer.takes(*kind, &key, case.long()).await;
+            GROW.holds(held.tokens.first > last, (kind, last, &held.tokens));
+            last = held.tokens.last;
+            assert!(peer.gives(&held).await);
+        }
     }
 }
 
@@ -85,21 +99,27 @@ pub async fn tokens_grow_over_restart(case: Case) {
 }
 
 pub(super) async fn grow_over(case: &Case, fault: Fault) {
-    let ((a, b), key) = (case.peers().await, case.key("k"));
-    let before = a.takes(Kind::Lock, &key, case.short()).await;
+    let (a, b) = case.peers().await;
+    let mut before = Vec::new();
+    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Write] {
+        if case.has(kind) {
+            before.push(a.takes(kind, &case.key(&kind.to_string()), case.short()).await);
+        }
+    }
     if !case.fault(fault).await {
         return;
     }
-    let after = granted_soon(case, &b, &key).await;
-    GROW.holds(after > before.tokens.last, (fault, before.tokens, after));
+    for held in before {
+        let after = granted_soon(case, &b, held.kind, &held.key).await;
+        GROW.holds(after > held.tokens.last, (fault, held, after));
+    }
 }
 
 /// The token with which the lock is granted once the store serves again.
-async fn granted_soon(case: &Case, peer: &Peer, key: &dlock::LockKey) -> u64 {
+async fn granted_soon(case: &Case, peer: &Peer, kind: Kind, key: &LockKey) -> u64 {
     let again = async {
         loop {
-            if let Ok(Reply::Granted(tokens)) = peer.acquire(peer.request(Kind::Lock, key, case.long())).await
-            {
+            if let Ok(Reply::Granted(tokens)) = peer.acquire(peer.request(kind, key, case.long())).await {
                 return tokens.first;
             }
             tokio::time::sleep(case.tick() / 4).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Kind, Lock, LockClient, Loss};
+use dlock::{Error, HoldState, Lock, LockClient, Loss};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
 use dlock_tests::{Store, eventually, on_every_store, settle};
 use futures_util::poll;
@@ -283,21 +283,6 @@ on_every_store! {
             if held { Ok(()) } else { Err("it was over at once") }
         })
         .await;
-    }
-
-    async fn plain_fair_and_fenced_locks_of_one_name_exclude_each_other(store: &Store) {
-        let (a, b) = (long(store).await, long(store).await);
-        let kinds = [Kind::Lock, Kind::Fair, Kind::Fenced];
-        for held in kinds {
-            let guard = a.lock("k").kind(held).acquire().await.unwrap();
-            for asked in kinds {
-                let refused = b.lock("k").kind(asked).try_acquire().await;
-                assert!(refused.as_ref().is_err_and(Error::is_busy), "{asked} beside {held}: {refused:?}");
-            }
-            is_confirmed(&guard).await;
-            guard.release().await.unwrap();
-        }
-        store.assert_clean(&[&a, &b]).await;
     }
 
     async fn rule_3_nested_calls_re_enter_and_branches_exclude_each_other(store: &Store) {

@@ -40,16 +40,6 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_16_tokens_do_not_go_back_after_a_flush(store: &Store) {
-        let client = long(store).await;
-        let mut tokens = Vec::new();
-        for _ in 0..4 {
-            tokens.push(token(&client).await);
-            store.flush().await;
-        }
-        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-    }
-
     async fn rule_3_who_re_enters_shares_the_token(store: &Store) {
         let client = long(store).await;
         let lock = client.fenced_lock("k");

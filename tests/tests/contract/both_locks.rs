@@ -1,15 +1,11 @@
 //! What a plain lock does, on memory and on a server: the rules of ownership, re-entry, release, waiting
 //! and fencing, seen through the public API.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store,
-};
-use dlock::{Error, HoldState, Kind, LockKey, Loss, scope};
+use dlock::{Error, HoldState, Loss, scope};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
 use dlock_tests::{eventually, on_every_store, on_quorums, settle};
 use futures_util::poll;
@@ -283,42 +279,6 @@ on_every_store! {
         .await;
     }
 
-    /// What was released keeps its name for what was left of `min_hold` and no longer, whatever was under way: neither a
-    /// renewal that the store sees after the release nor another copy of the release prolongs it. Of each kind.
-    async fn rule_11_a_renewal_on_its_way_prolongs_no_min_hold(store: &Store) {
-        const LEASE: Duration = Duration::from_secs(50);
-        const KEEP: Duration = Duration::from_secs(20);
-        const CLIENT: u128 = 0x1111_1111_2222_8333_9444_5555_5555_5555;
-        let store = store.store().await;
-        let kinds = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write, Kind::Permit];
-        for (number, kind) in kinds.into_iter().enumerate() {
-            let (key, grant) = (LockKey::new(kind.to_string()).unwrap(), GrantId::from_parts(CLIENT, number as u64));
-            let amount = if kind == Kind::Permit { 2 } else { 1 };
-            let mut acquire = AcquireRequest::new(kind, key.clone(), grant, LEASE);
-            (acquire.permits, acquire.amount) = (Some(3), amount);
-            match Store::acquire(store.clone(), acquire).await {
-                Ok(AcquireReply::Acquired { .. }) => {}
-                Err(error) if error.reason == Reason::Unsupported => continue,
-                other => panic!("{kind}: {other:?}"),
-            }
-            let mut release = ReleaseRequest::new(kind, key.clone(), grant);
-            (release.keep_for, release.amount) = (KEEP, amount);
-            let released = Store::release(store.clone(), release.clone()).await.unwrap();
-            assert!(matches!(released, ReleaseReply::Released { .. }), "{kind}: {released:?}");
-            let mut renewal = RenewRequest::new(kind, key.clone(), grant, LEASE);
-            renewal.amount = amount;
-            let answers = Store::renew(store.clone(), vec![renewal]).await.unwrap();
-            assert!(matches!(answers[..], [Ok(Renewal::Gone)]), "{kind}: {answers:?}");
-            release.keep_for = LEASE;
-            Store::release(store.clone(), release).await.unwrap();
-            let holders = Store::inspect(store.clone(), key).await.unwrap();
-            assert_eq!(holders.len(), amount as usize, "{kind}: {holders:?}");
-            for holder in holders {
-                assert!(holder.remaining.is_some_and(|left| left <= KEEP), "{holder:?}");
-            }
-        }
-    }
-
     async fn rule_11_min_hold_keeps_the_lock_taken(store: &Store) {
         in_rounds("it is asked for before the minimum is over", async || {
             let (a, b) = (store.client().await, store.client().await);
@@ -374,24 +334,6 @@ on_every_store! {
         client.force_release("k").await.unwrap();
         assert!(matches!(guard.release().await, Err(Error::Lost { loss: Loss::Gone, .. })));
         store.assert_clean(&[&client]).await;
-    }
-
-    async fn rule_16_tokens_grow_over_release_expiry_and_flush(store: &Store) {
-        let (a, b) = (store.client().await, store.client().await);
-        let mut tokens = Vec::new();
-        for i in 0..60 {
-            let client = if i % 2 == 0 { &a } else { &b };
-            let guard = client.lock("k").acquire().await.unwrap();
-            tokens.push(guard.fencing_token());
-            if i % 20 == 19 {
-                store.flush().await;
-            }
-            drop(guard);
-            settle_releases(client).await;
-        }
-        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-        let distinct: BTreeSet<_> = tokens.iter().collect();
-        assert_eq!(distinct.len(), tokens.len());
     }
 
     async fn rule_18_shutdown_ends_everything_in_good_order(store: &Store) {
@@ -554,11 +496,6 @@ on_every_store! {
     }
 }
 
-/// Waits until what was dropped has arrived at the store.
-async fn settle_releases(client: &dlock::LockClient) {
-    let _ = client.inspect("nothing").await;
-}
-
 on_quorums! {
     one_holder_at_a_time_in_one_process_and_across,
     try_acquire_asks_once_and_says_what_is_left_of_the_lease,
@@ -575,11 +512,9 @@ on_quorums! {
     rule_8_a_fixed_lease_ends_by_itself_and_leaks_into_nothing,
     rule_11_max_hold_ends_a_holder_that_is_stuck,
     rule_11_min_hold_keeps_the_lock_taken,
-    rule_11_a_renewal_on_its_way_prolongs_no_min_hold,
     rule_12_a_lock_that_is_forced_open_is_lost_at_the_next_check,
     rule_14_run_drops_the_work_when_the_lock_is_lost,
     rule_15_a_release_after_a_forced_one_reports_the_loss,
-    rule_16_tokens_grow_over_release_expiry_and_flush,
     rule_18_shutdown_ends_everything_in_good_order,
     rule_18_a_guard_keeps_its_client_alive,
     rule_21_futures_are_send_static_and_borrow_nothing,

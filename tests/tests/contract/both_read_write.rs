@@ -57,24 +57,6 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_16_readers_and_writers_have_tokens_that_only_grow(store: &Store) {
-        let (a, b) = (store.client().await, store.client().await);
-        let mut last = 0;
-        for round in 0..20 {
-            let client = if round % 3 == 0 { &a } else { &b };
-            let (first, second) = (read(&a).acquire().await.unwrap(), read(client).acquire().await.unwrap());
-            assert!(first.fencing_token() > last && second.fencing_token() > first.fencing_token());
-            last = second.fencing_token();
-            first.release().await.unwrap();
-            second.release().await.unwrap();
-            let writer = write(client).acquire().await.unwrap();
-            assert!(writer.fencing_token() > last);
-            last = writer.fencing_token();
-            writer.release().await.unwrap();
-        }
-        store.assert_clean(&[&a, &b]).await;
-    }
-
     async fn who_is_refused_learns_what_is_left_of_the_longest_lease(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         let left = async |lock: Lock| {
@@ -302,7 +284,6 @@ on_every_store! {
 
 on_quorums! {
     readers_share_and_a_writer_is_alone,
-    rule_16_readers_and_writers_have_tokens_that_only_grow,
     who_is_refused_learns_what_is_left_of_the_longest_lease,
     the_last_reader_wakes_a_writer_and_a_writer_wakes_all_readers,
     rule_18_what_was_dropped_is_free_for_the_next_line,
