@@ -35,7 +35,9 @@ fn all_are_there(page: &str) {
     for (suite, test) in named {
         // The contract of stores, which runs on each of them, has its tests in files by subject.
         let (folder, suite, test) = match test.split_once("::") {
-            Some((subject, test)) if suite == "conformance" => (Some("../conformance/src/checks"), subject, test),
+            Some((subject, test)) if suite == "conformance" => {
+                (Some("../conformance/src/checks"), subject, test)
+            }
             _ => (None, suite, test),
         };
         let programs = PROGRAMS.iter().map(|program| Path::new("tests").join(program));
