@@ -5,7 +5,7 @@
 //! |---|---|
 //! | [`LockLayer`] | handlers that must not run at the same time for one account, order, seat; this page |
 //! | [`IdempotencyLayer`] | clients that send a request again because they got no answer; see [`idempotency`] |
-//! | [`client::RetryLayer`] | those clients: a key for each operation, kept over its retries; see [`client`] |
+//! | [`retry::RetryLayer`] | those clients: a key for each operation, kept over its retries; see [`retry`] |
 //!
 //! # A lock per request
 //!
@@ -162,7 +162,6 @@
 
 mod asker;
 pub mod body;
-pub mod client;
 mod grpc;
 #[cfg(feature = "axum")]
 mod held;
@@ -174,6 +173,7 @@ mod problem;
 mod reason;
 mod rejection;
 mod response;
+pub mod retry;
 
 #[cfg(feature = "axum")]
 pub use held::HeldLock;

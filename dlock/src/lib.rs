@@ -153,6 +153,7 @@ pub use api::held::Held;
 pub use api::latch::Latch;
 pub use api::leader::{Leader, Term};
 pub use api::lock::Lock;
+pub use api::lost::Lost;
 pub use api::multi::{MultiGuard, MultiLock};
 pub use api::rwlock::RwLock;
 pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};

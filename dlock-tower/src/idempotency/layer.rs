@@ -185,7 +185,7 @@ impl<C> IdempotencyLayer<C> {
     }
 
     /// Decides what becomes of the key when the handler is done;
-    /// [`AtMostOnce`](super::AtMostOnce) by default.
+    /// [`KeepAmbiguous`](super::KeepAmbiguous) by default.
     pub fn policy(self, policy: impl Policy) -> Self {
         self.set(|settings| settings.policy = Arc::new(policy))
     }

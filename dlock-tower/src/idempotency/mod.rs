@@ -78,7 +78,7 @@
 //! |---|---|
 //! | anything with [`NotStarted`](crate::NotStarted) for this request | is released: a retry runs |
 //! | 2xx, 3xx, 4xx (a 401, 409 or 423 of the handler too) | is kept: a retry gets the same |
-//! | 5xx, 408, 425, 429, a 4xx with `Retry-After`, an error of the service, a panic | is ambiguous: kept ([`AtMostOnce`], the default), or left to the next attempt ([`RetryAmbiguous`]) |
+//! | 5xx, 408, 425, 429, a 4xx with `Retry-After`, an error of the service, a panic | is ambiguous: kept ([`KeepAmbiguous`], the default), or left to the next attempt ([`RetryAmbiguous`]) |
 //! | an ambiguous one, after all effects were [in a transaction](#in-the-handlers-own-transaction) that was rolled back | is released |
 //!
 //! **No status releases a key by itself.** A handler may refuse after its effect, and an inner timeout answers 408 after
@@ -131,7 +131,7 @@
 //! | `idempotency-unreadable` | 503 | `UNAVAILABLE` | the record was written by a newer version of the service, or is damaged; nothing was done for this request | **try again** later with the same key; report it if that does not help |
 //! | `internal` | 500 | `INTERNAL` | the layer is set up wrongly; the log says how | report it |
 //!
-//! [`client`](crate::client) has a layer that does all that. Answers that were made before any work began
+//! [`retry`](crate::retry) has a layer that does all that. Answers that were made before any work began
 //! carry the extension [`NotStarted`](crate::NotStarted); those that tell of an equal request do not.
 //!
 //! # When things fail
@@ -223,7 +223,7 @@ pub use handle::IdempotencyHandle;
 pub use headers::KEPT_HEADERS;
 pub use key::MAX_KEY_BYTES;
 pub use layer::IdempotencyLayer;
-pub use policy::{AtMostOnce, Class, Ending, Outcome, Policy, RetryAmbiguous, Verdict};
+pub use policy::{Class, Ending, KeepAmbiguous, Outcome, Policy, RetryAmbiguous, Verdict};
 pub use replay::REPLAYED;
 pub use service::IdempotencyService;
 pub use settings::{

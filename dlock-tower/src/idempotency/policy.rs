@@ -121,11 +121,11 @@ pub trait Policy: Send + Sync + 'static {
     fn judge(&self, ending: &Ending<'_>) -> Verdict;
 }
 
-/// A request runs at most once: what is ambiguous is kept. The default.
+/// What is ambiguous is kept, and a retry gets it. The default.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct AtMostOnce;
+pub struct KeepAmbiguous;
 
-impl Policy for AtMostOnce {
+impl Policy for KeepAmbiguous {
     fn judge(&self, ending: &Ending<'_>) -> Verdict {
         match ending.class() {
             Class::NothingDone => Verdict::Release,

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
 use super::headers::is_of_one_exchange;
-use super::policy::{AtMostOnce, Ending, Policy, Verdict};
+use super::policy::{Ending, KeepAmbiguous, Policy, Verdict};
 use crate::Rejection;
 use crate::asker::{AnswerBody, Asker, Render};
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
@@ -88,7 +88,7 @@ impl Default for Settings {
             retry_for: DEFAULT_RETRY_FOR,
             on_orphan: OnOrphan::TakeOver,
             released_on: Vec::new(),
-            policy: Arc::new(AtMostOnce),
+            policy: Arc::new(KeepAmbiguous),
             kept_headers: Vec::new(),
             cancel_on_disconnect: false,
             fail_open: false,

@@ -6,7 +6,6 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use dlock::scope::Scope;
-use dlock::{LockKey, Loss};
 use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -48,7 +47,7 @@ impl<B> ResponseBody<B> {
     pub(super) fn held(
         body: B,
         hold: Arc<Hold>,
-        lost: Option<BoxFuture<'static, (LockKey, Loss)>>,
+        lost: Option<BoxFuture<'static, LockLost>>,
         grpc: bool,
     ) -> Self {
         // The frame, to be entered at every poll of the body.
@@ -138,7 +137,7 @@ pin_project! {
 enum Lock {
     Held {
         hold: Arc<Hold>,
-        lost: Option<BoxFuture<'static, (LockKey, Loss)>>,
+        lost: Option<BoxFuture<'static, LockLost>>,
     },
     Releasing {
         release: BoxFuture<'static, ()>,
@@ -168,7 +167,9 @@ where
         loop {
             match this.lock {
                 Lock::Held { lost, .. } => {
-                    if let Some(Poll::Ready((key, loss))) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                    if let Some(Poll::Ready(LockLost { key, loss })) =
+                        lost.as_mut().map(|lost| lost.as_mut().poll(cx))
+                    {
                         let rejection = Rejection::lost(&key, loss);
                         let error = LockLost { key, loss };
                         tracing::warn!(%error, "a response is cut short");

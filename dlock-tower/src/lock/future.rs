@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use dlock::scope::InScope;
-use dlock::{LockKey, Loss};
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body::Body;
@@ -16,7 +15,7 @@ use tower_service::Service;
 use super::admission::Admitted;
 use super::body::ResponseBody;
 use super::kept::{Hold, give_back};
-use super::lost::OnLost;
+use super::lost::{LockLost, OnLost};
 use super::settings::Settings;
 use crate::asker::Asker;
 use crate::not_started::Entry;
@@ -62,7 +61,7 @@ pin_project! {
         Locked {
             #[pin]
             call: InScope<Oneshot<S, Request<B>>>,
-            lost: Option<BoxFuture<'static, (LockKey, Loss)>>,
+            lost: Option<BoxFuture<'static, LockLost>>,
             hold: Option<Arc<Hold>>,
             answers: Answers,
         },
@@ -169,7 +168,9 @@ where
                     hold,
                     answers,
                 } => {
-                    if let Some(Poll::Ready((key, loss))) = lost.as_mut().map(|lost| lost.as_mut().poll(cx)) {
+                    if let Some(Poll::Ready(LockLost { key, loss })) =
+                        lost.as_mut().map(|lost| lost.as_mut().poll(cx))
+                    {
                         let hold = hold.take();
                         let response = answers.respond(Rejection::lost(&key, loss));
                         // First the handler goes, then the lock.
@@ -223,7 +224,7 @@ where
         Some(hold) => {
             let guard = hold.guard();
             let lost = (answers.settings.on_lost == OnLost::Stop)
-                .then(|| Box::pin(guard.lost()) as BoxFuture<'static, _>);
+                .then(|| Box::pin(LockLost::of(guard.held())) as BoxFuture<'static, _>);
             State::Locked {
                 call: guard.scope(call),
                 lost,

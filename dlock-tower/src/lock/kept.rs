@@ -142,13 +142,15 @@ impl KeptLocks {
     /// Cancel safe.
     pub fn lost(&self) -> impl Future<Output = LockLost> + Send + use<> {
         let stopping = self.holds.iter().filter(|hold| hold.stops_at_loss());
-        let lost: Vec<_> = stopping.map(|hold| Box::pin(hold.guard.lost())).collect();
+        let lost: Vec<_> = stopping
+            .map(|hold| Box::pin(LockLost::of(hold.guard.held())))
+            .collect();
         async move {
             if lost.is_empty() {
                 return pending().await;
             }
-            let ((key, loss), ..) = select_all(lost).await;
-            LockLost { key, loss }
+            let (lost, ..) = select_all(lost).await;
+            lost
         }
     }
 

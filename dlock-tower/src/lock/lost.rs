@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dlock::{LockKey, Loss};
+use dlock::{Error, Held, LockKey, Loss};
 
 /// What becomes of a handler whose lock is lost while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -26,6 +26,20 @@ pub struct LockLost {
     pub key: LockKey,
     /// What ended it.
     pub loss: Loss,
+}
+
+impl LockLost {
+    /// Waits until one of these is lost: which, and why.
+    pub(crate) async fn of(held: Held) -> LockLost {
+        let loss = held.lost().await;
+        match held.check() {
+            Err(Error::Lost { key, loss, .. }) => LockLost { key, loss },
+            _ => LockLost {
+                key: held.key().clone(),
+                loss,
+            },
+        }
+    }
 }
 
 impl fmt::Display for LockLost {

@@ -1,7 +1,6 @@
 //! A view of what is held, for whoever works under it.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +8,10 @@ use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 use crate::HoldState;
+use crate::api::methods::hold_methods;
 use crate::runtime::grants::Grant;
 use crate::runtime::members::{Holds, Members};
-use crate::{Error, LockKey, Loss};
+use crate::{Error, Loss};
 
 /// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing:
 /// only the [`LockGuard`](crate::LockGuard) does. After the lock was given back it answers `Lost(Released)`.
@@ -46,114 +46,21 @@ impl Held {
         }
     }
 
-    fn first(&self) -> &Arc<Grant> {
-        match &self.of {
-            Holds::One(grant) => grant,
-            Holds::All(members) => &members.first,
-        }
-    }
-
-    pub(crate) fn each(&self) -> &[Arc<Grant>] {
-        match &self.of {
-            Holds::One(grant) => std::slice::from_ref(grant),
-            Holds::All(members) => &members.all,
-        }
-    }
-
-    /// See [`LockGuard::fencing_token`](crate::LockGuard::fencing_token). Of several locks that of the
-    /// [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) has those of the others.
-    #[must_use]
-    pub fn fencing_token(&self) -> u64 {
-        self.first().token
-    }
-
-    /// The fencing token of one of several locks; `None` for a name that is not among them.
-    #[must_use]
-    pub fn fencing_token_of(&self, key: impl Into<LockKey>) -> Option<u64> {
-        let key = key.into();
-        let grant = self.each().iter().find(|grant| grant.key == key);
-        grant.map(|grant| grant.token)
-    }
-
-    /// The name of the lock; of several the first in the order of their names.
-    #[must_use]
-    pub fn key(&self) -> &LockKey {
-        &self.first().key
-    }
-
-    /// The names of all locks that this is a view of, in their order: more than one for a
-    /// [`MultiLock`](crate::MultiLock).
-    pub fn keys(&self) -> impl Iterator<Item = &LockKey> {
-        self.each().iter().map(|grant| &grant.key)
-    }
-
-    /// See [`LockGuard::is_held`](crate::LockGuard::is_held).
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        !matches!(self.state(), HoldState::Lost(_))
-    }
-
-    /// See [`LockGuard::state`](crate::LockGuard::state). Of several locks it is the worst: lost when one of
-    /// them is.
-    #[must_use]
-    pub fn state(&self) -> HoldState {
-        let mut worst = HoldState::Held;
-        for grant in self.each() {
-            match grant.status() {
-                HoldState::Held => {}
-                HoldState::Suspect => worst = HoldState::Suspect,
-                lost @ HoldState::Lost(_) => return lost,
-            }
-        }
-        worst
-    }
-
-    /// The error that says which lock is lost, and why; `Ok` while all is held.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.loss() {
-            Some((key, loss)) => Err(Error::Lost { key, loss }),
-            None => Ok(()),
-        }
-    }
-
-    /// Which lock is lost, and why; `None` while all is held.
-    fn loss(&self) -> Option<(LockKey, Loss)> {
-        self.each().iter().find_map(|grant| match grant.status() {
-            HoldState::Lost(loss) => Some((grant.key.clone(), loss)),
-            _ => None,
-        })
-    }
-
-    /// See [`LockGuard::remaining`](crate::LockGuard::remaining). Of several locks it is the shortest.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        let all = self.each().iter().map(|grant| grant.remaining());
-        all.min().unwrap_or_default()
-    }
-
-    /// See [`LockGuard::is_renewed`](crate::LockGuard::is_renewed).
-    #[must_use]
-    pub fn is_renewed(&self) -> bool {
-        self.each().iter().all(|grant| grant.renewed)
-    }
-
-    /// See [`LockGuard::lost`](crate::LockGuard::lost).
-    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        let lost = self.first_lost();
-        async move { lost.await.1 }
-    }
-
-    /// Waits until one is lost; which, and why.
-    pub(crate) fn first_lost(&self) -> impl Future<Output = (LockKey, Loss)> + Send + use<> {
-        let held = self.clone();
-        async move {
-            loop {
-                if let Some(loss) = held.loss() {
-                    return loss;
-                }
-                held.over().cancelled_owned().await;
-            }
-        }
+    hold_methods! {
+        /// Of several locks the first in the order of their names.
+        key,
+        /// Of several locks that of the [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) has those of the
+        /// others.
+        fencing_token,
+        fencing_token_of,
+        keys,
+        is_held,
+        state,
+        remaining,
+        is_renewed,
+        check,
+        lost,
+        ensure,
     }
 
     pub(crate) fn over(&self) -> CancellationToken {
@@ -162,41 +69,92 @@ impl Held {
             Holds::All(members) => members.over(),
         }
     }
+}
 
-    /// See [`LockGuard::cancellation_token`](crate::LockGuard::cancellation_token).
-    #[must_use]
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.over().child_token()
+impl View for Held {
+    fn grants(&self) -> &[Arc<Grant>] {
+        match &self.of {
+            Holds::One(grant) => std::slice::from_ref(grant),
+            Holds::All(members) => &members.all,
+        }
     }
 
-    /// See [`LockGuard::ensure`](crate::LockGuard::ensure).
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::ensure`](crate::LockGuard::ensure).
-    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
+    fn first(&self) -> &Arc<Grant> {
         match &self.of {
-            Holds::One(grant) => ensure(grant, at_least).await,
-            Holds::All(members) => {
-                let all = members.all.iter().map(|grant| ensure(grant, at_least));
-                let outcomes = join_all(all).await;
-                // Also if one was lost while another one was asked for.
-                self.check()?;
-                outcomes.into_iter().collect()
-            }
+            Holds::One(grant) => grant,
+            Holds::All(members) => &members.first,
         }
+    }
+
+    fn view(&self) -> Held {
+        self.clone()
     }
 }
 
-async fn ensure(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {
+/// Guards and views of holds, for what all of them answer alike.
+pub(crate) trait View {
+    /// Of all that is held, in the order of the names; never none.
+    fn grants(&self) -> &[Arc<Grant>];
+
+    /// The first of them.
+    fn first(&self) -> &Arc<Grant>;
+
+    /// A view of all of it.
+    fn view(&self) -> Held;
+}
+
+/// The worst: lost when one is.
+pub(crate) fn state(grants: &[Arc<Grant>]) -> HoldState {
+    let mut worst = HoldState::Held;
+    for grant in grants {
+        match grant.status() {
+            HoldState::Held => {}
+            HoldState::Suspect => worst = HoldState::Suspect,
+            lost @ HoldState::Lost(_) => return lost,
+        }
+    }
+    worst
+}
+
+/// The shortest.
+pub(crate) fn remaining(grants: &[Arc<Grant>]) -> Duration {
+    let all = grants.iter().map(|grant| grant.remaining());
+    all.min().unwrap_or_default()
+}
+
+pub(crate) fn check(grants: &[Arc<Grant>]) -> Result<(), Error> {
+    match first_loss(grants) {
+        Some((grant, loss)) => Err(lost(grant, loss)),
+        None => Ok(()),
+    }
+}
+
+fn first_loss(grants: &[Arc<Grant>]) -> Option<(&Arc<Grant>, Loss)> {
+    grants.iter().find_map(|grant| match grant.status() {
+        HoldState::Lost(loss) => Some((grant, loss)),
+        _ => None,
+    })
+}
+
+fn lost(grant: &Grant, loss: Loss) -> Error {
+    let key = grant.key.clone();
+    Error::Lost { key, loss }
+}
+
+pub(crate) async fn ensure(grants: &[Arc<Grant>], at_least: Duration) -> Result<(), Error> {
+    if let [only] = grants {
+        return ensure_one(only, at_least).await;
+    }
+    let outcomes = join_all(grants.iter().map(|grant| ensure_one(grant, at_least))).await;
+    // Also if one was lost while another one was asked for.
+    check(grants)?;
+    outcomes.into_iter().collect()
+}
+
+async fn ensure_one(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {
     let key = &grant.key;
     match grant.status() {
-        HoldState::Lost(loss) => {
-            return Err(Error::Lost {
-                key: key.clone(),
-                loss,
-            });
-        }
+        HoldState::Lost(loss) => return Err(lost(grant, loss)),
         HoldState::Held if grant.remaining() >= at_least => return Ok(()),
         _ => {}
     }
@@ -205,10 +163,7 @@ async fn ensure(grant: &Arc<Grant>, at_least: Duration) -> Result<(), Error> {
     };
     client.renew_one(grant).await?;
     match grant.status() {
-        HoldState::Lost(loss) => Err(Error::Lost {
-            key: key.clone(),
-            loss,
-        }),
+        HoldState::Lost(loss) => Err(lost(grant, loss)),
         _ if grant.remaining() >= at_least => Ok(()),
         _ => Err(Error::InvalidOption {
             option: "ensure",
@@ -230,7 +185,7 @@ impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut all = f.debug_struct("Held");
         match &self.of {
-            Holds::One(grant) => all.field("key", self.key()).field("fencing_token", &grant.token),
+            Holds::One(grant) => all.field("key", &grant.key).field("fencing_token", &grant.token),
             Holds::All(_) => all.field("keys", &self.keys().collect::<Vec<_>>()),
         };
         all.field("state", &self.state()).finish()

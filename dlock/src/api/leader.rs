@@ -6,16 +6,19 @@
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
-
-use crate::HoldState;
-use crate::api::guard::{LockGuard, finish};
+use crate::api::guard::{Holding, LockGuard, finish};
+use crate::api::held::View;
 use crate::api::lock::guarded;
+use crate::api::methods::hold_methods;
+use crate::api::run::Framed;
 use crate::base::chance;
+use crate::runtime::grants::Grant;
+use crate::runtime::scope::Frames;
 use crate::store::Holder;
-use crate::{Error, Held, Lock, LockClient, LockKey, Loss};
+use crate::{Error, Held, Lock, LockClient, LockKey};
 
 /// About how long is paused before a store that has failed is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -97,7 +100,7 @@ impl Leader {
 
     /// The name of the post.
     #[must_use]
-    pub fn name(&self) -> &LockKey {
+    pub fn key(&self) -> &LockKey {
         self.lock.key()
     }
 
@@ -117,7 +120,7 @@ impl Leader {
     ///
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn current(&self) -> Result<Option<Holder>, Error> {
-        self.client.inspect(self.name().clone()).await
+        self.client.inspect(self.key().clone()).await
     }
 
     /// Runs the closure's future while this process leads: waits until it is elected, runs it, and when the lead is lost
@@ -176,7 +179,7 @@ impl Leader {
     /// let term = client.leader("scheduler").campaign().await?;
     /// let token = term.fencing_token();
     /// term.run(async move { println!("leading with {token}") }).await?; // dropped when the lead is lost
-    /// term.resign().await?;
+    /// term.release().await?; // another process leads at once
     /// # Ok(()) }
     /// ```
     ///
@@ -214,7 +217,7 @@ impl Leader {
                     | Error::Refused { .. }
                     | Error::NotReplicated { .. }),
                 ) => {
-                    tracing::warn!(name = %self.name(), %error, "standing for the lead failed, and is tried again");
+                    tracing::warn!(name = %self.key(), %error, "standing for the lead failed, and is tried again");
                 }
                 Err(error) => return Err(error),
             }
@@ -234,7 +237,7 @@ impl fmt::Debug for Leader {
     }
 }
 
-/// A term as leader, until it is resigned or dropped, or lost. Dropping it resigns in the background.
+/// A term as leader, until it is released or dropped, or lost. Dropping it resigns in the background.
 #[derive(Debug)]
 #[must_use = "whoever drops the term resigns"]
 pub struct Term {
@@ -247,85 +250,48 @@ impl Term {
         Term { guard }
     }
 
-    /// The fencing token of this term: greater than that of every earlier one. Send it along with each write, and have the
-    /// resource refuse a write whose token is smaller than one that it has seen. A token that nobody checks protects
-    /// nothing.
-    #[must_use]
-    pub fn fencing_token(&self) -> u64 {
-        self.guard.fencing_token()
+    hold_methods! {
+        /// That is of the post.
+        key,
+        fencing_token,
+        is_held,
+        state,
+        remaining,
+        is_renewed,
+        check,
+        lost,
+        ensure,
+        held,
+        scope,
+        frame,
+        run,
+        /// Another process leads at once.
+        release,
+    }
+}
+
+impl View for Term {
+    fn grants(&self) -> &[Arc<Grant>] {
+        self.guard.grants()
     }
 
-    /// The name of the post.
-    #[must_use]
-    pub fn name(&self) -> &LockKey {
-        self.guard.key()
+    fn first(&self) -> &Arc<Grant> {
+        self.guard.first()
     }
 
-    /// Whether this process still leads, by the clock as of this call.
-    #[must_use]
-    pub fn is_leading(&self) -> bool {
-        self.guard.is_held()
+    fn view(&self) -> Held {
+        self.guard.view()
     }
+}
 
-    /// The same with the doubts: held, suspect or lost.
-    #[must_use]
-    pub fn state(&self) -> HoldState {
-        self.guard.state()
+impl Holding for Term {
+    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.guard.give_back()
     }
+}
 
-    /// How long it leads for sure, by the clock as of this call; zero when the lead is lost. It starts anew at each renewal,
-    /// every third of the lease.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.guard.remaining()
-    }
-
-    /// Waits until the lead is lost and tells why; immediately when it is. After the term was resigned it ends with
-    /// [`Loss::Released`].
-    ///
-    /// Cancel safe.
-    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        self.guard.lost()
-    }
-
-    /// A token that is cancelled when the term is over, to hand on to code that knows nothing of leaders.
-    #[must_use]
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.guard.cancellation_token()
-    }
-
-    /// Makes sure that it leads for `at_least` this long from now on, see [`LockGuard::ensure`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::ensure`].
-    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
-        self.guard.ensure(at_least).await
-    }
-
-    /// A view of this term that can be cloned and handed around, and keeps nothing alive.
-    #[must_use]
-    pub fn held(&self) -> Held {
-        self.guard.held()
-    }
-
-    /// Runs a future in the frame of this term, and drops it when the lead is lost.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] when the lead was lost before the future was done.
-    pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        self.guard.run(future)
-    }
-
-    /// Gives the lead up, so that another process leads at once, and waits for the outcome.
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::release`]: [`Error::Lost`] when the lead was lost before.
-    ///
-    /// Cancel safe: once polled, it goes on when the future is dropped.
-    pub fn resign(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        self.guard.release()
+impl Framed for Term {
+    fn frames(&self) -> Frames {
+        self.guard.frames()
     }
 }

@@ -53,7 +53,7 @@ impl Lock {
     }
 
     /// What to lock as; a plain [`Kind::Lock`] by default. Read-write locks have a
-    /// [shorthand](crate::LockClient::rwlock).
+    /// [shorthand](crate::LockClient::rw_lock).
     pub fn kind(mut self, kind: Kind) -> Lock {
         self.options.kind = kind;
         self

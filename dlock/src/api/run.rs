@@ -11,6 +11,7 @@ use pin_project_lite::pin_project;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::api::guard::{Holding, LockGuard, finish};
+use crate::api::held::View;
 use crate::runtime::scope::{Frames, InScope};
 use crate::{Error, Held, MultiGuard};
 
@@ -39,6 +40,14 @@ impl<F> Guarding<F> {
             over: None,
             held: Some(held),
         }
+    }
+
+    /// A future in the frame of a guard, for as long as that is held.
+    pub(crate) fn in_frame_of(guard: &impl Framed, future: F) -> Guarding<F>
+    where
+        F: Future,
+    {
+        Guarding::new(InScope::new(future, guard.frames()), guard.view())
     }
 
     /// A future that enters its frame later.

@@ -12,7 +12,7 @@ use crate::{Error, Lock, LockClient, LockKey};
 
 /// A read-write lock by name: its two sides are [`Lock`]s with all their options.
 ///
-/// Made by [`LockClient::rwlock`]. Any number of readers hold it at the same time, each with a lease, a renewal and a
+/// Made by [`LockClient::rw_lock`]. Any number of readers hold it at the same time, each with a lease, a renewal and a
 /// fencing token of its own, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
 ///
 /// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read enters, and asking to
@@ -25,7 +25,7 @@ use crate::{Error, Lock, LockClient, LockKey};
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
 /// let client = dlock::LockClient::memory();
-/// let prices = client.rwlock("prices");
+/// let prices = client.rw_lock("prices");
 ///
 /// let (one, other) = (prices.read().acquire().await?, prices.read().acquire().await?);
 /// assert!(prices.write().try_acquire().await.is_err_and(|error| error.is_busy()));
@@ -45,7 +45,7 @@ pub struct RwLock {
 
 impl LockClient {
     /// The read-write lock of this name. Nothing is sent until one of its sides is acquired.
-    pub fn rwlock(&self, key: impl Into<LockKey>) -> RwLock {
+    pub fn rw_lock(&self, key: impl Into<LockKey>) -> RwLock {
         RwLock { lock: self.lock(key) }
     }
 }
@@ -84,7 +84,7 @@ impl RwLock {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
     /// # let client = dlock::LockClient::memory();
-    /// let prices = client.rwlock("prices").prefer_writers();
+    /// let prices = client.rw_lock("prices").prefer_writers();
     /// let writing = prices.write().acquire().await?;
     /// # drop(writing);
     /// # Ok(()) }

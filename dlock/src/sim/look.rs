@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use tokio::time::Instant;
 
 use crate::HoldState;
+use crate::api::held::View;
 use crate::base::moment::Moment;
 use crate::runtime::client::Shared;
 use crate::store::{GrantId, Kind};
@@ -16,7 +17,7 @@ use crate::{Held, LockClient, LockKey};
 pub fn peek(held: &Held, now: Instant) -> HoldState {
     let now = Moment::of(now);
     let mut worst = HoldState::Held;
-    for grant in held.each() {
+    for grant in held.grants() {
         match grant.peek_at(now).0 {
             HoldState::Held => {}
             HoldState::Suspect => worst = HoldState::Suspect,
@@ -28,7 +29,7 @@ pub fn peek(held: &Held, now: Instant) -> HoldState {
 
 /// What a hold is known by at the store.
 pub fn grants(held: &Held) -> impl Iterator<Item = (&LockKey, Kind, GrantId)> {
-    let grants = held.each().iter();
+    let grants = held.grants().iter();
     grants.map(|grant| (&grant.key, grant.kind, grant.id()))
 }
 

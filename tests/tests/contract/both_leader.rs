@@ -21,9 +21,9 @@ on_every_store! {
         assert!(holder.remaining.is_some_and(|left| left <= LEASE && left > LEASE / 2), "{holder:?}");
         let refused = seen_by_b.try_campaign().await;
         assert!(matches!(refused, Err(Error::NotAcquired { .. })), "{refused:?}");
-        term.resign().await.unwrap();
+        term.release().await.unwrap();
         assert_eq!(seen_by_b.current().await.unwrap(), None);
-        seen_by_b.try_campaign().await.unwrap().resign().await.unwrap();
+        seen_by_b.try_campaign().await.unwrap().release().await.unwrap();
         store.assert_clean(&[&a, &b]).await;
     }
 
@@ -36,16 +36,16 @@ on_every_store! {
             eventually("the other one stands", || async { clients[round % 2].waited_for() == 1 }).await;
             let (token, lost) = (term.fencing_token(), term.lost());
             match round % 3 {
-                0 => term.resign().await.unwrap(),
+                0 => term.release().await.unwrap(),
                 1 => drop(term),
                 // The future that resigns need not be waited for.
-                _ => drop(tokio::spawn(term.resign())),
+                _ => drop(tokio::spawn(term.release())),
             }
             term = within(SOON, "the next term", next).await.unwrap().unwrap();
             assert!(term.fencing_token() > token);
             assert_eq!(lost.await, Loss::Released);
         }
-        term.resign().await.unwrap();
+        term.release().await.unwrap();
         store.assert_clean(&[&clients[0], &clients[1]]).await;
     }
 
@@ -67,7 +67,7 @@ on_every_store! {
         assert!(token.await.unwrap() > 0);
         let panics = tokio::spawn(async move { leader.lead(|_| async { panic!("on purpose") }).await });
         assert!(panics.await.unwrap_err().is_panic());
-        within(SOON, "the next term", b.leader("l").campaign()).await.unwrap().resign().await.unwrap();
+        within(SOON, "the next term", b.leader("l").campaign()).await.unwrap().release().await.unwrap();
         store.assert_clean(&[&a, &b]).await;
     }
 
@@ -78,8 +78,8 @@ on_every_store! {
         assert!(b.force_release("l").await.unwrap());
         let lost = within(SOON, "the news", work).await.unwrap();
         assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
-        assert!(!term.is_leading() && term.remaining().is_zero());
-        let late = term.resign().await;
+        assert!(!term.is_held() && term.remaining().is_zero());
+        let late = term.release().await;
         assert!(matches!(late, Err(Error::Lost { .. })), "{late:?}");
         store.assert_clean(&[&a, &b]).await;
     }

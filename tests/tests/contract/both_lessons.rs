@@ -114,8 +114,8 @@ on_every_store! {
         let mut last = a.fenced_lock("x").acquire().await.unwrap().fencing_token();
         for _ in 0..2 {
             let set = a.multi(["x", "y"]).kind(Kind::Fenced).fixed_lease(150 * MS).wait(SOON).acquire().await.unwrap();
-            assert!(set.fencing_token("x").unwrap() > last);
-            last = set.fencing_token("x").unwrap();
+            assert!(set.fencing_token_of("x").unwrap() > last);
+            last = set.fencing_token_of("x").unwrap();
             // It ends by itself, and the counter does not end with it.
             let next = within(SOON, "the end of the lease", b.fenced_lock("x").acquire()).await.unwrap();
             assert!(next.fencing_token() > last, "{} after {last}", next.fencing_token());
@@ -129,11 +129,11 @@ on_every_store! {
     async fn who_downgrades_wakes_every_reader_that_waits(store: &Store) {
         let long = async || store.client_with(|builder| builder.lease(Duration::from_secs(90))).await;
         let (a, b) = (long().await, long().await);
-        let writer = a.rwlock("k").write().acquire().await.unwrap();
+        let writer = a.rw_lock("k").write().acquire().await.unwrap();
         let inside = Arc::new(AtomicUsize::new(0));
         let readers: Vec<_> = (0..6)
             .map(|i| {
-                let (lock, inside) = (if i % 2 == 0 { &a } else { &b }.rwlock("k").read(), inside.clone());
+                let (lock, inside) = (if i % 2 == 0 { &a } else { &b }.rw_lock("k").read(), inside.clone());
                 tokio::spawn(async move {
                     let guard = lock.acquire().await.unwrap();
                     inside.fetch_add(1, Ordering::SeqCst);

@@ -12,7 +12,7 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// The lock as those have it who prefer writers.
 fn preferring(client: &LockClient) -> RwLock {
-    client.rwlock("k").prefer_writers()
+    client.rw_lock("k").prefer_writers()
 }
 
 /// Leases so long that nothing but a message wakes anybody in time.
@@ -22,7 +22,7 @@ async fn long(store: &Store) -> LockClient {
 
 /// Whether readers stand back now.
 async fn stand_back(client: &LockClient) -> bool {
-    match client.rwlock("k").read().try_acquire().await {
+    match client.rw_lock("k").read().try_acquire().await {
         Ok(guard) => {
             guard.release().await.unwrap();
             false
@@ -47,15 +47,15 @@ async fn waits(
 on_every_store! {
     async fn new_readers_stand_back_until_the_writer_has_had_its_turn(store: &Store) {
         let (a, b, c) = (long(store).await, long(store).await, long(store).await);
-        let inside = c.rwlock("k").read().acquire().await.unwrap();
+        let inside = c.rw_lock("k").read().acquire().await.unwrap();
         let writer = waits(&a, &b).await;
         // Of all processes, whatever their options, and also where they read already elsewhere.
         for client in [&a, &b, &c] {
-            for lock in [client.rwlock("k"), preferring(client)] {
+            for lock in [client.rw_lock("k"), preferring(client)] {
                 assert!(lock.read().try_acquire().await.unwrap_err().is_busy());
             }
         }
-        let reader = tokio::spawn(b.rwlock("k").read().acquire());
+        let reader = tokio::spawn(b.rw_lock("k").read().acquire());
         settle().await;
         assert!(!reader.is_finished() && !writer.is_finished());
         inside.release().await.unwrap();
@@ -73,7 +73,7 @@ on_every_store! {
     async fn a_writer_is_served_though_reads_overlap_without_end(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let reads = async |client: LockClient| {
-            let lock = client.rwlock("k").read();
+            let lock = client.rw_lock("k").read();
             let mut inside = lock.acquire().await.unwrap();
             // Each comes before the one before it has left.
             loop {
@@ -103,9 +103,9 @@ on_every_store! {
 
     async fn who_reads_already_reads_on_and_enters_again(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
-        let inside = b.rwlock("k").read().acquire().await.unwrap();
+        let inside = b.rw_lock("k").read().acquire().await.unwrap();
         let writer = waits(&a, &b).await;
-        let nested = inside.scope(b.rwlock("k").read().acquire());
+        let nested = inside.scope(b.rw_lock("k").read().acquire());
         let nested = within(SOON, "a nested read", nested).await.unwrap();
         let again = inside.reenter().unwrap();
         is_confirmed(&inside).await;
@@ -121,7 +121,7 @@ on_every_store! {
         let first = preferring(&b).write().acquire().await.unwrap();
         let second = tokio::spawn(preferring(&a).write().wait(PATIENCE).acquire());
         settle().await;
-        let under = within(SOON, "a read under the own write", first.scope(b.rwlock("k").read().acquire())).await;
+        let under = within(SOON, "a read under the own write", first.scope(b.rw_lock("k").read().acquire())).await;
         let reading = within(SOON, "the downgrade", first.downgrade()).await.unwrap();
         drop(under.unwrap());
         // Others wait for the second writer, not for the reader that the first one has become.
@@ -135,7 +135,7 @@ on_every_store! {
     async fn a_writer_that_gives_up_or_is_dropped_lets_readers_go_on_at_once(store: &Store) {
         in_rounds("the readers come in at once", async || {
             let (a, b) = (long(store).await, long(store).await);
-            let inside = b.rwlock("k").read().acquire().await.unwrap();
+            let inside = b.rw_lock("k").read().acquire().await.unwrap();
             let mut took = Vec::new();
             for is_dropped in [false, true] {
                 let wait = if is_dropped { PATIENCE } else { SECOND / 2 };
@@ -144,7 +144,7 @@ on_every_store! {
                     stand_back(&b).await || writer.is_finished()
                 })
                 .await;
-                let reader = tokio::spawn(b.rwlock("k").read().acquire());
+                let reader = tokio::spawn(b.rw_lock("k").read().acquire());
                 if is_dropped {
                     settle().await;
                     writer.abort();
@@ -166,7 +166,7 @@ on_every_store! {
     async fn dropped_at_any_moment_it_keeps_no_reader_out(store: &Store) {
         in_rounds("the readers come in at once", async || {
             let (a, b) = (long(store).await, long(store).await);
-            let inside = b.rwlock("k").read().acquire().await.unwrap();
+            let inside = b.rw_lock("k").read().acquire().await.unwrap();
             let mut took = Vec::new();
             for micros in [0, 50, 100, 200, 300, 400, 600, 800, 1200, 2000, 4000, 8000] {
                 let writer = tokio::spawn(preferring(&a).write().acquire());
@@ -187,7 +187,7 @@ on_every_store! {
 
     async fn readers_stand_back_for_the_last_of_several_writers(store: &Store) {
         let (a, b, c) = (long(store).await, long(store).await, long(store).await);
-        let inside = c.rwlock("k").read().acquire().await.unwrap();
+        let inside = c.rw_lock("k").read().acquire().await.unwrap();
         let first = waits(&a, &c).await;
         let second = tokio::spawn(preferring(&b).write().wait(PATIENCE).acquire());
         settle().await;
@@ -216,7 +216,7 @@ on_every_store! {
 
     async fn of_several_keys_the_one_that_is_waited_for_is_kept_for_the_writer(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
-        let inside = b.rwlock("k").read().acquire().await.unwrap();
+        let inside = b.rw_lock("k").read().acquire().await.unwrap();
         let both = a.multi(["j", "k"]).kind(dlock::Kind::Write).prefer_writers().wait(PATIENCE);
         let writer = tokio::spawn(both.acquire());
         eventually("readers stand back", || stand_back(&b)).await;

@@ -10,11 +10,11 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn read(client: &LockClient) -> Lock {
-    client.rwlock("k").read()
+    client.rw_lock("k").read()
 }
 
 fn write(client: &LockClient) -> Lock {
-    client.rwlock("k").write()
+    client.rw_lock("k").write()
 }
 
 /// Leases so long that nothing but a message wakes anybody in time.

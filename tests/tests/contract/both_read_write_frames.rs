@@ -14,11 +14,11 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn read(client: &LockClient) -> Lock {
-    client.rwlock("k").read()
+    client.rw_lock("k").read()
 }
 
 fn write(client: &LockClient) -> Lock {
-    client.rwlock("k").write()
+    client.rw_lock("k").write()
 }
 
 async fn inside(client: &LockClient) -> Vec<String> {
@@ -268,7 +268,7 @@ on_every_store! {
         })
         .await
         .unwrap();
-        let other = client.rwlock("other");
+        let other = client.rw_lock("other");
         read(&client).run(|_| async move { other.write().try_acquire().await.map(drop) }).await.unwrap().unwrap();
         // What was given back inside keeps nobody out.
         let guard = read(&client).acquire().await.unwrap();
@@ -320,14 +320,14 @@ on_every_store! {
     async fn sets_of_locks_keep_the_same_rules(store: &Store) {
         let (client, other) = (store.client().await, store.client().await);
         let set = |kind| client.multi(["a", "b", "c"]).kind(kind).wait(PATIENCE);
-        let guard = client.rwlock("b").write().acquire().await.unwrap();
+        let guard = client.rw_lock("b").write().acquire().await.unwrap();
         // One of them is held by the frame to write: that one is read under it, and the others as usual.
         let reading = guard.scope(set(Kind::Read).acquire()).await.unwrap();
         assert_eq!(client.holders("b").await.unwrap().len(), 2);
         assert!(client.multi(["b"]).kind(Kind::Write).try_acquire().await.unwrap_err().is_busy());
         drop(reading);
         guard.release().await.unwrap();
-        let guard = client.rwlock("c").read().acquire().await.unwrap();
+        let guard = client.rw_lock("c").read().acquire().await.unwrap();
         assert!(would_deadlock(guard.scope(set(Kind::Write).acquire()).await));
         assert!(would_deadlock(guard.scope(set(Kind::Write).try_acquire()).await));
         let more = guard.scope(set(Kind::Read).acquire()).await.unwrap();

@@ -15,11 +15,11 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn read(client: &LockClient) -> Lock {
-    client.rwlock("k").read()
+    client.rw_lock("k").read()
 }
 
 fn write(client: &LockClient) -> Lock {
-    client.rwlock("k").write()
+    client.rw_lock("k").write()
 }
 
 async fn clients(store: &Store, number: usize) -> Vec<LockClient> {

@@ -8,7 +8,7 @@ use crate::idempotency_support::{Answer, Counting, SECOND, answer, bounded, laye
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
-use dlock_tower::client::{RetryLayer, SendError, Sent};
+use dlock_tower::retry::{RetryLayer, SendError, Sent};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;

@@ -258,7 +258,7 @@ mod a_handler_without_its_client {
             let read = LockLayer::new(client.clone(), fixed("d")).kind(Kind::Read);
             let service = read.layer(once.layer(minute(&seen)));
             assert!(timeout(SECOND, status(&service, post("2"))).await.is_err());
-            let rw = other.rwlock("d");
+            let rw = other.rw_lock("d");
             drop(rw.read().try_acquire().await.expect("readers share"));
             assert!(rw.write().try_acquire().await.unwrap_err().is_busy());
             sleep(60 * SECOND).await;

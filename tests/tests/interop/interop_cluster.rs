@@ -32,8 +32,8 @@ async fn acquire(client: LockClient, kind: Kind, name: String, wait: Duration) -
         Kind::Plain => client.lock(key).wait(wait).acquire().await,
         Kind::Fair => client.fair_lock(key).wait(wait).acquire().await,
         Kind::Fenced => client.fenced_lock(key).wait(wait).acquire().await,
-        Kind::Read => client.rwlock(key).read().wait(wait).acquire().await,
-        Kind::Write => client.rwlock(key).write().wait(wait).acquire().await,
+        Kind::Read => client.rw_lock(key).read().wait(wait).acquire().await,
+        Kind::Write => client.rw_lock(key).write().wait(wait).acquire().await,
         other => panic!("{other:?} has no guard of a lock"),
     }
 }

@@ -19,8 +19,8 @@ const LONG: Duration = Duration::from_secs(90);
 /// Names as most services use them, and with the tag that places them in a Cluster.
 const NAMES: [&str; 2] = ["prices", "{shop}:prices"];
 
-fn rwlock(client: &LockClient, name: &str) -> RwLock {
-    client.rwlock(LockKey::raw(name))
+fn rw_lock(client: &LockClient, name: &str) -> RwLock {
+    client.rw_lock(LockKey::raw(name))
 }
 
 /// Waits until so many listen for news of the lock: Redisson one for each process, and we one for each client.
@@ -41,7 +41,7 @@ async fn listen(store: &Store, name: &str, count: u64) {
 async fn count(store: &Store, client: LockClient, name: &str, key: &str, times: u32) {
     let mut conn = store.as_server().conn().await;
     for _ in 0..times {
-        let guard = rwlock(&client, name).write().wait(LONG).acquire().await.unwrap();
+        let guard = rw_lock(&client, name).write().wait(LONG).acquire().await.unwrap();
         add_one(&mut conn, key).await;
         guard.release().await.unwrap();
     }
@@ -51,7 +51,7 @@ async fn count(store: &Store, client: LockClient, name: &str, key: &str, times: 
 async fn read(store: &Store, client: LockClient, name: &str, key: &str, times: u32) {
     let mut conn = store.as_server().conn().await;
     for _ in 0..times {
-        let guard = rwlock(&client, name).read().wait(LONG).acquire().await.unwrap();
+        let guard = rw_lock(&client, name).read().wait(LONG).acquire().await.unwrap();
         let look = async |conn: &mut _| -> Option<u64> {
             redis::cmd("GET").arg(key).query_async(conn).await.unwrap()
         };
@@ -96,7 +96,7 @@ async fn readers_of_both_sides_are_inside_together_and_keep_writers_out() {
     let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
-        let lock = rwlock(&client, name);
+        let lock = rw_lock(&client, name);
         java.lock(1, Kind::Read, name, None).await.unwrap();
         let reader = lock.read().try_acquire().await.unwrap();
         java.lock(2, Kind::Read, name, None).await.unwrap();
@@ -142,7 +142,7 @@ async fn they_wake_each_other_long_before_a_lease_ends() {
     let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
-        let lock = rwlock(&client, name);
+        let lock = rw_lock(&client, name);
         for (theirs, ours) in [
             (Kind::Write, lock.read()),
             (Kind::Write, lock.write()),
@@ -191,7 +191,7 @@ async fn a_writer_that_stays_as_a_reader_lets_the_readers_of_the_other_side_in()
     let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
-        let lock = rwlock(&client, name);
+        let lock = rw_lock(&client, name);
         let writer = lock.write().acquire().await.unwrap();
         let waiting = java.lock(1, Kind::Read, name, None);
         let staying = async {
@@ -227,7 +227,7 @@ async fn a_java_reader_with_a_negative_number_keeps_writers_out_when_ours_leaves
     let java = Redisson::on(&store).await;
     let client = store.client().await;
     for name in NAMES {
-        let lock = rwlock(&client, name);
+        let lock = rw_lock(&client, name);
         let reader = lock.read().acquire().await.unwrap();
         java.lock_as(-5, Kind::Read, name, 60 * SECOND).await.unwrap();
         java.lock_as(i64::MIN, Kind::Read, name, 60 * SECOND)
@@ -256,7 +256,7 @@ async fn what_one_side_renews_the_other_respects() {
     let store = Store::server().await;
     let java = Redisson::on_with(&store, &Options::new().watchdog(3 * SECOND)).await;
     let client = store.client_with(|builder| builder.lease(6 * SECOND)).await;
-    let lock = rwlock(&client, "prices");
+    let lock = rw_lock(&client, "prices");
     // Together, and each alone after the other has gone.
     let reader = lock.read().acquire().await.unwrap();
     java.lock(1, Kind::Read, "prices", None).await.unwrap();
@@ -286,7 +286,7 @@ async fn either_side_may_force_it_open_and_outlives_the_crash_of_the_other() {
     let store = Store::server().await;
     let java = Redisson::on_with(&store, &Options::new().watchdog(3 * SECOND)).await;
     let client = store.client().await;
-    let lock = rwlock(&client, "prices");
+    let lock = rw_lock(&client, "prices");
     let writer = lock.write().acquire().await.unwrap();
     assert!(java.force_unlock(Kind::Write, "prices").await.unwrap());
     java.lock(1, Kind::Write, "prices", None).await.unwrap();
@@ -307,11 +307,11 @@ async fn writers_that_are_preferred_here_disturb_neither_readers_nor_writers_the
     let java = Redisson::on(&store).await;
     let (client, other) = (store.client().await, store.client().await);
     for name in NAMES {
-        let lock = rwlock(&client, name).prefer_writers();
+        let lock = rw_lock(&client, name).prefer_writers();
         java.lock(1, Kind::Read, name, None).await.unwrap();
         let writer = tokio::spawn(lock.write().wait(LONG).acquire());
         eventually("readers of ours stand back", || async {
-            let tried = rwlock(&other, name).read().try_acquire().await;
+            let tried = rw_lock(&other, name).read().try_acquire().await;
             tried.is_err_and(|error| error.is_busy())
         })
         .await;
@@ -335,7 +335,7 @@ async fn writers_that_are_preferred_here_disturb_neither_readers_nor_writers_the
         let prefers = async |client: &LockClient| {
             let mut conn = store.as_server().conn().await;
             for _ in 0..TIMES {
-                let guard = rwlock(client, name)
+                let guard = rw_lock(client, name)
                     .prefer_writers()
                     .write()
                     .wait(LONG)

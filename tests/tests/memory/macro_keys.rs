@@ -193,7 +193,7 @@ async fn edit(client: &LockClient) -> Result<(), Error> {
 #[tokio::test(start_paused = true)]
 async fn readers_stand_back_for_a_call_that_waits_to_write_and_prefers_it() {
     let client = LockClient::memory();
-    let inside = client.rwlock("page").read().acquire().await.unwrap();
+    let inside = client.rw_lock("page").read().acquire().await.unwrap();
     let edits = tokio::spawn({
         let client = client.clone();
         async move { edit(&client).await }
@@ -201,7 +201,7 @@ async fn readers_stand_back_for_a_call_that_waits_to_write_and_prefers_it() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     assert!(
         client
-            .rwlock("page")
+            .rw_lock("page")
             .read()
             .try_acquire()
             .await
@@ -210,5 +210,5 @@ async fn readers_stand_back_for_a_call_that_waits_to_write_and_prefers_it() {
     );
     drop(inside);
     edits.await.unwrap().unwrap();
-    drop(client.rwlock("page").read().try_acquire().await.unwrap());
+    drop(client.rw_lock("page").read().try_acquire().await.unwrap());
 }

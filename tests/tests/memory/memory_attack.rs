@@ -123,23 +123,6 @@ fn a_waker_may_drop_the_guard_whose_renewal_was_refused() {
 }
 
 #[test]
-fn a_waker_may_drop_the_guard_whose_token_is_cancelled() {
-    in_time(|| {
-        paused().block_on(async {
-            let client = LockClient::memory();
-            let guard = client.lock("k").fixed_lease(100 * MS).acquire().await.unwrap();
-            let slot = dropped_when_woken(async move {
-                guard.cancellation_token().cancelled_owned().await;
-                drop(guard);
-            });
-            sleep(Duration::from_secs(1)).await;
-            assert!(slot.lock().is_none());
-            assert_eq!(client.held(), 0);
-        });
-    });
-}
-
-#[test]
 fn a_waker_that_blocks_takes_nothing_from_min_hold() {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()

@@ -351,7 +351,7 @@ async fn hold_that_leaves_wakes_one_branch() {
 
 async fn nested_reads(many: usize) -> Duration {
     let client = LockClient::memory();
-    let lock = client.rwlock("k").read();
+    let lock = client.rw_lock("k").read();
     let outer = lock.acquire().await.unwrap();
     let asking = async {
         let mut guards = Vec::new();
@@ -455,7 +455,7 @@ async fn nested_call_enters_past_the_branches_that_wait() {
 #[tokio::test]
 async fn readers_come_in_together_and_sets_have_their_turn() {
     let client = LockClient::memory();
-    let lock = client.rwlock("k");
+    let lock = client.rw_lock("k");
     let (read, write) = (lock.read(), lock.write());
     write
         .run(|_| async {
@@ -500,16 +500,16 @@ async fn frame_whose_guard_is_given_back_meanwhile_asks_anew() {
     for round in 0..4000 {
         let asking = match round % 4 {
             0 => client.lock("k"),
-            1 => client.rwlock("k").write(),
-            2 => client.rwlock("k").read(),
+            1 => client.rw_lock("k").write(),
+            2 => client.rw_lock("k").read(),
             _ => client.lock("k").kind(Kind::Fair),
         };
         let guard = asking.acquire().await.unwrap();
         // Some read in the frame of a writer, and some write in that of a reader.
         let asked = match asking.clone() {
             _ if round % 8 < 4 => asking,
-            _ if round % 4 == 1 => client.rwlock("k").read(),
-            _ if round % 4 == 2 => client.rwlock("k").write(),
+            _ if round % 4 == 1 => client.rw_lock("k").read(),
+            _ if round % 4 == 2 => client.rw_lock("k").write(),
             lock => lock,
         };
         let pause = round % 50;

@@ -182,8 +182,8 @@ fn a_store_that_refuses_or_loses_answers_is_asked_again() {
             let term = term
                 .unwrap_or_else(|_| panic!("{fault:?}: nobody leads"))
                 .unwrap();
-            assert!(term.is_leading());
-            term.resign().await.unwrap();
+            assert!(term.is_held());
+            term.release().await.unwrap();
         }
     });
 }

@@ -11,6 +11,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_tests::{Watched, paused};
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
@@ -344,10 +345,10 @@ fn rule_18_the_end_of_the_runtime_ends_every_hold() {
             .unwrap();
         let guard = client.lock("k").acquire().await.unwrap();
         let lost = guard.lost();
-        let token = guard.cancellation_token();
+        let also = guard.lost();
         background.shutdown_background();
         assert_eq!(lost.await, Loss::RuntimeEnded);
-        assert!(token.is_cancelled());
+        assert_eq!(also.now_or_never(), Some(Loss::RuntimeEnded));
         assert_eq!(guard.state(), HoldState::Lost(Loss::RuntimeEnded));
         assert!(matches!(
             client.lock("x").acquire().await,

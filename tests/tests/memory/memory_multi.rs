@@ -11,6 +11,7 @@ use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, Loss, MultiLock};
 use dlock_tests::{Watched, paused};
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
@@ -111,7 +112,12 @@ fn a_fixed_lease_begins_when_the_last_is_had_and_is_counted_once() {
                 let left = setting.b.inspect(key).await.unwrap().unwrap().remaining.unwrap();
                 assert!(left <= 1500 * MS && left >= 1500 * MS - WAY, "{key}: {left:?}");
             }
-            assert_eq!(guard.lost().await, ("a".into(), Loss::Expired));
+            assert_eq!(guard.lost().await, Loss::Expired);
+            let error = guard.check().unwrap_err();
+            assert!(
+                matches!(&error, Error::Lost { key, .. } if key.as_str() == "a"),
+                "{error}"
+            );
             assert!(had.elapsed() <= 1500 * MS, "{:?}", had.elapsed());
             let next = setting
                 .b
@@ -140,8 +146,7 @@ fn a_renewed_lease_is_kept_up_for_all_and_ends_for_all_by_max_hold() {
             sleep(50 * SEC).await;
             assert_eq!(guard.state(), HoldState::Held);
             assert!(guard.is_renewed() && guard.remaining() > SEC);
-            let (key, loss) = guard.lost().await;
-            assert_eq!((key.as_str(), loss), ("a", Loss::MaxHold));
+            assert_eq!(guard.lost().await, Loss::MaxHold);
             assert!(had.elapsed() > 59 * SEC && had.elapsed() <= 60 * SEC);
             drop(guard);
             setting.assert_clean("").await;
@@ -324,7 +329,7 @@ fn a_release_that_fails_for_one_is_repeated_and_the_others_are_free_at_once() {
 }
 
 #[test]
-fn a_token_tells_the_end_of_the_first_that_ends_also_of_holds_that_were_re_entered() {
+fn the_signal_tells_the_end_of_the_first_that_ends_also_of_holds_that_were_re_entered() {
     paused(async {
         let store = TestStore::new();
         let client = store.client();
@@ -332,16 +337,16 @@ fn a_token_tells_the_end_of_the_first_that_ends_also_of_holds_that_were_re_enter
         let test_store = store.clone();
         a.run(|outer| async move {
             let guard = b.acquire().await.unwrap();
-            let (token, held) = (guard.cancellation_token(), guard.held());
+            let (lost, held) = (guard.lost(), guard.held());
             assert!(test_store.lose("b"));
-            token.cancelled().await;
+            assert_eq!(lost.await, Loss::Gone);
             assert!(!held.is_held() && outer.is_held());
             assert!(guard.release().await.unwrap_err().is_lost());
 
             let guard = b.acquire().await.unwrap();
-            let token = guard.cancellation_token();
+            let lost = guard.lost();
             drop(guard);
-            token.cancelled().await;
+            assert_eq!(lost.await, Loss::Released);
             assert!(outer.is_held());
         })
         .await
@@ -362,11 +367,11 @@ fn a_set_of_which_all_is_held_outside_asks_nobody() {
                 let before = watched.seen().acquires.load(SeqCst);
                 let guard = a.multi(["b", "a"]).try_acquire().await.unwrap();
                 assert_eq!(watched.seen().acquires.load(SeqCst), before);
-                assert_eq!(guard.fencing_token("b"), outer.fencing_token_of("b"));
-                let token = guard.cancellation_token();
+                assert_eq!(guard.fencing_token_of("b"), outer.fencing_token_of("b"));
+                let lost = guard.lost();
                 drop(guard);
-                // Nobody looks at that hold any more.
-                assert!(token.is_cancelled() && outer.is_held());
+                // The enclosing hold keeps the locks.
+                assert!(lost.now_or_never().is_none() && outer.is_held());
             })
             .await
             .unwrap();

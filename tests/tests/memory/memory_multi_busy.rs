@@ -337,7 +337,7 @@ fn shutdown_gives_up_the_places_of_calls_that_wait() {
         let setting = Setting::new(true);
         let (others, client) = (setting.client().await, setting.client().await);
         let of = |client: &LockClient| {
-            let rw = client.rwlock("rw").prefer_writers();
+            let rw = client.rw_lock("rw").prefer_writers();
             (
                 client.lock("fair").kind(dlock::Kind::Fair),
                 rw,

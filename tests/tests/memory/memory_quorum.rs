@@ -569,7 +569,7 @@ fn readers_stand_back_for_nobody_and_who_asks_for_that_is_told() {
     paused(async {
         let members = members(3).await;
         let client = client(&members).await;
-        let lock = client.rwlock("k").prefer_writers();
+        let lock = client.rw_lock("k").prefer_writers();
         let error = lock.write().acquire().await.unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("prefer_writers"), "{error}");

@@ -42,21 +42,21 @@ async fn asks_and_dies(store: &MemoryStore) {
 fn rule_8_readers_with_leases_of_their_own_are_held_for_an_hour_each_renewed_at_its_time() {
     paused_for(3 * HOUR, async {
         let (_, watched, a, b) = setting().await;
-        let one = a.rwlock("k").read().lease(6 * SEC).acquire().await.unwrap();
+        let one = a.rw_lock("k").read().lease(6 * SEC).acquire().await.unwrap();
         sleep(HOUR).await;
         let of_one = watched.seen().renewals.swap(0, SeqCst);
         assert!((1798..=1801).contains(&of_one), "{of_one}");
-        let other = a.rwlock("k").read().lease(60 * SEC).acquire().await.unwrap();
+        let other = a.rw_lock("k").read().lease(60 * SEC).acquire().await.unwrap();
         sleep(HOUR).await;
         let of_both = watched.seen().renewals.load(SeqCst);
         // A reader is heard of every 10 s at the least: Redisson's renewals cut what all readers have.
         assert!((1798 + 358..=1801 + 361).contains(&of_both), "{of_both}");
         assert_eq!((one.state(), other.state()), (HoldState::Held, HoldState::Held));
-        assert!(b.rwlock("k").write().try_acquire().await.unwrap_err().is_busy());
+        assert!(b.rw_lock("k").write().try_acquire().await.unwrap_err().is_busy());
         drop(one);
         sleep(600 * SEC).await;
         assert!(other.is_held());
-        let writer = tokio::spawn(b.rwlock("k").write().acquire());
+        let writer = tokio::spawn(b.rw_lock("k").write().acquire());
         sleep(SEC).await;
         other.release().await.unwrap();
         let released = Instant::now();
@@ -71,20 +71,20 @@ fn rule_8_a_fixed_lease_of_a_reader_ends_by_itself_and_the_others_go_on() {
         let (store, _, a, b) = setting().await;
         let begun = Instant::now();
         let fixed = a
-            .rwlock("k")
+            .rw_lock("k")
             .read()
             .fixed_lease(10 * SEC)
             .acquire()
             .await
             .unwrap();
         let longer = b
-            .rwlock("k")
+            .rw_lock("k")
             .read()
             .fixed_lease(20 * SEC)
             .acquire()
             .await
             .unwrap();
-        let writer = tokio::spawn(b.rwlock("k").write().acquire());
+        let writer = tokio::spawn(b.rw_lock("k").write().acquire());
         assert_eq!(fixed.lost().await, Loss::Expired);
         let at = begun.elapsed();
         assert!(at >= 9 * SEC && at <= 10 * SEC, "{at:?}");
@@ -144,8 +144,8 @@ fn rule_13_readers_and_writers_are_lost_before_the_store_lets_the_other_side_in(
 fn rule_13_one_reader_that_is_cut_off_is_lost_alone() {
     paused(async {
         let (_, watched, a, b) = setting().await;
-        let cut_off = a.rwlock("k").read().acquire().await.unwrap();
-        let beside = b.rwlock("k").read().acquire().await.unwrap();
+        let cut_off = a.rw_lock("k").read().acquire().await.unwrap();
+        let beside = b.rw_lock("k").read().acquire().await.unwrap();
         watched.seen().hang_renewals.store(true, SeqCst);
         assert_eq!(cut_off.lost().await, Loss::Expired);
         sleep(60 * SEC).await;
@@ -155,7 +155,7 @@ fn rule_13_one_reader_that_is_cut_off_is_lost_alone() {
         watched.seen().hang_renewals.store(false, SeqCst);
         sleep(60 * SEC).await;
         assert_eq!(cut_off.state(), HoldState::Lost(Loss::Expired));
-        assert!(a.rwlock("k").read().try_acquire().await.unwrap().is_held());
+        assert!(a.rw_lock("k").read().try_acquire().await.unwrap().is_held());
     });
 }
 
@@ -163,12 +163,12 @@ fn rule_13_one_reader_that_is_cut_off_is_lost_alone() {
 fn a_dead_writer_keeps_readers_out_for_as_long_as_its_place_is_kept() {
     paused(async {
         let (store, _, a, b) = setting().await;
-        let inside = a.rwlock("k").read().acquire().await.unwrap();
+        let inside = a.rw_lock("k").read().acquire().await.unwrap();
         asks_and_dies(&store).await;
         let died = Instant::now();
-        let busy = b.rwlock("k").read().try_acquire().await.unwrap_err();
+        let busy = b.rw_lock("k").read().try_acquire().await.unwrap_err();
         assert!(busy.is_busy());
-        let reader = b.rwlock("k").read().acquire().await.unwrap();
+        let reader = b.rw_lock("k").read().acquire().await.unwrap();
         assert!(
             died.elapsed() >= PLACE && died.elapsed() <= PLACE + 10 * MS,
             "{:?}",
@@ -177,19 +177,19 @@ fn a_dead_writer_keeps_readers_out_for_as_long_as_its_place_is_kept() {
         drop((inside, reader));
         sleep(MS).await;
         // Also where the lock is free, and then it is told for how long.
-        let inside = a.rwlock("k").read().acquire().await.unwrap();
+        let inside = a.rw_lock("k").read().acquire().await.unwrap();
         asks_and_dies(&store).await;
         let died = Instant::now();
         inside.release().await.unwrap();
         sleep(SEC).await;
-        let Error::NotAcquired { remaining, .. } = b.rwlock("k").read().try_acquire().await.unwrap_err()
+        let Error::NotAcquired { remaining, .. } = b.rw_lock("k").read().try_acquire().await.unwrap_err()
         else {
             panic!("readers stand back")
         };
         assert_eq!(remaining, Some(PLACE - SEC));
         // A writer has nobody to stand back for.
-        drop(b.rwlock("k").write().try_acquire().await.unwrap());
-        drop(b.rwlock("k").read().acquire().await.unwrap());
+        drop(b.rw_lock("k").write().try_acquire().await.unwrap());
+        drop(b.rw_lock("k").read().acquire().await.unwrap());
         assert!(
             died.elapsed() >= PLACE && died.elapsed() <= PLACE + 10 * MS,
             "{:?}",
@@ -202,14 +202,14 @@ fn a_dead_writer_keeps_readers_out_for_as_long_as_its_place_is_kept() {
 fn the_places_of_dead_writers_leave_nothing_behind() {
     paused(async {
         let (store, _, a, b) = setting().await;
-        let inside = a.rwlock("k").read().acquire().await.unwrap();
+        let inside = a.rw_lock("k").read().acquire().await.unwrap();
         asks_and_dies(&store).await;
         inside.release().await.unwrap();
         assert_eq!(store.queued(), 1);
         sleep(PLACE).await;
         // Of a key that nobody asks for any more, when somebody waits for another one.
-        let held = a.rwlock("j").read().acquire().await.unwrap();
-        let writer = tokio::spawn(b.rwlock("j").prefer_writers().write().acquire());
+        let held = a.rw_lock("j").read().acquire().await.unwrap();
+        let writer = tokio::spawn(b.rw_lock("j").prefer_writers().write().acquire());
         sleep(MS).await;
         assert_eq!(store.queued(), 1);
         held.release().await.unwrap();
@@ -222,8 +222,8 @@ fn the_places_of_dead_writers_leave_nothing_behind() {
 fn a_writer_that_gives_up_is_told_of_once_and_only_where_no_other_waits() {
     paused(async {
         let (store, _, a, b) = setting().await;
-        let inside = a.rwlock("k").read().acquire().await.unwrap();
-        let waits = || tokio::spawn(a.rwlock("k").prefer_writers().write().acquire());
+        let inside = a.rw_lock("k").read().acquire().await.unwrap();
+        let waits = || tokio::spawn(a.rw_lock("k").prefer_writers().write().acquire());
         let mut news = Store::watch(
             Arc::new(store.clone()),
             Kind::Read,
@@ -236,7 +236,7 @@ fn a_writer_that_gives_up_is_told_of_once_and_only_where_no_other_waits() {
             if dies {
                 asks_and_dies(&store).await;
             }
-            let reader = tokio::spawn(b.rwlock("k").read().acquire());
+            let reader = tokio::spawn(b.rw_lock("k").read().acquire());
             sleep(SEC).await;
             // What there was before.
             let _ = timeout(MS, news.changed()).await;
@@ -260,13 +260,13 @@ fn a_writer_that_gives_up_is_told_of_once_and_only_where_no_other_waits() {
 fn a_writer_that_waits_for_an_hour_keeps_readers_out_and_asks_every_two_seconds() {
     paused(async {
         let (_, watched, a, b) = setting().await;
-        let inside = b.rwlock("k").read().acquire().await.unwrap();
-        let writer = tokio::spawn(a.rwlock("k").prefer_writers().write().acquire());
-        let reader = tokio::spawn(b.rwlock("k").read().acquire());
+        let inside = b.rw_lock("k").read().acquire().await.unwrap();
+        let writer = tokio::spawn(a.rw_lock("k").prefer_writers().write().acquire());
+        let reader = tokio::spawn(b.rw_lock("k").read().acquire());
         sleep(MS).await;
         for _ in 0..3600 {
             sleep(SEC).await;
-            assert!(b.rwlock("k").read().try_acquire().await.unwrap_err().is_busy());
+            assert!(b.rw_lock("k").read().try_acquire().await.unwrap_err().is_busy());
         }
         let asked = watched.seen().acquires.load(SeqCst);
         assert!((1795..=1810).contains(&asked), "{asked}");
@@ -279,7 +279,7 @@ fn a_writer_that_waits_for_an_hour_keeps_readers_out_and_asks_every_two_seconds(
         assert!(writer.is_held() && !reader.is_finished());
         writer.release().await.unwrap();
         drop(reader.await.unwrap().unwrap());
-        assert!(b.rwlock("k").read().try_acquire().await.is_ok());
+        assert!(b.rw_lock("k").read().try_acquire().await.is_ok());
     });
 }
 
@@ -287,12 +287,12 @@ fn a_writer_that_waits_for_an_hour_keeps_readers_out_and_asks_every_two_seconds(
 fn each_of_several_writers_of_a_process_waits_for_those_readers_at_most_who_came_before_its_turn() {
     paused(async {
         let (_, _, a, b) = setting().await;
-        let inside = b.rwlock("k").read().acquire().await.unwrap();
-        let lock = a.rwlock("k").prefer_writers().write().local_handovers(0);
+        let inside = b.rw_lock("k").read().acquire().await.unwrap();
+        let lock = a.rw_lock("k").prefer_writers().write().local_handovers(0);
         let writers: Vec<_> = (0..3).map(|_| tokio::spawn(lock.acquire())).collect();
         sleep(MS).await;
         let readers: Vec<_> = (0..3)
-            .map(|_| tokio::spawn(b.rwlock("k").read().acquire()))
+            .map(|_| tokio::spawn(b.rw_lock("k").read().acquire()))
             .collect();
         sleep(MS).await;
         inside.release().await.unwrap();
@@ -317,12 +317,12 @@ fn each_of_several_writers_of_a_process_waits_for_those_readers_at_most_who_came
 fn a_second_read_outside_the_frame_of_the_first_waits_for_the_writer_until_its_wait_is_over() {
     paused(async {
         let (_, _, a, b) = setting().await;
-        let first = b.rwlock("k").read().acquire().await.unwrap();
-        let writer = tokio::spawn(a.rwlock("k").prefer_writers().write().acquire());
+        let first = b.rw_lock("k").read().acquire().await.unwrap();
+        let writer = tokio::spawn(a.rw_lock("k").prefer_writers().write().acquire());
         sleep(MS).await;
-        let second = b.rwlock("k").read().wait(60 * SEC).acquire().await.unwrap_err();
+        let second = b.rw_lock("k").read().wait(60 * SEC).acquire().await.unwrap_err();
         assert!(second.is_busy(), "{second}");
-        let nested = first.scope(b.rwlock("k").read().acquire()).await.unwrap();
+        let nested = first.scope(b.rw_lock("k").read().acquire()).await.unwrap();
         drop((first, nested));
         drop(writer.await.unwrap().unwrap());
     });

@@ -51,7 +51,7 @@ fn calls(client: &LockClient, wait: Duration) -> Vec<(&'static str, Call)> {
         let acquire = client.lock("k").kind(kind).wait(wait).acquire();
         Box::pin(async move { acquire.await.map(drop) }) as Call
     };
-    let writer = client.rwlock("k").prefer_writers().write().wait(wait).acquire();
+    let writer = client.rw_lock("k").prefer_writers().write().wait(wait).acquire();
     let permit = client.semaphore("s").permits(1).wait(wait).acquire();
     let permits = client.semaphore("s").permits(2).wait(wait).acquire_many(2);
     let unowned = client.unowned_semaphore("u").permits(1).wait(wait).acquire();
@@ -248,7 +248,7 @@ fn tries(client: &LockClient) -> Vec<(&'static str, Call)> {
         let acquire = client.lock("k").kind(kind).try_acquire();
         Box::pin(async move { acquire.await.map(drop) }) as Call
     };
-    let writer = client.rwlock("k").prefer_writers().write().try_acquire();
+    let writer = client.rw_lock("k").prefer_writers().write().try_acquire();
     let permit = client.semaphore("s").permits(1).try_acquire();
     let permits = client.semaphore("s").permits(2).try_acquire_many(1);
     let unowned = client.unowned_semaphore("u").permits(1);

@@ -593,7 +593,7 @@ async fn everything_read_write(store: &Store) -> Result<(), String> {
         client(store).await.map_err(text)?,
         client(store).await.map_err(text)?,
     );
-    let lock = |client: &LockClient| client.rwlock("shop:k");
+    let lock = |client: &LockClient| client.rw_lock("shop:k");
     let readers = [
         lock(&a).read().lease(600 * MS).acquire().await.map_err(text)?,
         lock(&b).read().acquire().await.map_err(text)?,
@@ -648,8 +648,8 @@ async fn everything_of_preferred_writers(store: &Store) -> Result<(), String> {
         client(store).await.map_err(text)?,
         client(store).await.map_err(text)?,
     );
-    let reader = b.rwlock("shop:k").read().acquire().await.map_err(text)?;
-    let lock = a.rwlock("shop:k").prefer_writers().write();
+    let reader = b.rw_lock("shop:k").read().acquire().await.map_err(text)?;
+    let lock = a.rw_lock("shop:k").prefer_writers().write();
     let writer = tokio::spawn(lock.wait(PATIENCE).acquire());
     eventually("readers stand back, or it has failed", async || {
         server.query::<bool>(&["EXISTS", WRITERS]).await || writer.is_finished()

@@ -260,7 +260,7 @@ async fn a_fence_that_holds_no_token_is_begun_anew_and_stops_nobody() {
         let now = server.time_us().await;
         let guards = [
             client.lock("a").acquire().await.unwrap(),
-            client.rwlock("b").read().acquire().await.unwrap(),
+            client.rw_lock("b").read().acquire().await.unwrap(),
         ];
         for token in guards.iter().map(dlock::LockGuard::fencing_token) {
             assert!(
@@ -299,7 +299,7 @@ async fn a_fence_at_the_end_of_all_numbers_or_of_another_type_is_told() {
     for _ in 0..3 {
         let error = fails("acquire", client.lock("k").wait(10 * SECOND).acquire()).await;
         assert_refused(&error, &["\"k\"", "dlock:fence", "remove this key"]);
-        let error = fails("acquire", client.rwlock("k").write().try_acquire()).await;
+        let error = fails("acquire", client.rw_lock("k").write().try_acquire()).await;
         assert_refused(&error, &["\"k\"", "dlock:fence", "remove this key"]);
     }
     assert!(client.records().unwrap().claim(ask(&fresh_key())).await.is_err());

@@ -72,7 +72,7 @@ async fn readers_and_writers_have_the_fields_and_the_keys_of_redissons() {
         (&a, "{t}:k", "{t}:k", "{t}:k"),
         (&prefixed, "k", "shop:k", "{shop:k}"),
     ] {
-        let lock = client.rwlock(LockKey::raw(name));
+        let lock = client.rw_lock(LockKey::raw(name));
         let timeout = |holder: &str| format!("{beside}:{holder}:rwlock_timeout:1");
         let short = lock.read().fixed_lease(100 * SECOND).acquire().await.unwrap();
         let (mode, readers) = inside(server, on_server).await;
@@ -176,7 +176,7 @@ async fn each_release_is_told_as_redisson_tells_it() {
     };
     for (name, channel) in [("k", "redisson_rwlock:{k}"), ("{t}:k", "redisson_rwlock:{t}:k")] {
         let is = |message: &str| (channel.to_owned(), message.to_owned());
-        let lock = |client: &LockClient| client.rwlock(LockKey::raw(name));
+        let lock = |client: &LockClient| client.rw_lock(LockKey::raw(name));
         // The last of several readers, and no other, wakes one; a writer wakes all, also one that stays as a reader.
         let readers = [
             lock(&a).read().acquire().await.unwrap(),
@@ -236,7 +236,7 @@ async fn what_redissons_renewal_cuts_each_reader_of_ours_restores() {
     let server = store.as_server();
     // One that is renewed and one that is not, each alone with one of Redisson's.
     for fixed in [false, true] {
-        let lock = a.rwlock("k").read();
+        let lock = a.rw_lock("k").read();
         let lock = match fixed {
             false => lock.lease(600 * SECOND),
             true => lock.fixed_lease(600 * SECOND),
@@ -257,7 +257,7 @@ async fn what_redissons_renewal_cuts_each_reader_of_ours_restores() {
         // And is no longer than its own lease.
         assert!(lasts(server, "k", 600 * SECOND).await);
         assert_eq!(reader.state(), HoldState::Held);
-        assert!(b.rwlock("k").write().try_acquire().await.unwrap_err().is_busy());
+        assert!(b.rw_lock("k").write().try_acquire().await.unwrap_err().is_busy());
         // Redisson's leaves: what is left is ours.
         server.command(&["HDEL", "k", JAVA]).await;
         server.command(&["DEL", &beside]).await;
@@ -273,17 +273,17 @@ async fn a_downgrade_whose_replies_are_lost_leaves_a_reader_or_nothing() {
         for lost in ["read", "release_write"] {
             in_rounds("the step is sent", async || {
                 let (store, proxy, a, b) = setting().await;
-                let writing = a.rwlock("k").write().acquire().await.unwrap();
+                let writing = a.rw_lock("k").write().acquire().await.unwrap();
                 let fault = proxy.swallow(1, then, step(lost));
                 let outcome = within(SOON, "the downgrade", writing.downgrade()).await;
                 if !fault.fired() {
                     return Err(lost);
                 }
                 let reading = outcome.unwrap();
-                assert!(b.rwlock("k").write().try_acquire().await.unwrap_err().is_busy());
+                assert!(b.rw_lock("k").write().try_acquire().await.unwrap_err().is_busy());
                 // The write lock is given back: others may read.
                 eventually("readers come in", async || {
-                    b.rwlock("k").read().try_acquire().await.is_ok()
+                    b.rw_lock("k").read().try_acquire().await.is_ok()
                 })
                 .await;
                 eventually("it is held", async || reading.state() == HoldState::Held).await;
@@ -301,13 +301,13 @@ async fn a_downgrade_whose_replies_are_lost_leaves_a_reader_or_nothing() {
 async fn a_downgrade_that_is_dropped_half_way_leaves_nothing() {
     let (store, proxy, a, b) = setting().await;
     for lost in ["read", "release_write"] {
-        let writing = a.rwlock("k").write().acquire().await.unwrap();
+        let writing = a.rw_lock("k").write().acquire().await.unwrap();
         let fault = proxy.swallow(1, Swallow::Hang, step(lost));
         let dropped = tokio::spawn(writing.downgrade());
         fault.swallowed().await;
         dropped.abort();
         drop(dropped.await);
-        let next = b.rwlock("k").write().wait(SOON + SLACK).acquire().await.unwrap();
+        let next = b.rw_lock("k").write().wait(SOON + SLACK).acquire().await.unwrap();
         next.release().await.unwrap();
         store.assert_clean(&[&a, &b]).await;
     }
@@ -318,9 +318,9 @@ async fn a_writer_that_is_preferred_stands_beside_redissons_data_and_ends_by_its
     in_rounds("the place is looked at in time", async || {
         let (store, a, b) = two().await;
         let server = store.as_server();
-        let inside = b.rwlock("k").read().acquire().await.unwrap();
+        let inside = b.rw_lock("k").read().acquire().await.unwrap();
         let before = (hash(server, "k").await, keys(server).await);
-        let writer = tokio::spawn(a.rwlock("k").prefer_writers().write().acquire());
+        let writer = tokio::spawn(a.rw_lock("k").prefer_writers().write().acquire());
         eventually("it stands there", || async { keys(server).await.len() == 3 }).await;
         assert_eq!(hash(server, "k").await, before.0, "Redisson sees nothing of it");
         assert!(keys(server).await.contains(&WRITERS.to_owned()));
@@ -361,21 +361,21 @@ async fn a_dead_writer_costs_readers_five_seconds_though_nobody_tells_them() {
     for is_read in [true, false] {
         in_rounds("it is asked for before the place ends", async || {
             let inside = match is_read {
-                true => Some(a.rwlock("k").read().acquire().await.unwrap()),
+                true => Some(a.rw_lock("k").read().acquire().await.unwrap()),
                 false => None,
             };
             let died = Instant::now();
             let (seconds, micros): (u64, u64) = server.query(&["TIME"]).await;
             let until = (seconds * 1000 + micros / 1000 + 5000).to_string();
             server.command(&["ZADD", WRITERS, &until, "dead"]).await;
-            let tried = b.rwlock("k").read().try_acquire().await;
+            let tried = b.rw_lock("k").read().try_acquire().await;
             // Writers do not stand back for each other.
             if !is_read {
-                let writer = a.rwlock("k").write().try_acquire().await;
+                let writer = a.rw_lock("k").write().try_acquire().await;
                 writer.unwrap().release().await.unwrap();
             }
             let asked = died.elapsed();
-            let reader = within(5 * SECOND, "the reader", b.rwlock("k").read().acquire()).await;
+            let reader = within(5 * SECOND, "the reader", b.rw_lock("k").read().acquire()).await;
             reader.unwrap().release().await.unwrap();
             drop(inside);
             server.command(&["DEL", WRITERS]).await;
@@ -393,14 +393,14 @@ async fn a_dead_writer_costs_readers_five_seconds_though_nobody_tells_them() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_whose_question_or_farewell_is_lost_or_late_keeps_no_reader_out_for_long() {
-    let preferring = |client: &LockClient| -> RwLock { client.rwlock("k").prefer_writers() };
+    let preferring = |client: &LockClient| -> RwLock { client.rw_lock("k").prefer_writers() };
     let (store, proxy, _, b) = setting().await;
     let server = store.as_server();
     // Waits as long as it takes; only its steps are quick to fail.
     let a = hasty(&proxy.url()).await;
     for lost in ["write", "release_write"] {
         for then in SWALLOWS {
-            let inside = b.rwlock("k").read().acquire().await.unwrap();
+            let inside = b.rw_lock("k").read().acquire().await.unwrap();
             let fault = proxy.swallow(1, then, step(lost));
             let writer = tokio::spawn(preferring(&a).write().acquire());
             if lost == "write" {
@@ -413,14 +413,14 @@ async fn a_writer_whose_question_or_farewell_is_lost_or_late_keeps_no_reader_out
             }
             writer.abort();
             drop(writer.await);
-            let reader = within(SOON, "the reader", b.rwlock("k").read().acquire())
+            let reader = within(SOON, "the reader", b.rw_lock("k").read().acquire())
                 .await
                 .unwrap();
             drop((inside, reader));
             // Nothing of it comes back later.
             settle().await;
             eventually("nobody stands back", async || {
-                b.rwlock("k").read().try_acquire().await.is_ok()
+                b.rw_lock("k").read().try_acquire().await.is_ok()
             })
             .await;
             store.assert_clean(&[&a, &b]).await;
@@ -429,7 +429,7 @@ async fn a_writer_whose_question_or_farewell_is_lost_or_late_keeps_no_reader_out
     // A question that comes only after its time refuses itself, and takes no place.
     in_rounds("the question is sent", async || {
         let (store, proxy, a, b) = setting().await;
-        let inside = b.rwlock("k").read().acquire().await.unwrap();
+        let inside = b.rw_lock("k").read().acquire().await.unwrap();
         let held = proxy.hold(1, step("write"));
         let writer = tokio::spawn(preferring(&a).write().acquire());
         held.caught().await;
@@ -451,12 +451,12 @@ async fn a_writer_whose_question_or_farewell_is_lost_or_late_keeps_no_reader_out
 async fn other_data_in_place_of_the_writers_is_named_and_stays_and_fails_no_release() {
     let (store, a, b) = two().await;
     let server = store.as_server();
-    let inside = a.rwlock("k").read().acquire().await.unwrap();
+    let inside = a.rw_lock("k").read().acquire().await.unwrap();
     server.command(&["SET", WRITERS, "text"]).await;
-    let preferring = b.rwlock("k").prefer_writers().write();
+    let preferring = b.rw_lock("k").prefer_writers().write();
     for error in [
-        b.rwlock("k").read().try_acquire().await.unwrap_err(),
-        b.rwlock("k").read().acquire().await.unwrap_err(),
+        b.rw_lock("k").read().try_acquire().await.unwrap_err(),
+        b.rw_lock("k").read().acquire().await.unwrap_err(),
         preferring.acquire().await.unwrap_err(),
     ] {
         assert!(matches!(error, Error::Refused { .. }), "{error}");
@@ -464,7 +464,7 @@ async fn other_data_in_place_of_the_writers_is_named_and_stays_and_fails_no_rele
     }
     is_confirmed(&inside).await;
     inside.release().await.unwrap();
-    b.rwlock("k")
+    b.rw_lock("k")
         .write()
         .acquire()
         .await
@@ -502,7 +502,7 @@ async fn reader_costs_the_same_among_few_and_among_many() {
     in_rounds("no renewal comes between", async || {
         let (store, a, b) = two().await;
         let server = store.as_server();
-        let lock = |client: &LockClient| client.rwlock("k").read().fixed_lease(600 * SECOND);
+        let lock = |client: &LockClient| client.rw_lock("k").read().fixed_lease(600 * SECOND);
         let mut costs = Vec::new();
         for many in [4, 500] {
             let readers = futures_util::future::join_all((0..many).map(|_| lock(&a).acquire())).await;
@@ -511,7 +511,7 @@ async fn reader_costs_the_same_among_few_and_among_many() {
                 let lock = match renewed {
                     false => lock(&b),
                     // The longest of all: the others have to be looked for when it leaves.
-                    true => b.rwlock("k").read().lease(900 * SECOND),
+                    true => b.rw_lock("k").read().lease(900 * SECOND),
                 };
                 let (entering, reader) = commands_of(server, lock.acquire()).await;
                 let reader = reader.unwrap();
@@ -544,13 +544,13 @@ async fn reader_under_a_writer_costs_the_same_among_few_and_among_many() {
         let (store, a, b) = two().await;
         let server = store.as_server();
         let writer = a
-            .rwlock("k")
+            .rw_lock("k")
             .write()
             .fixed_lease(600 * SECOND)
             .acquire()
             .await
             .unwrap();
-        let read = || a.rwlock("k").read().fixed_lease(300 * SECOND);
+        let read = || a.rw_lock("k").read().fixed_lease(300 * SECOND);
         let mut costs = Vec::new();
         for many in [4, 500] {
             let readers =
@@ -558,7 +558,7 @@ async fn reader_under_a_writer_costs_the_same_among_few_and_among_many() {
             assert!(readers.iter().all(Result::is_ok));
             let (entering, reader) = commands_of(server, writer.scope(read().acquire())).await;
             let reader = reader.unwrap();
-            let (asking, refused) = commands_of(server, b.rwlock("k").read().try_acquire()).await;
+            let (asking, refused) = commands_of(server, b.rw_lock("k").read().try_acquire()).await;
             assert!(refused.unwrap_err().is_busy());
             let (leaving, left) = commands_of(server, reader.release()).await;
             left.unwrap();
@@ -584,7 +584,7 @@ async fn reader_under_a_writer_costs_the_same_among_few_and_among_many() {
 async fn index_of_readers_counts_for_nothing_when_it_is_not_that_of_the_hash() {
     let (store, a, b) = two().await;
     let server = store.as_server();
-    let read = |client: &LockClient, seconds: u32| client.rwlock("k").read().fixed_lease(seconds * SECOND);
+    let read = |client: &LockClient, seconds: u32| client.rw_lock("k").read().fixed_lease(seconds * SECOND);
 
     // Redisson's unlock by force deletes the hash, and a reader of Redisson's makes a new one.
     for java_is_longest in [true, false] {
@@ -641,7 +641,7 @@ async fn index_of_readers_counts_for_nothing_when_it_is_not_that_of_the_hash() {
     // The hash was evicted alone.
     let reader = read(&a, 400).acquire().await.unwrap();
     server.command(&["DEL", "k"]).await;
-    let writer = b.rwlock("k").write().try_acquire().await.unwrap();
+    let writer = b.rw_lock("k").write().try_acquire().await.unwrap();
     writer.release().await.unwrap();
     let next = read(&b, 100).acquire().await.unwrap();
     assert!(reader.release().await.unwrap_err().is_lost());
@@ -657,7 +657,7 @@ async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
     let (store, a, b) = two().await;
     let server = store.as_server();
     let reader = a
-        .rwlock("k")
+        .rw_lock("k")
         .read()
         .fixed_lease(100 * SECOND)
         .acquire()
@@ -669,7 +669,7 @@ async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
         server.command(&["ZADD", INDEX, "1000", &dead]).await;
     }
     let other = b
-        .rwlock("k")
+        .rw_lock("k")
         .read()
         .fixed_lease(300 * SECOND)
         .acquire()
@@ -682,7 +682,7 @@ async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
     assert!(inside > 500 && inside < 900, "{inside}");
     assert!(lasts(server, "k", 100 * SECOND).await || lasts(server, "k", 300 * SECOND).await);
     reader.release().await.unwrap();
-    let writer = b.rwlock("k").write().wait(PATIENCE).acquire();
+    let writer = b.rw_lock("k").write().wait(PATIENCE).acquire();
     within(SOON, "nobody alive is inside", writer)
         .await
         .unwrap()
@@ -696,16 +696,16 @@ async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
 async fn other_data_in_place_of_the_index_is_named_and_stays_and_fails_no_renewal_and_no_release() {
     let (store, a, b) = two().await;
     let server = store.as_server();
-    let held = a.rwlock("k").read().acquire().await.unwrap();
+    let held = a.rw_lock("k").read().acquire().await.unwrap();
     server.command(&["SET", INDEX, "text"]).await;
-    let error = b.rwlock("k").read().acquire().await.unwrap_err();
+    let error = b.rw_lock("k").read().acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Refused { .. }), "{error}");
     assert!(error.to_string().contains(INDEX), "{error}");
     is_confirmed(&held).await;
     assert_eq!(inside(server, "k").await.1.len(), 1);
     held.release().await.unwrap();
     // With the lock, which nobody holds any more, its index goes as well.
-    b.rwlock("k")
+    b.rw_lock("k")
         .write()
         .acquire()
         .await

@@ -97,18 +97,18 @@ async fn a_holder_with_a_negative_number_is_waited_for_as_any_other() {
     assert_eq!((holder.id.as_str(), holder.holds), (JAVA, 2));
 
     // A reader of ours leaves, and the other one is still there.
-    let ours = client.rwlock("read").read().acquire().await.unwrap();
+    let ours = client.rw_lock("read").read().acquire().await.unwrap();
     hold("read", &[JAVA, "1"]).await;
     let timeout = format!("{{read}}:{JAVA}:rwlock_timeout:1");
     server.command(&["SET", &timeout, "1", "PX", "60000"]).await;
     ours.release().await.unwrap();
-    let busy = client.rwlock("read").write().try_acquire().await.unwrap_err();
+    let busy = client.rw_lock("read").write().try_acquire().await.unwrap_err();
     assert!(busy.is_busy(), "{busy}");
     assert_eq!(client.inspect("read").await.unwrap().unwrap().id, JAVA);
 
     // A writer keeps readers out, and those who read under it go on when it has gone.
     hold("write", &["mode", "write", &format!("{JAVA}:write"), "1"]).await;
-    let busy = client.rwlock("write").read().try_acquire().await.unwrap_err();
+    let busy = client.rw_lock("write").read().try_acquire().await.unwrap_err();
     assert!(busy.is_busy(), "{busy}");
     assert_eq!(client.inspect("write").await.unwrap().unwrap().id, JAVA);
 
@@ -129,7 +129,7 @@ async fn a_reader_that_leaves_removes_nobody_whom_it_does_not_know() {
     let server = server().await;
     let client = client(&server).await;
     let ours = client
-        .rwlock("k")
+        .rw_lock("k")
         .read()
         .fixed_lease(60 * SECOND)
         .acquire()
@@ -137,7 +137,7 @@ async fn a_reader_that_leaves_removes_nobody_whom_it_does_not_know() {
         .unwrap();
     server.command(&["HSET", "k", "somebody", "1"]).await;
     ours.release().await.unwrap();
-    let busy = client.rwlock("k").write().try_acquire().await.unwrap_err();
+    let busy = client.rw_lock("k").write().try_acquire().await.unwrap_err();
     assert!(busy.is_busy(), "{busy}");
     assert!(server.ttl("k").await.is_some_and(|left| left > 50 * SECOND));
 }

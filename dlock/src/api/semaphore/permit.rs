@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::future::Future;
-use std::time::Duration;
+use std::sync::Arc;
 
-use tokio_util::sync::CancellationToken;
-
-use crate::HoldState;
-use crate::api::guard::LockGuard;
-use crate::{Error, Held, LockKey, Loss};
+use crate::api::guard::{Holding, LockGuard};
+use crate::api::held::View;
+use crate::api::methods::hold_methods;
+use crate::api::run::Framed;
+use crate::runtime::grants::Grant;
+use crate::runtime::scope::Frames;
+use crate::{Error, Held};
 
 /// Permits of a [`Semaphore`](super::Semaphore) that are held, until the guard is released or dropped.
 ///
@@ -36,94 +38,46 @@ impl Permit {
         self.amount
     }
 
-    /// The fencing token of this acquisition: greater than that of every earlier one of this semaphore. See
-    /// [`LockGuard::fencing_token`].
-    #[must_use]
-    pub fn fencing_token(&self) -> u64 {
-        self.guard.fencing_token()
+    hold_methods! {
+        key,
+        fencing_token,
+        is_held,
+        state,
+        remaining,
+        is_renewed,
+        check,
+        lost,
+        ensure,
+        held,
+        run,
+        /// All permits of this guard are given back.
+        release,
+    }
+}
+
+impl View for Permit {
+    fn grants(&self) -> &[Arc<Grant>] {
+        self.guard.grants()
     }
 
-    /// The name of the semaphore.
-    #[must_use]
-    pub fn key(&self) -> &LockKey {
-        self.guard.key()
+    fn first(&self) -> &Arc<Grant> {
+        self.guard.first()
     }
 
-    /// Whether the permits are still held, by the clock as of this call.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.guard.is_held()
+    fn view(&self) -> Held {
+        self.guard.view()
     }
+}
 
-    /// The same with the doubts: held, suspect or lost.
-    #[must_use]
-    pub fn state(&self) -> HoldState {
-        self.guard.state()
+impl Holding for Permit {
+    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.guard.give_back()
     }
+}
 
-    /// How long the permits are held for sure, by the clock as of this call; zero when they are lost. Renewed
-    /// ones start anew at each renewal, every third of their lease.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.guard.remaining()
-    }
-
-    /// Whether the watchdog renews the lease; not so for one fixed by
-    /// [`Semaphore::lease`](super::Semaphore::lease).
-    #[must_use]
-    pub fn is_renewed(&self) -> bool {
-        self.guard.is_renewed()
-    }
-
-    /// Waits until the permits are lost and tells why; immediately when they are. After they were released it
-    /// ends with [`Loss::Released`]. Cancel safe.
-    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        self.guard.lost()
-    }
-
-    /// A token that is cancelled when the permits are lost or released, to hand on to code that knows nothing
-    /// of semaphores.
-    #[must_use]
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.guard.cancellation_token()
-    }
-
-    /// Makes sure that the permits are held for `at_least` this long from now on; see [`LockGuard::ensure`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`LockGuard::ensure`]. Cancel safe.
-    pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
-        self.guard.ensure(at_least).await
-    }
-
-    /// A view of this hold: cloneable, and keeping nothing alive.
-    #[must_use]
-    pub fn held(&self) -> Held {
-        self.guard.held()
-    }
-
-    /// Runs a future, and drops it when the permits are lost.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] when they were lost before the future was done.
-    pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        self.guard.run(future)
-    }
-
-    /// Gives all the permits back and waits for the outcome.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Lost`] when they were lost before. The release is sent all the same; it never touches the
-    ///   permits of somebody else.
-    /// - [`Error::OutcomeUnknown`] or another failure of the store: the release is repeated in the background,
-    ///   and the lease is the last resort.
-    ///
-    /// Cancel safe: once polled, the release goes on when the future is dropped.
-    pub fn release(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        self.guard.release()
+impl Framed for Permit {
+    fn frames(&self) -> Frames {
+        self.guard.frames()
     }
 }
 

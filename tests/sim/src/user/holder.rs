@@ -58,7 +58,7 @@ impl Holder {
             Holder::One(guard) => guard.release().await,
             Holder::Set(guard) => guard.release().await,
             Holder::Permit(permit) => permit.release().await,
-            Holder::Term(term) => term.resign().await,
+            Holder::Term(term) => term.release().await,
             Holder::Frame(_) => Ok(()),
         }
     }

@@ -110,7 +110,7 @@ impl World<'_> {
                 let lease = fixed.unwrap_or(RENEWED);
                 let mut of = Vec::new();
                 for key in keys.iter() {
-                    let Some(token) = guard.fencing_token(self.name(*key)) else {
+                    let Some(token) = guard.fencing_token_of(self.name(*key)) else {
                         return wrong("a token for each", guard);
                     };
                     of.push(self.granted(wanted(*key), token, at, (lease, lease))?);

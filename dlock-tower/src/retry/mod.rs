@@ -5,11 +5,11 @@
 //! the same key when that is of use, and honours `Retry-After`.
 //!
 //! ```
-//! use dlock_tower::client::RetryLayer;
+//! use dlock_tower::retry::RetryLayer;
 //! use tower::{Layer, ServiceExt};
 //! # use bytes::Bytes;
 //! # use http_body_util::Full;
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::client::SendError> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::retry::SendError> {
 //! # let sent = std::sync::Mutex::new(Vec::new());
 //! # let sent: &'static std::sync::Mutex<Vec<http::HeaderValue>> = Box::leak(Box::new(sent));
 //! # let http_client = tower::service_fn(move |request: http::Request<Full<Bytes>>| async move {

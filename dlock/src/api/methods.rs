@@ -1,0 +1,211 @@
+//! What guards and views of holds answer: written once, so that all of them mean the same.
+
+/// Methods of a [`View`](crate::api::held::View): those that are named, each with what there is to add to its
+/// documentation.
+macro_rules! hold_methods {
+    ($($(#[$more:meta])* $method:ident),* $(,)?) => {
+        $(hold_methods!(@$method $(#[$more])*);)*
+    };
+    (@key $(#[$more:meta])*) => {
+        /// The name of what is held.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn key(&self) -> &crate::LockKey {
+            &crate::api::held::View::first(self).key
+        }
+    };
+    (@keys $(#[$more:meta])*) => {
+        /// The names of all that is held, in their order: more than one for a [`MultiLock`](crate::MultiLock).
+        ///
+        $(#[$more])*
+        pub fn keys(&self) -> impl Iterator<Item = &crate::LockKey> {
+            crate::api::held::View::grants(self).iter().map(|grant| &grant.key)
+        }
+    };
+    (@fencing_token $(#[$more:meta])*) => {
+        /// The fencing token of this acquisition: greater than the token of every earlier acquisition under this name.
+        ///
+        /// Send it along with each write, and have the resource refuse a write whose token is smaller than one that it has
+        /// seen. A token that nobody checks protects nothing.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn fencing_token(&self) -> u64 {
+            crate::api::held::View::first(self).token
+        }
+    };
+    (@fencing_token_of $(#[$more:meta])*) => {
+        /// The fencing token of one of several locks; `None` for a name that is not among them. See
+        /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token).
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn fencing_token_of(&self, key: impl Into<crate::LockKey>) -> Option<u64> {
+            let key = key.into();
+            let mut grants = crate::api::held::View::grants(self).iter();
+            grants.find(|grant| grant.key == key).map(|grant| grant.token)
+        }
+    };
+    (@fencing_tokens $(#[$more:meta])*) => {
+        /// All names with the fencing token of each: a write to what is locked by a name goes along with the token of that
+        /// name.
+        ///
+        $(#[$more])*
+        pub fn fencing_tokens(&self) -> impl Iterator<Item = (&crate::LockKey, u64)> {
+            let grants = crate::api::held::View::grants(self).iter();
+            grants.map(|grant| (&grant.key, grant.token))
+        }
+    };
+    (@is_held $(#[$more:meta])*) => {
+        /// Whether it is still held, by the clock as of this call; all of it, where several locks are held together.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn is_held(&self) -> bool {
+            !matches!(self.state(), crate::HoldState::Lost(_))
+        }
+    };
+    (@state $(#[$more:meta])*) => {
+        /// The same with the doubts: held, suspect or lost. Of several locks it is the worst: lost when one of them is.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn state(&self) -> crate::HoldState {
+            crate::api::held::state(crate::api::held::View::grants(self))
+        }
+    };
+    (@remaining $(#[$more:meta])*) => {
+        /// How long it is held for sure, by the clock as of this call; zero when it is lost. A renewed lease starts anew at
+        /// each renewal, every third of it. Of several locks it is the shortest.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn remaining(&self) -> std::time::Duration {
+            crate::api::held::remaining(crate::api::held::View::grants(self))
+        }
+    };
+    (@is_renewed $(#[$more:meta])*) => {
+        /// Whether the watchdog renews the lease; not so for a [fixed](crate::LockOptions::fixed_lease) one.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn is_renewed(&self) -> bool {
+            crate::api::held::View::grants(self).iter().all(|grant| grant.renewed)
+        }
+    };
+    (@check $(#[$more:meta])*) => {
+        /// Answers `Ok` while it is held, by the clock as of this call.
+        ///
+        $(#[$more])*
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Lost`](crate::Error::Lost), which says why, and which lock it was.
+        pub fn check(&self) -> Result<(), crate::Error> {
+            crate::api::held::check(crate::api::held::View::grants(self))
+        }
+    };
+    (@lost $(#[$more:meta])*) => {
+        /// Waits until it is lost and tells why; immediately when it is. The future keeps nothing alive: when the last guard
+        /// of it was released it ends with [`Loss::Released`](crate::Loss::Released).
+        ///
+        $(#[$more])*
+        ///
+        /// # Cancel safety
+        ///
+        /// Cancel safe.
+        pub fn lost(&self) -> crate::Lost {
+            crate::Lost::new(crate::api::held::View::view(self))
+        }
+    };
+    (@ensure $(#[$more:meta])*) => {
+        /// Makes sure that it is held for `at_least` this long from now on: renews the lease if less is left. Call it before
+        /// a step that must not be cut short.
+        ///
+        $(#[$more])*
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Lost`](crate::Error::Lost) when it is lost, [`Error::InvalidOption`](crate::Error::InvalidOption) when a
+        /// fixed or shorter lease or `max_hold` cannot give that much, and the store's failure when it does not answer; it
+        /// is then still held for [`remaining`](Self::remaining). Of several locks, that of the first that fails; the others
+        /// may have been renewed.
+        ///
+        /// # Cancel safety
+        ///
+        /// Cancel safe.
+        pub async fn ensure(&self, at_least: std::time::Duration) -> Result<(), crate::Error> {
+            crate::api::held::ensure(crate::api::held::View::grants(self), at_least).await
+        }
+    };
+    (@held $(#[$more:meta])*) => {
+        /// A view of this hold: cloneable, and keeping nothing alive.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn held(&self) -> crate::Held {
+            crate::api::held::View::view(self)
+        }
+    };
+    (@scope $(#[$more:meta])*) => {
+        /// Runs a future in the frame of this guard: an acquire inside of what it holds re-enters. Branches of a `join!`
+        /// inside still exclude each other.
+        ///
+        /// The frame of this guard, and no other, is added to those in which the future is polled. So a future that another
+        /// task runs is in the frame of this guard alone, wherever this was called.
+        ///
+        /// The future borrows nothing from the guard. When the guard is given back while it runs, the frame is void and an
+        /// acquire inside is an ordinary one.
+        ///
+        $(#[$more])*
+        pub fn scope<F: Future>(&self, future: F) -> crate::scope::InScope<F> {
+            crate::scope::InScope::new(future, crate::api::run::Framed::frames(self))
+        }
+    };
+    (@frame $(#[$more:meta])*) => {
+        /// The frame of this guard alone, as a handle: for what is polled and is no future, such as a body or a stream.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn frame(&self) -> crate::scope::Scope {
+            crate::api::run::Framed::frames(self).handle()
+        }
+    };
+    (@run $(#[$more:meta])*) => {
+        /// Runs a future in the frame of this guard, and drops it when the hold is lost.
+        ///
+        $(#[$more])*
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Lost`](crate::Error::Lost) when it was lost before the future was done.
+        pub fn run<F: Future>(
+            &self,
+            future: F,
+        ) -> impl Future<Output = Result<F::Output, crate::Error>> + use<F> {
+            crate::api::run::Guarding::in_frame_of(self, future)
+        }
+    };
+    (@release $(#[$more:meta])*) => {
+        /// Gives back what is held, and waits for the outcome.
+        ///
+        $(#[$more])*
+        ///
+        /// # Errors
+        ///
+        /// - [`Error::Lost`](crate::Error::Lost) when it was lost before. The release is sent all the same; it never touches
+        ///   the hold of somebody else.
+        /// - [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) or another failure of the store: the release is
+        ///   repeated in the background, and the lease is the last resort.
+        ///
+        /// # Cancel safety
+        ///
+        /// Cancel safe: once polled, the release goes on when the future is dropped.
+        pub fn release(self) -> impl Future<Output = Result<(), crate::Error>> + Send + 'static {
+            crate::api::guard::Holding::give_back(self)
+        }
+    };
+}
+
+pub(crate) use hold_methods;
