@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::runtime;
@@ -299,6 +300,7 @@ impl LockClient {
     async fn end(&self, deadline: Duration) -> ShutdownReport {
         let shared = self.handle.shared();
         shared.closing.cancel();
+        let given_up = shared.given_up.load(Ordering::Relaxed);
         self.give_back_unfinished();
         let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;
         let left = shared.watchdog.close(Loss::Shutdown);
@@ -324,10 +326,13 @@ impl LockClient {
         if drained {
             shared.finished.cancel();
         }
+        // An undo is given up when its lease is over by our clock: what was late on its way there ends a little later.
+        let given_up = shared.given_up.load(Ordering::Relaxed) - given_up;
+        // What began after that is of guards that were told.
+        let pending = if drained { 0 } else { shared.pending.len() };
         ShutdownReport {
             lost: left.len(),
-            // What began after that is of guards that were told.
-            unconfirmed: if drained { 0 } else { shared.pending.len() },
+            unconfirmed: given_up + pending,
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the parts of a client share, and its background work.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::runtime;
@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) unfinished: Unfinished,
     /// Steps under way that nobody may be waiting for any more.
     pub(crate) pending: TaskTracker,
+    /// How many releases ended without a word from the store: the leases end those locks.
+    pub(crate) given_up: AtomicUsize,
     /// No lock is handed out any more.
     pub(crate) closing: CancellationToken,
     /// The background work is done, in good order.
@@ -78,6 +80,7 @@ impl Handle {
             fairness: Fairness::default(),
             unfinished: Unfinished::default(),
             pending: TaskTracker::new(),
+            given_up: AtomicUsize::new(0),
             closing: CancellationToken::new(),
             finished: CancellationToken::new(),
             runtime: runtime.clone(),

@@ -7,6 +7,7 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -306,7 +307,12 @@ fn give_back(
                 }
             }
             match release.handle(reply, Moment::now()) {
-                ReleaseAction::Report(report) => return reported(report, &request),
+                ReleaseAction::Report(report) => {
+                    if matches!(report, ReleaseReport::Failed(_)) {
+                        shared.given_up.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return reported(report, &request);
+                }
                 ReleaseAction::Repeat { pause, failure } => {
                     tracing::debug!(%key, grant = %request.grant, error = %failure, "a release failed and is repeated");
                     *last.lock() = Some(failure);
