@@ -9,7 +9,7 @@ use crate::api::held::View;
 use crate::base::moment::Moment;
 use crate::runtime::client::Shared;
 use crate::store::{GrantId, Kind};
-use crate::{Held, LockClient, LockKey};
+use crate::{Held, LockClient, LockKey, Loss};
 
 /// What a hold would answer at `now` by the clock of its process, which must be entered; of several the worst. Nobody is
 /// told of anything, and a grant that has run out is not ended by it.
@@ -25,6 +25,14 @@ pub fn peek(held: &Held, now: Instant) -> HoldState {
         }
     }
     worst
+}
+
+/// Whether a lease of a hold has run out that is renewed, by the clock that [`peek`] takes.
+#[must_use]
+pub fn ran_out(held: &Held, now: Instant) -> bool {
+    let now = Moment::of(now);
+    let mut renewed = held.each().iter().filter(|grant| grant.renewed);
+    renewed.any(|grant| grant.peek_at(now).0 == HoldState::Lost(Loss::Expired))
 }
 
 /// What a hold is known by at the store.

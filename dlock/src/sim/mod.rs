@@ -5,9 +5,11 @@ mod look;
 mod news;
 mod store;
 
-pub use self::look::{Client, Left, client_of, grants, id_of, left, peek};
+pub use self::look::{Client, Left, client_of, grants, id_of, left, peek, ran_out};
 pub use self::news::News;
-pub use self::store::{entries, fork, holders_of, listen, listen_record, positions, taken, told, topic};
+pub use self::store::{
+    entries, fork, holder, holders_of, listen, listen_record, positions, taken, told, topic,
+};
 pub use crate::base::sim::{Entered, Process, at_store, breaks, on_preempt, reset};
 pub use crate::stores::memory::records::record_topic;
 pub use crate::stores::memory::sim::Entry;

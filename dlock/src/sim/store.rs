@@ -30,6 +30,12 @@ pub fn holders_of(store: &MemoryStore, key: &LockKey) -> Vec<Entry> {
     entries
 }
 
+/// What it knows of this grant.
+#[must_use]
+pub fn holder(store: &MemoryStore, key: &LockKey, grant: GrantId) -> Option<Entry> {
+    store.grant_of(key, grant)
+}
+
 /// A copy of all data, last fencing token included, that nobody listens to: a replica that lags behind from now on.
 #[must_use]
 pub fn fork(store: &MemoryStore) -> MemoryStore {

@@ -8,6 +8,7 @@ mod check;
 mod connection;
 mod count;
 mod draw;
+mod drift;
 mod events;
 mod fault;
 mod host;

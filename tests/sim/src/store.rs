@@ -16,6 +16,7 @@ use dlock::store::{
 use dlock::stores::memory::MemoryStore;
 use futures_util::FutureExt;
 
+use crate::drift;
 use crate::plan::{Millis, Plan, StoreClock};
 use crate::trace::Who;
 use crate::world::{tell, with};
@@ -79,16 +80,12 @@ pub(crate) struct Clock {
 impl Clock {
     /// What it shows.
     pub(crate) fn shows(self, now: Millis) -> Duration {
-        let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
-        Duration::from_millis(
-            u64::try_from(i128::from(AT_FIRST) + drifted + i128::from(self.ahead)).unwrap_or_default(),
-        )
+        Duration::from_millis((AT_FIRST + drift::shows(now, self.drift)).saturating_add_signed(self.ahead))
     }
 
     /// How long it takes until it shows so much more.
     pub(crate) fn lasts(self, left: Duration) -> Millis {
-        let rate = u128::try_from(1_000_000 + self.drift).unwrap_or(1_000_000);
-        u64::try_from((left.as_millis() * 1_000_000).div_ceil(rate)).unwrap_or(Millis::MAX)
+        drift::lasts(drift::whole_millis(left), self.drift)
     }
 }
 

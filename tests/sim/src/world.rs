@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::chance::stream;
 use crate::check::Checks;
 use crate::count::Counts;
+use crate::drift;
 use crate::events::Events;
 use crate::fault::Weather;
 use crate::net::{Arrival, Links};
@@ -104,8 +105,7 @@ pub(crate) enum Stillness {
 impl LocalClock {
     /// Milliseconds of this clock since the world began.
     pub(crate) fn millis(&self, now: Millis) -> Millis {
-        let drifted = i128::from(now) * i128::from(1_000_000 + self.drift) / 1_000_000;
-        u64::try_from(drifted).unwrap_or_default()
+        drift::shows(now, self.drift)
     }
 
     /// The same by the clock of its timers.
@@ -115,9 +115,8 @@ impl LocalClock {
 
     /// When the clock of its timers shows this.
     fn when(&self, shown: Instant) -> Millis {
-        let shown = shown.saturating_duration_since(self.epoch).as_millis() + u128::from(self.suspended);
-        let rate = u128::try_from(1_000_000 + self.drift).unwrap_or(1_000_000);
-        u64::try_from((shown * 1_000_000).div_ceil(rate)).unwrap_or(u64::MAX)
+        let shown = drift::whole_millis(shown.saturating_duration_since(self.epoch));
+        drift::lasts(shown + self.suspended, self.drift)
     }
 
     pub(crate) fn instant(&self, now: Millis) -> Instant {

@@ -1,14 +1,44 @@
 //! The chance of a simulated process.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::BuildHasherDefault;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use uuid::Uuid;
 
 use super::process::{next_number, with_random};
 
 /// The same order in every run.
-pub(crate) type State = BuildHasherDefault<DefaultHasher>;
+pub(crate) type State = BuildHasherDefault<Mixing>;
+
+/// Nobody chooses names of a simulation to collide: what is hashed is only mixed, since it is hashed again and again.
+#[derive(Default)]
+pub(crate) struct Mixing(u64);
+
+impl Hasher for Mixing {
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(23) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.write_u64(value as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        // A table looks at the first and at the last bits.
+        (self.0 ^ (self.0 >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+    }
+}
 
 pub(crate) fn uuid() -> Uuid {
     let bits = with_random(|random| random.u128(..));

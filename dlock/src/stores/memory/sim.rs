@@ -34,8 +34,8 @@ pub(super) struct Said {
 }
 
 impl Held {
-    fn grants_of(&self, key: &LockKey, now: Instant) -> Vec<Entry> {
-        let entry = |(kind, grant, until, kept, amount)| Entry {
+    fn grants_of<'a>(&'a self, key: &'a LockKey, now: Instant) -> impl Iterator<Item = Entry> + 'a {
+        let entry = move |(kind, grant, until, kept, amount)| Entry {
             key: key.clone(),
             kind,
             grant,
@@ -47,7 +47,7 @@ impl Held {
         let plain = plain.map(|entry| (Kind::Lock, entry.grant, entry.until, entry.kept, 1));
         let read_write = self.read_write.inside(key).into_iter();
         let permits = self.counters.held(key, now).into_iter();
-        plain.chain(read_write).chain(permits).map(entry).collect()
+        plain.chain(read_write).chain(permits).map(entry)
     }
 }
 
@@ -61,7 +61,11 @@ impl MemoryStore {
     }
 
     pub(crate) fn grants_of(&self, key: &LockKey) -> Vec<Entry> {
-        self.with(|held, now| held.grants_of(key, now))
+        self.with(|held, now| held.grants_of(key, now).collect())
+    }
+
+    pub(crate) fn grant_of(&self, key: &LockKey, grant: GrantId) -> Option<Entry> {
+        self.with(|held, now| held.grants_of(key, now).find(|entry| entry.grant == grant))
     }
 
     pub(crate) fn places_kept(&self) -> usize {

@@ -169,6 +169,9 @@ impl World {
 
     /// A process hears of a key, or that it will.
     pub(crate) fn hears_of(&mut self, process: usize, topic: &str) {
+        if !self.checks.single_store {
+            return;
+        }
         let key = LockKey::from(topic.split('\n').next().unwrap_or(topic).to_owned());
         self.has_reason(process, &key, 1, 1);
     }

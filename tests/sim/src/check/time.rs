@@ -57,11 +57,8 @@ fn at_least(time: Millis) -> Millis {
 
 /// Until when a store has a grant, by its clock, and whether only its `min_hold` keeps it.
 fn entry(store: usize, key: &LockKey, grant: GrantId) -> Option<(Instant, bool)> {
-    let (now, entries) = crate::store::inside(store, |memory| {
-        let entries = sim::holders_of(memory, key);
-        (with(|world| world.store_instant(store)), entries)
-    });
-    let entry = entries.iter().find(|entry| entry.grant == grant)?;
+    let entry = crate::store::inside(store, |memory| sim::holder(memory, key, grant))?;
+    let now = with(|world| world.store_instant(store));
     (entry.until > now).then_some((entry.until, entry.kept))
 }
 
