@@ -141,9 +141,7 @@ fn tell(args: &Args, found: &Found) {
         "seed {seed}: violation of {} at {} ms: {}",
         it.of, it.at, it.story
     );
-    if !args.shrink {
-        eprintln!("its story: {}", args.again(*seed));
-    }
+    eprintln!("its story: {}", args.again(*seed));
 }
 
 /// Makes the world of a violation small, and tells its story.
@@ -157,17 +155,18 @@ fn shrink(args: &Args, found: &Found) {
     );
     let outcome = run::run(&shrunk.plan, Keep::Lines);
     breaks::set(None);
+    let Some(violation) = &outcome.violation else {
+        eprintln!("it depends on something else than its plan, and does not happen again");
+        return;
+    };
     eprintln!("shrunk to: {} ({} tries)\n", shrunk.plan.size(), shrunk.tries);
     for line in story::told(&outcome.trace) {
         println!("{line}");
     }
-    if let Some(violation) = &outcome.violation {
-        println!("{}", story::moral(violation));
-    }
+    println!("{}", story::moral(violation));
     let Some(path) = &args.save else {
         return;
     };
-    let violation = outcome.violation.as_ref().unwrap_or(&found.violation);
     let rule = breaks::RULES.iter().find(|rule| Some(rule.name) == args.rule());
     let story = words::with_short_tokens(&violation.story);
     let kept = Kept {
