@@ -275,6 +275,17 @@ impl World {
         sections.map(|(id, section)| (*id, self.is_held(section)))
     }
 
+    /// The sections, and whether a lease of theirs that is renewed has run out.
+    pub(crate) fn sections_that_ran_out(&self) -> impl Iterator<Item = (u64, bool)> {
+        let sections = self.checks.sections.iter();
+        sections.map(|(id, section)| {
+            let now = self.instant_of(section.process);
+            let context = self.clocks[section.process].context.as_ref();
+            let _entered = context.map(sim::Process::enter);
+            (*id, sim::ran_out(&section.held, now))
+        })
+    }
+
     /// Whose section it is, and of which lock.
     pub(crate) fn section_of(&self, id: u64) -> Option<(usize, usize, LockKey)> {
         let section = self.checks.sections.get(&id)?;

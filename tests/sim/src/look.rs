@@ -24,6 +24,8 @@ pub(crate) struct Looks {
     clients: BTreeMap<u128, (usize, Client)>,
     /// Grants of stores that their clients did not know of.
     unknown: BTreeSet<(usize, GrantId)>,
+    /// Sections whose leases had not run out.
+    renewed: BTreeSet<u64>,
     /// Sections whose users were told that their locks are lost.
     lost: BTreeSet<u64>,
     /// Since when no code runs that these protect.
@@ -142,6 +144,30 @@ impl World {
         }
     }
 
+    /// Where nothing goes wrong, a lease that is renewed does not run out.
+    fn finds_run_out(&mut self) {
+        let settled = self.calm_for(2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000);
+        if !settled && self.weather.has_been() {
+            return self.looks.renewed.clear();
+        }
+        let (mut renewed, mut run_out) = (BTreeSet::new(), None);
+        for (id, ran_out) in self.sections_that_ran_out() {
+            if !ran_out {
+                renewed.insert(id);
+            } else if self.looks.renewed.contains(&id) {
+                run_out = Some(id);
+            }
+        }
+        self.looks.renewed = renewed;
+        if let Some((process, user, key)) = run_out.and_then(|id| self.section_of(id)) {
+            let story = format!(
+                "the lease of {key} is renewed and ran out all the same, while nothing went wrong: p{process}/u{user} has \
+                 lost it"
+            );
+            self.violated(LOSS, story);
+        }
+    }
+
     /// What is lost stays lost.
     fn finds_revived(&mut self) {
         let (mut lost, mut revived) = (BTreeSet::new(), None);
@@ -182,6 +208,7 @@ pub(crate) fn look() {
     }
     with(|world| {
         world.finds_unused(&kept);
+        world.finds_run_out();
         world.finds_revived();
         world.looks_again();
     });

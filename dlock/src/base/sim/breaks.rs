@@ -52,6 +52,8 @@ rules! {
         "a renewed lease counts from before the renewal was sent, not from its reply"
     DeadlineNeverJudged "deadline-never-judged" LOSS
         "a hold that is asked compares its deadline with the clock, and is not only told of it by a timer"
+    RenewsAtTheLastMoment "renews-at-the-last-moment" LOSS
+        "a lease is renewed long before it ends"
     RenewalRevivesLostHold "renewal-revives-lost-hold" LOSS
         "a hold that was lost stays lost, whatever a renewal brings later"
     TokenReusedAfterHandoff "token-reused-after-handoff" FENCING
@@ -70,6 +72,8 @@ rules! {
         "the next waiter becomes the queue head when that is cancelled"
     NotificationLostBeforeSleep "notification-lost-before-sleep" WAITING
         "a notification that comes between the request and the sleep ends the sleep"
+    NewsToldOnce "news-told-once" WAITING
+        "those who listen for a name are told each time that it comes free"
     SubscriptionDroppedWithHead "subscription-dropped-with-head" WAITING
         "the subscription of the queue head is the next head's, and goes on"
     HandoffToUnpolledWaiter "handoff-to-unpolled-waiter" WAITING
@@ -100,6 +104,8 @@ rules! {
         "a grant of several permits takes as many"
     WriterEntersBesideReaders "writer-enters-beside-readers" EXCLUSION
         "a writer waits until the last reader has left"
+    ReaderEntersBesideWriter "reader-enters-beside-writer" EXCLUSION
+        "a reader waits until the writer has left"
     QuorumOfAMinority "quorum-of-a-minority" EXCLUSION
         "a quorum is more than half of the members"
     QuorumMemberVotesWithoutData "quorum-member-votes-without-data" EXCLUSION

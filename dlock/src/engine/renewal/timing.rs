@@ -26,6 +26,7 @@ pub(super) fn next_due(kind: Kind, terms: &Terms, sent: Moment, deadline: Moment
         _ => deadline,
     };
     match terms.renewed {
+        true if broken!(RenewsAtTheLastMoment) => due,
         true => due.min(sent + terms.lease / if broken!(RenewsTooOften) { 15 } else { 3 }),
         false => due,
     }

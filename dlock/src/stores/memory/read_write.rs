@@ -170,6 +170,7 @@ impl ReadWriteLocks {
                 // The writer who is said to ask is not there.
                 (_, Some(_)) => last_end.or(Some(now)),
                 (_, None) => match writer {
+                    Some(_) if broken!(ReaderEntersBesideWriter) => None,
                     Some(writer) => inside.leases.get(writer),
                     None => kept_out.map(|until| last_end.unwrap_or(until)),
                 },
