@@ -40,6 +40,8 @@ use parking_lot::Mutex;
 
 use crate::runtime::client::Shared;
 use crate::runtime::options::LONGEST;
+use crate::store::Capabilities;
+use crate::store::counter::Counters;
 use crate::store::counter::{CounterReply, CounterRequest};
 use crate::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
@@ -267,6 +269,10 @@ where
 }
 
 impl Store for Scripted {
+    fn capabilities(&self) -> Capabilities {
+        self.0.memory.capabilities()
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         Box::pin(answered(
             self.0
@@ -314,9 +320,16 @@ impl Store for Scripted {
         Store::watch(self.memory(), kind, key, grant)
     }
 
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+}
+
+impl Counters for Scripted {
     fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
         Box::pin(answered(
-            self.0.play(Step::Count, || Store::count(self.memory(), request)),
+            self.0
+                .play(Step::Count, || Counters::count(self.memory(), request)),
         ))
     }
 }

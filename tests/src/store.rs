@@ -201,7 +201,7 @@ impl Store {
             Store::Quorum(members) => {
                 let members = members.iter().enumerate();
                 let named = members.map(|(at, member)| {
-                    let member: Arc<dyn dlock::store::Store> = Arc::new(member.clone());
+                    let member: Arc<dyn dlock::store::member::QuorumMember> = Arc::new(member.clone());
                     (format!("member {at}"), member)
                 });
                 let quorum = Quorum::new(named).trust_fresh_servers(true);

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::store::counter::{CounterReply, CounterRequest};
+use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Lane, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Lane,
+    Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::{Kind, LockKey};
-use tokio::sync::broadcast;
 
 /// Counts the steps of a client, and can keep renewals from being answered.
 #[derive(Debug, Clone)]
@@ -44,7 +43,7 @@ pub struct Seen {
     /// For so many milliseconds the answers to acquires, releases and renewals are on their way.
     pub slow_answers: AtomicUsize,
     /// Tells of lanes in doubt.
-    pub doubts: broadcast::Sender<Lane>,
+    pub doubts: DoubtSender,
 }
 
 impl Watched {
@@ -61,7 +60,7 @@ impl Watched {
             hang_renewals: AtomicBool::new(false),
             hang_lane: AtomicUsize::new(usize::MAX),
             slow_answers: AtomicUsize::new(0),
-            doubts: broadcast::channel(16).0,
+            doubts: DoubtSender::new(),
         };
         Watched {
             memory,
@@ -122,6 +121,10 @@ fn lane(key: &LockKey) -> u32 {
 }
 
 impl Store for Watched {
+    fn capabilities(&self) -> Capabilities {
+        self.inner().capabilities()
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         self.seen.acquires.fetch_add(1, Ordering::SeqCst);
         let inner = self.inner();
@@ -163,9 +166,8 @@ impl Store for Watched {
         Store::watch(self.inner(), kind, key, grant)
     }
 
-    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
-        let inner = self.inner();
-        Box::pin(self.asked(move || Store::count(inner, request)))
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
     }
 
     fn lane(&self, key: &LockKey) -> Lane {
@@ -183,7 +185,14 @@ impl Store for Watched {
         Box::pin(self.asked(move || Store::acquire_all(inner, requests)))
     }
 
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
-        Some(self.seen.doubts.subscribe())
+    fn doubts(&self) -> Doubts {
+        self.seen.doubts.subscribe()
+    }
+}
+
+impl Counters for Watched {
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
+        let inner = self.inner();
+        Box::pin(self.asked(move || Counters::count(inner, request)))
     }
 }

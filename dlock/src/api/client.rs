@@ -11,6 +11,7 @@ use tokio::runtime;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::runtime::client::{Handle, Settings, Shared};
 use crate::runtime::outside::is_outside;
+use crate::store::Capabilities;
 use crate::store::records::Records;
 use crate::store::{GrantId, Holder, Kind, Outcome, Store, StoreError};
 use crate::stores::memory::MemoryStore;
@@ -180,6 +181,12 @@ impl LockClient {
     #[must_use]
     pub fn id(&self) -> String {
         self.handle.shared().issuer.uuid.to_string()
+    }
+
+    /// What the store of this client can do: the kinds of locks it has, its shortest lease, how it notifies waiters, …
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.handle.shared().capabilities
     }
 
     /// How many locks this client holds now, those too that a call for several has so far.

@@ -7,7 +7,7 @@ use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::release::sleep;
-use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
+use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use crate::store::{Outcome, StoreError};
 use crate::{Error, LockKey};
 
@@ -24,14 +24,17 @@ pub(crate) async fn count(
 ) -> Result<CounterReply, Error> {
     key.check()?;
     let shared = handle.shared().clone();
+    let counters = shared
+        .counters(step.kind())
+        .map_err(|error| error.into_error(what, key))?;
     let request = CounterRequest {
         repeated_for: REMEMBERED.max(shared.settings.retry_for.saturating_mul(2)),
         ..CounterRequest::new(key.clone(), shared.next_grant(), step)
     };
     let outcome = async {
         match step.is_look() {
-            true => repeat(shared, request).await,
-            false => handle.carry(repeat(shared, request)).await,
+            true => repeat(shared, counters, request).await,
+            false => handle.carry(repeat(shared, counters, request)).await,
         }
     };
     let outcome = handle.with_timers(outcome).await;
@@ -39,13 +42,17 @@ pub(crate) async fn count(
 }
 
 /// Sends it until it is answered, or the patience with the store is over.
-async fn repeat(shared: Arc<Shared>, request: CounterRequest) -> Result<CounterReply, StoreError> {
+async fn repeat(
+    shared: Arc<Shared>,
+    counters: Arc<dyn Counters>,
+    request: CounterRequest,
+) -> Result<CounterReply, StoreError> {
     let begun = Moment::now();
     let mut backoff = Backoff::default();
     let mut unknown = false;
     loop {
         let sent = Moment::now();
-        let mut error = match shared.store.clone().count(request.clone()).await {
+        let mut error = match counters.clone().count(request.clone()).await {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };

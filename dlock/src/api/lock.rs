@@ -96,14 +96,13 @@ impl Lock {
         &self.key
     }
 
-    /// Whether name and options make sense, as each acquire checks it.
+    /// Checks name and options as each acquire does, without asking the store.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    /// [`Error::InvalidKey`], [`Error::InvalidOption`], or [`Error::Unsupported`] for a kind that the store does not have.
     pub fn check(&self) -> Result<(), Error> {
-        self.key.check()?;
-        self.options.check()
+        self.attempt(true, Location::caller()).check()
     }
 
     /// Takes the lock if it is free, without waiting for anybody: asks the store once.

@@ -48,6 +48,18 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 8] = [
+        Kind::Lock,
+        Kind::Fair,
+        Kind::Read,
+        Kind::Write,
+        Kind::Fenced,
+        Kind::Permit,
+        Kind::Unowned,
+        Kind::Latch,
+    ];
+
     /// Whether one holder keeps out all others.
     #[must_use]
     pub fn is_exclusive(self) -> bool {

@@ -25,6 +25,7 @@ use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::engine::timing::{
     self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, POSITION_ENDS_WITHIN, until_next_request,
 };
+use crate::runtime::capable;
 use crate::runtime::client::Handle;
 use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
@@ -126,8 +127,7 @@ impl Attempt {
     }
 
     async fn go(&self, started: Instant, scope: &Scope) -> Result<Hold, Error> {
-        self.key.check()?;
-        self.options.check()?;
+        self.check()?;
         let wait = Wait {
             attempt: self,
             goal: self,
@@ -186,8 +186,21 @@ impl Attempt {
         }
     }
 
+    /// Whether name and options make sense, and the store can do what they ask for.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.key.check()?;
+        self.options.check()?;
+        self.check_store()
+    }
+
+    /// Whether the store can do what the options ask for.
+    pub(crate) fn check_store(&self) -> Result<(), Error> {
+        capable::check(&self.options, self.lease(), &self.handle.shared().capabilities)
+    }
+
     pub(crate) fn handovers(&self) -> u32 {
-        match self.options.kind.is_handed_on() {
+        // Each holder in a row of handoffs has a fencing token of its own.
+        match self.options.kind.is_handed_on() && self.handle.shared().capabilities.token_blocks {
             true => self.options.lock.local_handovers.unwrap_or(DEFAULT_HANDOFFS),
             false => 0,
         }
@@ -395,6 +408,7 @@ impl<G: Goal> Wait<'_, G> {
         } = self.attempt;
         let shared = handle.shared();
         let store = &shared.store;
+        let counters = (shared.counters(options.kind)).map_err(|error| self.attempt.failed(error))?;
         let mut watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
         let mut pause = Duration::ZERO;
         tracing::warn!(
@@ -418,7 +432,7 @@ impl<G: Goal> Wait<'_, G> {
             let reply = tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                reply = store.clone().count(request) => reply,
+                reply = counters.clone().count(request) => reply,
                 () = self.over() => return Err(self.gave_up(heard, true)),
             };
             pause = match reply {

@@ -17,6 +17,8 @@ use crate::runtime::release::{self, Job};
 use crate::runtime::unfinished::Unfinished;
 use crate::runtime::waiters::{self, Waiters};
 use crate::runtime::watchdog::{self, Watchdog};
+use crate::store::counter::Counters;
+use crate::store::{Capabilities, Kind, Reason, StoreError};
 use crate::store::{GrantId, Store};
 
 /// What keeps a client alive: the client, its locks and its guards.
@@ -31,6 +33,7 @@ pub(crate) struct Shared {
     pub(crate) issuer: Arc<Issuer>,
     grants: AtomicU64,
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) watchdog: Watchdog,
     pub(crate) waiters: Arc<Waiters>,
@@ -73,6 +76,7 @@ impl Handle {
                 client: client.clone(),
             }),
             grants: AtomicU64::new(1),
+            capabilities: store.capabilities(),
             store,
             settings,
             watchdog: Watchdog::default(),
@@ -123,6 +127,13 @@ impl Drop for Handle {
 }
 
 impl Shared {
+    /// The counters of the store, for steps on semaphores and latches.
+    pub(crate) fn counters(&self, kind: Kind) -> Result<Arc<dyn Counters>, StoreError> {
+        (self.store.clone().counters()).ok_or_else(|| {
+            StoreError::not_done(Reason::Unsupported, format!("this store has no {}", kind.noun()))
+        })
+    }
+
     /// Whether the runtime ended while the client was at work: nothing waits and nothing is sent any more.
     pub(crate) fn has_lost_its_runtime(&self) -> bool {
         self.runtime_ended.load(Ordering::Relaxed)

@@ -2,6 +2,7 @@
 //! stores, and no store.
 
 pub(crate) mod acquire;
+mod capable;
 pub(crate) mod client;
 pub(crate) mod fairness;
 pub(crate) mod grants;

@@ -23,7 +23,8 @@ use crate::runtime::scope::HoldRef;
 use crate::runtime::under::Under;
 use crate::runtime::unfinished::Part;
 use crate::store::{
-    AcquireReply, AcquireRequest, Announce, GrantId, Outcome, Reason, RenewRequest, Store, StoreError,
+    self, AcquireReply, AcquireRequest, Announce, Busy, GivenLease, GrantId, Outcome, Reason, RenewRequest,
+    Renewal, Store, StoreError,
 };
 use crate::{Error, Loss};
 
@@ -152,9 +153,8 @@ impl Question {
         self.fixed || self.min_hold.is_some()
     }
 
-    /// Has the lease count from `sent` on, by this step.
-    pub(crate) fn begin_anew(&mut self, sent: Instant) -> RenewRequest {
-        self.sent = sent;
+    /// The step that has the lease count from now on.
+    pub(crate) fn begin_anew(&self) -> RenewRequest {
         let AcquireRequest {
             kind,
             grant,
@@ -172,8 +172,31 @@ impl Question {
         }
     }
 
-    /// The guard of what was granted with these tokens.
-    pub(crate) fn granted(self, tokens: (u64, u64)) -> Result<Hold, StoreError> {
+    /// The lease counts from `sent` on, as far as the store has renewed it.
+    pub(crate) fn begun_anew(&mut self, sent: Instant, renewal: Renewal) {
+        match renewal {
+            Renewal::Renewed => self.sent = sent,
+            Renewal::RenewedFor(lease) => {
+                self.sent = sent;
+                self.was_given(lease);
+            }
+            Renewal::Held | Renewal::Gone => {}
+        }
+    }
+
+    /// The store gave another lease than was asked for.
+    fn was_given(&mut self, lease: GivenLease) {
+        self.sent = (self.sent.checked_sub(lease.begun_before())).unwrap_or(self.sent);
+        self.request.lease = lease.at_most(self.request.lease);
+        self.lease = lease.at_most(self.lease);
+    }
+
+    /// The guard of what was granted.
+    pub(crate) fn granted(mut self, granted: &store::Granted) -> Result<Hold, StoreError> {
+        let tokens = (granted.first_token, granted.last_token);
+        if let Some(lease) = granted.lease {
+            self.was_given(lease);
+        }
         let Question {
             handle,
             request,
@@ -266,32 +289,17 @@ impl Asked for Question {
 
     fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings {
         match reply {
-            Ok(
-                AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }
-                | AcquireReply::AcquiredInLine {
-                    first_token,
-                    last_token,
-                    ..
-                },
-            ) => self.granted((first_token, last_token)).map(Look::Got),
-            Ok(AcquireReply::Busy {
+            Ok(AcquireReply::Acquired(granted)) => self.granted(&granted).map(Look::Got),
+            Ok(AcquireReply::Busy(Busy {
                 remaining,
                 again,
                 listeners,
-            }) => Ok(Look::Busy {
+            })) => Ok(Look::Busy {
                 left: remaining,
                 again,
                 listeners,
             }),
             Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
-            Ok(AcquireReply::Abstained { votes_in }) => Ok(Look::Busy {
-                left: Some(votes_in),
-                again: None,
-                listeners: None,
-            }),
             Err(error) => {
                 self.failed(&error);
                 Err(error)

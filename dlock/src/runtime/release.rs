@@ -155,7 +155,7 @@ impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
             if let (Some(asked), Some(undo)) = (asked, undo) {
                 let (reply, undone) = futures_util::join!(step, undo);
                 let may_be_left = match reply {
-                    Ok(AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }) => true,
+                    Ok(AcquireReply::Acquired(_)) => true,
                     Ok(_) => false,
                     Err(error) => error.outcome == Outcome::Unknown,
                 };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -19,6 +19,7 @@ use crate::base::moment::Moment;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
 use crate::runtime::client::Shared;
 use crate::runtime::grants::Grant;
+use crate::store::Doubt;
 use crate::store::{Lane, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
@@ -134,7 +135,11 @@ pub(crate) async fn watch(shared: Arc<Shared>, over: impl Future<Output = ()>) {
         let is_due = tokio::select! {
             biased;
             () = &mut over => return,
-            lane = next_doubt(&mut doubts) => {
+            doubt = doubts.next() => {
+                let lane = match doubt {
+                    Doubt::Lane(lane) => Some(lane),
+                    Doubt::All => None,
+                };
                 let now = Moment::of(clock::now());
                 watchdog.perform(|table| table.doubt(lane, now));
                 true
@@ -168,21 +173,6 @@ async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => clock::sleep_until(due).await,
         None => std::future::pending().await,
-    }
-}
-
-/// The next lane that is in doubt; `None` for all of them.
-async fn next_doubt(doubts: &mut Option<broadcast::Receiver<Lane>>) -> Option<Lane> {
-    let Some(receiver) = doubts else {
-        return std::future::pending().await;
-    };
-    match receiver.recv().await {
-        Ok(lane) => Some(lane),
-        Err(broadcast::error::RecvError::Lagged(_)) => None,
-        Err(broadcast::error::RecvError::Closed) => {
-            *doubts = None;
-            std::future::pending().await
-        }
     }
 }
 

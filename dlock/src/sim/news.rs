@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::store::Hub;
 use crate::store::Watch;
-use crate::store::hub::Hub;
 
 /// The listeners at the client's end of a simulated connection. Clones are the same ones.
 #[derive(Debug, Clone, Default)]

@@ -96,10 +96,7 @@ mod tests {
             let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, second);
             store.clone().acquire(request).now_or_never().unwrap().unwrap()
         };
-        let granted = |token| AcquireReply::Acquired {
-            first_token: token,
-            last_token: token,
-        };
+        let granted = AcquireReply::acquired;
         at_store(now, wall, || assert_eq!(acquire(&store, grant), granted(7)));
         let copy = Arc::new(fork(&store));
         at_store(now, wall, || {

@@ -1,13 +1,20 @@
 //! Steps on numbers that no grant stands for: the permits of a semaphore, and the count of a latch.
 //!
-//! They are one verb of a store, [`Store::count`](super::Store::count). What changes something is carried
+//! They are the one verb of [`Counters`]. What changes something is carried
 //! out once, however often it arrives: a step that comes again with the same id gets the answer of the first
 //! time. So the core repeats a step whose answer was lost.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{GrantId, Kind};
+use super::{GrantId, Kind, StoreFuture};
 use crate::LockKey;
+
+/// The ability to count: a store with semaphores or latches has it, see [`Store::counters`](super::Store::counters).
+pub trait Counters: Send + Sync + 'static {
+    /// Takes a step of a counter: of the permits of a semaphore, or of a latch.
+    fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply>;
+}
 
 /// One step on a counter.
 #[derive(Debug, Clone)]

@@ -1,7 +1,4 @@
-//! Who in this process listens for news of which key.
-//!
-//! One entry for each name that is listened for, and none when the last listener is gone. The memory
-//! store tells its news straight through this; the Redis store feeds it from one subscription.
+//! Which names are listened for in this process, and the notifications that come for them.
 
 use std::sync::Arc;
 
@@ -12,9 +9,30 @@ use super::{TAKEN, Watch};
 use crate::base::broken;
 use crate::base::chance::HashMap;
 
-/// Listeners by name.
+/// The listeners of a store in this process, by name: one entry for each name that is listened for, and none when the last
+/// listener is gone.
+///
+/// A store gives each waiter a [`Watch`] from [`listen`](Self::listen), subscribes to a name with its server when the first
+/// listener comes, and passes on what its server tells. The memory store tells through this directly; the Redis store feeds
+/// it from one subscription.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock::store::Hub;
+/// use std::sync::Arc;
+///
+/// let hub = Arc::new(Hub::default());
+/// let subscribe = |_name: &Arc<str>| false; // asked for, not confirmed yet
+/// let unsubscribe = |_name: Arc<str>| {};
+/// let mut watch = hub.listen("order:42".into(), subscribe, unsubscribe);
+/// hub.confirm("order:42"); // the server says that the subscription is there
+/// watch.changed().await; // "look now"
+/// hub.tell("order:42"); // the server says that the lock was released
+/// watch.changed().await;
+/// # }
+/// ```
 #[derive(Debug, Default)]
-pub(crate) struct Hub {
+pub struct Hub {
     topics: Mutex<HashMap<Arc<str>, Topic>>,
 }
 
@@ -28,7 +46,7 @@ struct Topic {
 impl Hub {
     /// Listens for `name`. `first` runs, under the hub's lock, when nobody did before and says whether
     /// news are certain from now on; `last` runs likewise when nobody does any more.
-    pub(crate) fn listen(
+    pub fn listen(
         self: &Arc<Self>,
         name: Arc<str>,
         first: impl FnOnce(&Arc<str>) -> bool,
@@ -58,7 +76,7 @@ impl Hub {
     }
 
     /// Something changed under `name`. How many listen.
-    pub(crate) fn tell(&self, name: &str) -> usize {
+    pub fn tell(&self, name: &str) -> usize {
         let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
         // Not under the lock: a waker may drop a listener.
         match news {
@@ -73,7 +91,7 @@ impl Hub {
     }
 
     /// Another process has taken the lock that came free under `name`.
-    pub(crate) fn taken(&self, name: &str) {
+    pub fn taken(&self, name: &str) {
         let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
         if let Some(news) = news {
             news.send_modify(|n| *n = n.wrapping_add(TAKEN));
@@ -81,12 +99,12 @@ impl Hub {
     }
 
     /// How many listen for `name`.
-    pub(crate) fn listeners(&self, name: &str) -> usize {
+    pub fn listeners(&self, name: &str) -> usize {
         (self.topics.lock().get(name)).map_or(0, |topic| topic.news.receiver_count())
     }
 
     /// From now on news of `name` are certain; its listeners look once.
-    pub(crate) fn confirm(&self, name: &str) {
+    pub fn confirm(&self, name: &str) {
         let news = self.topics.lock().get_mut(name).map(|topic| {
             topic.live = true;
             topic.news.clone()
@@ -98,8 +116,7 @@ impl Hub {
 
     /// News may have been missed: everybody looks. With `live` false, further listeners do not take
     /// silence for "nothing happened" until the next `confirm`.
-    #[cfg(any(feature = "postgres", dlock_sim))]
-    pub(crate) fn tell_all(&self, live: bool) {
+    pub fn tell_all(&self, live: bool) {
         let mut topics = self.topics.lock();
         let all: Vec<_> = topics
             .values_mut()
@@ -132,12 +149,12 @@ impl Hub {
     }
 
     /// All names that are listened for.
-    #[cfg(any(feature = "postgres", dlock_sim))]
-    pub(crate) fn names(&self) -> Vec<Arc<str>> {
+    pub fn names(&self) -> Vec<Arc<str>> {
         self.topics.lock().keys().cloned().collect()
     }
 
     /// How many names are listened for.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub(crate) fn len(&self) -> usize {
         self.topics.lock().len()
     }

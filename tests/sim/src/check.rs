@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dlock::sim;
+use dlock::store::Granted;
+use dlock::store::member::Vote;
 use dlock::store::{AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, ReleaseReply, StoreError};
 use dlock::{Held, HoldState, LockClient, LockKey};
 
@@ -723,7 +725,7 @@ pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, uncon
 pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply, StoreError>) {
     if with(|world| world.trace.is_on()) {
         let holders = match request {
-            Request::Acquire(request) => {
+            Request::Acquire(request, _) => {
                 crate::store::inside(store, |memory| sim::holders_of(memory, &request.key))
             }
             _ => Vec::new(),
@@ -737,25 +739,14 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
     let total = permits::look(store, request, result);
     match (request, result) {
         (
-            Request::Acquire(request),
-            Ok(Reply::Acquire(
-                _,
-                AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }
-                | AcquireReply::AcquiredInLine {
-                    first_token,
-                    last_token,
-                    ..
-                },
-            )),
-        ) => with(|world| world.granted(request, (*first_token, *last_token), total)),
-        (Request::AcquireAll(all), Ok(Reply::AcquireAll(_, AcquireAllReply::Acquired { tokens }))) => {
+            Request::Acquire(request, _),
+            Ok(Reply::Acquire(_, Vote::Cast(AcquireReply::Acquired(granted)))),
+        ) => with(|world| world.granted(request, granted, total)),
+        (Request::AcquireAll(all), Ok(Reply::AcquireAll(_, AcquireAllReply::Acquired { grants }))) => {
             with(|world| {
                 world.counts.sometimes("a set that was granted by one step");
-                for (request, tokens) in all.iter().zip(tokens) {
-                    world.granted(request, *tokens, None);
+                for (request, granted) in all.iter().zip(grants) {
+                    world.granted(request, granted, None);
                 }
             });
         }
@@ -765,7 +756,7 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
         with(|world| world.record_step(store, request, reply));
     }
     match (request, result) {
-        (Request::Acquire(request), Ok(Reply::Acquire(_, reply))) => {
+        (Request::Acquire(request, _), Ok(Reply::Acquire(_, reply))) => {
             with(|world| {
                 world.takes_position(request, is_granted(reply));
                 if is_granted(reply) {
@@ -777,7 +768,7 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
         _ => {}
     }
     match (request, result) {
-        (Request::Acquire(request), Ok(Reply::Acquire(key, reply))) if is_granted(reply) => {
+        (Request::Acquire(request, _), Ok(Reply::Acquire(key, reply))) if is_granted(reply) => {
             time::granted(store, key, request.grant);
         }
         (Request::AcquireAll(all), Ok(Reply::AcquireAll(_, AcquireAllReply::Acquired { .. }))) => {
@@ -808,15 +799,13 @@ fn lock_number(key: &LockKey) -> Option<u32> {
     key.as_str().strip_prefix('k')?.parse().ok()
 }
 
-fn is_granted(reply: &AcquireReply) -> bool {
-    matches!(
-        reply,
-        AcquireReply::Acquired { .. } | AcquireReply::AcquiredInLine { .. }
-    )
+fn is_granted(reply: &Vote) -> bool {
+    matches!(reply, Vote::Cast(AcquireReply::Acquired(_)))
 }
 
 impl World {
-    fn granted(&mut self, request: &AcquireRequest, tokens: (u64, u64), total: Option<i64>) {
+    fn granted(&mut self, request: &AcquireRequest, granted: &Granted, total: Option<i64>) {
+        let tokens = (granted.first_token, granted.last_token);
         let AcquireRequest {
             kind,
             ref key,

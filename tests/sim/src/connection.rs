@@ -3,16 +3,18 @@
 mod record;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock::LockKey;
 use dlock::record::Records;
 use dlock::sim::{self, News};
-use dlock::store::counter::{CounterReply, CounterRequest};
+use dlock::store::counter::{CounterReply, CounterRequest, Counters};
+use dlock::store::member::{QuorumMember, Vote};
 use dlock::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Lane, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Kind,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
-use tokio::sync::broadcast;
+use dlock::stores::memory::MemoryStore;
 
 use self::record::SimRecords;
 use crate::net::{self, End};
@@ -26,12 +28,12 @@ pub(crate) struct SimConnection {
     store: usize,
     sets: Sets,
     news: News,
-    doubts: broadcast::Sender<Lane>,
+    doubts: DoubtSender,
 }
 
 impl SimConnection {
     pub(crate) fn connect(process: usize, incarnation: u32, store: usize) -> SimConnection {
-        let (doubts, _) = broadcast::channel(16);
+        let doubts = DoubtSender::new();
         let news = News::new();
         let end = End {
             incarnation,
@@ -87,9 +89,13 @@ macro_rules! of_sort {
 }
 
 impl Store for SimConnection {
+    fn capabilities(&self) -> Capabilities {
+        MemoryStore::new().capabilities()
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.ask(Request::Acquire(request), |reply| match reply {
-            Reply::Acquire(_, reply) => Some(reply),
+        self.ask(Request::Acquire(request, None), |reply| match reply {
+            Reply::Acquire(_, Vote::Cast(reply)) => Some(reply),
             _ => None,
         })
     }
@@ -134,8 +140,31 @@ impl Store for SimConnection {
         self.listen(sim::topic(kind, key, grant))
     }
 
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(SimRecords(self)))
+    }
+
+    fn doubts(&self) -> Doubts {
+        self.doubts.subscribe()
+    }
+}
+
+impl Counters for SimConnection {
     fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
         self.ask(Request::Count(request), of_sort!(Count))
+    }
+}
+
+impl QuorumMember for SimConnection {
+    fn vote(self: Arc<Self>, request: AcquireRequest, vote_after: Option<Duration>) -> StoreFuture<Vote> {
+        self.ask(Request::Acquire(request, Some(vote_after)), |reply| match reply {
+            Reply::Acquire(_, vote) => Some(vote),
+            _ => None,
+        })
     }
 
     fn raise_fence(
@@ -149,13 +178,5 @@ impl Store for SimConnection {
             Request::RaiseFence(kind, key, grant, at_least),
             of_sort!(RaiseFence),
         )
-    }
-
-    fn records(self: Arc<Self>) -> Option<Records> {
-        Some(Records::new(SimRecords(self)))
-    }
-
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
-        Some(self.doubts.subscribe())
     }
 }

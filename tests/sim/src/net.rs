@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dlock::sim::News;
+use dlock::store::DoubtSender;
 use dlock::store::{Lane, Reason, StoreError};
 use fastrand::Rng;
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::oneshot;
 
 use crate::chance::{Draws, stream};
 use crate::plan::{Millis, Plan, Scheduler};
@@ -83,7 +84,7 @@ struct Link {
 pub(crate) struct End {
     pub(crate) incarnation: u32,
     pub(crate) news: News,
-    pub(crate) doubts: broadcast::Sender<Lane>,
+    pub(crate) doubts: DoubtSender,
 }
 
 struct Waiting {
@@ -474,7 +475,7 @@ pub(crate) fn arrive(arrival: Arrival) {
                     )
                 });
                 end.news.doubt_all();
-                let _ = end.doubts.send(Lane::default());
+                end.doubts.tell(Lane::default());
                 for topic in end.news.topics() {
                     subscribe((peer.process, peer.incarnation), peer.store, topic, true);
                 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dlock::LockClient;
 use dlock::sim;
-use dlock::store::Store;
+use dlock::store::member::QuorumMember;
 use dlock::stores::quorum::Quorum;
 use futures_util::FutureExt;
 use tokio::runtime::{Builder, RngSeed, Runtime};
@@ -119,7 +119,7 @@ async fn connect(plan: &Plan, process: usize, incarnation: u32) -> LockClient {
         Stores::One => builder.store(SimConnection::connect(process, incarnation, 0)),
         Stores::Quorum(members) => {
             let member = |store| {
-                let connection: Arc<dyn Store> =
+                let connection: Arc<dyn QuorumMember> =
                     Arc::new(SimConnection::connect(process, incarnation, store));
                 (format!("store {store}"), connection)
             };

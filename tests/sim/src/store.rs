@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use dlock::LockKey;
 use dlock::sim;
+use dlock::store::counter::Counters;
 use dlock::store::counter::{CounterReply, CounterRequest};
+use dlock::store::member::{QuorumMember, Vote};
 use dlock::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, Watch,
+    AcquireAllReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use futures_util::FutureExt;
@@ -28,7 +30,8 @@ pub(crate) const AT_FIRST: Millis = 3_600_000;
 
 #[derive(Debug, Clone)]
 pub(crate) enum Request {
-    Acquire(AcquireRequest),
+    /// With how a member of a quorum votes.
+    Acquire(AcquireRequest, Option<Ballot>),
     AcquireAll(Vec<AcquireRequest>),
     Release(ReleaseRequest),
     Renew(Vec<RenewRequest>),
@@ -40,16 +43,19 @@ pub(crate) enum Request {
     Record(record::Request),
 }
 
+/// After how long with its data a member of a quorum votes.
+pub(crate) type Ballot = Option<Duration>;
+
 impl Request {
     /// Whether it asks for locks.
     pub(crate) fn takes(&self) -> bool {
-        matches!(self, Request::Acquire(_) | Request::AcquireAll(_))
+        matches!(self, Request::Acquire(..) | Request::AcquireAll(_))
     }
 }
 
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Acquire(LockKey, AcquireReply),
+    Acquire(LockKey, Vote),
     AcquireAll(Vec<LockKey>, AcquireAllReply),
     Release(ReleaseReply),
     Renew(Vec<Result<Renewal, StoreError>>),
@@ -276,7 +282,7 @@ pub(crate) fn carry_out(
         let is_outdated = world.now > sent + world.plan.settings.timeout;
         let store = &mut world.stores[store];
         let is_given_back = match request {
-            Request::Acquire(request) => store.is_given_back(request),
+            Request::Acquire(request, _) => store.is_given_back(request),
             Request::AcquireAll(all) => all.iter().any(|request| store.is_given_back(request)),
             Request::Release(request) => {
                 store.given_back.insert(request.grant);
@@ -311,9 +317,13 @@ fn step(memory: Arc<MemoryStore>, request: Request) -> Result<Reply, StoreError>
         step.now_or_never().expect("the memory store answers at once")
     }
     Ok(match request {
-        Request::Acquire(request) => {
+        Request::Acquire(request, ballot) => {
             let key = request.key.clone();
-            Reply::Acquire(key, now(Store::acquire(memory, request))?)
+            let vote = match ballot {
+                Some(vote_after) => now(memory.vote(request, vote_after))?,
+                None => Vote::Cast(now(memory.acquire(request))?),
+            };
+            Reply::Acquire(key, vote)
         }
         Request::AcquireAll(requests) => {
             let keys = requests.iter().map(|request| request.key.clone()).collect();
@@ -324,9 +334,9 @@ fn step(memory: Arc<MemoryStore>, request: Request) -> Result<Reply, StoreError>
         Request::Inspect(key) => Reply::Inspect(now(Store::inspect(memory, key))?),
         Request::List(prefix) => Reply::List(now(Store::list(memory, prefix))?),
         Request::ForceRelease(key) => Reply::ForceRelease(now(Store::force_release(memory, key))?),
-        Request::Count(request) => Reply::Count(now(Store::count(memory, request))?),
+        Request::Count(request) => Reply::Count(now(memory.count(request))?),
         Request::RaiseFence(kind, key, grant, at_least) => {
-            Reply::RaiseFence(now(Store::raise_fence(memory, kind, key, grant, at_least))?)
+            Reply::RaiseFence(now(memory.raise_fence(kind, key, grant, at_least))?)
         }
         Request::Record(request) => Reply::Record(record::step(memory, request)?),
     })

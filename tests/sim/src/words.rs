@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dlock::LockKey;
 use dlock::store::counter::CounterReply;
+use dlock::store::member::Vote;
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, ReleaseReply, Renewal, StoreError,
 };
@@ -154,7 +155,7 @@ impl Request {
     pub(crate) fn told(&self, checks: &Checks) -> String {
         let about = self.about(checks);
         match self {
-            Request::Acquire(request) => {
+            Request::Acquire(request, _) => {
                 let AcquireRequest { kind, lease, .. } = request;
                 format!("asks for {about}: {}, lease {}", self::kind(*kind), time(*lease))
             }
@@ -179,7 +180,7 @@ impl Request {
     pub(crate) fn about(&self, checks: &Checks) -> String {
         let grant = |key: &LockKey, id: GrantId| format!("{key} ({})", checks.name_of(id));
         match self {
-            Request::Acquire(request) => grant(&request.key, request.grant),
+            Request::Acquire(request, _) => grant(&request.key, request.grant),
             Request::AcquireAll(all) => keys(all.iter().map(|request| &request.key)),
             Request::Release(request) => grant(&request.key, request.grant),
             Request::Renew(all) => {
@@ -242,31 +243,28 @@ fn outcome(reply: &Reply, about: &str) -> Outcome {
         false => format!("tokens {} to {}", token(first), token(last)),
     };
     let other = match reply {
-        Reply::Acquire(_, reply) => match reply {
-            AcquireReply::Acquired {
-                first_token,
-                last_token,
-            } => return Outcome::Granted(tokens(*first_token, *last_token)),
-            AcquireReply::AcquiredInLine {
-                first_token,
-                last_token,
-                behind,
-            } => {
-                let tokens = tokens(*first_token, *last_token);
-                return Outcome::Granted(format!("{tokens}, for itself and {} behind it", behind.len()));
+        Reply::Acquire(_, vote) => match vote {
+            Vote::Cast(AcquireReply::Acquired(granted)) => {
+                let tokens = tokens(granted.first_token, granted.last_token);
+                return Outcome::Granted(match granted.behind.len() {
+                    0 => tokens,
+                    behind => format!("{tokens}, for itself and {behind} behind it"),
+                });
             }
-            AcquireReply::Busy { remaining, .. } => return Outcome::Busy(busy_for(*remaining)),
-            AcquireReply::TooFewPermits => {
+            Vote::Cast(AcquireReply::Busy(busy)) => return Outcome::Busy(busy_for(busy.remaining)),
+            Vote::Cast(AcquireReply::TooFewPermits) => {
                 return Outcome::Busy("the semaphore has fewer permits in all".to_owned());
             }
-            AcquireReply::Abstained { votes_in } => {
+            Vote::Abstained { votes_in } => {
                 return Outcome::Busy(format!("it votes in {} again", time(*votes_in)));
             }
             other => format!("{other:?}"),
         },
         Reply::AcquireAll(keys, reply) => match reply {
-            AcquireAllReply::Acquired { tokens: all } => {
-                let each = all.iter().map(|(first, last)| tokens(*first, *last));
+            AcquireAllReply::Acquired { grants } => {
+                let each = grants
+                    .iter()
+                    .map(|granted| tokens(granted.first_token, granted.last_token));
                 return Outcome::Granted(each.collect::<Vec<_>>().join(", "));
             }
             AcquireAllReply::Busy { at, remaining } => {

@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Holder, Lane, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
-    Store, StoreError, StoreFuture, Watch,
+    AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Granted, Holder, Lane, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::{Kind, LockKey};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::store::LONGEST_LEASE;
@@ -86,19 +85,20 @@ async fn haunt(store: Arc<dyn Store>, released: ReleaseRequest, mut renewal: Ren
 }
 
 impl Store for Broken {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
     fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
         request.lease = self.lease(request.lease);
         let (grant, count) = (request.grant, u64::from(request.tokens));
         let step = self.inner.clone().acquire(request);
         Box::pin(async move {
             let reply = step.await?;
-            if let AcquireReply::Acquired { .. } = reply {
+            if let AcquireReply::Acquired(_) = reply {
                 self.given.lock().insert(grant, Instant::now());
                 if self.how == Break::NoFence {
-                    return Ok(AcquireReply::Acquired {
-                        first_token: 1,
-                        last_token: count,
-                    });
+                    return Ok(AcquireReply::Acquired(Granted::with_tokens(1, count)));
                 }
             }
             Ok(reply)
@@ -169,7 +169,7 @@ impl Store for Broken {
         self.inner.explain(kind, key)
     }
 
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
+    fn doubts(&self) -> Doubts {
         self.inner.doubts()
     }
 }

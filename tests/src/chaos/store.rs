@@ -55,7 +55,8 @@ impl StoreSpec {
             StoreSpec::Quorum(urls) => {
                 let mut members = Vec::new();
                 for (at, url) in urls.iter().enumerate() {
-                    members.push((format!("member {at}"), member(url).await?));
+                    let member = member(url).await?.quorum_member().expect("a single server");
+                    members.push((format!("member {at}"), member));
                 }
                 client(Arc::new(Quorum::new(members).max_lease(LONGEST_LEASE)), broken).await
             }

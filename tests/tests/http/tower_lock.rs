@@ -102,6 +102,10 @@ struct Flaky {
 }
 
 impl Store for Flaky {
+    fn capabilities(&self) -> dlock::store::Capabilities {
+        self.inner.capabilities()
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let step = (!self.down.load(Ordering::Relaxed))
             .then(|| Store::acquire(Arc::new(self.inner.clone()), request));

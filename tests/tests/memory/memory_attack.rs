@@ -9,8 +9,8 @@ use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Holder, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
-    Store, StoreError, StoreFuture, Watch,
+    AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Hub, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
@@ -376,6 +376,9 @@ impl Strange {
 }
 
 impl Store for Strange {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         Box::pin(async move {
             self.panics(Step::Acquire);
@@ -384,11 +387,7 @@ impl Store for Strange {
                 sleep(time).await;
             }
             match reply {
-                Ok(AcquireReply::Busy { .. }) if self.1.endless => Ok(AcquireReply::Busy {
-                    again: None,
-                    remaining: Some(Duration::MAX),
-                    listeners: None,
-                }),
+                Ok(AcquireReply::Busy(_)) if self.1.endless => Ok(AcquireReply::busy(Some(Duration::MAX))),
                 other => other,
             }
         })
@@ -423,14 +422,15 @@ impl Store for Strange {
         if !self.1.always_news {
             return Store::watch(self.0.clone(), kind, key, grant);
         }
-        let (news, changes) = tokio::sync::watch::channel(0);
+        let hub = Arc::new(Hub::default());
+        let tells = hub.clone();
         let task = tokio::spawn(async move {
             loop {
-                news.send_modify(|n| *n += 1);
+                tells.tell("key");
                 tokio::task::yield_now().await;
             }
         });
-        Watch::new(changes, move || task.abort())
+        hub.listen("key".into(), |_| true, move |_| task.abort())
     }
 }
 

@@ -271,7 +271,7 @@ async fn what_is_in_doubt_is_not_handed_on() {
     s.watched.seen().hang_renewals.store(true, SeqCst);
     let next = waiting(&lock);
     sleep(MS).await;
-    s.watched.seen().doubts.send(Default::default()).unwrap();
+    s.watched.seen().doubts.tell(Default::default());
     sleep(MS).await;
     assert_eq!(guard.state(), HoldState::Suspect);
     guard.release().await.unwrap();

@@ -285,7 +285,7 @@ impl World {
             let seen = self.watched[one].seen();
             match rng.u32(..6) {
                 0 => seen.slow_answers.store(rng.usize(..4), SeqCst),
-                1 => drop(seen.doubts.send(Default::default())),
+                1 => seen.doubts.tell(Default::default()),
                 2 if self.weather != Weather::Fair => {
                     seen.hang_renewals.store(true, SeqCst);
                     sleep(rng.u32(..self.scale(1500)) * MS).await;

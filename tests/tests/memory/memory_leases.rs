@@ -209,14 +209,14 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
             .unwrap();
         let elsewhere = client.lock("2:elsewhere").acquire().await.unwrap();
         sleep(SEC).await;
-        watched.seen().doubts.send(Lane(1)).unwrap();
+        watched.seen().doubts.tell(Lane(1));
         sleep(MS).await;
         assert_eq!((stays.state(), fixed.state()), (HoldState::Held, HoldState::Held));
         assert_eq!(watched.seen().renewals.load(SeqCst), 2);
         // The fixed lease was confirmed, not prolonged.
         assert!(fixed.remaining() < 19 * SEC, "{:?}", fixed.remaining());
         store.clear();
-        watched.seen().doubts.send(Lane(1)).unwrap();
+        watched.seen().doubts.tell(Lane(1));
         sleep(MS).await;
         assert_eq!(
             (stays.state(), fixed.state()),
@@ -237,7 +237,7 @@ fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
         let seen = watched.seen();
         let lost_in_doubt = || {
             store.clear();
-            seen.doubts.send(Lane(1)).unwrap();
+            seen.doubts.tell(Lane(1));
         };
         // The answer to a renewal.
         let guard = client.lock("1:k").acquire().await.unwrap();

@@ -387,14 +387,14 @@ fn readers_are_told_when_a_preferred_set_finds_another_lock_busy() {
         let acquire = |request| store.clone().acquire(request);
         for (key, number) in [("a", 1), ("b", 2)] {
             let reply = acquire(request(Kind::Write, key, number)).await.unwrap();
-            assert!(matches!(reply, AcquireReply::Acquired { .. }));
+            assert!(matches!(reply, AcquireReply::Acquired(_)));
         }
         let place = acquire(of_set("a", 3)).await.unwrap();
-        assert!(matches!(place, AcquireReply::Busy { .. }));
+        assert!(matches!(place, AcquireReply::Busy(_)));
         let first = ReleaseRequest::new(Kind::Write, "a".into(), GrantId::from_parts(1, 1));
         store.clone().release(first).await.unwrap();
         let stands_back = acquire(request(Kind::Read, "a", 4)).await.unwrap();
-        assert!(matches!(stands_back, AcquireReply::Busy { .. }));
+        assert!(matches!(stands_back, AcquireReply::Busy(_)));
         let mut news = store
             .clone()
             .watch(Kind::Read, &"a".into(), GrantId::from_parts(1, 5));
@@ -404,6 +404,6 @@ fn readers_are_told_when_a_preferred_set_finds_another_lock_busy() {
         assert!(matches!(reply, AcquireAllReply::Busy { at: 1, .. }), "{reply:?}");
         timeout(MS, news.changed()).await.expect("the reader is told");
         let reader = acquire(request(Kind::Read, "a", 8)).await.unwrap();
-        assert!(matches!(reader, AcquireReply::Acquired { .. }));
+        assert!(matches!(reader, AcquireReply::Acquired(_)));
     });
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::store::{AcquireReply, AcquireRequest, GrantId, Store, Watch};
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
+use dlock::store::{AcquireReply, AcquireRequest, Busy, GrantId, Hub, Store, Watch};
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss, Permit, Semaphore};
@@ -183,7 +183,7 @@ fn who_waits_for_an_hour_keeps_its_place_and_who_is_not_heard_of_loses_it() {
         // What a process leaves that has crashed while it waited.
         let asked = asks_once(&store, "k", 2, 1).await;
         assert!(
-            matches!(asked, AcquireReply::Busy { again: Some(_), .. }),
+            matches!(asked, AcquireReply::Busy(Busy { again: Some(_), .. })),
             "{asked:?}"
         );
         held.release().await.unwrap();
@@ -435,46 +435,49 @@ impl Mute {
 }
 
 impl Store for Mute {
+    fn capabilities(&self) -> dlock::store::Capabilities {
+        self.0.capabilities()
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> dlock::store::StoreFuture<AcquireReply> {
-        Box::pin(Store::acquire(self.inner(), request))
+        Store::acquire(self.inner(), request)
     }
 
     fn release(
         self: Arc<Self>,
         request: dlock::store::ReleaseRequest,
     ) -> dlock::store::StoreFuture<dlock::store::ReleaseReply> {
-        Box::pin(Store::release(self.inner(), request))
+        Store::release(self.inner(), request)
     }
 
     fn renew(
         self: Arc<Self>,
         requests: Vec<dlock::store::RenewRequest>,
     ) -> dlock::store::StoreFuture<Vec<Result<dlock::store::Renewal, dlock::store::StoreError>>> {
-        Box::pin(Store::renew(self.inner(), requests))
+        Store::renew(self.inner(), requests)
     }
 
     fn inspect(self: Arc<Self>, key: LockKey) -> dlock::store::StoreFuture<Vec<dlock::store::Holder>> {
-        Box::pin(Store::inspect(self.inner(), key))
+        Store::inspect(self.inner(), key)
     }
 
     fn list(
         self: Arc<Self>,
         prefix: String,
     ) -> dlock::store::StoreFuture<Vec<(LockKey, dlock::store::Holder)>> {
-        Box::pin(Store::list(self.inner(), prefix))
+        Store::list(self.inner(), prefix)
     }
 
     fn force_release(self: Arc<Self>, key: LockKey) -> dlock::store::StoreFuture<bool> {
-        Box::pin(Store::force_release(self.inner(), key))
+        Store::force_release(self.inner(), key)
     }
 
     fn watch(self: Arc<Self>, _kind: Kind, _key: &LockKey, _grant: GrantId) -> Watch {
-        let (news, changes) = tokio::sync::watch::channel(0);
-        Watch::new(changes, move || drop(news))
+        Arc::new(Hub::default()).listen("nobody".into(), |_| false, |_| {})
     }
 
-    fn count(self: Arc<Self>, request: CounterRequest) -> dlock::store::StoreFuture<CounterReply> {
-        Box::pin(Store::count(self.inner(), request))
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        self.inner().counters()
     }
 }
 

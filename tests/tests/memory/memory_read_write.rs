@@ -35,7 +35,7 @@ async fn asks_and_dies(store: &MemoryStore) {
     let mut request = AcquireRequest::new(Kind::Write, "k".into(), GrantId::from_parts(7, 2), 30 * SEC);
     request.waiter = Some(GrantId::from_parts(7, 1));
     let reply = Store::acquire(Arc::new(store.clone()), request).await.unwrap();
-    assert!(matches!(reply, AcquireReply::Busy { .. }), "{reply:?}");
+    assert!(matches!(reply, AcquireReply::Busy(_)), "{reply:?}");
 }
 
 #[test]

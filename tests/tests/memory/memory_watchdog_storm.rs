@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Holder, Lane, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
-    Renewal, Store, StoreError, StoreFuture, Watch,
+    AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Lane, Reason,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::{HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
@@ -18,7 +18,6 @@ use dlock_tests::{margin, paused};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
 const MS: Duration = Duration::from_millis(1);
@@ -53,7 +52,7 @@ struct Moody {
     memory: Arc<MemoryStore>,
     model: Mutex<Model>,
     rng: Mutex<Rng>,
-    doubts: broadcast::Sender<Lane>,
+    doubts: DoubtSender,
 }
 
 enum Mood {
@@ -72,7 +71,7 @@ impl Moody {
             memory: Arc::new(MemoryStore::new()),
             model: Mutex::default(),
             rng: Mutex::new(rng),
-            doubts: broadcast::channel(16).0,
+            doubts: DoubtSender::new(),
         })
     }
 
@@ -117,6 +116,10 @@ fn is_fixed(key: &LockKey) -> bool {
 struct Way(Arc<Moody>);
 
 impl Store for Way {
+    fn capabilities(&self) -> Capabilities {
+        self.0.memory.capabilities()
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let sent = Instant::now();
         let moody = self.0.clone();
@@ -124,7 +127,7 @@ impl Store for Way {
         Box::pin(async move {
             let reply = step.await;
             sleep(moody.up_to(40 * MS)).await;
-            if let Ok(AcquireReply::Acquired { .. }) = &reply {
+            if let Ok(AcquireReply::Acquired(_)) = &reply {
                 let known = Known {
                     until: sent + request.lease - margin(request.lease),
                     fixed: is_fixed(&request.key),
@@ -226,8 +229,8 @@ impl Store for Way {
     fn lane(&self, key: &LockKey) -> Lane {
         Lane(key.as_str().bytes().map(u32::from).sum::<u32>() % LANES)
     }
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
-        Some(self.0.doubts.subscribe())
+    fn doubts(&self) -> Doubts {
+        self.0.doubts.subscribe()
     }
 }
 
@@ -365,7 +368,7 @@ async fn storm(seed: u64, many: usize) {
     let holders: Vec<_> = (0..many).map(holder).collect();
     while Instant::now() < stop {
         sleep(rng.u32(0..4000) * MS).await;
-        moody.doubts.send(Lane(rng.u32(0..LANES))).unwrap();
+        moody.doubts.tell(Lane(rng.u32(0..LANES)));
     }
     for holder in holders {
         holder.await.unwrap();
@@ -399,7 +402,7 @@ async fn storm(seed: u64, many: usize) {
     sleep(20 * SEC).await;
     let before = moody.model.lock().renew_calls;
     for lane in 0..LANES {
-        moody.doubts.send(Lane(lane)).unwrap();
+        moody.doubts.tell(Lane(lane));
     }
     sleep(60 * SEC).await;
     assert!(

@@ -55,7 +55,8 @@ impl Attempt {
                 "who waits for several locks at once has no place in a queue: take fair locks one by one",
             ));
         }
-        options.check()
+        options.check()?;
+        self.first.check_store()
     }
 
     pub(super) fn run(self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {

@@ -14,7 +14,7 @@ use crate::runtime::acquire::Attempt;
 use crate::runtime::hold::Hold;
 use crate::runtime::question::Question;
 use crate::store::{
-    AcquireAllReply, AcquireReply, GrantId, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
+    AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
 };
 
 /// Something about the key at this place among all keys of the call.
@@ -40,11 +40,12 @@ pub(super) enum Round<T> {
 pub(super) fn groups(keys: impl Iterator<Item = At<Attempt>>) -> Vec<Group> {
     let mut groups: Vec<(Option<u32>, Group)> = Vec::new();
     for (at, one) in keys {
-        let store = &one.handle.shared().store;
+        let shared = one.handle.shared();
+        let (store, most) = (&shared.store, shared.capabilities.largest_set);
         let number = store.together(one.options.kind, &one.key);
         let group = groups
             .iter_mut()
-            .find(|(of, _)| number.is_some() && *of == number);
+            .find(|(of, group)| number.is_some() && *of == number && group.len() < most);
         match group {
             Some((_, group)) => group.push((at, one)),
             None => groups.push((number, vec![(at, one)])),
@@ -93,7 +94,7 @@ impl Step {
             }
             [(_, first), ..] => first.store().acquire_all(requests.collect()),
             [] => Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
-                tokens: Vec::new(),
+                grants: Vec::new(),
             }))),
         };
         Step { questions, answer }
@@ -103,15 +104,16 @@ impl Step {
 /// The answer to one as the answer to all.
 fn alone(reply: AcquireReply) -> AcquireAllReply {
     match reply {
-        AcquireReply::Acquired {
-            first_token,
-            last_token,
-        } => AcquireAllReply::Acquired {
-            tokens: vec![(first_token, last_token)],
+        AcquireReply::Acquired(granted) => AcquireAllReply::Acquired {
+            grants: vec![granted],
         },
-        in_the_way => AcquireAllReply::Busy {
+        AcquireReply::Busy(busy) => AcquireAllReply::Busy {
             at: 0,
-            remaining: in_the_way.busy_for(),
+            remaining: busy.remaining,
+        },
+        AcquireReply::TooFewPermits => AcquireAllReply::Busy {
+            at: 0,
+            remaining: None,
         },
     }
 }
@@ -155,14 +157,14 @@ pub(super) async fn take(
     loop {
         let Step { questions, answer } = step;
         match answer.await {
-            Ok(AcquireAllReply::Acquired { tokens }) => {
+            Ok(AcquireAllReply::Acquired { grants }) => {
                 questions
                     .iter()
                     .for_each(|(_, question)| question.unfinished(true));
-                let granted = questions.into_iter().zip(tokens);
+                let granted = questions.into_iter().zip(grants);
                 taken
                     .0
-                    .extend(granted.map(|((at, question), tokens)| (at, (question, tokens))));
+                    .extend(granted.map(|((at, question), granted)| (at, (question, granted))));
             }
             Ok(AcquireAllReply::Busy { at, remaining }) => {
                 return Ok(Round::Busy((place(&questions, at), remaining)));
@@ -202,9 +204,9 @@ fn failed<T>(at: usize, error: StoreError) -> Result<Round<T>, StoreError> {
     }
 }
 
-/// What the store has granted so far, and its tokens. Dropped, it is given back.
+/// What the store has granted so far. Dropped, it is given back.
 #[derive(Default)]
-pub(super) struct Taken(Vec<At<(Question, (u64, u64))>>);
+pub(super) struct Taken(Vec<At<(Question, Granted)>>);
 
 impl Taken {
     pub(super) fn is_empty(&self) -> bool {
@@ -239,25 +241,32 @@ impl Taken {
     /// Has the leases begin now, so that all end at the same time: those that nobody renews, or all of them.
     pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), StoreError> {
         let sent = clock::now();
-        let mut lanes: BTreeMap<Lane, Vec<RenewRequest>> = BTreeMap::new();
+        let mut lanes: BTreeMap<Lane, (Vec<usize>, Vec<RenewRequest>)> = BTreeMap::new();
         let mut store: Option<Arc<dyn Store>> = None;
-        for (_, (question, _)) in &mut self.0 {
+        for (place, (_, (question, _))) in self.0.iter().enumerate() {
             if all || question.ends_by_itself() {
-                let request = question.begin_anew(sent);
+                let request = question.begin_anew();
                 let store = store.insert(question.store());
-                lanes.entry(store.lane(&request.key)).or_default().push(request);
+                let (places, requests) = lanes.entry(store.lane(&request.key)).or_default();
+                places.push(place);
+                requests.push(request);
             }
         }
         let Some(store) = store else { return Ok(()) };
-        let steps = lanes.into_values().map(|requests| store.clone().renew(requests));
-        for answers in join_all(steps).await {
-            for answer in answers? {
-                if answer? == Renewal::Gone {
+        let steps = lanes.into_values().map(|(places, requests)| {
+            let step = store.clone().renew(requests);
+            async move { (places, step.await) }
+        });
+        for (places, answers) in join_all(steps).await {
+            for (place, answer) in places.into_iter().zip(answers?) {
+                let renewal = answer?;
+                if renewal == Renewal::Gone {
                     return Err(StoreError::not_done(
                         Reason::Unreachable,
                         "the lease of one lock had run out before the last was had",
                     ));
                 }
+                self.0[place].1.0.begun_anew(sent, renewal);
             }
         }
         Ok(())
@@ -267,8 +276,8 @@ impl Taken {
         let granted = std::mem::take(&mut self.0).into_iter();
         // All of them, so that those are given back which are held, when one is not.
         let guards: Vec<_> = granted
-            .map(|(at, (question, tokens))| match question.finished() {
-                true => question.granted(tokens).map(|guard| (at, guard)),
+            .map(|(at, (question, granted))| match question.finished() {
+                true => question.granted(&granted).map(|guard| (at, guard)),
                 false => Err(StoreError::not_done(
                     Reason::Closed,
                     "the client was shut down before the last lock was had",

@@ -128,8 +128,7 @@ impl Semaphore {
     ///
     /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
     pub fn check(&self) -> Result<(), Error> {
-        self.key.check()?;
-        self.asks(1).check()
+        self.attempt(1, true, Location::caller()).check()
     }
 
     /// Takes one permit if one is free, without waiting for anybody: asks the store once.

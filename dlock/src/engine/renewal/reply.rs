@@ -55,14 +55,26 @@ impl<G: Renewable> RenewalTable<G> {
             let grant = &entry.grant;
             grant.set_asked(false);
             let outcome = match result {
-                Ok(Renewal::Renewed) => {
+                Ok(Renewal::Held) => match grant.judge(now) {
+                    (HoldState::Lost(loss), _) if loss != Loss::Released => Err(loss),
+                    (_, deadline) => Ok(next_try(deadline, now)),
+                },
+                Ok(reply @ (Renewal::Renewed | Renewal::RenewedFor(_))) => {
                     let is_old = self.doubts.came_after(sent, || grant.lane());
-                    grant.confirmed(now, sent, lease, !is_old).map(|deadline| {
+                    let (from, lease) = reply.lease_given(sent, lease);
+                    grant.confirmed(now, from, lease, !is_old).map(|deadline| {
                         if is_old {
                             return now;
                         }
-                        let terms = grant.terms();
-                        let due = next_due(grant.kind(), &terms, sent, deadline);
+                        let mut terms = grant.terms();
+                        if matches!(reply, Renewal::RenewedFor(_)) {
+                            terms.lease = terms.lease.min(lease);
+                        }
+                        let mut due = next_due(grant.kind(), &terms, from, deadline);
+                        if due <= now {
+                            // The store last extended the lease long before this request.
+                            due = next_try(deadline, now);
+                        }
                         let lease = terms.lease;
                         match &plan {
                             Some(plan) if (plan.due, plan.lease) == (due, lease) => plan.moment,
@@ -123,6 +135,17 @@ impl<G: Renewable> RenewalTable<G> {
             (Some(looks_at), Some(first)) => first < looks_at,
             (None, first) => first.is_some(),
             (Some(_), None) => false,
+        }
+    }
+}
+
+impl Renewal {
+    /// From when the lease of a renewed grant counts, and how long it is, where `lease` was asked for by a request sent at
+    /// `sent`.
+    fn lease_given(self, sent: Moment, lease: Duration) -> (Moment, Duration) {
+        match self {
+            Renewal::RenewedFor(given) => (sent.earlier_by(given.begun_before()), given.at_most(lease)),
+            Renewal::Renewed | Renewal::Held | Renewal::Gone => (sent, lease),
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::runtime::options::LONGEST;
 use crate::runtime::question::{Goal, Question};
 use crate::runtime::release::{Asked, Carry};
 use crate::runtime::waiters::{Abandon, Called, Line, Ticket};
-use crate::store::{AcquireReply, GrantId, Outcome, Reason, StoreError, Watch};
+use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError, Watch};
 
 /// To how many the lock is handed on after one question at the most.
 const MANY: u32 = 256;
@@ -144,28 +144,14 @@ impl Asked for Stands {
     fn answered(self, reply: Result<AcquireReply, StoreError>) -> Seen {
         let Stands { mut place, question } = self;
         match reply {
-            Ok(AcquireReply::Acquired {
-                first_token,
-                last_token,
-            }) => {
+            Ok(AcquireReply::Acquired(granted)) => {
                 if let Err(error) = place.is_granted() {
                     return Seen::Failed(error, None);
                 }
-                Seen::granted(question, (first_token, last_token), Vec::new())
+                Seen::granted(question, granted)
             }
-            Ok(AcquireReply::AcquiredInLine {
-                first_token,
-                last_token,
-                behind,
-            }) => {
-                if let Err(error) = place.is_granted() {
-                    return Seen::Failed(error, None);
-                }
-                Seen::granted(question, (first_token, last_token), behind)
-            }
-            Ok(AcquireReply::Busy { remaining, .. }) => Seen::Busy(place, remaining),
+            Ok(AcquireReply::Busy(busy)) => Seen::Busy(place, busy.remaining),
             Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
-            Ok(AcquireReply::Abstained { votes_in }) => Seen::Busy(place, Some(votes_in)),
             Err(error) => {
                 if error.outcome == Outcome::NotDone && question.request.last_asked.is_none() {
                     place.is_nowhere();
@@ -198,9 +184,9 @@ enum Seen {
 }
 
 impl Seen {
-    fn granted(question: Question, tokens: (u64, u64), behind: Vec<GrantId>) -> Seen {
-        match question.granted(tokens) {
-            Ok(guard) => Seen::Acquired(guard, behind),
+    fn granted(question: Question, granted: Granted) -> Seen {
+        match question.granted(&granted) {
+            Ok(guard) => Seen::Acquired(guard, granted.behind),
             Err(error) => Seen::Failed(error, None),
         }
     }

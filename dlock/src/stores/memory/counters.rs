@@ -12,7 +12,7 @@ use crate::store::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewR
 
 /// All counters of a store, and the answers to steps that may come again.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Counters {
+pub(super) struct Counted {
     kept: HashMap<LockKey, Counter>,
     answers: HashMap<GrantId, (CounterReply, Instant)>,
     /// How many answers there may be before it is looked which of them can be forgotten.
@@ -29,9 +29,9 @@ enum Counter {
     Latch(u64),
 }
 
-impl Counters {
+impl Counted {
     pub(super) fn clear(&mut self) {
-        *self = Counters::default();
+        *self = Counted::default();
     }
 
     /// Names of which those who wait shall look.
@@ -239,7 +239,7 @@ mod tests {
     /// A name that was used once takes no more than its number, which is the data of its users.
     #[test]
     fn nothing_but_the_number_stays_of_a_semaphore_of_which_nobody_has_anything() {
-        let (mut counters, now) = (Counters::default(), crate::base::clock::now());
+        let (mut counters, now) = (Counted::default(), crate::base::clock::now());
         let (key, grant) = (LockKey::from("k"), GrantId::from_parts(1, 1));
         let lease = Duration::from_secs(60);
         let mut request = AcquireRequest::new(Kind::Permit, key.clone(), grant, lease);

@@ -21,7 +21,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use self::counters::Counters;
+use self::counters::Counted;
 use self::fair::Queues;
 use self::read_write::{Left, ReadWriteLocks};
 use self::records::{MemoryRecords, Shelf};
@@ -29,12 +29,14 @@ use crate::LockKey;
 use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::base::clock;
-use crate::store::counter::{CounterReply, CounterRequest};
-use crate::store::hub::Hub;
+use crate::store::Hub;
+use crate::store::counter::{CounterReply, CounterRequest, Counters};
+use crate::store::member::{QuorumMember, Vote};
 use crate::store::records::Records;
 use crate::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, Announce, GrantId, Holder, Kind, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+    self, AcquireAllReply, AcquireReply, AcquireRequest, Announce, Capabilities, GrantId, Granted, Holder,
+    Kind, Notifications, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError,
+    StoreFuture, Watch,
 };
 
 /// A store of locks, and of [records](crate::record), in this process's memory.
@@ -63,7 +65,7 @@ struct Held {
     queues: Queues,
     read_write: ReadWriteLocks,
     /// The semaphores and latches.
-    counters: Counters,
+    counters: Counted,
     last_token: u64,
     /// Since when these data are here, where somebody asked.
     since: Option<Instant>,
@@ -111,9 +113,6 @@ impl Held {
     }
 
     fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, StoreError> {
-        if let Some(votes_in) = request.vote_after.and_then(|after| self.abstains(now, after)) {
-            return Ok(AcquireReply::Abstained { votes_in });
-        }
         self.is_free_for(request.kind, &request.key)?;
         let busy = match request.kind {
             Kind::Lock | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
@@ -134,25 +133,19 @@ impl Held {
         };
         Ok(match busy {
             Some(Busy { too_few: true, .. }) => AcquireReply::TooFewPermits,
-            Some(Busy { remaining, again, .. }) => AcquireReply::Busy {
-                remaining,
-                again,
-                listeners: None,
-            },
+            Some(Busy { remaining, again, .. }) => {
+                let mut busy = store::Busy::new(remaining);
+                busy.again = again;
+                AcquireReply::Busy(busy)
+            }
             None => {
                 let (first_token, last_token) = self.tokens(request.tokens);
+                let mut granted = Granted::with_tokens(first_token, last_token);
                 if request.kind == Kind::Fair && request.tokens > 1 {
                     let most = request.tokens as usize - 1;
-                    return Ok(AcquireReply::AcquiredInLine {
-                        first_token,
-                        last_token,
-                        behind: self.queues.own_front(&request.key, request.grant, most),
-                    });
+                    granted.behind = self.queues.own_front(&request.key, request.grant, most);
                 }
-                AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }
+                AcquireReply::Acquired(granted)
             }
         })
     }
@@ -176,20 +169,18 @@ impl Held {
     /// All of these or none. No client sees what is taken before one is found busy; only the place of a writer in front of
     /// the readers is given up by that, of which the caller tells them.
     fn acquire_all(&mut self, requests: &[AcquireRequest], now: Instant) -> AcquireAllReply {
-        let mut tokens = Vec::with_capacity(requests.len());
+        let mut grants = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {
             let stopped = match self.acquire(request, now) {
-                Ok(AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                }) => {
-                    tokens.push((first_token, last_token));
+                Ok(AcquireReply::Acquired(granted)) => {
+                    grants.push(granted);
                     continue;
                 }
-                Ok(in_the_way) => AcquireAllReply::Busy {
+                Ok(AcquireReply::Busy(busy)) => AcquireAllReply::Busy {
                     at,
-                    remaining: in_the_way.busy_for(),
+                    remaining: busy.remaining,
                 },
+                Ok(AcquireReply::TooFewPermits) => AcquireAllReply::Busy { at, remaining: None },
                 Err(error) => AcquireAllReply::Failed { at, error },
             };
             for request in &requests[..at] {
@@ -197,7 +188,7 @@ impl Held {
             }
             return stopped;
         }
-        AcquireAllReply::Acquired { tokens }
+        AcquireAllReply::Acquired { grants }
     }
 
     /// Until when somebody has the key, or is in front of who asks; out of the queue goes who may have it.
@@ -436,10 +427,20 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Kind::ALL)
+            .token_blocks(true)
+            .min_hold(true)
+            .prefer_writers(true)
+            .notifications(Notifications::Certain)
+            .largest_set(usize::MAX)
+            .inspection(true)
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let mut reply = self.with(|held, now| held.acquire(&request, now));
         let is_busy = match &mut reply {
-            Ok(AcquireReply::Busy { listeners, .. }) if request.kind == Kind::Lock => {
+            Ok(AcquireReply::Busy(store::Busy { listeners, .. })) if request.kind == Kind::Lock => {
                 *listeners = Some(self.store.hub.listeners(request.key.as_str()) as u64);
                 true
             }
@@ -527,11 +528,38 @@ impl Store for MemoryStore {
         self.store.hub.listen(topic(kind, key, grant), |_| true, |_| ())
     }
 
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+
+    fn quorum_member(self: Arc<Self>) -> Option<Arc<dyn QuorumMember>> {
+        Some(self)
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(MemoryRecords(MemoryStore::clone(&self))))
+    }
+}
+
+impl Counters for MemoryStore {
     fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply> {
         Box::pin(ready(self.with(|held, now| {
             held.is_free_for(request.step.kind(), &request.key)?;
             Ok(held.counters.count(now, &request))
         })))
+    }
+}
+
+impl QuorumMember for MemoryStore {
+    fn vote(self: Arc<Self>, request: AcquireRequest, vote_after: Option<Duration>) -> StoreFuture<Vote> {
+        let abstains = |after| self.with(|held, now| held.abstains(now, after));
+        match vote_after.and_then(abstains) {
+            Some(votes_in) => Box::pin(ready(Ok(Vote::Abstained { votes_in }))),
+            None => {
+                let reply = self.acquire(request);
+                Box::pin(async move { reply.await.map(Vote::Cast) })
+            }
+        }
     }
 
     fn raise_fence(
@@ -552,10 +580,6 @@ impl Store for MemoryStore {
             }
             known
         }))))
-    }
-
-    fn records(self: Arc<Self>) -> Option<Records> {
-        Some(Records::new(MemoryRecords(MemoryStore::clone(&self))))
     }
 }
 

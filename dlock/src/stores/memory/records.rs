@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::base::broken;
 use crate::base::clock;
-use crate::store::hub::Hub;
+use crate::store::Hub;
 use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimToken, Fingerprint, OnOrphan, OwnerReply, RecordKey, RecordStore,
 };

@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use super::connect::Session;
 use super::lane::Setup;
 use crate::base::chance;
+use crate::store::Hub;
 use crate::store::Watch;
-use crate::store::hub::Hub;
 use crate::store::records::RecordKey;
 
 /// How often the connection is tested while somebody waits.

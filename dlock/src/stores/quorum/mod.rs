@@ -30,7 +30,6 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use self::news::News;
@@ -40,10 +39,12 @@ use crate::LockKey;
 use crate::base::broken;
 use crate::base::chance::{self, HashMap, HashSet};
 use crate::base::clock;
+use crate::store::member::{self, QuorumMember};
 use crate::store::{
     AcquireReply, AcquireRequest, GrantId, Holder, Kind, Lane, Outcome, Reason, ReleaseReply, ReleaseRequest,
     RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
+use crate::store::{Capabilities, DoubtSender, Doubts, Notifications};
 
 pub use crate::store::url::DEFAULT_MAX_LEASE;
 
@@ -61,7 +62,7 @@ const SPLIT: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) name: Arc<str>,
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: Arc<dyn QuorumMember>,
 }
 
 /// A store that is made of several.
@@ -76,7 +77,7 @@ pub struct Quorum {
     /// Until then these members abstain, which are too many for a majority.
     abstention: Mutex<Option<(Instant, Arc<[usize]>)>>,
     news: News,
-    doubts: broadcast::Sender<Lane>,
+    doubts: DoubtSender,
     runtime: Handle,
 }
 
@@ -88,8 +89,8 @@ impl Quorum {
     ///
     /// Outside of a tokio runtime.
     #[must_use]
-    pub fn new(members: impl IntoIterator<Item = (String, Arc<dyn Store>)>) -> Quorum {
-        let member = |(name, store): (String, Arc<dyn Store>)| Member {
+    pub fn new(members: impl IntoIterator<Item = (String, Arc<dyn QuorumMember>)>) -> Quorum {
+        let member = |(name, store): (String, Arc<dyn QuorumMember>)| Member {
             name: name.into(),
             store,
         };
@@ -97,17 +98,15 @@ impl Quorum {
     }
 
     pub(crate) fn of(members: Vec<Member>, runtime: Handle) -> Quorum {
-        let (doubts, _) = broadcast::channel(16);
+        let doubts = DoubtSender::new();
         for member in &members {
-            if let Some(mut of_member) = member.store.doubts() {
-                let doubts = doubts.clone();
-                // Ends with the member.
-                runtime.spawn(async move {
-                    while !matches!(of_member.recv().await, Err(broadcast::error::RecvError::Closed)) {
-                        let _ = doubts.send(Lane::default());
-                    }
-                });
-            }
+            let (mut of_member, doubts) = (member.store.doubts(), doubts.clone());
+            // Ends with the member.
+            runtime.spawn(async move {
+                while of_member.next_or_end().await.is_some() {
+                    doubts.tell(Lane::default());
+                }
+            });
         }
         Quorum {
             news: News::new(members.clone(), runtime.clone()),
@@ -143,7 +142,7 @@ impl Quorum {
     }
 
     /// The same step on all members, queued now, and the answers with the place of the member.
-    fn ask<T, F>(&self, step: impl Fn(Arc<dyn Store>) -> F) -> Answers<T>
+    fn ask<T, F>(&self, step: impl Fn(Arc<dyn QuorumMember>) -> F) -> Answers<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -155,7 +154,7 @@ impl Quorum {
     fn ask_those<T, F>(
         &self,
         is_asked: impl Fn(usize) -> bool,
-        step: impl Fn(Arc<dyn Store>) -> F,
+        step: impl Fn(Arc<dyn QuorumMember>) -> F,
     ) -> Answers<T>
     where
         T: Send + 'static,
@@ -196,7 +195,7 @@ impl Quorum {
     async fn count(
         self: Arc<Self>,
         request: AcquireRequest,
-        mut asked: Answers<AcquireReply>,
+        mut asked: Answers<member::Vote>,
         is_asked: impl Fn(usize) -> bool,
     ) -> Result<AcquireReply, StoreError> {
         let mut votes = Votes::new(&self.members);
@@ -235,11 +234,7 @@ impl Quorum {
                     tokio::time::sleep(round_trip.min(LONGEST_SPREAD).mul_f64(2.0 * chance::fraction()))
                         .await;
                 }
-                return Ok(AcquireReply::Busy {
-                    remaining,
-                    again: None,
-                    listeners: None,
-                });
+                return Ok(AcquireReply::busy(remaining));
             }
             Verdict::Failed(error) => return Err(error),
         };
@@ -253,10 +248,7 @@ impl Quorum {
         self.held.lock().insert(request.grant);
         let busy = votes.busy().collect();
         self.ask_the_rest(request, begun, busy, asked);
-        Ok(AcquireReply::Acquired {
-            first_token: token,
-            last_token: token,
-        })
+        Ok(AcquireReply::acquired(token))
     }
 
     /// Others who wanted the lock at the same moment had some of the members. Those are asked again a moment later: what
@@ -266,7 +258,7 @@ impl Quorum {
         request: AcquireRequest,
         begun: Instant,
         mut busy: Vec<usize>,
-        mut asked: Answers<AcquireReply>,
+        mut asked: Answers<member::Vote>,
     ) {
         if busy.is_empty() && asked.is_empty() {
             return;
@@ -275,7 +267,7 @@ impl Quorum {
         self.runtime.spawn(async move {
             let rest = async {
                 while let Some((at, answer)) = asked.next().await {
-                    if matches!(answer, Ok(AcquireReply::Busy { .. })) {
+                    if matches!(answer, Ok(member::Vote::Cast(AcquireReply::Busy(_)))) {
                         busy.push(at);
                     }
                 }
@@ -451,7 +443,7 @@ impl Quorum {
             };
             for (place, answer) in answers.into_iter().take(counts.len()).enumerate() {
                 match answer {
-                    Ok(Renewal::Renewed) => counts[place].0 += 1,
+                    Ok(Renewal::Renewed | Renewal::RenewedFor(_) | Renewal::Held) => counts[place].0 += 1,
                     Ok(Renewal::Gone) => {
                         counts[place].1 += 1;
                         missing.push((at, place));
@@ -509,9 +501,8 @@ impl Quorum {
         if !held.contains(&grant) {
             return;
         }
-        let mut ask = AcquireRequest::new(kind, key.clone(), grant, lease);
-        ask.vote_after = self.vote_after();
-        let step = self.members[at].store.clone().acquire(ask);
+        let ask = AcquireRequest::new(kind, key.clone(), grant, lease);
+        let step = self.members[at].store.clone().vote(ask, self.vote_after());
         drop(held);
         self.runtime.spawn(step);
     }
@@ -571,15 +562,24 @@ type Answer<T> = std::pin::Pin<Box<dyn Future<Output = (usize, Result<T, StoreEr
 type Answers<T> = FuturesUnordered<Answer<T>>;
 
 impl Store for Quorum {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new([Kind::Lock, Kind::Read, Kind::Write])
+            .name("a quorum of servers")
+            .longest_lease(self.max_lease)
+            .min_hold(true)
+            .notifications(Notifications::Certain)
+            .inspection(true)
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let mut ask = request.clone();
         ask.tokens = 1;
-        ask.vote_after = self.vote_after();
+        let vote_after = self.vote_after();
         let abstaining = self.abstaining();
         let is_asked = move |at: usize| abstaining.as_ref().is_none_or(|those| those.contains(&at));
         let asked = self
             .check(&request)
-            .map(|()| self.ask_those(&is_asked, |member| member.acquire(ask.clone())));
+            .map(|()| self.ask_those(&is_asked, |member| member.vote(ask.clone(), vote_after)));
         Box::pin(async move { self.count(request, asked?, is_asked).await })
     }
 
@@ -630,8 +630,8 @@ impl Store for Quorum {
         self.said.lock().get(kind, key)
     }
 
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
-        Some(self.doubts.subscribe())
+    fn doubts(&self) -> Doubts {
+        self.doubts.subscribe()
     }
 }
 

@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Member;
 use crate::LockKey;
 use crate::base::chance::{self, HashMap};
-use crate::store::hub::Hub;
+use crate::store::Hub;
 use crate::store::{GrantId, Kind, Watch};
 
 /// A release is told by every member, and the lock is free when a majority has done it: after the first news

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Member;
 use crate::base::broken;
+use crate::store::member;
 use crate::store::{AcquireReply, Outcome, Reason, StoreError};
 
 /// How many members decide.
@@ -34,14 +35,16 @@ pub(super) enum Vote {
 }
 
 impl Vote {
-    pub(super) fn of(answer: Result<AcquireReply, StoreError>) -> Vote {
+    pub(super) fn of(answer: Result<member::Vote, StoreError>) -> Vote {
         match answer {
-            Ok(
-                AcquireReply::Acquired { first_token, .. } | AcquireReply::AcquiredInLine { first_token, .. },
-            ) => Vote::Granted { token: first_token },
-            Ok(AcquireReply::Busy { remaining, .. }) => Vote::Busy { remaining },
-            Ok(AcquireReply::TooFewPermits) => Vote::Busy { remaining: None },
-            Ok(AcquireReply::Abstained { votes_in }) => Vote::Abstains { votes_in },
+            Ok(member::Vote::Cast(AcquireReply::Acquired(granted))) => Vote::Granted {
+                token: granted.first_token,
+            },
+            Ok(member::Vote::Cast(AcquireReply::Busy(busy))) => Vote::Busy {
+                remaining: busy.remaining,
+            },
+            Ok(member::Vote::Cast(AcquireReply::TooFewPermits)) => Vote::Busy { remaining: None },
+            Ok(member::Vote::Abstained { votes_in }) => Vote::Abstains { votes_in },
             Err(error) => Vote::Failed(error),
         }
     }

@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use self::kinds::KindStep;
@@ -39,19 +38,22 @@ pub(crate) use self::script::{Answer, Response, Verb};
 use self::servers::Servers;
 use crate::LockKey;
 use crate::base::clock;
+use crate::store::counter::Counters;
 use crate::store::counter::{CounterReply, CounterRequest};
+use crate::store::member::{QuorumMember, Vote};
 use crate::store::records::{RecordKey, Records};
 use crate::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Announce, GrantId, Holder, Kind, Lane, Outcome, Reason,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
+use crate::store::{Busy, Capabilities, DoubtSender, Doubts, Granted, Notifications};
 use crate::stores::redis::records::RedisRecords;
 
 /// A store on Redis or Valkey.
 #[derive(Debug)]
 pub(crate) struct RedisStore {
     servers: Servers,
-    doubts: broadcast::Sender<Lane>,
+    doubts: DoubtSender,
     prefix: String,
 }
 
@@ -82,17 +84,19 @@ impl RedisStore {
         format!("{}dlock:record:{}", self.prefix, key.as_str())
     }
 
-    /// Whether there is what is asked for.
-    fn has(&self, request: &AcquireRequest) -> Result<(), StoreError> {
-        if request.vote_after.is_some() && self.servers.has_slots() {
-            let why = "a Cluster is no member of a quorum: its servers lose their data one by one";
-            return Err(StoreError::not_done(Reason::Unsupported, why));
+    /// Asks for a lock, as a member of a quorum with `vote_after`, see [`Call::vote_after`](script::Call::vote_after).
+    fn asked(&self, request: AcquireRequest, vote_after: Option<Duration>) -> Queued {
+        if let Err(error) = kinds::exists(request.kind) {
+            return Queued::turned_away(error);
         }
-        kinds::exists(request.kind)
-    }
-
-    /// The same on a member of a quorum, see [`Call::vote_after`](script::Call::vote_after).
-    fn step_with(&self, key: Arc<str>, verb: Verb, vote_after: Option<Duration>) -> Queued {
+        let AcquireRequest {
+            grant, lease, tokens, ..
+        } = request;
+        let key = self.name(&request.key);
+        let verb = match request.kind {
+            Kind::Lock if request.announce == Announce::Nothing => Verb::Acquire { grant, lease, tokens },
+            _ => Verb::As(KindStep::Acquire(Box::new(request))),
+        };
         self.servers.step(key, verb, vote_after)
     }
 
@@ -162,7 +166,7 @@ impl RedisStore {
 
     /// The same with the key as the server knows it.
     fn step_on(&self, key: Arc<str>, verb: Verb) -> Queued {
-        self.step_with(key, verb, None)
+        self.servers.step(key, verb, None)
     }
 }
 
@@ -171,51 +175,22 @@ pub(crate) fn strange(answer: &Answer) -> StoreError {
 }
 
 impl Store for RedisStore {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Kind::ALL)
+            .token_blocks(true)
+            .min_hold(true)
+            .prefer_writers(true)
+            .notifications(Notifications::Certain)
+            .largest_set(usize::MAX)
+            .inspection(true)
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        let AcquireRequest {
-            grant, lease, tokens, ..
-        } = request;
-        let step = match self.has(&request) {
-            Ok(()) => {
-                let (key, vote_after) = (self.name(&request.key), request.vote_after);
-                let verb = match request.kind {
-                    Kind::Lock if request.announce == Announce::Nothing => {
-                        Verb::Acquire { grant, lease, tokens }
-                    }
-                    _ => Verb::As(KindStep::Acquire(Box::new(request))),
-                };
-                self.step_with(key, verb, vote_after)
-            }
-            Err(error) => Queued::turned_away(error),
-        };
+        let grant = request.grant;
+        // Here and below no async block: that would keep the step twice.
         Box::pin(
-            // Here and below no async block: that would keep the step twice.
-            step.map(move |done| match done?.answer {
-                Answer::Acquired { first, last } => Ok(AcquireReply::Acquired {
-                    first_token: first,
-                    last_token: last,
-                }),
-                Answer::InLine { first, last, behind } => Ok(AcquireReply::AcquiredInLine {
-                    first_token: first,
-                    last_token: last,
-                    behind: behind
-                        .into_iter()
-                        .map(|number| grant.with_number(number))
-                        .collect(),
-                }),
-                Answer::Busy {
-                    remaining,
-                    again,
-                    listeners,
-                } => Ok(AcquireReply::Busy {
-                    remaining,
-                    again,
-                    listeners,
-                }),
-                Answer::TooFew => Ok(AcquireReply::TooFewPermits),
-                Answer::Abstains { votes_in } => Ok(AcquireReply::Abstained { votes_in }),
-                other => Err(strange(&other)),
-            }),
+            self.asked(request, None)
+                .map(move |done| granted(done?.answer, grant)),
         )
     }
 
@@ -231,10 +206,14 @@ impl Store for RedisStore {
         let step = first.map(|key| self.step_on(key, Verb::All(all)));
         Box::pin(async move {
             let Some(step) = step else {
-                return Ok(AcquireAllReply::Acquired { tokens: Vec::new() });
+                return Ok(AcquireAllReply::Acquired { grants: Vec::new() });
             };
             match step.await?.answer {
-                Answer::All(tokens) => Ok(AcquireAllReply::Acquired { tokens }),
+                Answer::All(tokens) => {
+                    let granted = |(first, last)| Granted::with_tokens(first, last);
+                    let grants = tokens.into_iter().map(granted).collect();
+                    Ok(AcquireAllReply::Acquired { grants })
+                }
                 Answer::None { at, answer } => match *answer {
                     Ok(Answer::Busy { remaining, .. }) => Ok(AcquireAllReply::Busy { at, remaining }),
                     Ok(other) => Err(strange(&other)),
@@ -321,6 +300,25 @@ impl Store for RedisStore {
         self.servers.lane(key, |key| self.name(key))
     }
 
+    fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+        Some(self)
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(Records::new(RedisRecords(self)))
+    }
+
+    fn quorum_member(self: Arc<Self>) -> Option<Arc<dyn QuorumMember>> {
+        // The servers of a Cluster lose their data one by one.
+        (!self.servers.has_slots()).then_some(self as Arc<dyn QuorumMember>)
+    }
+
+    fn doubts(&self) -> Doubts {
+        self.doubts.subscribe()
+    }
+}
+
+impl Counters for RedisStore {
     fn count(self: Arc<Self>, mut request: CounterRequest) -> StoreFuture<CounterReply> {
         // Until the last copy that goes out in that time can take no effect any more.
         request.repeated_for += self.servers.timeout();
@@ -333,9 +331,18 @@ impl Store for RedisStore {
             }
         })
     }
+}
 
-    fn records(self: Arc<Self>) -> Option<Records> {
-        Some(Records::new(RedisRecords(self)))
+impl QuorumMember for RedisStore {
+    fn vote(self: Arc<Self>, request: AcquireRequest, vote_after: Option<Duration>) -> StoreFuture<Vote> {
+        let grant = request.grant;
+        Box::pin(
+            self.asked(request, vote_after)
+                .map(move |done| match done?.answer {
+                    Answer::Abstains { votes_in } => Ok(Vote::Abstained { votes_in }),
+                    answer => granted(answer, grant).map(Vote::Cast),
+                }),
+        )
     }
 
     fn raise_fence(
@@ -354,9 +361,29 @@ impl Store for RedisStore {
             }
         })
     }
+}
 
-    fn doubts(&self) -> Option<broadcast::Receiver<Lane>> {
-        Some(self.doubts.subscribe())
+/// The answer to an acquire of this grant.
+fn granted(answer: Answer, grant: GrantId) -> Result<AcquireReply, StoreError> {
+    match answer {
+        Answer::Acquired { first, last } => Ok(AcquireReply::Acquired(Granted::with_tokens(first, last))),
+        Answer::InLine { first, last, behind } => {
+            let behind = behind.into_iter().map(|number| grant.with_number(number));
+            Ok(AcquireReply::Acquired(
+                Granted::with_tokens(first, last).behind(behind.collect()),
+            ))
+        }
+        Answer::Busy {
+            remaining,
+            again,
+            listeners,
+        } => {
+            let mut busy = Busy::new(remaining);
+            (busy.again, busy.listeners) = (again, listeners);
+            Ok(AcquireReply::Busy(busy))
+        }
+        Answer::TooFew => Ok(AcquireReply::TooFewPermits),
+        other => Err(strange(&other)),
     }
 }
 

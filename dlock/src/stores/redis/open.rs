@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
-use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use super::RedisStore;
@@ -17,9 +16,11 @@ use super::place::Place;
 use super::sentinel::Master;
 use super::servers::Servers;
 use crate::Error;
+use crate::store::DoubtSender;
+use crate::store::member::QuorumMember;
 use crate::store::options::Common;
 use crate::store::url::{ClusterUrl, Login, QuorumUrl, SentinelUrl, ServerUrl};
-use crate::store::{Lane, Reason, Store, StoreError};
+use crate::store::{Lane, Reason, StoreError};
 use crate::stores::quorum::{Member, Quorum};
 
 impl RedisStore {
@@ -129,7 +130,7 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
         async move {
             let name: Arc<str> = address.to_string().into();
             let (member, trouble) = RedisStore::member(ServerUrl { address, login }, common, runtime).await?;
-            let store: Arc<dyn Store> = Arc::new(member);
+            let store: Arc<dyn QuorumMember> = Arc::new(member);
             Ok((Member { name, store }, trouble))
         }
     });
@@ -167,7 +168,7 @@ fn part(common: &Common) -> Part {
         lane: Lane::default(),
         seats: common.max_queued,
         fence: Fence::of(&common.prefix),
-        doubts: broadcast::channel(16).0,
+        doubts: DoubtSender::new(),
         places: Arc::default(),
         cluster: None,
     }

@@ -28,7 +28,7 @@ use super::cluster::Shard;
 use super::connect::Connector;
 use super::script;
 use crate::base::chance;
-use crate::store::hub::Hub;
+use crate::store::Hub;
 use crate::store::url::Address;
 
 /// How often the connection is tested while somebody waits.

@@ -12,7 +12,7 @@ use super::node::{Node, Part, Queued};
 use super::pubsub::{PubSub, Way};
 use super::script::{Call, Verb};
 use crate::LockKey;
-use crate::store::hub::Hub;
+use crate::store::Hub;
 use crate::store::{Lane, StoreError, Watch};
 
 /// Who carries steps, and tells of releases.

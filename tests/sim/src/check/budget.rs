@@ -196,7 +196,7 @@ impl World {
     /// A process sends a request to a store.
     pub(crate) fn costs(&mut self, process: usize, request: &Request) {
         match request {
-            Request::Acquire(_) | Request::AcquireAll(_) | Request::Renew(_) | Request::Release(_) => {}
+            Request::Acquire(..) | Request::AcquireAll(_) | Request::Renew(_) | Request::Release(_) => {}
             _ => return,
         }
         self.begins_second();
@@ -214,7 +214,7 @@ impl World {
         }
         self.checks.budgets.idle.sent += 1;
         match request {
-            Request::Acquire(request) if request.kind != Kind::Unowned => {
+            Request::Acquire(request, _) if request.kind != Kind::Unowned => {
                 self.asks_for(process, &request.key);
             }
             Request::Renew(all) => {

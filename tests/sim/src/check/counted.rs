@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::store::{GrantId, Kind, Store, StoreError};
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
+use dlock::store::{GrantId, Kind, StoreError};
 use dlock::{Error, LockKey};
 use futures_util::FutureExt;
 
@@ -53,7 +53,7 @@ pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, Store
                 with(|world| world.latch_is_at(&request.key, count));
             }
         }
-        (Request::Acquire(request), Ok(_)) if request.kind == Kind::Unowned => with(|world| {
+        (Request::Acquire(request, _), Ok(_)) if request.kind == Kind::Unowned => with(|world| {
             let unowned = world.checks.counted.unowned.entry(request.key.clone());
             unowned.or_default().id = Some(request.grant);
         }),
@@ -63,7 +63,7 @@ pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, Store
 
 fn ask(store: usize, request: CounterRequest) -> Option<CounterReply> {
     let reply = inside(store, |memory| {
-        Store::count(Arc::new(memory.clone()), request).now_or_never()
+        Arc::new(memory.clone()).count(request).now_or_never()
     });
     reply?.ok()
 }

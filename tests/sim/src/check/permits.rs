@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dlock::LockKey;
-use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::store::{AcquireReply, GrantId, Kind, Store, StoreError};
+use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
+use dlock::store::member::Vote;
+use dlock::store::{AcquireReply, GrantId, Kind, StoreError};
 use futures_util::FutureExt;
 
 use super::{EXCLUSION, LOSS, Section, Waiter};
@@ -23,7 +24,7 @@ pub(super) struct Permits {
 /// How many permits there are, after a step that granted some or changed their number.
 pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, StoreError>) -> Option<i64> {
     let (key, id) = match (request, result) {
-        (Request::Acquire(request), Ok(Reply::Acquire(_, AcquireReply::Acquired { .. })))
+        (Request::Acquire(request, _), Ok(Reply::Acquire(_, Vote::Cast(AcquireReply::Acquired(_)))))
             if request.kind == Kind::Permit =>
         {
             (&request.key, request.grant)
@@ -33,7 +34,7 @@ pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, Store
     };
     let looks = CounterRequest::new(key.clone(), id, CounterStep::Permits);
     let reply = inside(store, |memory| {
-        Store::count(Arc::new(memory.clone()), looks).now_or_never()
+        Arc::new(memory.clone()).count(looks).now_or_never()
     });
     let Some(Ok(CounterReply::Permits { free, held })) = reply else {
         return None;

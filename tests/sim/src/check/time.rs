@@ -210,7 +210,7 @@ impl World {
         let sent = &mut self.checks.times.sent;
         let mut asks = |grant| sent.entry(grant).or_insert((now, now)).1 = now;
         match request {
-            Request::Acquire(request) => asks(request.grant),
+            Request::Acquire(request, _) => asks(request.grant),
             Request::AcquireAll(all) => all.iter().for_each(|request| asks(request.grant)),
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! What replies mean.
 
 use super::*;
-use crate::store::Reason;
+use crate::store::{GivenLease, Reason};
 
 #[test]
 fn reply_confirms_ends_or_is_tried_again() {
@@ -33,6 +33,37 @@ fn reply_confirms_ends_or_is_tried_again() {
             vec!["failed 1: no answer", "suspect 1", "wake"],
             HoldState::Suspect,
             Some(at(29_620)),
+        ),
+        // the next renewal is due after a third of the lease that was given
+        (
+            Ok(Renewal::RenewedFor(GivenLease::new(s(12)))),
+            12_000,
+            vec!["wake"],
+            HoldState::Held,
+            Some(at(14_000)),
+        ),
+        // of which some was over; longer than asked is as asked
+        (
+            Ok(Renewal::RenewedFor(GivenLease::new(s(45)).elapsed(s(6)))),
+            12_000,
+            vec!["wake"],
+            HoldState::Held,
+            Some(at(14_000)),
+        ),
+        // the deadline stays at 29.7 s
+        (
+            Ok(Renewal::Held),
+            21_700,
+            vec!["wake"],
+            HoldState::Held,
+            Some(at(22_700)),
+        ),
+        (
+            Ok(Renewal::Held),
+            29_700,
+            vec!["end 1: Expired", "empty"],
+            HoldState::Lost(Loss::Expired),
+            None,
         ),
         (
             Ok(Renewal::Gone),
@@ -82,6 +113,49 @@ fn reply_confirms_ends_or_is_tried_again() {
         assert_eq!(table.next_deadline(), next, "{row}");
         assert_eq!(table.has(1), next.is_some(), "{row}");
     }
+}
+
+#[test]
+fn given_lease_moves_the_deadline_from_when_it_counts() {
+    // what the store says at 10 s: until when the grant is held then, less the safety margin of 300 ms
+    for (result, until) in [
+        (Renewal::Renewed, at(39_700)),
+        (
+            Renewal::RenewedFor(GivenLease::new(LEASE).elapsed(s(8))),
+            at(31_700),
+        ),
+        // never earlier than what was confirmed before
+        (Renewal::RenewedFor(GivenLease::new(s(15))), at(29_700)),
+        (Renewal::Held, at(29_700)),
+    ] {
+        let grant = grant(1);
+        let mut table = table_of(std::slice::from_ref(&grant));
+        reply(&mut table, at(12_000), at(10_000), Ok(result));
+        assert_eq!(grant.judge(at(12_000)).1, until, "{result:?}");
+    }
+}
+
+#[test]
+fn session_that_was_extended_long_ago_is_not_asked_again_and_again() {
+    let grant = grant(1);
+    let mut table = table_of(std::slice::from_ref(&grant));
+    let given = GivenLease::new(LEASE).elapsed(s(12));
+    reply(&mut table, at(10_100), at(10_000), Ok(Renewal::RenewedFor(given)));
+    // An eighth of what is left.
+    let deadline = at(29_700);
+    assert_eq!(
+        table.next_deadline(),
+        Some(at(10_100) + deadline.since(at(10_100)) / 8)
+    );
+}
+
+#[test]
+fn held_ends_no_suspicion() {
+    let grant = grant(1);
+    let mut table = table_of(std::slice::from_ref(&grant));
+    reply(&mut table, at(11_000), at(10_000), no_answer());
+    reply(&mut table, at(13_000), at(12_000), Ok(Renewal::Held));
+    assert_eq!(grant.judge(at(13_000)).0, HoldState::Suspect);
 }
 
 #[test]

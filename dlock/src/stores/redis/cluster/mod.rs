@@ -29,7 +29,7 @@ use super::connect::Connector;
 use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
 use super::pubsub::{PubSub, Way};
 use super::script::Call;
-use crate::store::hub::Hub;
+use crate::store::Hub;
 use crate::store::url::Address;
 use crate::store::{Lane, StoreError, Watch};
 
@@ -333,7 +333,7 @@ impl Cluster {
             member.node.retire();
         }
         for lane in heirs {
-            let _ = self.part.doubts.send(lane);
+            self.part.doubts.tell(lane);
         }
         changed
     }

@@ -295,7 +295,7 @@ impl Actor {
                 .is_some_and(|at| !self.connector.place.is_at(at));
             if elsewhere {
                 // Told at once, and once more when the other one can be asked.
-                let _ = self.part.doubts.send(self.part.lane);
+                self.part.doubts.tell(self.part.lane);
             }
             if let Some(cluster) = self.cluster() {
                 cluster.look();
@@ -325,7 +325,7 @@ impl Actor {
             }
             tracing::info!(server = %self.connector.place, "connected to the lock store again");
             self.line.releases_first();
-            let _ = self.part.doubts.send(self.part.lane);
+            self.part.doubts.tell(self.part.lane);
         }
     }
 

@@ -27,7 +27,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::actor::Actor;
@@ -40,6 +40,7 @@ use super::connect::{Connected, Connector};
 use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::base::clock;
+use crate::store::DoubtSender;
 use crate::store::{Lane, Outcome, Reason, StoreError};
 
 /// What a step brought.
@@ -206,7 +207,7 @@ pub(super) struct Part {
     /// Where the last fencing tokens are.
     pub(super) fence: Fence,
     /// Told whenever a connection had to be made anew.
-    pub(super) doubts: broadcast::Sender<Lane>,
+    pub(super) doubts: DoubtSender,
     /// The order of steps.
     pub(super) places: Arc<AtomicU64>,
     /// Who knows where the slots are; of a server that has all keys there is none.

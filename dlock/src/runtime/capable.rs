@@ -1,0 +1,119 @@
+//! Whether the store can do what the options of an acquisition ask for.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::base::kind::Kind;
+use crate::runtime::options::{Lease, Options};
+use crate::store::Capabilities;
+
+/// Refuses what the store cannot do, with what it can.
+pub(crate) fn check(options: &Options, lease: Duration, capabilities: &Capabilities) -> Result<(), Error> {
+    check_kind(options.kind, capabilities)?;
+    let store = &capabilities.name;
+    let lacks = |what: &str, reason| {
+        Err(Error::Unsupported {
+            what: what.to_owned(),
+            reason,
+        })
+    };
+    if options.lock.min_hold.is_some() && !capabilities.min_hold {
+        return lacks(
+            "min_hold",
+            format!(
+                "{store} cannot keep a key taken after its release, so leave it out or use a store that can"
+            ),
+        );
+    }
+    if matches!(options.lock.lease, Some(Lease::Fixed(_))) && !capabilities.fixed_lease {
+        return lacks(
+            "a fixed lease",
+            format!("{store} has one lease for all that a client holds: use a renewed lease with max_hold"),
+        );
+    }
+    if options.prefer_writers && !capabilities.prefer_writers {
+        return lacks(
+            "prefer_writers",
+            format!("readers do not stand back for a writer in {store}, so leave it out"),
+        );
+    }
+    let invalid = |reason| {
+        Err(Error::InvalidOption {
+            option: "lease",
+            reason,
+        })
+    };
+    if lease < capabilities.shortest_lease {
+        let least = capabilities.shortest_lease;
+        return invalid(format!(
+            "{lease:?} is shorter than {least:?}, the shortest lease that {store} has"
+        ));
+    }
+    match capabilities.longest_lease {
+        Some(most) if lease > most => invalid(format!(
+            "{lease:?} is longer than {most:?}, the longest lease (max_lease) that {store} has"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a kind that the store does not have.
+pub(crate) fn check_kind(kind: Kind, capabilities: &Capabilities) -> Result<(), Error> {
+    if capabilities.has(kind) {
+        return Ok(());
+    }
+    let names: Vec<_> = capabilities.kinds.iter().map(Kind::to_string).collect();
+    Err(Error::Unsupported {
+        what: format!("a {} of kind {kind}", kind.noun()),
+        reason: format!("{} has {}", capabilities.name, names.join(", ")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LockOptions;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn refused(options: &Options, lease: Duration, capabilities: &Capabilities) -> String {
+        check(options, lease, capabilities).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_the_store_lacks_is_refused_with_what_it_has() {
+        let plain = Capabilities::new([Kind::Lock, Kind::Read]);
+        check(&Options::default(), LEASE, &plain).unwrap();
+        let fair = Options {
+            kind: Kind::Fair,
+            ..Options::default()
+        };
+        assert_eq!(
+            refused(&fair, LEASE, &plain),
+            "a lock of kind fair is not supported: this store has lock, read"
+        );
+        let of = |lock| Options {
+            lock,
+            ..Options::default()
+        };
+        let kept = of(LockOptions::new().min_hold(LEASE));
+        assert!(refused(&kept, LEASE, &plain).contains("min_hold"));
+        check(&kept, LEASE, &plain.clone().min_hold(true)).unwrap();
+    }
+
+    #[test]
+    fn leases_keep_to_what_the_store_has() {
+        let store = Capabilities::new([Kind::Lock])
+            .shortest_lease(Duration::from_secs(2))
+            .longest_lease(Duration::from_secs(60));
+        let options = Options::default();
+        assert!(refused(&options, Duration::from_secs(1), &store).contains("1s is shorter than 2s"));
+        assert!(refused(&options, Duration::from_secs(61), &store).contains("61s is longer than 60s"));
+        check(&options, LEASE, &store).unwrap();
+        let fixed = Options {
+            lock: LockOptions::new().fixed_lease(LEASE),
+            ..options
+        };
+        assert!(refused(&fixed, LEASE, &store.fixed_lease(false)).contains("max_hold"));
+    }
+}

@@ -1,0 +1,211 @@
+//! Asking for locks.
+
+use std::time::Duration;
+
+use super::{Announce, GivenLease, GrantId, Kind, ReleaseRequest, StoreError};
+use crate::LockKey;
+
+/// Asks for a lock.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct AcquireRequest {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub key: LockKey,
+    /// The id under which it is granted.
+    pub grant: GrantId,
+    /// How long the store keeps the grant unless it is renewed.
+    pub lease: Duration,
+    /// How many fencing tokens to reserve; at least 1. Those beyond the first are for others who wait in the same
+    /// process.
+    pub tokens: u32,
+    /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
+    /// place is given up by a [`release`](Store::release) of the same id.
+    pub queue: bool,
+    /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. One that has
+    /// asked before and finds its place given away was not heard of for too long, and gets it back.
+    pub last_asked: Option<Duration>,
+    /// Read locks: the write grant of the same key whose holder asks, which is not in its way.
+    pub under: Option<GrantId>,
+    /// Permits: how many there are in all, where nobody has said so before.
+    pub permits: Option<u32>,
+    /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
+    pub amount: u32,
+    /// Permits, and write locks that readers shall stand back for: who waits, the same over all questions of one
+    /// waiter. Its place, among those who wait for different amounts or in front of the readers, is given up by a
+    /// [`release`](Store::release) of this id. `None` for who does not wait or takes no place.
+    pub waiter: Option<GrantId>,
+    /// Plain locks: what the other processes that wait for the key are told of the outcome.
+    pub announce: Announce,
+}
+
+impl AcquireRequest {
+    /// Asks for a lock with one fencing token, and nothing that is special to a kind.
+    #[must_use]
+    pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> AcquireRequest {
+        AcquireRequest {
+            kind,
+            key,
+            grant,
+            lease,
+            tokens: 1,
+            queue: false,
+            last_asked: None,
+            under: None,
+            permits: None,
+            amount: 1,
+            waiter: None,
+            announce: Announce::Nothing,
+        }
+    }
+
+    /// The release of what this asks for.
+    pub(crate) fn undone(&self) -> ReleaseRequest {
+        ReleaseRequest {
+            kind: self.kind,
+            key: self.key.clone(),
+            grant: self.grant,
+            keep_for: Duration::ZERO,
+            amount: self.amount,
+        }
+    }
+}
+
+/// The reply to an [`AcquireRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AcquireReply {
+    /// The lock is granted.
+    Acquired(Granted),
+    /// Another client holds it.
+    Busy(Busy),
+    /// Permits: there are fewer in all than were asked for, so that only a change of their number can help. A waiter for so
+    /// many keeps no other waiting.
+    TooFewPermits,
+}
+
+impl AcquireReply {
+    /// The lock is granted, with one fencing token.
+    #[must_use]
+    pub fn acquired(token: u64) -> AcquireReply {
+        AcquireReply::Acquired(Granted::new(token))
+    }
+
+    /// Another client holds the lock, whose lease ends in `remaining`; `None` where it has no end.
+    #[must_use]
+    pub fn busy(remaining: Option<Duration>) -> AcquireReply {
+        AcquireReply::Busy(Busy::new(remaining))
+    }
+}
+
+/// What a store granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Granted {
+    /// The first of the reserved fencing tokens; greater than every token of this key before.
+    pub first_token: u64,
+    /// The last of them; the first where there is only one.
+    pub last_token: u64,
+    /// The lease that was given, where it is not the one that was asked for.
+    pub lease: Option<GivenLease>,
+    /// Fair locks: the waiters of the same client that come right behind in the queue, in its order, up to the first of
+    /// another client, and no more than there are tokens for. They keep their positions.
+    pub behind: Vec<GrantId>,
+}
+
+impl Granted {
+    /// A grant with one fencing token and the lease that was asked for.
+    #[must_use]
+    pub fn new(token: u64) -> Granted {
+        Granted::with_tokens(token, token)
+    }
+
+    /// A grant with a block of fencing tokens, from the first to the last.
+    #[must_use]
+    pub fn with_tokens(first_token: u64, last_token: u64) -> Granted {
+        Granted {
+            first_token,
+            last_token,
+            lease: None,
+            behind: Vec::new(),
+        }
+    }
+
+    /// Sets the lease that was given.
+    #[must_use]
+    pub fn lease(mut self, lease: GivenLease) -> Granted {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Sets the waiters of the same client that are next in the queue of a fair lock.
+    #[must_use]
+    pub fn behind(mut self, behind: Vec<GrantId>) -> Granted {
+        self.behind = behind;
+        self
+    }
+}
+
+/// Why a lock was not granted: another client holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Busy {
+    /// Remaining lease of the current holder, or `None` if it does not expire.
+    pub remaining: Option<Duration>,
+    /// A waiter must ask again within this time, even without a notification: to keep a position that is only kept for
+    /// waiters that are heard of, or to see whether others have lost theirs.
+    pub again: Option<Duration>,
+    /// How many processes listen for the release of a plain lock; `None` where the store cannot tell.
+    pub listeners: Option<u64>,
+}
+
+impl Busy {
+    /// Another client holds the lock, whose lease ends in `remaining`; `None` where it has no end.
+    #[must_use]
+    pub fn new(remaining: Option<Duration>) -> Busy {
+        Busy {
+            remaining,
+            ..Busy::default()
+        }
+    }
+
+    /// Sets within which time a waiter must ask again.
+    #[must_use]
+    pub fn again(mut self, again: Duration) -> Busy {
+        self.again = Some(again);
+        self
+    }
+
+    /// Sets how many processes listen for the release.
+    #[must_use]
+    pub fn listeners(mut self, listeners: u64) -> Busy {
+        self.listeners = Some(listeners);
+        self
+    }
+}
+
+/// The reply to a request for several locks at once.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum AcquireAllReply {
+    /// All of them are granted.
+    Acquired {
+        /// What was granted for each of the requests, in their order.
+        grants: Vec<Granted>,
+    },
+    /// Another client holds one of them, so none is granted.
+    Busy {
+        /// Which request: the first of which it is so.
+        at: usize,
+        /// Remaining lease of that holder, or `None` if it does not expire.
+        remaining: Option<Duration>,
+    },
+    /// One of them cannot be locked, so none is granted.
+    Failed {
+        /// Which request.
+        at: usize,
+        /// Why; the step as a whole was not done.
+        error: StoreError,
+    },
+}

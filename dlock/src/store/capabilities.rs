@@ -1,0 +1,155 @@
+//! What a store can do.
+
+use std::time::Duration;
+
+use super::Kind;
+
+/// How certain it is that a waiter hears of a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Notifications {
+    /// Each release is told, or the waiter is told that it may have missed one.
+    Certain,
+    /// A release may go unheard.
+    Lossy,
+    /// The store tells nothing: waiters ask now and then, see [`Watch::polling`](super::Watch::polling).
+    None,
+}
+
+/// What a store can do; options that need more are refused before it is asked.
+///
+/// ```
+/// use dlock::store::{Capabilities, Kind, Notifications};
+/// use std::time::Duration;
+///
+/// let capabilities = Capabilities::new([Kind::Lock])
+///     .shortest_lease(Duration::from_secs(2))
+///     .min_hold(true)
+///     .notifications(Notifications::Certain);
+/// assert!(capabilities.has(Kind::Lock) && !capabilities.has(Kind::Fair));
+/// assert!(capabilities.min_hold);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// What the store is called in errors.
+    pub name: String,
+    /// The kinds of locks that the store has.
+    pub kinds: Vec<Kind>,
+    /// Whether an acquire can reserve several fencing tokens. Without them a lock is not handed off inside a process.
+    pub token_blocks: bool,
+    /// The shortest lease; zero where any is long enough.
+    pub shortest_lease: Duration,
+    /// The longest lease, if there is one.
+    pub longest_lease: Option<Duration>,
+    /// Whether a grant can end at a fixed time while its client goes on.
+    pub fixed_lease: bool,
+    /// Whether the store itself keeps a key taken for a while after its release.
+    pub min_hold: bool,
+    /// Whether readers can stand back for a writer that waits.
+    pub prefer_writers: bool,
+    /// How certain notifications of releases are.
+    pub notifications: Notifications,
+    /// How many locks the store can grant in one step, all or none. Larger sets are acquired lock by lock.
+    pub largest_set: usize,
+    /// Whether holders can be inspected and listed, and locks forced open.
+    pub inspection: bool,
+}
+
+impl Capabilities {
+    /// A store with locks of these kinds and nothing else: one fencing token for each acquire, leases of any length,
+    /// one lock at a time, no notifications, no inspection.
+    #[must_use]
+    pub fn new(kinds: impl IntoIterator<Item = Kind>) -> Capabilities {
+        Capabilities {
+            name: "this store".to_owned(),
+            kinds: kinds.into_iter().collect(),
+            token_blocks: false,
+            shortest_lease: Duration::ZERO,
+            longest_lease: None,
+            fixed_lease: true,
+            min_hold: false,
+            prefer_writers: false,
+            notifications: Notifications::None,
+            largest_set: 1,
+            inspection: false,
+        }
+    }
+
+    /// Sets what the store is called in errors; "this store" by default.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Capabilities {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets whether an acquire can reserve several fencing tokens. Without them a lock is not handed off inside a process.
+    #[must_use]
+    pub fn token_blocks(mut self, can: bool) -> Capabilities {
+        self.token_blocks = can;
+        self
+    }
+
+    /// Sets the shortest lease; none by default.
+    #[must_use]
+    pub fn shortest_lease(mut self, lease: Duration) -> Capabilities {
+        self.shortest_lease = lease;
+        self
+    }
+
+    /// Sets the longest lease; none by default.
+    #[must_use]
+    pub fn longest_lease(mut self, lease: Duration) -> Capabilities {
+        self.longest_lease = Some(lease);
+        self
+    }
+
+    /// Sets whether a grant can end at a fixed time while its client goes on; `true` by default, and `false` where a lease is
+    /// that of a whole session.
+    #[must_use]
+    pub fn fixed_lease(mut self, can: bool) -> Capabilities {
+        self.fixed_lease = can;
+        self
+    }
+
+    /// Sets whether the store itself keeps a key taken for a while after its release.
+    #[must_use]
+    pub fn min_hold(mut self, can: bool) -> Capabilities {
+        self.min_hold = can;
+        self
+    }
+
+    /// Sets whether readers can stand back for a writer that waits.
+    #[must_use]
+    pub fn prefer_writers(mut self, can: bool) -> Capabilities {
+        self.prefer_writers = can;
+        self
+    }
+
+    /// Sets how certain notifications of releases are.
+    #[must_use]
+    pub fn notifications(mut self, notifications: Notifications) -> Capabilities {
+        self.notifications = notifications;
+        self
+    }
+
+    /// Sets how many locks the store can grant in one step, all or none; 1 by default. Larger sets are acquired lock by lock.
+    #[must_use]
+    pub fn largest_set(mut self, locks: usize) -> Capabilities {
+        self.largest_set = locks.max(1);
+        self
+    }
+
+    /// Sets whether holders can be inspected and listed, and locks forced open.
+    #[must_use]
+    pub fn inspection(mut self, can: bool) -> Capabilities {
+        self.inspection = can;
+        self
+    }
+
+    /// Whether the store has locks of a kind.
+    #[must_use]
+    pub fn has(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+}

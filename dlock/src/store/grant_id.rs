@@ -1,0 +1,113 @@
+//! The ids of grants.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+use crate::base::chance;
+
+/// What a store knows a grant by: `<client uuid>:<number>`, drawn anew for every acquire that is sent and
+/// never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GrantId {
+    client: Uuid,
+    number: u64,
+}
+
+impl GrantId {
+    /// The first part of the ids of a client: random, and of a version that tells dlock's grants from the holders of
+    /// others, whose ids are UUIDs of version 4.
+    pub(crate) fn new_client() -> Uuid {
+        uuid::Builder::from_custom_bytes(chance::uuid().into_bytes()).into_uuid()
+    }
+
+    pub(crate) fn new(client: Uuid, number: u64) -> GrantId {
+        GrantId { client, number }
+    }
+
+    /// The id of a grant for whoever calls a store directly: the bits of a client's UUID, and a number that
+    /// is unique in that client.
+    #[must_use]
+    pub const fn from_parts(client: u128, number: u64) -> GrantId {
+        GrantId {
+            client: Uuid::from_u128(client),
+            number,
+        }
+    }
+
+    /// Whether it was drawn after the other, by the same client.
+    pub(crate) fn came_after(self, other: GrantId) -> bool {
+        self.client == other.client && self.number > other.number
+    }
+
+    /// Another one of the same client.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_number(self, number: u64) -> GrantId {
+        GrantId { number, ..self }
+    }
+
+    /// Whether both are of one client.
+    pub(crate) fn is_of_client_of(self, other: GrantId) -> bool {
+        self.client == other.client
+    }
+
+    #[cfg(dlock_sim)]
+    pub(crate) fn client(self) -> Uuid {
+        self.client
+    }
+
+    /// Unique in its client.
+    pub(crate) fn number(self) -> u64 {
+        self.number
+    }
+
+    /// The ids of so many permits, one after the other: 16 bytes each, which is what Redisson calls a permit by.
+    /// They differ for all numbers of a client, and the first four bytes are the first group of its UUID.
+    pub(crate) fn permits(self, amount: u32) -> Vec<u8> {
+        let base = self.client.as_u128() ^ (u128::from(self.number) << 32);
+        (0..amount)
+            .flat_map(|index| (base ^ u128::from(index)).to_be_bytes())
+            .collect()
+    }
+
+    /// Writes the id as it stands in the store to the end of a buffer; where it begins there. It is sent with
+    /// every step, and what `Display` costs shows.
+    #[cfg(feature = "redis")]
+    pub(crate) fn write(self, buffer: &mut [u8; 57]) -> usize {
+        let (mut at, mut number) = (buffer.len(), self.number);
+        loop {
+            at -= 1;
+            buffer[at] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        at -= 1;
+        buffer[at] = b':';
+        let begin = at - uuid::fmt::Hyphenated::LENGTH;
+        self.client.hyphenated().encode_lower(&mut buffer[begin..at]);
+        begin
+    }
+}
+
+impl fmt::Display for GrantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.client, self.number)
+    }
+}
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_written_as_it_is_displayed() {
+        for number in [0, 7, 10, 1234, u64::MAX] {
+            let id = GrantId::new(Uuid::new_v4(), number);
+            let mut buffer = [0; 57];
+            let begin = id.write(&mut buffer);
+            assert_eq!(&buffer[begin..], id.to_string().as_bytes());
+        }
+    }
+}

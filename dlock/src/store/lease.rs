@@ -1,0 +1,57 @@
+//! Leases as a store gives them.
+
+use std::time::Duration;
+
+/// The lease that a store gave, where it is not the one that was asked for.
+///
+/// A store with leases in whole seconds, or with one lease for a whole session, says so by this. The client counts the
+/// deadline of the grant from what was given; a longer lease than was asked for is taken as that one.
+///
+/// ```
+/// use dlock::store::GivenLease;
+/// use std::time::Duration;
+///
+/// // A session of 15 s, last kept alive 4 s before this acquire was called.
+/// let lease = GivenLease::new(Duration::from_secs(15)).elapsed(Duration::from_secs(4));
+/// assert_eq!(lease.left(), Duration::from_secs(11));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GivenLease {
+    lasts: Duration,
+    elapsed: Duration,
+}
+
+impl GivenLease {
+    /// A lease of this length, counted from the moment at which the step was called.
+    #[must_use]
+    pub const fn new(lasts: Duration) -> GivenLease {
+        GivenLease {
+            lasts,
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    /// How much of the lease was over when the step was called, by this process's clock. Count it from before the request
+    /// was sent that the store last extended the lease by.
+    #[must_use]
+    pub const fn elapsed(mut self, elapsed: Duration) -> GivenLease {
+        self.elapsed = elapsed;
+        self
+    }
+
+    /// What was left of it when the step was called.
+    #[must_use]
+    pub const fn left(self) -> Duration {
+        self.lasts.saturating_sub(self.elapsed)
+    }
+
+    /// Its whole length, no longer than `asked`.
+    pub(crate) fn at_most(self, asked: Duration) -> Duration {
+        self.lasts.min(asked)
+    }
+
+    /// How much of it was over when the step was called.
+    pub(crate) fn begun_before(self) -> Duration {
+        self.elapsed
+    }
+}

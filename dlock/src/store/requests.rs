@@ -1,0 +1,66 @@
+//! What is asked of a grant that is there.
+
+use std::time::Duration;
+
+use super::{GrantId, Kind};
+use crate::LockKey;
+
+/// Gives a lock back.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ReleaseRequest {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub key: LockKey,
+    /// The grant to end; no other is touched.
+    pub grant: GrantId,
+    /// Keep the key taken for this long yet (a `min_hold`); zero ends it now.
+    pub keep_for: Duration,
+    /// Permits: how many were taken by this grant; 1 for every other kind.
+    pub amount: u32,
+}
+
+impl ReleaseRequest {
+    /// Ends a grant at once, of permits one.
+    #[must_use]
+    pub fn new(kind: Kind, key: LockKey, grant: GrantId) -> ReleaseRequest {
+        ReleaseRequest {
+            kind,
+            key,
+            grant,
+            keep_for: Duration::ZERO,
+            amount: 1,
+        }
+    }
+}
+
+/// Extends the lease of a grant that the store still knows.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RenewRequest {
+    /// What kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub key: LockKey,
+    /// The grant.
+    pub grant: GrantId,
+    /// The lease it gets, counted from now.
+    pub lease: Duration,
+    /// Permits: how many were taken by this grant; 1 for every other kind.
+    pub amount: u32,
+}
+
+impl RenewRequest {
+    /// Extends a grant, of permits one.
+    #[must_use]
+    pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> RenewRequest {
+        RenewRequest {
+            kind,
+            key,
+            grant,
+            lease,
+            amount: 1,
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! How a waiter hears of releases.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::base::clock;
+
+/// News of one key, shared by all who wait for it in this process.
+///
+/// Dropping it ends the subscription when nobody else has one.
+pub struct Watch {
+    /// `None` when the subscription has ended.
+    source: Option<Source>,
+    /// The last value that was seen; `None` where the first look is due.
+    seen: Option<u64>,
+    on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// Where news come from.
+enum Source {
+    /// A counter of news.
+    Changes(watch::Receiver<u64>),
+    /// The store tells nothing: it is time to look, again and again.
+    Polls { next: Instant, every: Duration },
+}
+
+/// What a [`Watch`] heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Something changed, or may have.
+    News,
+    /// Another process has taken the lock that had come free.
+    Taken,
+}
+
+/// The value of a watch counts the news below this, and above it how many times the lock was said to be taken.
+pub(crate) const TAKEN: u64 = 1 << 48;
+
+impl Watch {
+    /// A watch over `changes`: each new value is news, and the value counts them. A receiver that has news already
+    /// ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
+    /// receiver is gone.
+    pub(crate) fn new(
+        changes: watch::Receiver<u64>,
+        on_drop: impl FnOnce() + Send + Sync + 'static,
+    ) -> Watch {
+        let looks_now = changes.has_changed().unwrap_or(false);
+        let seen = (!looks_now).then(|| *changes.borrow());
+        Watch {
+            source: Some(Source::Changes(changes)),
+            seen,
+            on_drop: Some(Box::new(on_drop)),
+        }
+    }
+
+    /// A watch for a store that tells nothing: it says at once, and then again after each such time, that the waiter should
+    /// look. Each waiting process asks the store as often.
+    #[must_use]
+    pub fn polling(every: Duration) -> Watch {
+        Watch {
+            source: Some(Source::Polls {
+                next: clock::now(),
+                every,
+            }),
+            seen: None,
+            on_drop: None,
+        }
+    }
+
+    /// How many news there have been so far, the unseen ones among them: the value of the receiver.
+    pub(crate) fn count(&self) -> u64 {
+        match &self.source {
+            Some(Source::Changes(changes)) => *changes.borrow() % TAKEN,
+            _ => 0,
+        }
+    }
+
+    /// Ends the subscription: from now on it hears nothing.
+    pub(crate) fn end(&mut self) {
+        self.source = None;
+        if let Some(on_drop) = self.on_drop.take() {
+            on_drop();
+        }
+    }
+
+    /// Takes what has come so far as seen.
+    pub(crate) fn seen(&mut self) {
+        if let Some(Source::Changes(changes)) = &mut self.source {
+            self.seen = Some(*changes.borrow_and_update());
+        }
+    }
+
+    /// Waits for news. The first is "subscribed, look now"; each later one "something changed, or may have
+    /// changed unseen". Several at once count as one. Never returns when the store has ended.
+    ///
+    /// Cancel safe: news that came while nobody listened are told by the next call.
+    pub async fn changed(&mut self) {
+        while self.heard().await != Heard::News {}
+    }
+
+    /// The same, or hears that the lock is taken.
+    pub(crate) async fn heard(&mut self) -> Heard {
+        let changes = match &mut self.source {
+            Some(Source::Changes(changes)) => changes,
+            Some(Source::Polls { next, every }) => {
+                clock::sleep_until(*next).await;
+                *next = clock::now() + *every;
+                return Heard::News;
+            }
+            None => return std::future::pending().await,
+        };
+        loop {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let now = *changes.borrow_and_update();
+            match self.seen.replace(now) {
+                Some(before) if before == now => {}
+                Some(before) if before % TAKEN == now % TAKEN => return Heard::Taken,
+                _ => return Heard::News,
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
