@@ -35,7 +35,7 @@ impl Case {
     pub(crate) async fn new(fixture: Arc<dyn AnyFixture>) -> Case {
         let peer = Peer::new(fixture.store().await, fixture.patience());
         Case {
-            can: Arc::new(Can::of(&peer).await),
+            can: Arc::new(Can::of(&peer)),
             fixture,
             name: format!("conform-{:016x}", fastrand::u64(..)).into(),
             left_out: Arc::default(),

@@ -1,6 +1,6 @@
 //! The only file that calls a store: what its verbs take and reply, in the words of the tests.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,21 +8,9 @@ use std::time::Duration;
 use dlock::LockKey;
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
 use dlock::store::{
-    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Outcome, Reason, ReleaseReply,
-    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+    AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Notifications, Outcome, Reason,
+    ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
-
-/// All kinds.
-pub(crate) const KINDS: [Kind; 8] = [
-    Kind::Lock,
-    Kind::Fair,
-    Kind::Fenced,
-    Kind::Read,
-    Kind::Write,
-    Kind::Permit,
-    Kind::Unowned,
-    Kind::Latch,
-];
 
 /// A connection to the store, as one process has it.
 #[derive(Clone)]
@@ -71,24 +59,12 @@ impl Reply {
 
     fn of(reply: AcquireReply) -> Reply {
         match reply {
-            AcquireReply::Acquired {
-                first_token,
-                last_token,
-            } => Reply::Granted(Tokens {
-                first: first_token,
-                last: last_token,
-                behind: Vec::new(),
+            AcquireReply::Acquired(granted) => Reply::Granted(Tokens {
+                first: granted.first_token,
+                last: granted.last_token,
+                behind: granted.behind,
             }),
-            AcquireReply::AcquiredInLine {
-                first_token,
-                last_token,
-                behind,
-            } => Reply::Granted(Tokens {
-                first: first_token,
-                last: last_token,
-                behind,
-            }),
-            AcquireReply::Busy { remaining, .. } => Reply::Busy(remaining),
+            AcquireReply::Busy(busy) => Reply::Busy(busy.remaining),
             AcquireReply::TooFewPermits => Reply::TooFewPermits,
             other => panic!("a store that is asked by a client replied {other:?}"),
         }
@@ -111,7 +87,7 @@ pub(crate) fn is_released(reply: ReleaseReply) -> bool {
 }
 
 pub(crate) fn is_renewed(reply: &Result<Renewal, StoreError>) -> bool {
-    matches!(reply, Ok(Renewal::Renewed))
+    matches!(reply, Ok(Renewal::Renewed | Renewal::RenewedFor(_)))
 }
 
 pub(crate) fn is_gone(reply: &Result<Renewal, StoreError>) -> bool {
@@ -237,7 +213,14 @@ impl Peer {
         step: CounterStep,
     ) -> impl Future<Output = Result<CounterReply, StoreError>> + Send + use<> {
         let request = CounterRequest::new(key.clone(), id, step);
-        self.step("count", self.store.clone().count(request))
+        let step = match self.store.clone().counters() {
+            Some(counters) => counters.count(request),
+            None => Box::pin(ready(Err(StoreError::not_done(
+                Reason::Unsupported,
+                "the store has no counters",
+            )))),
+        };
+        self.step("count", step)
     }
 
     /// The number that keys share which can be acquired in one step.
@@ -252,8 +235,8 @@ impl Peer {
         let step = self.step("acquire_all", self.store.clone().acquire_all(requests));
         async move {
             Ok(match step.await? {
-                AcquireAllReply::Acquired { tokens } => {
-                    SetReply::Granted(tokens.iter().map(|(first, _)| *first).collect())
+                AcquireAllReply::Acquired { grants } => {
+                    SetReply::Granted(grants.iter().map(|granted| granted.first_token).collect())
                 }
                 AcquireAllReply::Busy { at, .. } => SetReply::Busy { at },
                 AcquireAllReply::Failed { error, .. } => return Err(error),
@@ -342,31 +325,15 @@ pub(crate) struct Can {
 }
 
 impl Can {
-    pub(crate) async fn of(peer: &Peer) -> Can {
-        let mut kinds = Vec::new();
-        for kind in KINDS {
-            let key = LockKey::from(format!("conform-can-{:x}", fastrand::u64(..)));
-            let done = match kind {
-                Kind::Latch => peer.count(&key, CounterStep::Count).await.map(drop),
-                _ => match peer
-                    .acquire(peer.request(kind, &key, Duration::from_secs(1)))
-                    .await
-                {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(error),
-                },
-            };
-            if !matches!(done, Err(error) if error.reason == Reason::Unsupported) {
-                kinds.push(kind);
-            }
-        }
+    pub(crate) fn of(peer: &Peer) -> Can {
+        let capabilities = peer.store.capabilities();
         Can {
-            prefer_writers: kinds.contains(&Kind::Fair),
-            kinds,
-            min_hold: true,
-            notifications: true,
-            inspection: true,
-            shortest_lease: Duration::ZERO,
+            min_hold: capabilities.min_hold,
+            prefer_writers: capabilities.prefer_writers,
+            notifications: capabilities.notifications != Notifications::None,
+            inspection: capabilities.inspection,
+            shortest_lease: capabilities.shortest_lease,
+            kinds: capabilities.kinds,
         }
     }
 }

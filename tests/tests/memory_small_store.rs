@@ -115,7 +115,7 @@ async fn waiters_look_now_and_then_where_the_store_tells_nothing() {
     sleep(3 * SEC).await;
     let released = Instant::now();
     guard.release().await.unwrap();
-    waiter.await.unwrap().unwrap();
+    drop(waiter.await.unwrap().unwrap());
     assert!(released.elapsed() < SEC, "{:?}", released.elapsed());
 }
 
@@ -183,5 +183,5 @@ async fn sets_are_acquired_lock_by_lock() {
             .is_busy()
     );
     guard.release().await.unwrap();
-    b.multi(["y", "z"]).acquire().await.unwrap();
+    drop(b.multi(["y", "z"]).acquire().await.unwrap());
 }

@@ -5,7 +5,7 @@ use dlock::store::counter::{CounterReply, CounterStep};
 
 use crate::case::Case;
 use crate::promise::{Promise, REFUSED};
-use crate::verbs::{KINDS, Peer, is_key_taken};
+use crate::verbs::{Peer, is_key_taken};
 
 /// Kinds that share their data.
 fn family(kind: Kind) -> u8 {
@@ -36,8 +36,8 @@ async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &dlock::LockKey) {
 pub async fn key_of_another_kind_is_taken(case: Case) {
     let promise = Promise("KeyTaken: The key holds other data; the step was not done");
     let (a, b) = case.peers().await;
-    for held in KINDS.into_iter().filter(|kind| case.has(*kind)) {
-        for asked in KINDS.into_iter().filter(|kind| case.has(*kind)) {
+    for held in Kind::ALL.into_iter().filter(|kind| case.has(*kind)) {
+        for asked in Kind::ALL.into_iter().filter(|kind| case.has(*kind)) {
             if family(held) == family(asked) {
                 continue;
             }
@@ -70,7 +70,7 @@ pub async fn plain_locks_of_one_key_exclude_each_other(case: Case) {
 
 pub async fn each_kind_is_supported_or_refused(case: Case) {
     let peer = case.peer().await;
-    for kind in KINDS {
+    for kind in Kind::ALL {
         if !case.has(kind) {
             case.refuses(kind).await;
         } else if kind != Kind::Latch {

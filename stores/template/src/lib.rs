@@ -26,17 +26,17 @@ use std::time::{Duration, Instant};
 
 use dlock::LockKey;
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
-    Renewal, Store, StoreError, StoreFuture, Watch,
+    AcquireReply, AcquireRequest, Capabilities, GrantId, Granted, Holder, Hub, Kind, Notifications,
+    OpenRequest, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Scheme, Store, StoreError,
+    StoreFuture, Watch,
 };
-use tokio::sync::watch;
 
 /// The toy database: what you have already. Clones are the same database.
 #[derive(Debug, Clone, Default)]
 pub struct Database {
     tables: Arc<Mutex<Tables>>,
-    /// Counts the transactions that may have made a lock free.
-    changes: Arc<watch::Sender<u64>>,
+    /// Who waits for which lock, in this process. A server of its own would tell them over a connection.
+    waiters: Arc<Hub>,
 }
 
 #[derive(Debug, Default)]
@@ -65,9 +65,9 @@ impl Database {
         step(&mut tables, Instant::now())
     }
 
-    /// A lock may be free: everybody looks. A store with more than a few waiters tells those of the key only.
-    fn notify(&self) {
-        self.changes.send_modify(|count| *count += 1);
+    /// A lock may be free: its waiters look.
+    fn notify(&self, key: &LockKey) {
+        self.waiters.tell(key.as_str());
     }
 }
 
@@ -100,12 +100,34 @@ impl ToyStore {
     }
 }
 
+/// `toy://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). A store behind a network connects here,
+/// and reads its options by [`OpenRequest::take`].
+#[must_use]
+pub fn scheme(database: &Database) -> Scheme {
+    let database = database.clone();
+    Scheme::new(["toy"], move |request: OpenRequest| {
+        // A parameter that nobody reads is a mistake of the user.
+        let opened = request.finish().map(|()| ToyStore::new(&database));
+        ready(opened.map(|store| Arc::new(store) as Arc<dyn Store>))
+    })
+}
+
 /// Each verb takes its step in the call and returns a future that is ready. A store behind a network queues the step in
 /// the call (into a channel to the task that owns the connection) and returns a future of the reply: what a caller drops
 /// before the first poll must still be in line before what it calls next.
 impl Store for ToyStore {
+    /// What is not said here is refused before the store is asked.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new([Kind::Lock])
+            .name("the toy store")
+            .token_blocks(true)
+            .min_hold(true)
+            .notifications(Notifications::Certain)
+            .inspection(true)
+    }
+
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        // Said at once, and nothing is done.
+        // For those who ask the store itself: a client has read the capabilities.
         if request.kind != Kind::Lock {
             let message = format!("this store has no locks of kind {}", request.kind);
             return Box::pin(ready(Err(StoreError::not_done(Reason::Unsupported, message))));
@@ -113,11 +135,7 @@ impl Store for ToyStore {
         let reply = self.database.transaction(|tables, now| {
             if let Some(row) = tables.live(&request.key, now) {
                 // A waiter sleeps that long at most, since a lease that runs out notifies nobody.
-                return AcquireReply::Busy {
-                    remaining: Some(row.until - now),
-                    again: None,
-                    listeners: None,
-                };
+                return AcquireReply::busy(Some(row.until - now));
             }
             let row = Row {
                 grant: request.grant,
@@ -128,10 +146,7 @@ impl Store for ToyStore {
             // A client that serves several of its own waiters asks for as many tokens in one step.
             let first_token = tables.last_token + 1;
             tables.last_token += u64::from(request.tokens.max(1));
-            AcquireReply::Acquired {
-                first_token,
-                last_token: tables.last_token,
-            }
+            AcquireReply::Acquired(Granted::with_tokens(first_token, tables.last_token))
         });
         Box::pin(ready(Ok(reply)))
     }
@@ -154,7 +169,7 @@ impl Store for ToyStore {
             // never will be, since each step was taken when it was called.
             return Box::pin(ready(Ok(ReleaseReply::NotHeld { repeated: false })));
         }
-        self.database.notify();
+        self.database.notify(&request.key);
         Box::pin(ready(Ok(ReleaseReply::Released { heard: None })))
     }
 
@@ -194,16 +209,17 @@ impl Store for ToyStore {
             tables.locks.remove(&key);
             was_held
         });
-        self.database.notify();
+        self.database.notify(&key);
         Box::pin(ready(Ok(was_held)))
     }
 
-    fn watch(self: Arc<Self>, _kind: Kind, _key: &LockKey, _grant: GrantId) -> Watch {
-        let mut changes = self.database.changes.subscribe();
-        // "You are subscribed, look now": said when a later release is certain to be heard, and not before. Between the
-        // two a waiter would sleep on a lock that is free.
-        changes.mark_changed();
-        Watch::new(changes, || ())
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+        // `true` says "you are subscribed, look now": a later release is certain to be heard. A store that still waits for
+        // its server says `false`, and calls `Hub::confirm` when the server has answered. Between the two a waiter would
+        // sleep on a lock that is free.
+        let subscribe = |_name: &Arc<str>| true;
+        let unsubscribe = |_name| {};
+        (self.database.waiters).listen(key.as_str().into(), subscribe, unsubscribe)
     }
 }
 
