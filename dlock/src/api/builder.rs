@@ -13,7 +13,7 @@ use crate::runtime::options::{check_duration, check_lease};
 use crate::store::credentials::{Credentials, Provider};
 use crate::store::options::{Common, DEFAULT_MAX_QUEUED, DEFAULT_TIMEOUT, MinReplicas, Tls};
 use crate::store::url::{StoreUrl, Topology};
-use crate::store::{GrantId, Store};
+use crate::store::{GrantId, Scheme, Store};
 use crate::stores;
 use crate::{Error, LockClient, LockKey};
 
@@ -28,6 +28,7 @@ pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 pub struct LockClientBuilder {
     url: Option<String>,
     store: Option<Arc<dyn Store>>,
+    schemes: Vec<Scheme>,
     lease: Option<Duration>,
     timeout: Option<Duration>,
     retry_for: Option<Duration>,
@@ -48,6 +49,13 @@ impl LockClientBuilder {
     /// query says.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
+        self
+    }
+
+    /// Registers the URL schemes of a store that dlock does not bring along, before those that it does; may be called several
+    /// times, and the first that has a scheme goes before the others.
+    pub fn scheme(mut self, scheme: Scheme) -> Self {
+        self.schemes.push(scheme);
         self
     }
 
@@ -259,7 +267,7 @@ impl LockClientBuilder {
 
     async fn open(self) -> Result<(Arc<dyn Store>, Settings, Uuid, runtime::Handle), Error> {
         let mut url = match (&self.url, &self.store) {
-            (Some(url), None) => Some(StoreUrl::parse(url)?),
+            (Some(url), None) => Some(StoreUrl::parse_with(url, &self.schemes)?),
             (None, Some(_)) => None,
             (Some(_), Some(_)) => {
                 return Err(Error::InvalidOption {

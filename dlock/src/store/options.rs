@@ -84,6 +84,9 @@ impl MinReplicas {
         };
         match store {
             Some(Topology::Server(_) | Topology::Sentinel(_) | Topology::Cluster(_)) => {}
+            Some(Topology::Registered(_)) => {
+                return Err(no_replicas("only Redis and Valkey have such replicas"));
+            }
             Some(Topology::Memory { .. }) => return Err(no_replicas("a store in memory has no replicas")),
             Some(Topology::Quorum(_)) => {
                 return Err(no_replicas(

@@ -54,4 +54,32 @@ impl StoreError {
             },
         }
     }
+
+    /// What a user is told when a store could not be opened.
+    pub(crate) fn into_connect_error(self) -> Error {
+        let what = "a first connection".to_owned();
+        let StoreError {
+            reason,
+            message,
+            source,
+            ..
+        } = self;
+        match reason {
+            Reason::Refused | Reason::RefusedForNow => Error::Refused {
+                what,
+                message,
+                source,
+            },
+            Reason::WrongUrl => Error::InvalidUrl { reason: message },
+            Reason::Unsupported => Error::Unsupported {
+                what: "this URL".to_owned(),
+                reason: message,
+            },
+            _ => Error::Unreachable {
+                what,
+                message,
+                source,
+            },
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 
 use crate::Error;
+use crate::store::Scheme;
 
 /// The longest lease on a quorum, unless said otherwise.
 pub const DEFAULT_MAX_LEASE: Duration = Duration::from_secs(60);
@@ -34,13 +35,14 @@ pub(crate) enum Topology {
     Cluster(ClusterUrl),
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
     Quorum(QuorumUrl),
+    Registered(RegisteredUrl),
 }
 
 impl Topology {
     /// How to get into the servers that have locks.
     pub(crate) fn login(&self) -> Option<&Login> {
         match self {
-            Topology::Memory { .. } => None,
+            Topology::Memory { .. } | Topology::Registered(_) => None,
             Topology::Server(url) => Some(&url.login),
             Topology::Sentinel(url) => Some(&url.login),
             Topology::Cluster(url) => Some(&url.login),
@@ -86,6 +88,21 @@ pub(crate) struct QuorumUrl {
     pub(crate) trust_fresh: Option<bool>,
 }
 
+/// A store that somebody else wrote.
+#[derive(Debug)]
+pub(crate) struct RegisteredUrl {
+    pub(crate) scheme: Scheme,
+    pub(crate) name: String,
+    pub(crate) address: Text,
+    pub(crate) parameters: Parameters,
+}
+
+/// The query of such a URL, without what every URL may have.
+pub(crate) struct Parameters(pub(crate) Vec<(String, String)>);
+
+/// A part of a URL that may hold a password.
+pub(crate) struct Text(pub(crate) String);
+
 /// How to get in.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
@@ -109,6 +126,18 @@ impl fmt::Display for Address {
             Address::Tcp { host, port } => write!(f, "{host}:{port}"),
             Address::Unix(path) => f.write_str(path),
         }
+    }
+}
+
+impl fmt::Debug for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
     }
 }
 
@@ -137,7 +166,7 @@ pub(crate) struct UrlOptions {
 
 /// What a scheme stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scheme {
+enum BuiltIn {
     Memory,
     Tcp { tls: bool },
     Unix,
@@ -146,26 +175,26 @@ enum Scheme {
     Quorum { tls: bool },
 }
 
-const SCHEMES: &[(&str, Scheme)] = &[
-    ("memory", Scheme::Memory),
-    ("redis", Scheme::Tcp { tls: false }),
-    ("rediss", Scheme::Tcp { tls: true }),
-    ("redis+unix", Scheme::Unix),
-    ("valkey", Scheme::Tcp { tls: false }),
-    ("valkeys", Scheme::Tcp { tls: true }),
-    ("valkey+unix", Scheme::Unix),
-    ("redis+sentinel", Scheme::Sentinel { tls: false }),
-    ("rediss+sentinel", Scheme::Sentinel { tls: true }),
-    ("valkey+sentinel", Scheme::Sentinel { tls: false }),
-    ("valkeys+sentinel", Scheme::Sentinel { tls: true }),
-    ("redis+cluster", Scheme::Cluster { tls: false }),
-    ("rediss+cluster", Scheme::Cluster { tls: true }),
-    ("valkey+cluster", Scheme::Cluster { tls: false }),
-    ("valkeys+cluster", Scheme::Cluster { tls: true }),
-    ("quorum+redis", Scheme::Quorum { tls: false }),
-    ("quorum+rediss", Scheme::Quorum { tls: true }),
-    ("quorum+valkey", Scheme::Quorum { tls: false }),
-    ("quorum+valkeys", Scheme::Quorum { tls: true }),
+const SCHEMES: &[(&str, BuiltIn)] = &[
+    ("memory", BuiltIn::Memory),
+    ("redis", BuiltIn::Tcp { tls: false }),
+    ("rediss", BuiltIn::Tcp { tls: true }),
+    ("redis+unix", BuiltIn::Unix),
+    ("valkey", BuiltIn::Tcp { tls: false }),
+    ("valkeys", BuiltIn::Tcp { tls: true }),
+    ("valkey+unix", BuiltIn::Unix),
+    ("redis+sentinel", BuiltIn::Sentinel { tls: false }),
+    ("rediss+sentinel", BuiltIn::Sentinel { tls: true }),
+    ("valkey+sentinel", BuiltIn::Sentinel { tls: false }),
+    ("valkeys+sentinel", BuiltIn::Sentinel { tls: true }),
+    ("redis+cluster", BuiltIn::Cluster { tls: false }),
+    ("rediss+cluster", BuiltIn::Cluster { tls: true }),
+    ("valkey+cluster", BuiltIn::Cluster { tls: false }),
+    ("valkeys+cluster", BuiltIn::Cluster { tls: true }),
+    ("quorum+redis", BuiltIn::Quorum { tls: false }),
+    ("quorum+rediss", BuiltIn::Quorum { tls: true }),
+    ("quorum+valkey", BuiltIn::Quorum { tls: false }),
+    ("quorum+valkeys", BuiltIn::Quorum { tls: true }),
 ];
 
 const DEFAULT_PORT: u16 = 6379;
@@ -178,7 +207,13 @@ fn invalid(reason: impl Into<String>) -> Error {
 }
 
 impl StoreUrl {
+    #[cfg(test)]
     pub(crate) fn parse(url: &str) -> Result<StoreUrl, Error> {
+        StoreUrl::parse_with(url, &[])
+    }
+
+    /// Parses a URL of a store that dlock brings along, or of one of these schemes.
+    pub(crate) fn parse_with(url: &str, registered: &[Scheme]) -> Result<StoreUrl, Error> {
         if url.chars().any(|c| c.is_control() || c == ' ') {
             return Err(invalid("it has spaces or control characters"));
         }
@@ -187,7 +222,11 @@ impl StoreUrl {
                 "it has no scheme, as in redis://localhost:6379 or memory://",
             ));
         };
-        let scheme = find_scheme(scheme)?;
+        let name = scheme.to_ascii_lowercase();
+        let registered = match registered.iter().find(|scheme| scheme.has(&name)) {
+            Some(found) => Ok(found.clone()),
+            None => Err(find_scheme(&name, registered)?),
+        };
         if rest.contains('#') {
             return Err(invalid("it has a fragment (\"#\" in a password is written %23)"));
         }
@@ -202,23 +241,31 @@ impl StoreUrl {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
         };
+        let scheme = match registered {
+            Err(scheme) => scheme,
+            Ok(scheme) => {
+                let options = query.options()?;
+                let registered = RegisteredUrl {
+                    scheme,
+                    name,
+                    address: Text(rest.to_owned()),
+                    parameters: Parameters(query.0),
+                };
+                return Ok(StoreUrl {
+                    topology: Topology::Registered(registered),
+                    options,
+                });
+            }
+        };
         let topology = match scheme {
-            Scheme::Memory => memory(authority, path)?,
-            Scheme::Unix => Topology::Server(unix(authority, path, &mut query)?),
-            Scheme::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
-            Scheme::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, &mut query)?),
-            Scheme::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
-            Scheme::Quorum { tls } => Topology::Quorum(quorum(authority, path, tls, &mut query)?),
+            BuiltIn::Memory => memory(authority, path)?,
+            BuiltIn::Unix => Topology::Server(unix(authority, path, &mut query)?),
+            BuiltIn::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
+            BuiltIn::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, &mut query)?),
+            BuiltIn::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
+            BuiltIn::Quorum { tls } => Topology::Quorum(quorum(authority, path, tls, &mut query)?),
         };
-        let options = UrlOptions {
-            lease: query.duration("lease")?,
-            timeout: query.duration("timeout")?,
-            retry_for: query.duration("retry_for")?,
-            prefix: query.take("prefix"),
-            name: query.take("name"),
-            min_replicas: query.number("min_replicas")?,
-            min_replicas_within: query.duration("min_replicas_within")?,
-        };
+        let options = query.options()?;
         query.finish()?;
         Ok(StoreUrl { topology, options })
     }
@@ -234,21 +281,24 @@ impl StoreUrl {
     }
 }
 
-fn find_scheme(scheme: &str) -> Result<Scheme, Error> {
-    let lower = scheme.to_ascii_lowercase();
-    if let Some((_, found)) = SCHEMES.iter().find(|(name, _)| *name == lower) {
+fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<BuiltIn, Error> {
+    if let Some((_, found)) = SCHEMES.iter().find(|(name, _)| *name == scheme) {
         return Ok(*found);
     }
     // Short enough not to be anything but a scheme.
-    let shown: String = lower.chars().take(24).collect();
-    let nearest = nearest(&lower, SCHEMES.iter().map(|(name, _)| *name));
-    Err(invalid(format!(
-        "scheme \"{shown}\" is not known, {}",
-        nearest.map_or_else(
-            || "use memory, redis, rediss, redis+unix or their valkey spellings".to_owned(),
-            |n| format!("did you mean \"{n}\"?")
-        )
-    )))
+    let shown: String = scheme.chars().take(24).collect();
+    let registered = registered.iter().flat_map(Scheme::names).map(String::as_str);
+    let known = SCHEMES.iter().map(|(name, _)| *name).chain(registered.clone());
+    Err(invalid(match nearest(scheme, known) {
+        Some(near) => format!("scheme \"{shown}\" is not known, did you mean \"{near}\"?"),
+        None => {
+            let others: String = registered.flat_map(|name| [", ", name]).collect();
+            format!(
+                "scheme \"{shown}\" is not known: use memory, redis, rediss, redis+unix or their valkey spellings{others}, or \
+                 register the scheme of another store (LockClientBuilder::scheme)"
+            )
+        }
+    }))
 }
 
 fn memory(authority: &str, path: &str) -> Result<Topology, Error> {
@@ -507,6 +557,19 @@ impl Query {
         Ok(Query(options))
     }
 
+    /// What every URL may have.
+    fn options(&mut self) -> Result<UrlOptions, Error> {
+        Ok(UrlOptions {
+            lease: self.duration("lease")?,
+            timeout: self.duration("timeout")?,
+            retry_for: self.duration("retry_for")?,
+            prefix: self.take("prefix"),
+            name: self.take("name"),
+            min_replicas: self.number("min_replicas")?,
+            min_replicas_within: self.duration("min_replicas_within")?,
+        })
+    }
+
     fn take(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(other, _)| other == name)?;
         Some(self.0.swap_remove(at).1)
@@ -623,6 +686,34 @@ mod tests {
             (socket.login.database, socket.login.password.as_deref()),
             (2, Some("x"))
         );
+    }
+
+    #[test]
+    fn registered_schemes_go_before_and_are_named_where_none_fits() {
+        let scheme = Scheme::new(["toy", "redis"], |_| std::future::pending());
+        let parse = |url| StoreUrl::parse_with(url, std::slice::from_ref(&scheme));
+        let url = parse("TOY://me:hunter2@h/1?lease=10s&table=x%20y").unwrap();
+        assert_eq!(url.options.lease, Some(Duration::from_secs(10)));
+        assert!(!format!("{url:?}").contains("hunter2"));
+        let Topology::Registered(url) = url.topology else {
+            panic!("{:?}", url.topology)
+        };
+        assert_eq!(
+            (url.name.as_str(), url.address.0.as_str()),
+            ("toy", "me:hunter2@h/1")
+        );
+        assert_eq!(url.parameters.0, [("table".to_owned(), "x y".to_owned())]);
+        assert!(matches!(
+            parse("redis://h").unwrap().topology,
+            Topology::Registered(_)
+        ));
+        assert!(matches!(
+            parse("memory://").unwrap().topology,
+            Topology::Memory { .. }
+        ));
+        let refused = |url| parse(url).unwrap_err().to_string();
+        assert!(refused("toi://h").contains("did you mean \"toy\""));
+        assert!(refused("http://h").contains("spellings, toy, redis, or register"));
     }
 
     #[test]

@@ -15,9 +15,9 @@ use self::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use self::redis::RedisStore;
 use crate::Error;
-use crate::store::Store;
 use crate::store::options::Common;
-use crate::store::url::{StoreUrl, Topology};
+use crate::store::url::{RegisteredUrl, StoreUrl, Topology};
+use crate::store::{OpenRequest, Store, StoreError};
 
 /// Opens the store of a URL.
 #[cfg_attr(not(feature = "redis"), allow(unused_variables, clippy::unused_async))]
@@ -27,6 +27,23 @@ pub(crate) async fn open(
     runtime: &runtime::Handle,
 ) -> Result<Arc<dyn Store>, Error> {
     match url.topology {
+        Topology::Registered(RegisteredUrl {
+            scheme,
+            name,
+            address,
+            parameters,
+        }) => {
+            let request = OpenRequest {
+                scheme: name,
+                address: address.0,
+                timeout: common.timeout,
+                prefix: common.prefix,
+                service_name: common.service_name,
+                client: common.uuid.as_u128(),
+                parameters: parameters.0,
+            };
+            scheme.open(request).await.map_err(StoreError::into_connect_error)
+        }
         Topology::Memory { name: None } => Ok(Arc::new(MemoryStore::new())),
         Topology::Memory { name: Some(name) } => Ok(Arc::new(MemoryStore::named(&name))),
         #[cfg(feature = "redis")]

@@ -76,7 +76,7 @@ impl RedisStore {
         runtime: &Handle,
     ) -> Result<(RedisStore, Option<StoreError>), Error> {
         let part = part(&common);
-        let access = server_access(url.login, &common).map_err(not_connected)?;
+        let access = server_access(url.login, &common).map_err(StoreError::into_connect_error)?;
         let spawner = runtime.clone();
         let doubts = part.doubts.clone();
         let connector = Connector::new(Arc::new(access), Place::fixed(url.address));
@@ -107,7 +107,7 @@ impl RedisStore {
         // On the runtime that will serve the connections: sockets belong to the one that made them.
         match runtime.spawn(opening(part, runtime.clone())).await {
             Ok(servers) => Ok(RedisStore {
-                servers: servers.map_err(not_connected)?,
+                servers: servers.map_err(StoreError::into_connect_error)?,
                 doubts,
                 prefix: common.prefix,
             }),
@@ -139,7 +139,7 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
     for member in opened {
         let (member, trouble) = member?;
         match trouble {
-            Some(error) if !error.is_passing() => return Err(not_connected(error)),
+            Some(error) if !error.is_passing() => return Err(StoreError::into_connect_error(error)),
             Some(error) => {
                 tracing::warn!(server = %member.name, %error, "a member of the quorum is not there yet");
                 away.push(error.to_string());
@@ -150,7 +150,7 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
     }
     if members.len() - away.len() < majority {
         let (missing, all, why) = (away.len(), members.len(), away.join("; "));
-        return Err(not_connected(StoreError::not_done(
+        return Err(StoreError::into_connect_error(StoreError::not_done(
             Reason::Unreachable,
             format!("{missing} of the {all} servers of the quorum are not there: {why}"),
         )));
@@ -184,33 +184,6 @@ fn server_access(login: Login, common: &Common) -> Result<Access, StoreError> {
 fn access(login: Login, common: &Common) -> Result<Access, StoreError> {
     let name = client_name(&common.service_name, common.uuid);
     Access::new(login, name, common.timeout, &common.tls)
-}
-
-fn not_connected(error: StoreError) -> Error {
-    let what = "a first connection".to_owned();
-    let StoreError {
-        reason,
-        message,
-        source,
-        ..
-    } = error;
-    match reason {
-        Reason::Refused | Reason::RefusedForNow => Error::Refused {
-            what,
-            message,
-            source,
-        },
-        Reason::WrongUrl => Error::InvalidUrl { reason: message },
-        Reason::Unsupported => Error::Unsupported {
-            what: "this URL".to_owned(),
-            reason: message,
-        },
-        _ => Error::Unreachable {
-            what,
-            message,
-            source,
-        },
-    }
 }
 
 /// `dlock:<service>:<uuid>`, where the holders of locks have the same uuid. The server allows no spaces or

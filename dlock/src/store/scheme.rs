@@ -1,0 +1,137 @@
+//! URL schemes of stores that others wrote.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Reason, Store, StoreError};
+
+/// URL schemes, and how the store of such a URL is opened; registered by
+/// [`LockClientBuilder::scheme`](crate::LockClientBuilder::scheme).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use dlock::store::{OpenRequest, Scheme, Store, StoreError};
+/// use dlock::stores::memory::MemoryStore;
+/// use std::sync::Arc;
+///
+/// /// What a crate with a store exports.
+/// fn scheme() -> Scheme {
+///     Scheme::new(["toy"], |mut request: OpenRequest| async move {
+///         let name = request.take("database").unwrap_or_else(|| request.address.clone());
+///         request.finish()?; // refuses parameters that it did not ask for
+///         Ok(Arc::new(MemoryStore::named(&name)) as Arc<dyn Store>)
+///     })
+/// }
+///
+/// let client = LockClient::builder().scheme(scheme()).url("toy://shop?lease=10s").build().await?;
+/// # client.lock("k").acquire().await?.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Scheme {
+    names: Vec<String>,
+    open: Arc<Open>,
+}
+
+type Opened = Result<Arc<dyn Store>, StoreError>;
+type Open = dyn Fn(OpenRequest) -> Pin<Box<dyn Future<Output = Opened> + Send>> + Send + Sync;
+
+impl Scheme {
+    /// Schemes, in lower case and without `://`, and the function that opens a store.
+    ///
+    /// A failure with [`Reason::WrongUrl`] becomes [`Error::InvalidUrl`](crate::Error::InvalidUrl), and must not repeat a
+    /// password; every other one keeps its sense.
+    pub fn new<N, O, F>(names: impl IntoIterator<Item = N>, open: O) -> Scheme
+    where
+        N: Into<String>,
+        O: Fn(OpenRequest) -> F + Send + Sync + 'static,
+        F: Future<Output = Opened> + Send + 'static,
+    {
+        Scheme {
+            names: names.into_iter().map(Into::into).collect(),
+            open: Arc::new(move |request| Box::pin(open(request))),
+        }
+    }
+
+    /// The schemes.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|one| one == name)
+    }
+
+    pub(crate) async fn open(&self, request: OpenRequest) -> Opened {
+        (self.open)(request).await
+    }
+}
+
+impl fmt::Debug for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheme")
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The URL of a store that is to be opened, and the options of the client for it.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct OpenRequest {
+    /// The scheme of the URL, in lower case.
+    pub scheme: String,
+    /// What stands between `://` and the query, as it is in the URL: it may hold a password.
+    pub address: String,
+    /// The time that one step may take.
+    pub timeout: Duration,
+    /// What goes before every key.
+    pub prefix: String,
+    /// The name of the service, for those who look at connections.
+    pub service_name: String,
+    /// The id of the client, which is the first part of the ids of its grants: the bits of a UUID.
+    pub client: u128,
+    pub(crate) parameters: Vec<(String, String)>,
+}
+
+impl OpenRequest {
+    /// Takes a parameter out of the query, decoded. Those that every URL may have (`lease`, `timeout`, `retry_for`, `prefix`,
+    /// `name`) are not among them.
+    pub fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.parameters.iter().position(|(other, _)| other == name)?;
+        Some(self.parameters.swap_remove(at).1)
+    }
+
+    /// Ends the reading of parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::WrongUrl`] where one was not [taken](Self::take).
+    pub fn finish(&self) -> Result<(), StoreError> {
+        match self.parameters.first() {
+            None => Ok(()),
+            Some((name, _)) => {
+                let (name, scheme): (String, _) = (name.chars().take(24).collect(), &self.scheme);
+                let message = format!("its query has an option \"{name}\", which {scheme}:// does not have");
+                Err(StoreError::not_done(Reason::WrongUrl, message))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for OpenRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The address and the parameters may hold passwords.
+        f.debug_struct("OpenRequest")
+            .field("scheme", &self.scheme)
+            .field("timeout", &self.timeout)
+            .field("prefix", &self.prefix)
+            .field("service_name", &self.service_name)
+            .finish_non_exhaustive()
+    }
+}
