@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockKey;
+use dlock::store::counter::Counters;
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
-    Store, StoreError, StoreFuture, Watch,
+    AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use dlock_conformance::{Fixture, conform, run_only};
@@ -122,6 +123,14 @@ mod broken {
     }
 
     impl Store for Broken {
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities().largest_set(1)
+        }
+
+        fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
+            self.0.clone().counters()
+        }
+
         fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
             request.key = self.key(request.key);
             match self.1 {
@@ -132,14 +141,10 @@ mod broken {
             let (step, defect) = (self.step(|store| store.acquire(request)), self.1);
             Box::pin(async move {
                 let mut reply = step.await?;
-                if let AcquireReply::Acquired {
-                    first_token,
-                    last_token,
-                } = &mut reply
-                {
+                if let AcquireReply::Acquired(granted) = &mut reply {
                     match defect {
-                        OneToken => (*first_token, *last_token) = (1, 1),
-                        BlocksOverlap => *first_token -= 1,
+                        OneToken => (granted.first_token, granted.last_token) = (1, 1),
+                        BlocksOverlap => granted.first_token -= 1,
                         _ => {}
                     }
                 }
