@@ -25,6 +25,7 @@ mod memory_properties;
 mod memory_quorum;
 mod memory_read_write;
 mod memory_records;
+mod memory_small_store;
 mod memory_waiting;
 mod memory_warnings;
 mod memory_watchdog;
