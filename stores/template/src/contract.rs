@@ -24,7 +24,7 @@ conform!(toy);
 async fn urls_open_it() {
     let database = Database::default();
     let open = |url: &'static str| {
-        let builder = dlock::LockClient::builder().scheme(dlock_store_template::scheme(&database));
+        let builder = dlock::LockClient::builder().scheme(crate::scheme(&database));
         builder.url(url).build()
     };
     let (a, b) = (
