@@ -154,7 +154,7 @@ async fn what_the_store_lacks_is_refused_before_it_is_asked() {
     let told = |error: Error| error.to_string();
     let fair = told(client.fair_lock("k").acquire().await.unwrap_err());
     assert!(fair.contains("this store has lock"), "{fair}");
-    let read = client.rwlock("k").read().acquire().await.unwrap_err();
+    let read = client.rw_lock("k").read().acquire().await.unwrap_err();
     assert!(matches!(read, Error::Unsupported { .. }), "{read}");
     let kept = told(client.lock("k").min_hold(SEC).acquire().await.unwrap_err());
     assert!(kept.contains("min_hold"), "{kept}");
