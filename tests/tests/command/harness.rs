@@ -339,7 +339,7 @@ mod servers {
         let mut command = child::command(std::env::current_exe().unwrap());
         command.args([
             "--exact",
-            "servers::process_with_a_server",
+            "harness::servers::process_with_a_server",
             "--ignored",
             "--nocapture",
         ]);

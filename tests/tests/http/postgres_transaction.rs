@@ -541,7 +541,12 @@ async fn as_another_process() {
 
 fn start(shop: &Shop, death: &str, keys: &str) -> std::process::Child {
     let mut command = child::command(std::env::current_exe().unwrap());
-    command.args(["--exact", "as_another_process", "--ignored", "--nocapture"]);
+    command.args([
+        "--exact",
+        "postgres_transaction::as_another_process",
+        "--ignored",
+        "--nocapture",
+    ]);
     command
         .env("SHOP_URL", shop.server.url_at(shop.server.addr()))
         .env("SHOP_TABLE", &shop.table);
