@@ -34,12 +34,12 @@ on_every_store! {
             ran.fetch_add(1, Ordering::SeqCst);
         };
         for kind in ALL {
-            let lock = client.lock(format!("the-{kind}")).kind(kind).wait(20 * MS);
+            let lock = client.lock(format!("the-{kind}")).kind(kind).wait(200 * MS);
             assert!(lock.run(|_| work()).await.unwrap_err().is_busy(), "{kind}");
         }
-        let set = client.multi(["free", "the-lock"]).wait(20 * MS);
+        let set = client.multi(["free", "the-lock"]).wait(200 * MS);
         assert!(set.run(|_| work()).await.unwrap_err().is_busy());
-        let semaphore = client.semaphore("permits").wait(20 * MS);
+        let semaphore = client.semaphore("permits").wait(200 * MS);
         assert!(semaphore.run(|_| work()).await.unwrap_err().is_busy());
         client.shutdown(Duration::ZERO).await;
         assert!(client.lock("free").run(|_| work()).await.is_err());

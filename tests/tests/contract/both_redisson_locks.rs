@@ -346,7 +346,7 @@ on_every_store! {
         let clients = clients(store, 3).await;
         let held = clients[0].fair_lock("k").fixed_lease(HOUR).acquire().await.unwrap();
         for _ in 0..8 {
-            let waits = clients.iter().map(|client| client.fair_lock("k").wait(20 * MS).acquire());
+            let waits = clients.iter().map(|client| client.fair_lock("k").wait(200 * MS).acquire());
             for outcome in join_all(waits).await {
                 assert!(outcome.unwrap_err().is_busy());
             }

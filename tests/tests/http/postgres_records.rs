@@ -351,32 +351,37 @@ async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
     }
 }
 
-#[tokio::test]
-async fn the_connections_end_with_the_last_handle() {
-    let (server, table) = (Postgres::shared().await, fresh_table());
-    let client = server.client().await;
-    let mut config = server.config();
-    config.application_name(&table);
-    let count = async || {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
-        client.query_one(sql, &[&table]).await.unwrap().get::<_, i64>(0)
-    };
-    let builder = PostgresRecords::builder(config, NoTls)
-        .timeout(PATIENCE)
-        .table(&table)
-        .connections(3);
-    let store = builder.connect().await.unwrap();
-    store.create_table().await.unwrap();
-    let records = Records::new(store.clone());
-    let key = fresh_key();
-    let mut watch = records.watch(&key);
-    watch.changed().await;
-    eventually("all connect", || async { count().await == 4 }).await;
-    claimed(&records, ask(&key), 1).await;
-    drop((store, watch));
-    // Called, and never awaited.
-    drop(records.release(&key, &dlock::record::ClaimToken::new()));
-    drop(records);
-    eventually("all are gone", || async { count().await == 0 }).await;
-    assert!(!server.log().contains("unexpected EOF"), "{}", server.log());
+/// The server, which all tests share, logs the ends of all their connections.
+mod alone {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_connections_end_with_the_last_handle() {
+        let (server, table) = (Postgres::shared().await, fresh_table());
+        let client = server.client().await;
+        let mut config = server.config();
+        config.application_name(&table);
+        let count = async || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+            client.query_one(sql, &[&table]).await.unwrap().get::<_, i64>(0)
+        };
+        let builder = PostgresRecords::builder(config, NoTls)
+            .timeout(PATIENCE)
+            .table(&table)
+            .connections(3);
+        let store = builder.connect().await.unwrap();
+        store.create_table().await.unwrap();
+        let records = Records::new(store.clone());
+        let key = fresh_key();
+        let mut watch = records.watch(&key);
+        watch.changed().await;
+        eventually("all connect", || async { count().await == 4 }).await;
+        claimed(&records, ask(&key), 1).await;
+        drop((store, watch));
+        // Called, and never awaited.
+        drop(records.release(&key, &dlock::record::ClaimToken::new()));
+        drop(records);
+        eventually("all are gone", || async { count().await == 0 }).await;
+        assert!(!server.log().contains("unexpected EOF"), "{}", server.log());
+    }
 }

@@ -32,36 +32,6 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// The process-wide default is one for all tests, so a single test sets it.
-#[test]
-fn process_default_is_needed_and_replaced_only_when_it_is_closed() {
-    let first = runtime();
-    let of_first = first.block_on(async {
-        let error = client_of_the_lock().await.unwrap_err();
-        assert!(matches!(error, Error::NoDefaultClient), "{error}");
-        assert!(error.to_string().contains("dlock::set_default"), "{error}");
-        let client = LockClient::memory();
-        set_default(client.clone()).unwrap();
-        assert_eq!(client_of_the_lock().await.unwrap(), client.id());
-        let error = set_default(LockClient::memory()).unwrap_err();
-        assert!(matches!(error, Error::DefaultClientSet), "{error}");
-        client.id()
-    });
-    drop(first);
-    runtime().block_on(async {
-        // The first client's runtime has ended.
-        assert!(matches!(client_of_the_lock().await, Err(Error::ClientClosed)));
-        let client = LockClient::memory();
-        set_default(client.clone()).unwrap();
-        assert_eq!(client_of_the_lock().await.unwrap(), client.id());
-        assert_ne!(client.id(), of_first);
-        client.shutdown(Duration::ZERO).await;
-        let client = LockClient::memory();
-        set_default(client.clone()).unwrap();
-        assert_eq!(client_of_the_lock().await.unwrap(), client.id());
-    });
-}
-
 #[test]
 fn runtime_default_is_for_all_tasks_of_its_runtime_and_no_other() {
     let (one, two) = (runtime(), runtime());
@@ -113,4 +83,39 @@ async fn default_of_the_code_around_comes_first() {
         (here, nested, spawned)
     });
     assert_eq!(ids.await, (outer.id(), inner.id(), runtimes.id()));
+}
+
+/// The default client is one for the whole process.
+mod alone {
+    use super::*;
+
+    /// The process-wide default is one for all tests, so a single test sets it.
+    #[test]
+    fn process_default_is_needed_and_replaced_only_when_it_is_closed() {
+        let first = runtime();
+        let of_first = first.block_on(async {
+            let error = client_of_the_lock().await.unwrap_err();
+            assert!(matches!(error, Error::NoDefaultClient), "{error}");
+            assert!(error.to_string().contains("dlock::set_default"), "{error}");
+            let client = LockClient::memory();
+            set_default(client.clone()).unwrap();
+            assert_eq!(client_of_the_lock().await.unwrap(), client.id());
+            let error = set_default(LockClient::memory()).unwrap_err();
+            assert!(matches!(error, Error::DefaultClientSet), "{error}");
+            client.id()
+        });
+        drop(first);
+        runtime().block_on(async {
+            // The first client's runtime has ended.
+            assert!(matches!(client_of_the_lock().await, Err(Error::ClientClosed)));
+            let client = LockClient::memory();
+            set_default(client.clone()).unwrap();
+            assert_eq!(client_of_the_lock().await.unwrap(), client.id());
+            assert_ne!(client.id(), of_first);
+            client.shutdown(Duration::ZERO).await;
+            let client = LockClient::memory();
+            set_default(client.clone()).unwrap();
+            assert_eq!(client_of_the_lock().await.unwrap(), client.id());
+        });
+    }
 }

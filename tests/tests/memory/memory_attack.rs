@@ -212,33 +212,6 @@ impl tracing::Subscriber for Asks {
 }
 
 #[test]
-fn a_subscriber_may_ask_the_client_from_within_an_event() {
-    in_time(|| {
-        let (slot, events) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
-        let _here = tracing::subscriber::set_default(Asks(slot.clone(), events.clone()));
-        paused().block_on(async {
-            let store = TestStore::new();
-            let client = store.client();
-            *slot.lock() = Some(client.clone());
-            let fixed = client
-                .lock("fixed")
-                .fixed_lease(100 * MS)
-                .acquire()
-                .await
-                .unwrap();
-            assert_eq!(fixed.lost().await, Loss::Expired);
-            let renewed = client.lock("renewed").acquire().await.unwrap();
-            store.fail_next(Step::Renew, Fault::Unreachable);
-            sleep(Duration::from_secs(60)).await;
-            assert!(renewed.is_held());
-            store.lose("renewed");
-            assert!(events.load(Ordering::Relaxed) > 3);
-            *slot.lock() = None;
-        });
-    });
-}
-
-#[test]
 fn a_frame_may_end_with_its_thread() {
     thread_local! {
         static KEPT: RefCell<Option<Boxed>> = const { RefCell::new(None) };
@@ -593,4 +566,36 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn client_refuses_a_runtime_without_timers() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async { drop(dlock::LockClient::memory()) });
+}
+
+/// What an event costs is kept for all threads, and one without a subscriber switches it off.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_subscriber_may_ask_the_client_from_within_an_event() {
+        in_time(|| {
+            let (slot, events) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+            let _here = tracing::subscriber::set_default(Asks(slot.clone(), events.clone()));
+            paused().block_on(async {
+                let store = TestStore::new();
+                let client = store.client();
+                *slot.lock() = Some(client.clone());
+                let fixed = client
+                    .lock("fixed")
+                    .fixed_lease(100 * MS)
+                    .acquire()
+                    .await
+                    .unwrap();
+                assert_eq!(fixed.lost().await, Loss::Expired);
+                let renewed = client.lock("renewed").acquire().await.unwrap();
+                store.fail_next(Step::Renew, Fault::Unreachable);
+                sleep(Duration::from_secs(60)).await;
+                assert!(renewed.is_held());
+                store.lose("renewed");
+                assert!(events.load(Ordering::Relaxed) > 3);
+                *slot.lock() = None;
+            });
+        });
+    }
 }

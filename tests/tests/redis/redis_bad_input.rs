@@ -642,14 +642,19 @@ async fn what_a_user_may_not_do_is_told() {
     assert_refused(&error, &["permission", "time"]);
 }
 
-#[tokio::test]
-async fn the_default_client_is_set_once() {
-    let error = dlock::default_client().unwrap_err();
-    assert!(matches!(error, Error::NoDefaultClient), "{error:?}");
-    assert_says(&error, &["set_default"]);
-    dlock::set_default(LockClient::memory()).unwrap();
-    let error = dlock::set_default(LockClient::memory()).unwrap_err();
-    assert!(matches!(error, Error::DefaultClientSet), "{error:?}");
-    assert_says(&error, &["already set", "once per process"]);
-    assert!(dlock::default_client().is_ok());
+/// The default client is one for the whole process.
+mod alone {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_default_client_is_set_once() {
+        let error = dlock::default_client().unwrap_err();
+        assert!(matches!(error, Error::NoDefaultClient), "{error:?}");
+        assert_says(&error, &["set_default"]);
+        dlock::set_default(LockClient::memory()).unwrap();
+        let error = dlock::set_default(LockClient::memory()).unwrap_err();
+        assert!(matches!(error, Error::DefaultClientSet), "{error:?}");
+        assert_says(&error, &["already set", "once per process"]);
+        assert!(dlock::default_client().is_ok());
+    }
 }

@@ -272,38 +272,6 @@ async fn once_no_other_is_before_it_ours_costs_seconds_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ours_that_was_taken_for_gone_all_the_same_is_back_in_front_of_who_came_later() {
-    let (store, a, b) = setting().await;
-    let server = store.as_server();
-    let order = Order::default();
-    let guard = a.fair_lock("k").acquire().await.unwrap();
-    // How long it has waited cannot be known, nor therefore how much it will take off.
-    java_waits(server, 1, 20_000).await;
-    let (first, one) = waits(server, &b, 2, &order).await;
-    let (second, other) = waits(server, &b, 3, &order).await;
-    let last = left(server, &second).await.unwrap();
-    java_waits(server, 4, last + PATIENT).await;
-    guard.release().await.unwrap();
-    java_takes(server, 1, PATIENT).await;
-    // The script of somebody else of Redisson's comes by.
-    for id in [&first, &second] {
-        assert!(left(server, id).await.unwrap() < 0);
-        server.command(&["LREM", QUEUE, "0", id]).await;
-        server.command(&["ZREM", TIMES, id]).await;
-    }
-    eventually("both are back in their places", || async {
-        queue(server).await == [first.clone(), second.clone(), java(4)]
-    })
-    .await;
-    java_leaves(server).await;
-    one.await.unwrap();
-    other.await.unwrap();
-    assert_eq!(*order.lock(), [2, 3]);
-    server.command(&["DEL", QUEUE, TIMES]).await;
-    store.assert_clean(&[&a, &b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_of_redisson_behind_ours_keep_their_distance() {
     let (store, a, b) = setting().await;
     let server = store.as_server();
@@ -809,4 +777,41 @@ async fn what_is_no_counter_is_named_and_stays_and_no_lock_is_taken() {
         .release()
         .await
         .unwrap();
+}
+
+/// It plays another process faster than waiters look.
+mod alone {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn ours_that_was_taken_for_gone_all_the_same_is_back_in_front_of_who_came_later() {
+        let (store, a, b) = setting().await;
+        let server = store.as_server();
+        let order = Order::default();
+        let guard = a.fair_lock("k").acquire().await.unwrap();
+        // How long it has waited cannot be known, nor therefore how much it will take off.
+        java_waits(server, 1, 20_000).await;
+        let (first, one) = waits(server, &b, 2, &order).await;
+        let (second, other) = waits(server, &b, 3, &order).await;
+        let last = left(server, &second).await.unwrap();
+        java_waits(server, 4, last + PATIENT).await;
+        guard.release().await.unwrap();
+        java_takes(server, 1, PATIENT).await;
+        // The script of somebody else of Redisson's comes by.
+        for id in [&first, &second] {
+            assert!(left(server, id).await.unwrap() < 0);
+            server.command(&["LREM", QUEUE, "0", id]).await;
+            server.command(&["ZREM", TIMES, id]).await;
+        }
+        eventually("both are back in their places", || async {
+            queue(server).await == [first.clone(), second.clone(), java(4)]
+        })
+        .await;
+        java_leaves(server).await;
+        one.await.unwrap();
+        other.await.unwrap();
+        assert_eq!(*order.lock(), [2, 3]);
+        server.command(&["DEL", QUEUE, TIMES]).await;
+        store.assert_clean(&[&a, &b]).await;
+    }
 }

@@ -116,7 +116,7 @@ async fn deadlines_of_a_fair_queue_do_not_drift_where_waits_end_again_and_again(
     for _ in 0..15 {
         let waits = clients
             .iter()
-            .map(|client| client.fair_lock("k").wait(15 * MS).acquire());
+            .map(|client| client.fair_lock("k").wait(150 * MS).acquire());
         for outcome in join_all(waits).await {
             assert!(outcome.unwrap_err().is_busy());
         }
