@@ -31,7 +31,7 @@ pub fn peek(held: &Held, now: Instant) -> HoldState {
 #[must_use]
 pub fn ran_out(held: &Held, now: Instant) -> bool {
     let now = Moment::of(now);
-    let mut renewed = held.each().iter().filter(|grant| grant.renewed);
+    let mut renewed = held.grants().iter().filter(|grant| grant.renewed);
     renewed.any(|grant| grant.peek_at(now).0 == HoldState::Lost(Loss::Expired))
 }
 

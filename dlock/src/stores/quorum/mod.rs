@@ -658,7 +658,11 @@ mod tests {
         let _inside = process.enter();
         process.set_suspended(Duration::from_secs(8 * 60 * 60));
         let stores: [MemoryStore; 3] = std::array::from_fn(|_| MemoryStore::new());
-        let members = stores.iter().map(|store| ("member".to_owned(), store.clone()));
+        let member = |store: &MemoryStore| {
+            let store: Arc<dyn QuorumMember> = Arc::new(store.clone());
+            ("member".to_owned(), store)
+        };
+        let members = stores.iter().map(member);
         let quorum = Arc::new(Quorum::new(members).trust_fresh_servers(true));
         let (key, lease) = (LockKey::from("k"), Duration::from_secs(10));
         let [ours, other] = [1, 2].map(|client| GrantId::from_parts(client, 1));
