@@ -96,7 +96,7 @@ pub fn paused_for(limit: Duration, test: impl Future<Output = ()>) {
     });
 }
 
-/// The README's examples compile and run.
+/// The examples of the README compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
@@ -105,3 +105,23 @@ pub struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/keys.md")]
 pub struct Keys;
+
+/// The examples of the page about layers for HTTP requests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/http.md")]
+pub struct Http;
+
+/// The examples of the page about locks that Java services share.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/redisson.md")]
+pub struct Redisson;
+
+/// The examples of the page about stores and their URLs.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/urls.md")]
+pub struct Urls;
+
+/// The examples of the page about dlock in tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/testing.md")]
+pub struct Testing;

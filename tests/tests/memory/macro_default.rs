@@ -16,7 +16,7 @@ async fn pay(order_id: u64) -> Result<String, dlock::Error> {
     Ok(format!("paid {order_id}")) // one at a time for each order, in all processes of the service
 }
 
-/// The README's first example, and how it is tested.
+/// The first example of the README, tested as in docs/testing.md.
 #[tokio::test]
 async fn paying_says_which_order() -> Result<(), dlock::Error> {
     let _default = dlock::set_runtime_default(dlock::LockClient::memory());
