@@ -35,7 +35,8 @@ impl World {
             ..
         } = waiter;
         match error {
-            Some(Error::WouldDeadlock { .. } | Error::ClientClosed) => {}
+            // A store that cannot do it refuses it for that reason.
+            Some(Error::WouldDeadlock { .. } | Error::ClientClosed | Error::Unsupported { .. }) => {}
             Some(error) => {
                 let story = format!(
                     "p{process}/u{user} reads {key} and asks to write since {since} ms, which can never be, and is told \
