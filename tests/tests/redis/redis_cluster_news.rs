@@ -144,17 +144,30 @@ async fn listen_at(server: &Server, all: &[Waiting]) {
     settle().await;
 }
 
-/// Sees that nobody asks while nothing happens, and that everybody is told.
-async fn are_woken_at(server: &Server, all: Vec<Waiting>) {
+/// How many requests come to a server in a second.
+async fn requests_in_a_second(server: &Server) -> usize {
     let monitor = server.monitor().await;
-    let began = Instant::now();
     tokio::time::sleep(1000 * MS).await;
-    let asked = monitor.commands().await;
-    let asked = asked.iter().filter(|command| command.is_script()).count();
-    // Those who keep a place say so now and then: two of them, every 1.5 s or less often.
-    let owed = 2 * (1 + began.elapsed().as_millis() / 1500) as usize;
-    assert!(asked <= owed, "{asked} looks in {:?}", began.elapsed());
-    drop(monitor);
+    let commands = monitor.commands().await;
+    commands.iter().filter(|command| command.is_script()).count()
+}
+
+/// Checks that no waiter asks while nothing happens, and that each is woken. Each waiter looks once after it has subscribed
+/// anew, which on a slow machine is a while after the fail-over.
+async fn are_woken_at(server: &Server, all: Vec<Waiting>) {
+    // Two that keep their positions say so now and then, every 1.5 s or less often.
+    const OWED: usize = 2;
+    let mut requests = Vec::new();
+    for _ in 0..5 {
+        requests.push(requests_in_a_second(server).await);
+        if requests.last() <= Some(&OWED) {
+            break;
+        }
+    }
+    assert!(
+        requests.last() <= Some(&OWED),
+        "requests in each second: {requests:?}"
+    );
     for Waiting {
         name,
         waiter,
