@@ -133,6 +133,17 @@ impl Granted {
     }
 
     /// Sets the lease that was given.
+    ///
+    /// ```
+    /// use dlock::store::{GivenLease, Granted};
+    /// use std::time::Duration;
+    ///
+    /// // A session of 15 s, last kept alive 4 s before this acquire was called.
+    /// let lease = GivenLease::new(Duration::from_secs(15)).elapsed(Duration::from_secs(4));
+    /// assert_eq!(lease.left(), Duration::from_secs(11));
+    /// let granted = Granted::new(1763856000000000).lease(lease);
+    /// # assert_eq!(granted.lease, Some(lease));
+    /// ```
     #[must_use]
     pub fn lease(mut self, lease: GivenLease) -> Granted {
         self.lease = Some(lease);

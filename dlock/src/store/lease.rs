@@ -6,15 +6,6 @@ use std::time::Duration;
 ///
 /// A store with leases in whole seconds, or with one lease for a whole session, says so by this. The client counts the
 /// deadline of the grant from what was given; a longer lease than was asked for is taken as that one.
-///
-/// ```
-/// use dlock::store::GivenLease;
-/// use std::time::Duration;
-///
-/// // A session of 15 s, last kept alive 4 s before this acquire was called.
-/// let lease = GivenLease::new(Duration::from_secs(15)).elapsed(Duration::from_secs(4));
-/// assert_eq!(lease.left(), Duration::from_secs(11));
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GivenLease {
     lasts: Duration,

@@ -45,7 +45,8 @@ use crate::{Error, Held, Lock, LockKey, LockOptions};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
-/// ///
+/// use std::time::Duration;
+///
 /// let client = dlock::LockClient::memory();
 /// let (from, to) = ("account:7", "account:3");
 ///
