@@ -2,7 +2,7 @@
 //! or never, by a panic, and with servers that are in doubt. A model of what the store has confirmed says of each
 //! hold until when it lasts: it is told then, neither before nor long after, and what can be kept is kept.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -41,8 +41,9 @@ struct Known {
 #[derive(Default)]
 struct Model {
     grants: HashMap<GrantId, Known>,
-    /// Which of them has the key.
-    has: HashMap<LockKey, GrantId>,
+    /// By the last of their fencing tokens. A lock that was forced open has two grants for a while: the key does not tell
+    /// which of them a guard is of.
+    by_token: BTreeMap<u64, GrantId>,
     trouble: bool,
     renew_calls: u32,
 }
@@ -76,9 +77,9 @@ impl Moody {
     }
 
     /// Somebody has got the lock; the grant is answered.
-    fn comes_in(&self, key: &LockKey) -> GrantId {
+    fn comes_in(&self, token: u64) -> GrantId {
         let mut model = self.model.lock();
-        let id = model.has[key];
+        let (_, &id) = (model.by_token.range(token..).next()).expect("a token that was granted");
         model.grants.entry(id).and_modify(|known| known.holders += 1);
         id
     }
@@ -127,7 +128,7 @@ impl Store for Way {
         Box::pin(async move {
             let reply = step.await;
             sleep(moody.up_to(40 * MS)).await;
-            if let Ok(AcquireReply::Acquired(_)) = &reply {
+            if let Ok(AcquireReply::Acquired(granted)) = &reply {
                 let known = Known {
                     until: sent + request.lease - margin(request.lease),
                     fixed: is_fixed(&request.key),
@@ -137,7 +138,7 @@ impl Store for Way {
                 };
                 let mut model = moody.model.lock();
                 model.grants.insert(request.grant, known);
-                model.has.insert(request.key, request.grant);
+                model.by_token.insert(granted.last_token, request.grant);
             }
             reply
         })
@@ -277,7 +278,7 @@ fn some_lock(client: &LockClient, rng: &mut Rng, me: usize) -> (Lock, Option<Dur
 async fn hold(moody: &Moody, guard: LockGuard, rng: &mut Rng, max_hold: Option<Duration>, counts: &Counts) {
     let began = Instant::now();
     let key = guard.key().clone();
-    let id = moody.comes_in(&key);
+    let id = moody.comes_in(guard.fencing_token());
     count(&counts.held);
     if moody.known(id).holders > 1 {
         count(&counts.handed_on);

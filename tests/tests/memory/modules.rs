@@ -14,7 +14,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// The crates, with the folders in which not only the modules but also their files import in one direction.
 const CRATES: [(&str, &[&str]); 6] = [
     ("dlock", &[]),
-    ("dlock-tower", &["body", "client", "idempotency", "key", "lock"]),
+    ("dlock-tower", &["body", "retry", "idempotency", "key", "lock"]),
     ("dlock-macros", &[]),
     ("dlock-cli", &["bench", "run"]),
     ("conformance", &[]),
