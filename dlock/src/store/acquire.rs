@@ -21,7 +21,7 @@ pub struct AcquireRequest {
     /// process.
     pub tokens: u32,
     /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
-    /// place is given up by a [`release`](Store::release) of the same id.
+    /// place is given up by a [`release`](super::Store::release) of the same id.
     pub queue: bool,
     /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. One that has
     /// asked before and finds its place given away was not heard of for too long, and gets it back.
@@ -34,7 +34,7 @@ pub struct AcquireRequest {
     pub amount: u32,
     /// Permits, and write locks that readers shall stand back for: who waits, the same over all questions of one
     /// waiter. Its place, among those who wait for different amounts or in front of the readers, is given up by a
-    /// [`release`](Store::release) of this id. `None` for who does not wait or takes no place.
+    /// [`release`](super::Store::release) of this id. `None` for who does not wait or takes no place.
     pub waiter: Option<GrantId>,
     /// Plain locks: what the other processes that wait for the key are told of the outcome.
     pub announce: Announce,

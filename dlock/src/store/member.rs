@@ -7,7 +7,7 @@ use super::{AcquireReply, AcquireRequest, GrantId, Kind, Store, StoreFuture};
 use crate::LockKey;
 
 /// The ability to be one of several independent stores that grant a lock together, see
-/// [`Store::quorum_member`](super::Store::quorum_member).
+/// [`Store::quorum_member`].
 pub trait QuorumMember: Store {
     /// Takes part in an acquire of the quorum.
     ///
