@@ -27,7 +27,7 @@ use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::grants::Grant;
 use crate::runtime::telemetry;
-use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError};
+use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
 /// What the worker runs.
@@ -124,13 +124,11 @@ pub(crate) trait Asked: Send + Unpin + 'static {
 }
 
 struct Acquiring<A> {
-    step: AcquireStep,
+    step: StoreFuture<AcquireReply>,
     asked: Option<A>,
     /// `shutdown` waits for it.
     token: TaskTrackerToken,
 }
-
-type AcquireStep = Pin<Box<dyn Future<Output = Result<AcquireReply, StoreError>> + Send + 'static>>;
 
 impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brings> {
@@ -208,7 +206,7 @@ impl Handle {
     }
 
     /// Carries an acquire to its end. Dropped before, it is undone: the release is queued at once.
-    pub(crate) fn ask<A: Asked>(&self, step: AcquireStep, asked: A) -> Carry<A::Brings> {
+    pub(crate) fn ask<A: Asked>(&self, step: StoreFuture<AcquireReply>, asked: A) -> Carry<A::Brings> {
         let acquire = Acquiring {
             step,
             asked: Some(asked),

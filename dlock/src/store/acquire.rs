@@ -97,6 +97,14 @@ impl AcquireReply {
     pub fn busy(remaining: Option<Duration>) -> AcquireReply {
         AcquireReply::Busy(Busy::new(remaining))
     }
+
+    /// Remaining lease of the holder that is in the way, as far as it is known, if the lock was not granted.
+    pub(crate) fn busy_for(&self) -> Option<Duration> {
+        match self {
+            AcquireReply::Busy(busy) => busy.remaining,
+            AcquireReply::Acquired(_) | AcquireReply::TooFewPermits => None,
+        }
+    }
 }
 
 /// What a store granted.

@@ -8,6 +8,8 @@ use crate::LockKey;
 
 /// The ability to be one of several independent stores that grant a lock together, see
 /// [`Store::quorum_member`].
+///
+/// A member gives the lease that is asked for: one that gives [another](super::GivenLease) is not counted.
 pub trait QuorumMember: Store {
     /// Takes part in an acquire of the quorum.
     ///

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use dlock::store::member::{QuorumMember, Vote};
 use dlock::store::{
-    AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Reason, ReleaseReply, ReleaseRequest,
-    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+    AcquireReply, AcquireRequest, Capabilities, GivenLease, GrantId, Holder, Reason, ReleaseReply,
+    ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::stores::quorum::Quorum;
@@ -32,6 +32,8 @@ enum Is {
     Mute,
     /// Nothing is done, and nothing is answered for a second.
     Hanging,
+    /// Everything is done, with a lease of a second.
+    Brief,
 }
 
 #[derive(Debug, Clone)]
@@ -88,7 +90,15 @@ impl Store for Member {
         Box::pin(self.play(|memory| memory.release(request)))
     }
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        Box::pin(self.play(|memory| memory.renew(requests)))
+        let is_brief = self.is(Is::Brief);
+        let renewals = self.play(|memory| memory.renew(requests));
+        Box::pin(async move {
+            let mut renewals = renewals.await?;
+            if is_brief {
+                renewals.fill_with(|| Ok(Renewal::RenewedFor(GivenLease::new(SEC))));
+            }
+            Ok(renewals)
+        })
     }
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
         Box::pin(self.play(|memory| memory.inspect(key)))
@@ -106,7 +116,15 @@ impl Store for Member {
 
 impl QuorumMember for Member {
     fn vote(self: Arc<Self>, request: AcquireRequest, vote_after: Option<Duration>) -> StoreFuture<Vote> {
-        Box::pin(self.play(move |memory| memory.vote(request, vote_after)))
+        let is_brief = self.is(Is::Brief);
+        let vote = self.play(move |memory| memory.vote(request, vote_after));
+        Box::pin(async move {
+            let mut vote = vote.await?;
+            if let Vote::Cast(AcquireReply::Acquired(granted)) = &mut vote {
+                granted.lease = is_brief.then_some(GivenLease::new(SEC));
+            }
+            Ok(vote)
+        })
     }
     fn raise_fence(
         self: Arc<Self>,
@@ -396,6 +414,28 @@ fn tokens_grow_whichever_majority_gives_them() {
             sleep(5 * SEC).await;
         }
         assert!(last > 1 << 60);
+        assert_clean(&m).await;
+    });
+}
+
+#[test]
+fn member_that_gives_another_lease_is_not_counted() {
+    paused(async {
+        let m = members(3).await;
+        let a = client(&m).await;
+        let guard = a.lock("k").acquire().await.unwrap();
+        m[0].set(Is::Brief);
+        sleep(40 * SEC).await;
+        assert!(guard.is_held(), "two of three renew it");
+        m[1].set(Is::Brief);
+        sleep(40 * SEC).await;
+        assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
+        drop(guard);
+        let error = a.lock("l").try_acquire().await.unwrap_err();
+        assert!(error.to_string().contains("another lease"), "{error}");
+        m[0].set(Is::Fine);
+        a.lock("l").acquire().await.unwrap().release().await.unwrap();
+        m[1].set(Is::Fine);
         assert_clean(&m).await;
     });
 }

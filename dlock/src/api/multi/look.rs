@@ -1,8 +1,6 @@
 //! One look at the store for several keys: all of them are had, or none.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +13,7 @@ use crate::runtime::hold::Hold;
 use crate::runtime::question::Question;
 use crate::store::{
     AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
+    StoreFuture,
 };
 
 /// Something about the key at this place among all keys of the call.
@@ -60,7 +59,7 @@ pub(super) type Gone = Arc<AtomicBool>;
 /// A step that has its place in line.
 pub(super) struct Step {
     questions: Vec<At<Question>>,
-    answer: Pin<Box<dyn Future<Output = Result<AcquireAllReply, StoreError>> + Send>>,
+    answer: StoreFuture<AcquireAllReply>,
 }
 
 impl Step {
@@ -87,7 +86,7 @@ impl Step {
         };
         let questions: Vec<_> = group.into_iter().map(question).collect();
         let requests = questions.iter().map(|(_, question)| question.request.clone());
-        let answer: Pin<Box<dyn Future<Output = _> + Send>> = match &questions[..] {
+        let answer: StoreFuture<AcquireAllReply> = match &questions[..] {
             [(_, only)] => {
                 let step = only.store().acquire(only.request.clone());
                 Box::pin(async move { step.await.map(alone) })
@@ -107,13 +106,9 @@ fn alone(reply: AcquireReply) -> AcquireAllReply {
         AcquireReply::Acquired(granted) => AcquireAllReply::Acquired {
             grants: vec![granted],
         },
-        AcquireReply::Busy(busy) => AcquireAllReply::Busy {
+        in_the_way => AcquireAllReply::Busy {
             at: 0,
-            remaining: busy.remaining,
-        },
-        AcquireReply::TooFewPermits => AcquireAllReply::Busy {
-            at: 0,
-            remaining: None,
+            remaining: in_the_way.busy_for(),
         },
     }
 }

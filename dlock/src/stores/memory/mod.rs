@@ -176,11 +176,10 @@ impl Held {
                     grants.push(granted);
                     continue;
                 }
-                Ok(AcquireReply::Busy(busy)) => AcquireAllReply::Busy {
+                Ok(in_the_way) => AcquireAllReply::Busy {
                     at,
-                    remaining: busy.remaining,
+                    remaining: in_the_way.busy_for(),
                 },
-                Ok(AcquireReply::TooFewPermits) => AcquireAllReply::Busy { at, remaining: None },
                 Err(error) => AcquireAllReply::Failed { at, error },
             };
             for request in &requests[..at] {

@@ -443,7 +443,11 @@ impl Quorum {
             };
             for (place, answer) in answers.into_iter().take(counts.len()).enumerate() {
                 match answer {
-                    Ok(Renewal::Renewed | Renewal::RenewedFor(_) | Renewal::Held) => counts[place].0 += 1,
+                    Ok(Renewal::Renewed) => counts[place].0 += 1,
+                    Ok(Renewal::RenewedFor(_) | Renewal::Held) => {
+                        let error = StoreError::unknown("it gave another lease than was asked for");
+                        trouble = self.named(at, error);
+                    }
                     Ok(Renewal::Gone) => {
                         counts[place].1 += 1;
                         missing.push((at, place));

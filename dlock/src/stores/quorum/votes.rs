@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Member;
 use crate::base::broken;
 use crate::store::member;
-use crate::store::{AcquireReply, Outcome, Reason, StoreError};
+use crate::store::{AcquireReply, Granted, Outcome, Reason, StoreError};
 
 /// How many members decide.
 pub(super) fn majority(members: usize) -> usize {
@@ -37,13 +37,15 @@ pub(super) enum Vote {
 impl Vote {
     pub(super) fn of(answer: Result<member::Vote, StoreError>) -> Vote {
         match answer {
+            Ok(member::Vote::Cast(AcquireReply::Acquired(Granted { lease: Some(_), .. }))) => Vote::Failed(
+                StoreError::unknown("it gave another lease than was asked for, so it has no vote"),
+            ),
             Ok(member::Vote::Cast(AcquireReply::Acquired(granted))) => Vote::Granted {
                 token: granted.first_token,
             },
-            Ok(member::Vote::Cast(AcquireReply::Busy(busy))) => Vote::Busy {
-                remaining: busy.remaining,
+            Ok(member::Vote::Cast(in_the_way)) => Vote::Busy {
+                remaining: in_the_way.busy_for(),
             },
-            Ok(member::Vote::Cast(AcquireReply::TooFewPermits)) => Vote::Busy { remaining: None },
             Ok(member::Vote::Abstained { votes_in }) => Vote::Abstains { votes_in },
             Err(error) => Vote::Failed(error),
         }
