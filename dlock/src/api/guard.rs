@@ -92,6 +92,39 @@ pub(crate) trait Holding: View + Sized {
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static;
 }
 
+/// Something around one guard, which holds what that holds.
+pub(crate) trait Wraps: Sized {
+    fn guard(&self) -> &LockGuard;
+
+    fn into_guard(self) -> LockGuard;
+}
+
+impl<W: Wraps> View for W {
+    fn grants(&self) -> &[Arc<Grant>] {
+        self.guard().grants()
+    }
+
+    fn first(&self) -> &Arc<Grant> {
+        self.guard().first()
+    }
+
+    fn view(&self) -> Held {
+        self.guard().view()
+    }
+}
+
+impl<W: Wraps> Holding for W {
+    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.into_guard().give_back()
+    }
+}
+
+impl<W: Wraps> Framed for W {
+    fn frames(&self) -> Frames {
+        self.guard().frames()
+    }
+}
+
 impl From<Hold> for LockGuard {
     fn from(hold: Hold) -> LockGuard {
         LockGuard(hold)

@@ -6,17 +6,12 @@
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::guard::{Holding, LockGuard, finish};
-use crate::api::held::View;
+use crate::api::guard::{LockGuard, Wraps, finish};
 use crate::api::lock::guarded;
 use crate::api::methods::hold_methods;
-use crate::api::run::Framed;
 use crate::base::chance;
-use crate::runtime::grants::Grant;
-use crate::runtime::scope::Frames;
 use crate::store::Holder;
 use crate::{Error, Held, Lock, LockClient, LockKey};
 
@@ -270,28 +265,12 @@ impl Term {
     }
 }
 
-impl View for Term {
-    fn grants(&self) -> &[Arc<Grant>] {
-        self.guard.grants()
+impl Wraps for Term {
+    fn guard(&self) -> &LockGuard {
+        &self.guard
     }
 
-    fn first(&self) -> &Arc<Grant> {
-        self.guard.first()
-    }
-
-    fn view(&self) -> Held {
-        self.guard.view()
-    }
-}
-
-impl Holding for Term {
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        self.guard.give_back()
-    }
-}
-
-impl Framed for Term {
-    fn frames(&self) -> Frames {
-        self.guard.frames()
+    fn into_guard(self) -> LockGuard {
+        self.guard
     }
 }

@@ -2,15 +2,9 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 
-use crate::api::guard::{Holding, LockGuard};
-use crate::api::held::View;
+use crate::api::guard::{LockGuard, Wraps};
 use crate::api::methods::hold_methods;
-use crate::api::run::Framed;
-use crate::runtime::grants::Grant;
-use crate::runtime::scope::Frames;
-use crate::{Error, Held};
 
 /// Permits of a [`Semaphore`](super::Semaphore) that are held, until the guard is released or dropped.
 ///
@@ -55,29 +49,13 @@ impl Permit {
     }
 }
 
-impl View for Permit {
-    fn grants(&self) -> &[Arc<Grant>] {
-        self.guard.grants()
+impl Wraps for Permit {
+    fn guard(&self) -> &LockGuard {
+        &self.guard
     }
 
-    fn first(&self) -> &Arc<Grant> {
-        self.guard.first()
-    }
-
-    fn view(&self) -> Held {
-        self.guard.view()
-    }
-}
-
-impl Holding for Permit {
-    fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-        self.guard.give_back()
-    }
-}
-
-impl Framed for Permit {
-    fn frames(&self) -> Frames {
-        self.guard.frames()
+    fn into_guard(self) -> LockGuard {
+        self.guard
     }
 }
 
