@@ -305,15 +305,15 @@ impl Store for Scripted {
     }
 
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
-        Box::pin(Store::inspect(self.memory(), key))
+        Store::inspect(self.memory(), key)
     }
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        Box::pin(Store::list(self.memory(), prefix))
+        Store::list(self.memory(), prefix)
     }
 
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
-        Box::pin(Store::force_release(self.memory(), key))
+        Store::force_release(self.memory(), key)
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {

@@ -93,15 +93,13 @@ pub(crate) struct QuorumUrl {
 pub(crate) struct RegisteredUrl {
     pub(crate) scheme: Scheme,
     pub(crate) name: String,
-    pub(crate) address: Text,
-    pub(crate) parameters: Parameters,
+    pub(crate) address: Hidden<String>,
+    /// The query without what every URL may have.
+    pub(crate) parameters: Hidden<Vec<(String, String)>>,
 }
 
-/// The query of such a URL, without what every URL may have.
-pub(crate) struct Parameters(pub(crate) Vec<(String, String)>);
-
 /// A part of a URL that may hold a password.
-pub(crate) struct Text(pub(crate) String);
+pub(crate) struct Hidden<T>(pub(crate) T);
 
 /// How to get in.
 #[derive(Clone, Default)]
@@ -129,13 +127,7 @@ impl fmt::Display for Address {
     }
 }
 
-impl fmt::Debug for Parameters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("…")
-    }
-}
-
-impl fmt::Debug for Text {
+impl<T> fmt::Debug for Hidden<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("…")
     }
@@ -223,10 +215,7 @@ impl StoreUrl {
             ));
         };
         let name = scheme.to_ascii_lowercase();
-        let registered = match registered.iter().find(|scheme| scheme.has(&name)) {
-            Some(found) => Ok(found.clone()),
-            None => Err(find_scheme(&name, registered)?),
-        };
+        let found = find_scheme(&name, registered)?;
         if rest.contains('#') {
             return Err(invalid("it has a fragment (\"#\" in a password is written %23)"));
         }
@@ -241,29 +230,20 @@ impl StoreUrl {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
         };
-        let scheme = match registered {
-            Err(scheme) => scheme,
-            Ok(scheme) => {
+        let topology = match found {
+            Found::Registered(scheme) => {
                 let options = query.options()?;
-                let registered = RegisteredUrl {
-                    scheme,
-                    name,
-                    address: Text(rest.to_owned()),
-                    parameters: Parameters(query.0),
-                };
                 return Ok(StoreUrl {
-                    topology: Topology::Registered(registered),
+                    topology: Topology::Registered(RegisteredUrl {
+                        scheme,
+                        name,
+                        address: Hidden(rest.to_owned()),
+                        parameters: Hidden(query.0),
+                    }),
                     options,
                 });
             }
-        };
-        let topology = match scheme {
-            BuiltIn::Memory => memory(authority, path)?,
-            BuiltIn::Unix => Topology::Server(unix(authority, path, &mut query)?),
-            BuiltIn::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
-            BuiltIn::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, &mut query)?),
-            BuiltIn::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
-            BuiltIn::Quorum { tls } => Topology::Quorum(quorum(authority, path, tls, &mut query)?),
+            Found::BuiltIn(scheme) => built_in(scheme, authority, path, &mut query)?,
         };
         let options = query.options()?;
         query.finish()?;
@@ -281,9 +261,30 @@ impl StoreUrl {
     }
 }
 
-fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<BuiltIn, Error> {
+/// What a scheme was found to be.
+enum Found {
+    BuiltIn(BuiltIn),
+    Registered(Scheme),
+}
+
+/// The topology that a scheme of dlock's own stands for.
+fn built_in(scheme: BuiltIn, authority: &str, path: &str, query: &mut Query) -> Result<Topology, Error> {
+    Ok(match scheme {
+        BuiltIn::Memory => memory(authority, path)?,
+        BuiltIn::Unix => Topology::Server(unix(authority, path, query)?),
+        BuiltIn::Tcp { tls } => Topology::Server(tcp(authority, path, tls)?),
+        BuiltIn::Sentinel { tls } => Topology::Sentinel(sentinel(authority, path, tls, query)?),
+        BuiltIn::Cluster { tls } => Topology::Cluster(cluster(authority, path, tls)?),
+        BuiltIn::Quorum { tls } => Topology::Quorum(quorum(authority, path, tls, query)?),
+    })
+}
+
+fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<Found, Error> {
+    if let Some(found) = registered.iter().find(|one| one.has(scheme)) {
+        return Ok(Found::Registered(found.clone()));
+    }
     if let Some((_, found)) = SCHEMES.iter().find(|(name, _)| *name == scheme) {
-        return Ok(*found);
+        return Ok(Found::BuiltIn(*found));
     }
     // Short enough not to be anything but a scheme.
     let shown: String = scheme.chars().take(24).collect();

@@ -132,19 +132,19 @@ impl Store for Flaky {
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
-        Box::pin(Store::renew(Arc::new(self.inner.clone()), requests))
+        Store::renew(Arc::new(self.inner.clone()), requests)
     }
 
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
-        Box::pin(Store::inspect(Arc::new(self.inner.clone()), key))
+        Store::inspect(Arc::new(self.inner.clone()), key)
     }
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        Box::pin(Store::list(Arc::new(self.inner.clone()), prefix))
+        Store::list(Arc::new(self.inner.clone()), prefix)
     }
 
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
-        Box::pin(Store::force_release(Arc::new(self.inner.clone()), key))
+        Store::force_release(Arc::new(self.inner.clone()), key)
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
