@@ -7,7 +7,7 @@ use dlock_tests::{bins, child};
 use serde_json::Value;
 
 /// A run, its quiet times, and what a slow machine adds.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 fn chaos(args: &[&str]) -> Output {
     let mut command = child::command(env!("CARGO_BIN_EXE_chaos"));
@@ -34,8 +34,9 @@ fn number(of: &Value, name: &str) -> u64 {
 }
 
 /// Runs it with a store that is broken in this way, which shows in one number of each of these: on one server with a seed that
-/// is always the same and with one that no run had before, and so on one of the other topologies. It ends when something was
-/// found; a machine that is slow has most of a minute to come to that.
+/// is always the same and with one that no run had before, and so on one of the other topologies. A run ends when something was
+/// found. It may last so long because a topology that fails over promises nothing for most of the time: of twenty runs of
+/// 45 seconds on Sentinel, three found no late loss.
 fn is_found(how: &str, by: &[&[&str]]) {
     let seed = || fastrand::u64(2..1_000_000);
     is_found_on("standalone", 1, how, by);
@@ -50,7 +51,7 @@ fn is_found_on(topology: &str, seed: u64, how: &str, by: &[&[&str]]) {
     let output = chaos(&[
         "--topology",
         topology,
-        "--minutes=0.75",
+        "--minutes=2.5",
         "--margin=3",
         "--json",
         "--break",
