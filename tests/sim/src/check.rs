@@ -149,6 +149,8 @@ pub(crate) struct Checks {
     sections: BTreeMap<u64, Section>,
     by_key: BTreeMap<LockKey, Vec<u64>>,
     waiters: BTreeMap<u64, Waiter>,
+    /// One of their calls has what they wanted; another may be at the head of a queue until it is dropped.
+    left_in_line: BTreeMap<u64, Waiter>,
     /// The last token that a store granted, and that a section had.
     granted: BTreeMap<LockKey, u64>,
     begun: BTreeMap<LockKey, u64>,
@@ -181,6 +183,7 @@ impl Checks {
             sections: BTreeMap::new(),
             by_key: BTreeMap::new(),
             waiters: BTreeMap::new(),
+            left_in_line: BTreeMap::new(),
             granted: BTreeMap::new(),
             begun: BTreeMap::new(),
             registers: BTreeMap::new(),
@@ -399,9 +402,9 @@ impl World {
         };
         let other = others.iter().copied().find(|id| {
             let other = &self.checks.sections[id];
-            // A second guard is made whatever is inside, also while the store is asked for a read under the first.
+            // A second guard is made whatever is inside of the first, and the first is entered whatever the second is for.
             let shares = is_second && (other.token == section.token || other.is_inside_of(section))
-                || other.is_second && section.kind == Kind::Read && section.is_inside_of(other);
+                || other.is_second && section.is_inside_of(other);
             section.is_excluded_by(*id, other) && !shares && self.is_held(other)
         });
         if let Some(other) = other {
@@ -500,12 +503,9 @@ impl World {
                 && other.kind == waiter.kind
                 && (other.key == waiter.key || waiter.is_set() || other.is_set())
         };
-        let others = self
-            .checks
-            .waiters
-            .values()
-            .filter(same)
-            .map(|other| other.queue_since);
+        let checks = &self.checks;
+        let others = checks.waiters.values().chain(checks.left_in_line.values());
+        let others = others.filter(same).map(|other| other.queue_since);
         waiter.queue_since = others.min().unwrap_or(waiter.since);
         self.call_begins(&waiter);
         self.checks.waiters.insert(id, waiter);
@@ -521,7 +521,16 @@ impl World {
     pub(crate) fn waits_no_longer(&mut self, id: u64) -> Option<Waiter> {
         let waiter = self.checks.waiters.remove(&id)?;
         self.gets_on(waiter.process, &waiter.key, 2);
+        if waiter.calls > 1 {
+            self.checks.left_in_line.insert(id, waiter.clone());
+        }
         Some(waiter)
+    }
+
+    /// All calls of a waiter are over.
+    pub(crate) fn calls_end(&mut self, id: u64) {
+        self.waits_no_longer(id);
+        self.checks.left_in_line.remove(&id);
     }
 
     /// A waiter has the lock: nobody of its process who came before it still waits.

@@ -67,48 +67,53 @@ impl Drop for AtWork {
 }
 
 /// Whatever a user does, one task after the other. `done` of them were done in an earlier life of the process.
-pub(crate) async fn user(
+pub(crate) fn user(
     me: Me,
     (client, service): (LockClient, Option<Service>),
     plan: plan::User,
     done: usize,
-) {
-    // Counted by the world from its beginning.
-    let _at_work = AtWork;
-    let begins = plan.begins.saturating_sub(with(|world| world.now));
-    sleep(begins).await;
-    for task in plan.tasks.into_iter().skip(done) {
-        let done = AssertUnwindSafe(async {
-            match task {
-                Task::Pause(pause) => sleep(pause).await,
-                Task::Record(task) => record::record(me, &client, &task).await,
-                Task::Ask(task) => service::ask(me, service.clone(), &task).await,
-                Task::Lock(lock) => hold(me, client.clone(), lock, Vec::new()).await,
-                Task::Unowned {
-                    semaphore,
-                    amount,
-                    wait,
-                    lasts,
-                    habit,
-                } => counted::unowned(me, &client, (semaphore, amount), (wait, lasts), habit).await,
-                Task::Latch { latch, step } => counted::latch(me, &client, latch, step).await,
-                Task::ShutDown(deadline) => shut_down(me, &client, deadline).await,
-                Task::ShutDownAmidSet { within, deadline } => {
-                    let until = with(|world| world.now) + within;
-                    while !has_part_of_set(&client) && with(|world| world.now) < until {
-                        sleep(1).await;
+) -> impl Future<Output = ()> {
+    // Counted by the world from its beginning: the process may be gone before its users are polled at all.
+    let at_work = AtWork;
+    async move {
+        let _at_work = at_work;
+        let begins = plan.begins.saturating_sub(with(|world| world.now));
+        sleep(begins).await;
+        for task in plan.tasks.into_iter().skip(done) {
+            let done = AssertUnwindSafe(async {
+                match task {
+                    Task::Pause(pause) => sleep(pause).await,
+                    Task::Record(task) => record::record(me, &client, &task).await,
+                    Task::Ask(task) => service::ask(me, service.clone(), &task).await,
+                    Task::Lock(lock) => hold(me, client.clone(), lock, Vec::new()).await,
+                    Task::Unowned {
+                        semaphore,
+                        amount,
+                        wait,
+                        lasts,
+                        habit,
+                    } => counted::unowned(me, &client, (semaphore, amount), (wait, lasts), habit).await,
+                    Task::Latch { latch, step } => counted::latch(me, &client, latch, step).await,
+                    Task::ShutDown(deadline) => shut_down(me, &client, deadline).await,
+                    Task::ShutDownAmidSet { within, deadline } => {
+                        let until = with(|world| world.now) + within;
+                        while !has_part_of_set(&client) && with(|world| world.now) < until {
+                            sleep(1).await;
+                        }
+                        shut_down(me, &client, deadline).await;
                     }
-                    shut_down(me, &client, deadline).await;
+                    Task::Permits { semaphore, change } => {
+                        counted::change(me, &client, semaphore, change).await
+                    }
                 }
-                Task::Permits { semaphore, change } => counted::change(me, &client, semaphore, change).await,
+            });
+            if let Err(panic) = done.catch_unwind().await
+                && !panic.is::<OnPurpose>()
+            {
+                std::panic::resume_unwind(panic);
             }
-        });
-        if let Err(panic) = done.catch_unwind().await
-            && !panic.is::<OnPurpose>()
-        {
-            std::panic::resume_unwind(panic);
+            with(|world| world.progress[me.process][me.user] += 1);
         }
-        with(|world| world.progress[me.process][me.user] += 1);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlock::store::Kind;
 use dlock::{Error, Held, LockClient, LockKey, Loss};
@@ -95,7 +96,9 @@ pub(super) struct Waits(Arc<Wait>);
 struct Wait {
     me: Me,
     task: WaitsFor,
-    id: Mutex<Option<u64>>,
+    id: u64,
+    /// It is still counted.
+    is_open: AtomicBool,
 }
 
 struct WaitsFor {
@@ -133,17 +136,15 @@ impl Waits {
             Waits(Arc::new(Wait {
                 me,
                 task: WaitsFor { key, upgrades },
-                id: Mutex::new(Some(id)),
+                id,
+                is_open: AtomicBool::new(true),
             }))
         })
     }
 
-    fn take(&self) -> Option<u64> {
-        self.0.id.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
     fn leave(&self, world: &mut World) -> Option<Waiter> {
-        self.take().and_then(|id| world.waits_no_longer(id))
+        let is_open = self.0.is_open.swap(false, Ordering::Relaxed);
+        is_open.then(|| world.waits_no_longer(self.0.id)).flatten()
     }
 
     /// It has what it waited for.
@@ -208,9 +209,6 @@ impl Waits {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        let id = self.id.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(id) = id {
-            if_any(|world| drop(world.waits_no_longer(id)));
-        }
+        if_any(|world| world.calls_end(self.id));
     }
 }

@@ -288,11 +288,13 @@ impl Worker<'_> {
         };
         let inside = Inside::begin(begins, &simple, &inner.held(), &mut frames);
         let other = self.hold(&simple);
+        let inside_second = self.inside_second(&second.held());
         inner
             .scope(async {
                 let framed = second.scope(other);
                 spawn(async move {
                     framed.await;
+                    drop(inside_second);
                     drop(second);
                 });
             })
@@ -307,7 +309,16 @@ impl Worker<'_> {
         let Holder::One(guard) = self.holder else { return };
         let Ok(second) = guard.reenter() else { return };
         with(|world| world.counts.sometimes("a second guard in another task"));
-        let mut frames = self.frames.to_vec();
+        let inside = self.inside_second(&second.held());
+        spawn(async move {
+            sleep(lasts).await;
+            drop(inside);
+            drop(second);
+        });
+    }
+
+    /// The sections of a second guard, which another task has.
+    fn inside_second(&self, held: &Held) -> Inside {
         let begins = Begins {
             who: self.me.both(),
             kind: self.kind,
@@ -315,12 +326,7 @@ impl Worker<'_> {
             stands_for: self.stands_for,
             is_second: true,
         };
-        let inside = Inside::begin(begins, self.task, &second.held(), &mut frames);
-        spawn(async move {
-            sleep(lasts).await;
-            drop(inside);
-            drop(second);
-        });
+        Inside::begin(begins, self.task, held, &mut self.frames.to_vec())
     }
 }
 
