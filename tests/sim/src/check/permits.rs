@@ -14,6 +14,9 @@ use crate::plan::Millis;
 use crate::store::{Reply, Request, inside};
 use crate::world::{World, with};
 
+/// How often a waiter asks for the number of permits of a semaphore that has too few in all.
+const ASKS_FOR_PERMITS_EVERY: Millis = 100;
+
 #[derive(Default)]
 pub(super) struct Permits {
     /// How many there are in all, since when, and how many there were when the last were granted.
@@ -114,14 +117,20 @@ impl World {
         }
     }
 
-    /// Whether there are as many permits as this waiter wants, since then.
+    /// Whether there are as many permits as this waiter wants since then, and it knows.
     pub(crate) fn can_have_permits(&self, waiter: &Waiter, since: Millis) -> bool {
-        waiter.kind != Kind::Permit
-            || self
-                .checks
-                .permits
-                .totals
-                .get(&waiter.key)
-                .is_some_and(|(total, changed)| i64::from(waiter.amount) <= *total && *changed <= since)
+        if waiter.kind != Kind::Permit {
+            return true;
+        }
+        let Some((total, changed)) = self.checks.permits.totals.get(&waiter.key) else {
+            return false;
+        };
+        // A waiter that found too few permits in all asks for their number now and then, and not at each notification.
+        let known = if *changed < waiter.since {
+            *changed
+        } else {
+            changed + ASKS_FOR_PERMITS_EVERY + self.plan.network.round_trip()
+        };
+        i64::from(waiter.amount) <= *total && known <= since
     }
 }
