@@ -322,7 +322,9 @@ impl LockClient {
             loop {
                 self.give_back_unfinished();
                 shared.pending.wait().await;
-                if shared.unfinished.is_empty() {
+                // The wait also ends when nothing was pending for a moment only: a request has brought a grant since, which
+                // is on its way back.
+                if shared.unfinished.is_empty() && shared.pending.is_empty() {
                     break;
                 }
             }
