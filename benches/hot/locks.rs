@@ -98,8 +98,8 @@ fn waiters(c: &mut Criterion) {
     let runtime = fixture::runtime();
     let client = runtime.block_on(async { LockClient::memory() });
     for tasks in [2, 16, 256] {
-        for (how, handovers) in [("handed on", 4096), ("by way of the store", 0)] {
-            let lock = client.lock("order:42").local_handovers(handovers);
+        for (how, handoffs) in [("handed off", 4096), ("by way of the store", 0)] {
+            let lock = client.lock("order:42").local_handoffs(handoffs);
             let mut group = c.benchmark_group(format!("waiters: {tasks} in turn, {how}"));
             group.throughput(criterion::Throughput::Elements((tasks * EACH) as u64));
             group.bench_function("each", |b| {

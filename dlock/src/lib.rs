@@ -155,7 +155,7 @@ pub use api::leader::{Leader, Term};
 pub use api::lock::Lock;
 pub use api::lost::Lost;
 pub use api::multi::{MultiGuard, MultiLock};
-pub use api::rwlock::RwLock;
+pub use api::read_write::RwLock;
 pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 pub use base::error::Error;
 pub use base::hold_state::{HoldState, Loss};

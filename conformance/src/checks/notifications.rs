@@ -5,7 +5,7 @@ use dlock::store::Kind;
 use crate::case::Case;
 use crate::promise::Promise;
 
-const LOOK_NOW: Promise = Promise("watch: The first news is \"subscribed, look now\"");
+const LOOK_NOW: Promise = Promise("watch: The first notification is \"subscribed, look now\"");
 const WAKES: Promise = Promise("release: wakes whoever waits for the key");
 
 pub async fn new_watch_says_look_now(case: Case) {

@@ -42,7 +42,7 @@ pub(crate) struct BenchArgs {
     /// How many times a process hands a lock on among its own tasks before it goes back to the store
     /// [default: the library's, 4096].
     #[arg(long, value_name = "N")]
-    local_handovers: Option<u32>,
+    local_handoffs: Option<u32>,
     /// The lease that locks are renewed with, as in 10s [default: the URL's, 30s].
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     lease: Option<Duration>,
@@ -150,7 +150,7 @@ pub(super) struct Plan {
     pub(super) keys: u64,
     pub(super) kind: LockKind,
     pub(super) await_release: bool,
-    pub(super) local_handovers: Option<u32>,
+    pub(super) local_handoffs: Option<u32>,
     pub(super) lease: Option<Duration>,
     pub(super) prefix: String,
     pub(super) threads: usize,
@@ -229,7 +229,7 @@ impl BenchArgs {
             keys,
             kind: self.kind.unwrap_or(LockKind::Lock),
             await_release: !self.no_await_release,
-            local_handovers: self.local_handovers,
+            local_handoffs: self.local_handoffs,
             lease: self.lease,
             prefix: self
                 .prefix
@@ -269,8 +269,8 @@ impl BenchArgs {
                 "the layer has no choice",
             ),
             (
-                "--local-handovers",
-                self.local_handovers.is_some(),
+                "--local-handoffs",
+                self.local_handoffs.is_some(),
                 !matches!(workload, Layer | Idempotency),
                 "the layer has no choice",
             ),

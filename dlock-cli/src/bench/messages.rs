@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::args::Plan;
 use super::tally::Sums;
-use super::workloads::Handover;
+use super::workloads::Handoff;
 use super::workloads::held::Holding;
 
 /// What a worker is told.
@@ -47,7 +47,7 @@ pub(super) struct Outcome {
     /// Bytes in use at its end.
     pub(super) memory: Option<u64>,
     /// For wake-ups: who had which key from when until when.
-    pub(super) handovers: Vec<Handover>,
+    pub(super) handoffs: Vec<Handoff>,
     /// For `held`.
     pub(super) holding: Option<Holding>,
 }

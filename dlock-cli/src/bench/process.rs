@@ -122,7 +122,7 @@ async fn run(
     }
     progress.end();
     outcome.sums = tally.sums();
-    outcome.handovers = std::mem::take(&mut job.handovers.lock());
+    outcome.handoffs = std::mem::take(&mut job.handoffs.lock());
     outcome
 }
 

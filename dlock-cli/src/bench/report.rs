@@ -29,7 +29,7 @@ pub(super) struct Report {
     keys: Option<u64>,
     await_release: bool,
     /// As given; null is the library's default.
-    local_handovers: Option<u32>,
+    local_handoffs: Option<u32>,
     /// How long it was measured; for `held`, while all were held.
     seconds: f64,
     /// Ended before its time, by Ctrl-C.
@@ -167,7 +167,7 @@ impl Report {
         }
         let times = match plan.workload {
             Workload::Wakeup => {
-                let all = outcomes.iter().flat_map(|outcome| &outcome.handovers);
+                let all = outcomes.iter().flat_map(|outcome| &outcome.handoffs);
                 wakeups(all.copied().collect())
             }
             _ => sums.times(Series::Main).clone(),
@@ -213,7 +213,7 @@ impl Report {
             threads: plan.threads,
             keys: (plan.workload != Workload::Idempotency).then_some(plan.keys),
             await_release: plan.await_release,
-            local_handovers: plan.local_handovers,
+            local_handoffs: plan.local_handoffs,
             seconds,
             interrupted,
             pairs,

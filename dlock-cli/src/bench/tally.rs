@@ -1,6 +1,6 @@
 //! What the tasks of one process have measured.
 //!
-//! The tasks must not slow each other down by being counted: each counts in a place of its own, and hands on its times
+//! The tasks must not slow each other down by being counted: each counts in a place of its own, and passes on its times
 //! a few hundred at once.
 
 use std::collections::BTreeMap;
@@ -168,7 +168,7 @@ impl Tally {
             .collect()
     }
 
-    /// What has been handed on; all of it once the recorders are gone.
+    /// What has been passed on; all of it once the recorders are gone.
     pub(super) fn sums(&self) -> Sums {
         self.sums.lock().clone()
     }

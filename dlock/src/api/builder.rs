@@ -219,7 +219,7 @@ impl LockClientBuilder {
     /// - A renewal of which too few hear has failed: the hold is in doubt
     ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), the renewal is tried again, the more often the nearer
     ///   the end is, and without enough replicas the lock is lost when the last acknowledged lease ends.
-    /// - A lock that is handed on inside the process is as well kept as it was; one in doubt is not handed on.
+    /// - A lock that is handed off inside the process is as well kept as it was; one in doubt is not handed off.
     /// - Releases, semaphore totals, latches and records are not acknowledged: what a fail-over loses of a release
     ///   ends with the lease.
     ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::api::counted::{count, strange};
+use crate::api::counter::{count, strange};
 use crate::base::clock;
 use crate::engine::timing::LONGEST_SLEEP;
 use crate::runtime::client::Handle;

@@ -74,7 +74,7 @@ impl LockClient {
         Leader {
             client: self.clone(),
             // A term is long, and the other processes are there to take over.
-            lock: self.lock(name).local_handovers(0),
+            lock: self.lock(name).local_handoffs(0),
         }
     }
 }
@@ -198,13 +198,13 @@ impl Leader {
     /// Cancel safe.
     #[track_caller]
     pub fn try_campaign(&self) -> impl Future<Output = Result<Term, Error>> + Send + use<> {
-        let attempt = self.lock.attempt(true, Location::caller());
-        async move { guarded(attempt).await.map(Term::begins) }
+        let call = self.lock.call(true, Location::caller());
+        async move { guarded(call).await.map(Term::begins) }
     }
 
     async fn elected(&self, by: &'static Location<'static>) -> Result<Term, Error> {
         loop {
-            match guarded(self.lock.attempt(false, by)).await {
+            match guarded(self.lock.call(false, by)).await {
                 Ok(guard) => return Ok(Term::begins(guard)),
                 Err(
                     error @ (Error::Unreachable { .. }

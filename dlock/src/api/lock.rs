@@ -11,7 +11,7 @@ use crate::api::run::Run;
 use crate::runtime::client::Handle;
 use futures_util::TryFutureExt;
 
-use crate::runtime::acquire::Attempt;
+use crate::runtime::acquire::AcquireCall;
 use crate::runtime::options::{LockOptions, Options};
 use crate::store::Kind;
 use crate::{Error, Held, LockKey};
@@ -75,7 +75,7 @@ impl Lock {
         /// only while it is renewed, confirmed, past its `min_hold` and has a third of its lease left, and only to waiters
         /// that ask for the same lease and no `min_hold`. A fair lock goes only to waiters that are next in the order of
         /// arrival over all processes.
-        local_handovers,
+        local_handoffs,
     }
 
     pub(crate) fn with(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Lock {
@@ -102,7 +102,7 @@ impl Lock {
     ///
     /// [`Error::InvalidKey`], [`Error::InvalidOption`], or [`Error::Unsupported`] for a kind that the store does not have.
     pub fn check(&self) -> Result<(), Error> {
-        self.attempt(true, Location::caller()).check()
+        self.call(true, Location::caller()).check()
     }
 
     /// Takes the lock if it is free, without waiting for anybody: asks the store once.
@@ -115,7 +115,7 @@ impl Lock {
     /// Cancel safe.
     #[track_caller]
     pub fn try_acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
-        guarded(self.attempt(true, Location::caller()))
+        guarded(self.call(true, Location::caller()))
     }
 
     /// Takes the lock, and waits for it as long as [`wait`](Self::wait) allows.
@@ -141,11 +141,11 @@ impl Lock {
     /// it was handed goes to the next waiter. Polled again, it waits on in front of those that came later.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
-        guarded(self.attempt(false, Location::caller()))
+        guarded(self.call(false, Location::caller()))
     }
 
-    pub(crate) fn attempt(&self, once: bool, by: &'static Location<'static>) -> Attempt {
-        Attempt {
+    pub(crate) fn call(&self, once: bool, by: &'static Location<'static>) -> AcquireCall {
+        AcquireCall {
             handle: self.handle.clone(),
             key: self.key.clone(),
             options: self.options.clone(),
@@ -186,8 +186,8 @@ impl Lock {
 }
 
 /// The acquire of a guard.
-pub(crate) fn guarded(attempt: Attempt) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
-    attempt.run().map_ok(LockGuard::from)
+pub(crate) fn guarded(call: AcquireCall) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
+    call.run().map_ok(LockGuard::from)
 }
 
 impl fmt::Debug for Lock {

@@ -2,7 +2,7 @@
 
 pub(crate) mod builder;
 pub(crate) mod client;
-pub(crate) mod counted;
+pub(crate) mod counter;
 pub(crate) mod default;
 pub(crate) mod guard;
 pub(crate) mod held;
@@ -14,6 +14,6 @@ pub mod macro_support;
 pub(crate) mod methods;
 pub(crate) mod multi;
 pub(crate) mod options;
+pub(crate) mod read_write;
 pub(crate) mod run;
-pub(crate) mod rwlock;
 pub(crate) mod semaphore;

@@ -70,13 +70,13 @@ macro_rules! option_methods {
             self.with(|options| options.max_waiters(max_waiters))
         }
     };
-    (@local_handovers $(#[$more:meta])*) => {
+    (@local_handoffs $(#[$more:meta])*) => {
         /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
         /// default, and 0 sends every release to the store.
         ///
         $(#[$more])*
-        pub fn local_handovers(self, local_handovers: u32) -> Self {
-            self.with(|options| options.local_handovers(local_handovers))
+        pub fn local_handoffs(self, local_handoffs: u32) -> Self {
+            self.with(|options| options.local_handoffs(local_handoffs))
         }
     };
 }

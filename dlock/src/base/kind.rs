@@ -17,7 +17,7 @@ pub enum Kind {
     /// up, by the end of the wait or by dropping the future, leaves the queue and moves nobody back. Who waits
     /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
     /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
-    /// who came later. An outcome that is unknown costs the place. In one process the lock is handed on without the
+    /// who came later. An outcome that is unknown costs the place. In one process the lock is handed off without the
     /// store to waiters that the store named as the next ones of its queue. [`Kind::Lock`] under the same name is the same lock for those who take no place: it overtakes the
     /// queue where it finds the lock free, and who waits in the queue finds out by asking that it was given back.
     ///
@@ -36,7 +36,7 @@ pub enum Kind {
     /// For those who compare tokens of both; otherwise every lock has tokens that only grow. The counter is a key
     /// of its own for every name, `redisson_lock_token:{name}`, that stays for ever. Where there is none it begins
     /// with the server's clock in microseconds, so that it does not go back when the data were lost; if a Java
-    /// service is the first to lock after that, it begins with 1. In one process the lock is not handed on without
+    /// service is the first to lock after that, it begins with 1. In one process the lock is not handed off without
     /// the store. In memory its tokens are those of all locks.
     Fenced,
     /// Permits of a semaphore, which come back by themselves when their holder is gone.
@@ -86,7 +86,7 @@ impl Kind {
     }
 
     /// Whether a lock may go to the next who waits in this process without a word to the store.
-    pub(crate) fn is_handed_on(self) -> bool {
+    pub(crate) fn is_handed_off(self) -> bool {
         matches!(self, Kind::Lock | Kind::Write | Kind::Fair)
     }
 

@@ -6,11 +6,11 @@ pub(crate) mod chance;
 pub(crate) mod clock;
 pub(crate) mod error;
 pub(crate) mod hold_state;
+pub(crate) mod int_hash;
 pub(crate) mod key;
 pub(crate) mod kind;
+pub(crate) mod lock_id;
 pub(crate) mod moment;
-pub(crate) mod name;
-pub(crate) mod numbers;
 pub(crate) mod problem;
 pub mod request;
 #[cfg(dlock_sim)]

@@ -1,7 +1,7 @@
 //! What the store has replied about a key that a call waits for, and what the call reports when its wait ends: the one
 //! place that decides between "held by another client" and "the store did not answer".
 //!
-//! A call reports that the lock is held only if the store replied "busy" during that call, or during the turn of the
+//! A call reports that the lock is held only if the store replied "busy" during that call, or during the time of the
 //! queue head that the call waited behind. A missing reply never counts as "busy".
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(crate) struct Evidence {
 struct Busy {
     /// The end of the holder's lease, where it is known.
     until: Option<Moment>,
-    /// Valid for calls that waited at this moment; `None` as long as the head that received it has its turn.
+    /// Valid for calls that waited at this moment; `None` as long as the waiter that received it is the head.
     last: Option<Moment>,
 }
 
@@ -95,8 +95,8 @@ impl Evidence {
         self.busy.is_none() && self.failing.is_none()
     }
 
-    /// The turn of the head that received the replies ends. A release that goes to the store then is a request, too.
-    pub(crate) fn turn_ends(&mut self, now: Moment, released: Option<Moment>) {
+    /// The head that received the replies ends. A release that goes to the store then is a request, too.
+    pub(crate) fn head_ends(&mut self, now: Moment, released: Option<Moment>) {
         if let Some(busy) = &mut self.busy {
             busy.last.get_or_insert(now);
         }
@@ -330,8 +330,8 @@ mod tests {
         ] {
             let mut head = after(vec![(0, Asks), (5, Busy(None))]);
             if let Some(ended) = ended {
-                head.turn_ends(at(ended), None);
-                head.turn_ends(at(9000), None);
+                head.head_ends(at(ended), None);
+                head.head_ends(at(9000), None);
             }
             let mut evidence = Evidence::default();
             evidence.learn(head, at(started));
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn unanswered_release_of_the_head_is_a_missing_reply() {
         let mut head = after(vec![(0, Asks), (5, Busy(None))]);
-        head.turn_ends(at(100), Some(at(100)));
+        head.head_ends(at(100), Some(at(100)));
         let mut evidence = Evidence::default();
         evidence.learn(head, START);
         assert_eq!(said(&evidence, 350, false), Said::Busy(None));

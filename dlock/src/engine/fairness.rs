@@ -30,8 +30,8 @@ pub(crate) fn some_round_trips(round_trip: Duration, least: Duration) -> Duratio
 }
 
 /// How many of the clients that heard of a release are other ones. This one may be among them where `counts_own`.
-pub(crate) fn other_listeners(heard: u64, counts_own: bool) -> u64 {
-    heard - u64::from(counts_own && heard > 1)
+pub(crate) fn other_listeners(receivers: u64, counts_own: bool) -> u64 {
+    receivers - u64::from(counts_own && receivers > 1)
 }
 
 /// A release that went to the store while others of this process wait for the key.
@@ -60,14 +60,14 @@ pub(crate) struct PendingYield {
 
 impl PendingYield {
     /// What follows from a release that so many clients heard of, `None` where the store does not know.
-    pub(crate) fn after(release: ReleaseInLine, heard: Option<u64>, now: Moment) -> Option<PendingYield> {
+    pub(crate) fn after(release: ReleaseInLine, receivers: Option<u64>, now: Moment) -> Option<PendingYield> {
         let ReleaseInLine {
             sent,
             notifications,
             others_here,
         } = release;
         let own = u64::from(notifications.is_some() && !others_here);
-        if heard.is_some_and(|heard| heard <= own) {
+        if receivers.is_some_and(|receivers| receivers <= own) {
             return None;
         }
         let round_trip = now.since(sent);
@@ -77,7 +77,7 @@ impl PendingYield {
             notifications: notifications.map(|count| count + 2),
             others: match others_here {
                 true => 1,
-                false => heard.map_or(1, |heard| heard - own),
+                false => receivers.map_or(1, |receivers| receivers - own),
             },
             patience: some_round_trips(round_trip, SHORTEST_FOR_NEXT),
             is_due: false,
@@ -141,15 +141,19 @@ mod tests {
 
     #[test]
     fn this_process_is_no_other_listener() {
-        for (heard, counts_own, others) in [(1, false, 1), (1, true, 1), (3, true, 2), (3, false, 3)] {
-            assert_eq!(other_listeners(heard, counts_own), others, "{heard} {counts_own}");
+        for (receivers, counts_own, others) in [(1, false, 1), (1, true, 1), (3, true, 2), (3, false, 3)] {
+            assert_eq!(
+                other_listeners(receivers, counts_own),
+                others,
+                "{receivers} {counts_own}"
+            );
         }
     }
 
     #[test]
     fn process_yields_where_other_ones_heard_of_its_release() {
         // notifications so far, others here, heard: how many others there are
-        for (notifications, others_here, heard, others) in [
+        for (notifications, others_here, receivers, others) in [
             (None, false, Some(0), None),
             (None, false, Some(2), Some(2)),
             (None, false, None, Some(1)),
@@ -167,8 +171,8 @@ mod tests {
                 notifications,
                 others_here,
             };
-            let pending = PendingYield::after(release, heard, START + ms(4));
-            let row = (notifications, others_here, heard);
+            let pending = PendingYield::after(release, receivers, START + ms(4));
+            let row = (notifications, others_here, receivers);
             assert_eq!(pending.map(|pending| pending.others), others, "{row:?}");
             let Some(pending) = pending else { continue };
             assert_eq!(pending.notifications(), notifications.map(|count| count + 2));

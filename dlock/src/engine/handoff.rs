@@ -47,7 +47,7 @@ impl HandoffBudget {
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
         let slice = some_round_trips(now.since(sent), TIME_SLICE);
         HandoffBudget {
-            left: match kind.is_handed_on() {
+            left: match kind.is_handed_off() {
                 true => handoffs.min(tokens),
                 false => 0,
             },

@@ -119,7 +119,7 @@ impl Release {
 /// How many clients heard of a release by this reply; `None` where the store does not know.
 pub(crate) fn listeners(reply: &Result<ReleaseReply, StoreError>) -> Option<u64> {
     match reply {
-        Ok(ReleaseReply::Released { heard }) => *heard,
+        Ok(ReleaseReply::Released { receivers }) => *receivers,
         // Another client may have the lock, which the next acquire shows.
         _ => Some(0),
     }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn released() -> Result<ReleaseReply, StoreError> {
-        Ok(ReleaseReply::Released { heard: Some(2) })
+        Ok(ReleaseReply::Released { receivers: Some(2) })
     }
 
     fn not_held(repeated: bool) -> Result<ReleaseReply, StoreError> {
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn only_a_release_is_heard_of() {
-        let unsaid = Ok(ReleaseReply::Released { heard: None });
+        let unsaid = Ok(ReleaseReply::Released { receivers: None });
         for (reply, heard) in [
             (released(), Some(2)),
             (unsaid, None),

@@ -11,7 +11,7 @@ use crate::base::broken;
 const SPARE: usize = 16;
 
 /// What a queue asks of a waiter. Clones are the same waiter.
-pub(crate) trait Waiter: Clone {
+pub(crate) trait QueuedWaiter: Clone {
     fn is(&self, other: &Self) -> bool;
 
     /// How many waiters there may be, with this one.
@@ -29,7 +29,7 @@ pub(crate) trait Waiter: Clone {
 
 /// Where a waiter that comes is put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum InsertAt {
     /// Behind all others, unless there are as many as it accepts.
     End,
     /// It had a place before: in front of those that came later.
@@ -56,7 +56,7 @@ pub(crate) struct WaitQueue<W> {
     left: usize,
 }
 
-impl<W: Waiter> WaitQueue<W> {
+impl<W: QueuedWaiter> WaitQueue<W> {
     /// A queue of one waiter, which is the head.
     pub(crate) fn new(head: W, number: u64) -> WaitQueue<W> {
         WaitQueue {
@@ -74,15 +74,15 @@ impl<W: Waiter> WaitQueue<W> {
     }
 
     /// Adds a waiter. The head does not count before it knows that it has to wait.
-    pub(crate) fn join(&mut self, waiter: &W, place: Place) -> Result<(), TooMany> {
+    pub(crate) fn join(&mut self, waiter: &W, at: InsertAt) -> Result<(), TooMany> {
         let waiting = self.waiting() + usize::from(self.head.is_some() && self.head_waits);
-        match (place, waiter.limit().filter(|limit| waiting >= *limit)) {
-            (Place::End, Some(limit)) => return Err(TooMany { limit }),
-            (Place::End, None) => {
+        match (at, waiter.limit().filter(|limit| waiting >= *limit)) {
+            (InsertAt::End, Some(limit)) => return Err(TooMany { limit }),
+            (InsertAt::End, None) => {
                 waiter.set_in_line(true);
                 self.behind.push_back(waiter.clone());
             }
-            (Place::Front, _) => self.put_back(waiter.clone()),
+            (InsertAt::Front, _) => self.put_back(waiter.clone()),
         }
         Ok(())
     }
@@ -252,7 +252,7 @@ mod tests {
         left: Cell<bool>,
     }
 
-    impl Waiter for Rc<Named> {
+    impl QueuedWaiter for Rc<Named> {
         fn is(&self, other: &Self) -> bool {
             Rc::ptr_eq(self, other)
         }
@@ -292,7 +292,7 @@ mod tests {
             .collect();
         let mut queue = WaitQueue::new(all[0].clone(), 1);
         for waiter in &all[1..] {
-            queue.join(waiter, Place::End).unwrap();
+            queue.join(waiter, InsertAt::End).unwrap();
         }
         (queue, all)
     }
@@ -312,8 +312,10 @@ mod tests {
     #[test]
     fn heads_follow_in_the_order_of_arrival_but_for_those_that_come_back() {
         let (mut queue, _) = queue(&["a", "b", "c"]);
-        queue.join(&waiter("d", None, None), Place::End).unwrap();
-        queue.join(&waiter("back", Some(1), None), Place::Front).unwrap();
+        queue.join(&waiter("d", None, None), InsertAt::End).unwrap();
+        queue
+            .join(&waiter("back", Some(1), None), InsertAt::Front)
+            .unwrap();
         assert_eq!(queue.waiting(), 4);
         assert_eq!(order(&mut queue), ["back", "b", "c", "d"]);
         assert!(!queue.is_waited_in());
@@ -343,7 +345,7 @@ mod tests {
             let mut queue = WaitQueue::new(waiter("head", None, None), 1);
             let all: Vec<_> = limits.iter().map(|limit| waiter("w", *limit, None)).collect();
             for waiter in &all {
-                queue.join(waiter, Place::End).unwrap();
+                queue.join(waiter, InsertAt::End).unwrap();
             }
             let gone = queue.head_waits();
             let at = |gone: &Rc<Named>| all.iter().position(|waiter| waiter.is(gone)).unwrap();
@@ -353,10 +355,10 @@ mod tests {
         }
         let (mut queue, _) = queue(&["a", "b"]);
         let third = waiter("c", Some(2), None);
-        queue.join(&third, Place::End).unwrap();
+        queue.join(&third, InsertAt::End).unwrap();
         queue.head_waits();
         let fourth = waiter("d", Some(2), None);
-        assert_eq!(queue.join(&fourth, Place::End), Err(TooMany { limit: 2 }));
+        assert_eq!(queue.join(&fourth, InsertAt::End), Err(TooMany { limit: 2 }));
     }
 
     #[test]

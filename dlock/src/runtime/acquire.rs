@@ -16,8 +16,8 @@ use self::crowd::asks_next;
 use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
+use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
-use crate::base::name::Name;
 use crate::engine::crowd::Crowd;
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::fairness::YieldRound;
@@ -25,24 +25,24 @@ use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::engine::timing::{
     self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, POSITION_ENDS_WITHIN, until_next_request,
 };
+use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
 use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{LONGEST, Lease, LockOptions, Options};
-use crate::runtime::question::{Goal, Look, Question};
-use crate::runtime::release::Carry;
+use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::{self, Scope};
 use crate::runtime::telemetry;
 use crate::runtime::unfinished::Part;
-use crate::runtime::waiters::{Called, Line, Ticket, Turn};
+use crate::runtime::waiters::{Called, JoinAt, QueueEntry, QueueHead};
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
 use crate::store::{Announce, GrantId, Kind, Outcome, ReleaseRequest, StoreError, Watch};
 use crate::{Error, LockKey};
 
 /// One call of acquire, or what a call for several keys says of one of them.
 #[derive(Clone)]
-pub(crate) struct Attempt {
+pub(crate) struct AcquireCall {
     pub(crate) handle: Arc<Handle>,
     pub(crate) key: LockKey,
     pub(crate) options: Options,
@@ -73,10 +73,10 @@ pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl D
     outcome
 }
 
-impl Goal for Attempt {
+impl AcquireTarget for AcquireCall {
     type Got = Hold;
 
-    fn wanted(&self) -> Option<HandoffTerms> {
+    fn handoff_terms(&self) -> Option<HandoffTerms> {
         let LockOptions {
             max_hold, min_hold, ..
         } = self.options.lock;
@@ -84,26 +84,26 @@ impl Goal for Attempt {
         let lease = self.lease();
         // What has to be set up at the store, the store is asked for.
         let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
-        let handovers = self.handovers();
-        (plain && handovers > 0).then_some(HandoffTerms {
+        let handoffs = self.handoffs();
+        (plain && handoffs > 0).then_some(HandoffTerms {
             lease,
             max_hold,
-            handoffs: handovers,
+            handoffs,
         })
     }
 
-    fn look(
+    fn attempt(
         &self,
         handed: u32,
         waiter: Option<GrantId>,
         announce: Announce,
-    ) -> Carry<Result<Look<Hold>, StoreError>> {
-        let mut question = Question::new(self, handed, waiter);
-        question.request.announce = announce;
-        Attempt::ask(question)
+    ) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
+        let mut attempt = AcquireAttempt::new(self, handed, waiter);
+        attempt.request.announce = announce;
+        AcquireCall::ask(attempt)
     }
 
-    fn handed_over(&self, guard: Hold) -> Hold {
+    fn handed_off(&self, guard: Hold) -> Hold {
         guard
     }
 
@@ -112,12 +112,12 @@ impl Goal for Attempt {
     }
 
     fn is_held(_got: &Hold) -> bool {
-        // It came with the answer to this question.
+        // It came with the answer to this request.
         true
     }
 }
 
-impl Attempt {
+impl AcquireCall {
     pub(crate) fn run(self) -> impl Future<Output = Result<Hold, Error>> + Send + use<> {
         let handle = self.handle.clone();
         handle.with_timers(async move {
@@ -129,8 +129,8 @@ impl Attempt {
     async fn go(&self, started: Instant, scope: &Scope) -> Result<Hold, Error> {
         self.check()?;
         let wait = Wait {
-            attempt: self,
-            goal: self,
+            call: self,
+            target: self,
             started,
             until: self.until(started),
         };
@@ -145,23 +145,23 @@ impl Attempt {
         }
         if self.once {
             return match self
-                .look(0, None, Announce::Nothing)
+                .attempt(0, None, Announce::Nothing)
                 .await
                 .map_err(|error| self.failed(error))?
             {
-                Look::Got(guard) => Ok(guard),
-                Look::Busy { left, .. } => Err(wait.not_acquired(left)),
-                Look::TooFew => Err(wait.not_acquired(None)),
+                AttemptOutcome::Got(guard) => Ok(guard),
+                AttemptOutcome::Busy { left, .. } => Err(wait.not_acquired(left)),
+                AttemptOutcome::TooFew => Err(wait.not_acquired(None)),
             };
         }
         if self.options.kind.waits_in_store() {
             return wait.in_store_queue().await;
         }
-        let mut heard = Evidence::default();
-        if let Some(guard) = wait.unless_somebody_waits(&mut heard).await? {
+        let mut evidence = Evidence::default();
+        if let Some(guard) = wait.unless_somebody_waits(&mut evidence).await? {
             return Ok(guard);
         }
-        wait.in_turn(&mut heard).await
+        wait.in_local_queue(&mut evidence).await
     }
 
     /// When the wait is over.
@@ -198,10 +198,10 @@ impl Attempt {
         capable::check(&self.options, self.lease(), &self.handle.shared().capabilities)
     }
 
-    pub(crate) fn handovers(&self) -> u32 {
+    pub(crate) fn handoffs(&self) -> u32 {
         // Each holder in a row of handoffs has a fencing token of its own.
-        match self.options.kind.is_handed_on() && self.handle.shared().capabilities.token_blocks {
-            true => self.options.lock.local_handovers.unwrap_or(DEFAULT_HANDOFFS),
+        match self.options.kind.is_handed_off() && self.handle.shared().capabilities.token_blocks {
+            true => self.options.lock.local_handoffs.unwrap_or(DEFAULT_HANDOFFS),
             false => 0,
         }
     }
@@ -235,33 +235,33 @@ impl Attempt {
     }
 
     /// Asks the store. The step is finished even if this is dropped, and undone by a release right behind it.
-    fn ask(question: Question) -> Carry<Result<Look<Hold>, StoreError>> {
-        let (store, handle) = (question.store(), question.handle.clone());
-        handle.ask(store.acquire(question.request.clone()), question)
+    fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
+        let (store, handle) = (attempt.store(), attempt.handle.clone());
+        handle.ask(store.acquire(attempt.request.clone()), attempt)
     }
 }
 
 /// What ended the time in a queue.
 enum Came<T> {
-    /// The turn, or the lock from another caller of this process.
+    /// The role of the queue head, or the lock from another caller of this process.
     Asked(Asked<T>),
-    /// The turn of one that may ask along with others.
-    Opened(Turn),
+    /// The role of the queue head, for a waiter that may ask along with others.
+    Opened(QueueHead),
 }
 
 /// A call that may wait.
 pub(crate) struct Wait<'a, G> {
     /// The key that is waited for.
-    pub(crate) attempt: &'a Attempt,
+    pub(crate) call: &'a AcquireCall,
     /// What the store is asked for.
-    pub(crate) goal: &'a G,
+    pub(crate) target: &'a G,
     pub(crate) started: Instant,
     pub(crate) until: Option<Instant>,
 }
 
-impl<G: Goal> Wait<'_, G> {
+impl<G: AcquireTarget> Wait<'_, G> {
     pub(crate) fn not_acquired(&self, remaining: Option<Duration>) -> Error {
-        self.attempt.not_acquired(self.started, remaining)
+        self.call.not_acquired(self.started, remaining)
     }
 
     /// The end of the wait.
@@ -274,125 +274,126 @@ impl<G: Goal> Wait<'_, G> {
 
     /// Readers do not keep each other out, so they need no turn to come in: nobody who waits here for the same is
     /// passed by, and there is nobody to be let in first. `None` for all others, and for those who have to wait.
-    async fn unless_somebody_waits(&self, heard: &mut Evidence) -> Result<Option<G::Got>, Error> {
-        let Attempt {
+    async fn unless_somebody_waits(&self, evidence: &mut Evidence) -> Result<Option<G::Got>, Error> {
+        let AcquireCall {
             handle, key, options, ..
-        } = self.attempt;
+        } = self.call;
         let shared = handle.shared();
         if options.kind != Kind::Read {
             return Ok(None);
         }
-        let of = Name::new(options.kind, key);
+        let of = LockId::new(options.kind, key);
         if shared.waiters.any(&of) || shared.fairness.is_pending(&of) {
             return Ok(None);
         }
-        self.now(self.goal.look(0, None, Announce::Nothing), heard).await
+        self.now(self.target.attempt(0, None, Announce::Nothing), evidence)
+            .await
     }
 
-    /// What the store grants at once. Who is refused, or not answered, waits for the turn.
+    /// What the store grants at once. A call that is refused, or not answered, waits to be the queue head.
     async fn now(
         &self,
-        look: impl Future<Output = Result<Look<G::Got>, StoreError>>,
-        heard: &mut Evidence,
+        outcome: impl Future<Output = Result<AttemptOutcome<G::Got>, StoreError>>,
+        evidence: &mut Evidence,
     ) -> Result<Option<G::Got>, Error> {
         let asked = clock::now();
-        heard.asks(Moment::of(asked));
-        let look = tokio::select! {
+        evidence.asks(Moment::of(asked));
+        let outcome = tokio::select! {
             biased;
-            look = look => look,
-            () = self.over() => return Err(self.gave_up(heard, true)),
-            () = self.attempt.handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
+            outcome = outcome => outcome,
+            () = self.over() => return Err(self.gave_up(evidence, true)),
+            () = self.call.handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
         };
-        match look {
-            Ok(Look::Got(got)) => return Ok(Some(got)),
-            Ok(Look::Busy { left, .. }) => self.is_busy(left, heard),
-            Ok(Look::TooFew) => self.is_busy(None, heard),
-            Err(error) => drop(self.failed(asked, error, heard)?),
+        match outcome {
+            Ok(AttemptOutcome::Got(got)) => return Ok(Some(got)),
+            Ok(AttemptOutcome::Busy { left, .. }) => self.is_busy(left, evidence),
+            Ok(AttemptOutcome::TooFew) => self.is_busy(None, evidence),
+            Err(error) => drop(self.failed(asked, error, evidence)?),
         }
         Ok(None)
     }
 
     /// The store replied that another client holds the lock, with so much left of its lease.
-    pub(crate) fn is_busy(&self, left: Option<Duration>, heard: &mut Evidence) {
+    pub(crate) fn is_busy(&self, left: Option<Duration>, evidence: &mut Evidence) {
         let now = Moment::now();
         // A store's word for "no end" may be more than a clock can take.
         let left = left.filter(|left| *left <= LONGEST);
-        heard.is_busy(left.map(|left| now + left), now);
+        evidence.is_busy(left.map(|left| now + left), now);
     }
 
     /// The request that was sent then has failed; the pause before the next one.
-    fn failed(&self, asked: Instant, error: StoreError, heard: &mut Evidence) -> Result<Duration, Error> {
-        heard
+    fn failed(&self, asked: Instant, error: StoreError, evidence: &mut Evidence) -> Result<Duration, Error> {
+        evidence
             .failed(Moment::of(asked), error, self.patience(), Moment::now())
             .map(jittered)
-            .map_err(|error| self.attempt.failed(error))
+            .map_err(|error| self.call.failed(error))
     }
 
     fn patience(&self) -> Duration {
-        self.attempt.handle.shared().settings.retry_for
+        self.call.handle.shared().settings.retry_for
     }
 
     /// The end of the patience with a store that fails.
-    async fn patience_ends(&self, heard: &Evidence) {
-        sleep_until(heard.patience_ends(self.patience()).map(Moment::instant)).await;
+    async fn patience_ends(&self, evidence: &Evidence) {
+        sleep_until(evidence.patience_ends(self.patience()).map(Moment::instant)).await;
     }
 
-    /// Waits for the turn in this process, then at the store, or until somebody here hands the lock over.
-    pub(crate) async fn in_turn(&self, heard: &mut Evidence) -> Result<G::Got, Error> {
-        let Attempt {
+    /// Waits to be the queue head of this process, then at the store, or until the lock is handed off here.
+    pub(crate) async fn in_local_queue(&self, evidence: &mut Evidence) -> Result<G::Got, Error> {
+        let AcquireCall {
             handle,
             key,
             options,
             by,
             ..
-        } = self.attempt;
+        } = self.call;
         let shared = handle.shared();
-        let mut line = Line::End(options.lock.max_waiters);
+        let mut line = JoinAt::End(options.lock.max_waiters);
         loop {
-            let wanted = self.goal.wanted();
-            let ticket = shared.waiters.join(options.kind, key, line, wanted, by)?;
+            let handoff_terms = self.target.handoff_terms();
+            let entry = shared.waiters.join(options.kind, key, line, handoff_terms, by)?;
             let came = {
                 let waits = std::pin::pin!(async {
                     let called = tokio::select! {
                         biased;
                         () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                        called = ticket.called() => called?,
+                        called = entry.called() => called?,
                         () = self.over() => {
-                            heard.learn(ticket.evidence(), Moment::of(self.started));
-                            return Err(self.gave_up(heard, false));
+                            evidence.learn(entry.evidence(), Moment::of(self.started));
+                            return Err(self.gave_up(evidence, false));
                         }
                     };
                     match called {
-                        Called::Turn(turn) if turn.opened => Ok(Came::Opened(turn)),
-                        Called::Turn(turn) => self.at_store(&ticket, turn, heard).await.map(Came::Asked),
+                        Called::Head(head) if head.opened => Ok(Came::Opened(head)),
+                        Called::Head(head) => self.at_store(&entry, head, evidence).await.map(Came::Asked),
                         Called::Guard(guard) => Ok(Came::Asked(Asked::of(self.takes(guard)))),
                         Called::Withdrawn => Ok(Came::Asked(Asked::Lost)),
                     }
                 });
-                ticket.attended(waits).await?
+                entry.attended(waits).await?
             };
             let got = match came {
                 Came::Asked(Asked::Got(got)) => {
-                    line = Line::Front;
+                    line = JoinAt::Front;
                     Some(got)
                 }
                 Came::Asked(Asked::Lost) => {
                     // Nobody loses a place that was had.
-                    line = Line::Front;
+                    line = JoinAt::Front;
                     None
                 }
                 Came::Asked(Asked::TooFew) => {
-                    drop(ticket);
-                    line = Line::End(None);
-                    self.until_there_are_more(heard).await?;
+                    drop(entry);
+                    line = JoinAt::End(None);
+                    self.until_there_are_more(evidence).await?;
                     None
                 }
-                Came::Opened(turn) => {
-                    let look = self.goal.look(0, None, Announce::Nothing);
-                    // The question of the next one here goes along with this one.
-                    drop((turn, ticket));
-                    line = Line::End(None);
-                    self.now(look, heard).await?
+                Came::Opened(head) => {
+                    let outcome = self.target.attempt(0, None, Announce::Nothing);
+                    // The request of the next one here goes along with this one.
+                    drop((head, entry));
+                    line = JoinAt::End(None);
+                    self.now(outcome, evidence).await?
                 }
             };
             if let Some(got) = got.filter(G::is_held) {
@@ -402,165 +403,165 @@ impl<G: Goal> Wait<'_, G> {
     }
 
     /// Lets all others pass until the number of permits was changed, so that there may be as many as are wanted.
-    async fn until_there_are_more(&self, heard: &mut Evidence) -> Result<(), Error> {
-        let Attempt {
+    async fn until_there_are_more(&self, evidence: &mut Evidence) -> Result<(), Error> {
+        let AcquireCall {
             handle, key, options, ..
-        } = self.attempt;
+        } = self.call;
         let shared = handle.shared();
         let store = &shared.store;
-        let counters = (shared.counters(options.kind)).map_err(|error| self.attempt.failed(error))?;
+        let counters = (shared.counters(options.kind)).map_err(|error| self.call.failed(error))?;
         let mut watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
         let mut pause = Duration::ZERO;
         tracing::warn!(
-            semaphore = %key, wanted = self.attempt.amount(),
+            semaphore = %key, wanted = self.call.amount(),
             "a semaphore has fewer permits in all than are wanted: waiting until some are added"
         );
         loop {
-            let news = async {
+            let notifications = async {
                 tokio::time::sleep(pause).await;
                 let _ = tokio::time::timeout(LONGEST_SLEEP, changed(&mut watch)).await;
             };
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                () = self.over() => return Err(self.gave_up(heard, false)),
-                () = news => {}
+                () = self.over() => return Err(self.gave_up(evidence, false)),
+                () = notifications => {}
             }
             let request = CounterRequest::new(key.clone(), shared.next_grant(), CounterStep::Permits);
             let asked = clock::now();
-            heard.asks(Moment::of(asked));
+            evidence.asks(Moment::of(asked));
             let reply = tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 reply = counters.clone().count(request) => reply,
-                () = self.over() => return Err(self.gave_up(heard, true)),
+                () = self.over() => return Err(self.gave_up(evidence, true)),
             };
             pause = match reply {
                 Ok(CounterReply::Permits {
                     free: Some(free),
                     held,
-                }) if free.saturating_add_unsigned(held) < i64::from(self.attempt.amount()) => {
-                    self.is_busy(None, heard);
+                }) if free.saturating_add_unsigned(held) < i64::from(self.call.amount()) => {
+                    self.is_busy(None, evidence);
                     ASK_FOR_PERMITS_EVERY
                 }
                 Ok(_) => {
-                    heard.replied();
+                    evidence.replied();
                     return Ok(());
                 }
                 Err(error) => {
                     // What was told meanwhile is not waited for a second time.
                     watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
-                    self.failed(asked, error, heard)?
+                    self.failed(asked, error, evidence)?
                 }
             };
         }
     }
 
-    /// Has the turn: asks the store until it grants the lock.
+    /// Is the queue head: asks the store until it grants the lock.
     async fn at_store(
         &self,
-        ticket: &Ticket,
-        mut turn: Turn,
-        heard: &mut Evidence,
+        entry: &QueueEntry,
+        mut head: QueueHead,
+        evidence: &mut Evidence,
     ) -> Result<Asked<G::Got>, Error> {
-        let Attempt {
+        let AcquireCall {
             handle, key, options, ..
-        } = self.attempt;
+        } = self.call;
         let shared = handle.shared();
         let waiter = shared.next_grant();
         let listen = || shared.store.clone().watch(options.kind, key, waiter);
-        let of = ticket.name();
+        let of = entry.lock_id();
         let fairness = &shared.fairness;
-        if ticket.has_waited() {
-            heard.learn(ticket.evidence(), Moment::of(self.started));
+        if entry.has_waited() {
+            evidence.learn(entry.evidence(), Moment::of(self.started));
         }
-        let after = turn.after.take();
+        let after = head.after.take();
         let pending = fairness.take(of);
         let mut round = None;
         let mut is_over = false;
         if after.is_some() || pending.is_some() {
             let others_first = async {
                 let pending = match after {
-                    Some(after) => after.pending().await.inspect(|_| heard.replied()).flatten(),
+                    Some(after) => after.pending().await.inspect(|_| evidence.replied()).flatten(),
                     None => pending,
                 };
                 fairness
-                    .yields(of, pending?, &mut turn.watch, listen, self.until)
+                    .yields(of, pending?, &mut head.watch, listen, self.until)
                     .await
             };
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
+                guard = handed_off(entry) => return Ok(Asked::of(self.took(guard?, head))),
                 first = others_first => round = first,
                 () = self.over() => is_over = true,
             }
         }
         if is_over {
-            return Err(self.gave_up(heard, false));
+            return Err(self.gave_up(evidence, false));
         }
-        let mut place = Place::new(self.attempt, waiter);
+        let mut place = Place::new(self.call, waiter);
         let mut longest = Duration::ZERO;
         let mut crowd = Crowd::default();
         let mut warned = false;
         loop {
             let asked = clock::now();
             // Waiters behind a head whose patience is over do not each begin anew.
-            if heard
+            if evidence
                 .patience_ends(self.patience())
                 .is_some_and(|end| end <= Moment::of(asked))
             {
-                return Err(self.gave_up(heard, false));
+                return Err(self.gave_up(evidence, false));
             }
-            heard.asks(Moment::of(asked));
-            if !heard.is_empty() {
-                turn.knows(heard);
+            evidence.asks(Moment::of(asked));
+            if !evidence.is_empty() {
+                head.knows(evidence);
             }
-            // What happened before the question is in the answer.
-            turn.watch.iter_mut().for_each(Watch::seen);
+            // What happened before the request is in the answer.
+            head.watch.iter_mut().for_each(Watch::seen);
             // Whoever goes away before the answer does not know whether it has one.
-            let had = std::mem::replace(&mut place.taken, self.attempt.takes_place());
-            let mut look = self.goal.look(turn.handed, Some(waiter), crowd.announce());
-            let look = match futures_util::poll!(&mut look) {
-                Poll::Ready(look) => look,
+            let had = std::mem::replace(&mut place.taken, self.call.takes_place());
+            let mut outcome = self.target.attempt(head.handed, Some(waiter), crowd.announce());
+            let outcome = match futures_util::poll!(&mut outcome) {
+                Poll::Ready(outcome) => outcome,
                 Poll::Pending => tokio::select! {
                     biased;
-                    guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                    look = ticket.shares(look) => look,
-                    () = self.over() => return Err(self.gave_up(heard, true)),
-                    () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
+                    guard = handed_off(entry) => return Ok(Asked::of(self.took(guard?, head))),
+                    outcome = entry.shares(outcome) => outcome,
+                    () = self.over() => return Err(self.gave_up(evidence, true)),
+                    () = self.patience_ends(evidence) => return Err(self.gave_up(evidence, true)),
                     () = shared.closing.cancelled() => return Err(Error::ClientClosed),
                 },
             };
-            let sleep = match look {
-                Ok(Look::Got(got)) => {
-                    heard.replied();
-                    turn.handed = 0;
+            let sleep = match outcome {
+                Ok(AttemptOutcome::Got(got)) => {
+                    evidence.replied();
+                    head.handed = 0;
                     // Where one may read, all may.
-                    turn.opened = options.kind == Kind::Read;
+                    head.opened = options.kind == Kind::Read;
                     fairness.acquired(of, round);
                     place.taken = had;
-                    if let Some(guard) = self.goal.guard(&got) {
+                    if let Some(guard) = self.target.guard(&got) {
                         place.taken = false;
-                        turn.rests(guard);
+                        head.rests(guard);
                     }
                     return Ok(Asked::Got(got));
                 }
-                Ok(Look::TooFew) => {
+                Ok(AttemptOutcome::TooFew) => {
                     fairness.other_holder(of);
-                    self.is_busy(None, heard);
-                    turn.waits(options.lock.max_waiters, heard)?;
+                    self.is_busy(None, evidence);
+                    head.waits(options.lock.max_waiters, evidence)?;
                     return Ok(Asked::TooFew);
                 }
-                Ok(Look::Busy {
+                Ok(AttemptOutcome::Busy {
                     left,
                     again,
                     listeners,
                 }) => {
-                    place.taken = had || again.is_some() && self.attempt.takes_place();
+                    place.taken = had || again.is_some() && self.call.takes_place();
                     fairness.other_holder(of);
-                    self.is_busy(left, heard);
-                    turn.waits(options.lock.max_waiters, heard)?;
+                    self.is_busy(left, evidence);
+                    head.waits(options.lock.max_waiters, evidence)?;
                     if options.kind == Kind::Permit && left.or(again).is_none() && !warned {
                         warned = true;
                         tracing::warn!(
@@ -569,8 +570,8 @@ impl<G: Goal> Wait<'_, G> {
                         );
                     }
                     crowd.is_busy(listeners, Moment::of(asked), Moment::now());
-                    if turn.watch.is_none() {
-                        turn.watch = Some(listen());
+                    if head.watch.is_none() {
+                        head.watch = Some(listen());
                         crowd.listens();
                     }
                     let left = left.filter(|left| *left <= LONGEST);
@@ -579,8 +580,8 @@ impl<G: Goal> Wait<'_, G> {
                 }
                 Err(error) => {
                     place.taken &= had || error.outcome == Outcome::Unknown;
-                    let pause = self.failed(asked, error, heard)?;
-                    turn.knows(heard);
+                    let pause = self.failed(asked, error, evidence)?;
+                    head.knows(evidence);
                     pause
                 }
             };
@@ -589,41 +590,41 @@ impl<G: Goal> Wait<'_, G> {
                 false => sleep,
             };
             if broken!(NotificationLostBeforeSleep) {
-                turn.watch.iter_mut().for_each(Watch::seen);
+                head.watch.iter_mut().for_each(Watch::seen);
             }
             tokio::select! {
                 biased;
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_over(ticket) => return Ok(Asked::of(self.took(guard?, turn))),
-                () = asks_next(&mut crowd, &mut turn.watch, &mut round, sleep) => {}
-                () = self.over() => return Err(self.gave_up(heard, false)),
+                guard = handed_off(entry) => return Ok(Asked::of(self.took(guard?, head))),
+                () = asks_next(&mut crowd, &mut head.watch, &mut round, sleep) => {}
+                () = self.over() => return Err(self.gave_up(evidence, false)),
             }
         }
     }
 
     /// What was handed over, where it is still held: it is taken only now, after the process was stopped perhaps.
     fn takes(&self, guard: Hold) -> Option<G::Got> {
-        guard.is_held().then(|| self.goal.handed_over(guard))
+        guard.is_held().then(|| self.target.handed_off(guard))
     }
 
-    /// The same; the turn rests in it.
-    fn took(&self, guard: Option<Hold>, turn: Turn) -> Option<G::Got> {
+    /// The same; the role of the queue head rests in it.
+    fn took(&self, guard: Option<Hold>, head: QueueHead) -> Option<G::Got> {
         let guard = guard?;
-        guard.rest(turn);
+        guard.rest(head);
         self.takes(guard)
     }
 
     /// The wait, or the patience with the store, is over; `sent` says whether a request is on its way.
-    pub(crate) fn gave_up(&self, heard: &mut Evidence, sent: bool) -> Error {
-        let heard = std::mem::take(heard);
-        match heard.verdict(Moment::of(self.started), Moment::now(), sent) {
+    pub(crate) fn gave_up(&self, evidence: &mut Evidence, sent: bool) -> Error {
+        let evidence = std::mem::take(evidence);
+        match evidence.verdict(Moment::of(self.started), Moment::now(), sent) {
             Verdict::NotAcquired { remaining } => self.not_acquired(remaining),
-            Verdict::Failed(error) => self.attempt.failed(error),
+            Verdict::Failed(error) => self.call.failed(error),
         }
     }
 }
 
-/// What came of the turn.
+/// What came of being the queue head.
 enum Asked<T> {
     Got(T),
     /// It was handed over here and is lost already, or the place in the queue is.
@@ -640,20 +641,20 @@ impl<T> Asked<T> {
 
 /// A place among those who wait at the store, given up when this is dropped before the lock is had.
 struct Place<'a> {
-    attempt: &'a Attempt,
+    call: &'a AcquireCall,
     waiter: GrantId,
     taken: bool,
 }
 
 impl<'a> Place<'a> {
-    fn new(attempt: &'a Attempt, waiter: GrantId) -> Place<'a> {
+    fn new(call: &'a AcquireCall, waiter: GrantId) -> Place<'a> {
         let place = Place {
-            attempt,
+            call,
             waiter,
             taken: false,
         };
-        if attempt.takes_place() {
-            attempt.handle.shared().unfinished.add(Part {
+        if call.takes_place() {
+            call.handle.shared().unfinished.add(Part {
                 request: place.request(),
                 lease: POSITION_ENDS_WITHIN,
                 is_held: false,
@@ -664,19 +665,19 @@ impl<'a> Place<'a> {
 
     fn request(&self) -> ReleaseRequest {
         ReleaseRequest {
-            kind: self.attempt.options.kind,
-            key: self.attempt.key.clone(),
+            kind: self.call.options.kind,
+            key: self.call.key.clone(),
             grant: self.waiter,
             keep_for: Duration::ZERO,
-            amount: self.attempt.amount(),
+            amount: self.call.amount(),
         }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let handle = &self.attempt.handle;
-        let is_ours = self.attempt.takes_place() && handle.shared().unfinished.remove(self.waiter.number());
+        let handle = &self.call.handle;
+        let is_ours = self.call.takes_place() && handle.shared().unfinished.remove(self.waiter.number());
         if self.taken && is_ours {
             // Who is not heard of loses it soon anyway.
             drop(handle.undo(self.request(), POSITION_ENDS_WITHIN));
@@ -684,14 +685,14 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The lock, from somebody in this process; `None` where this waiter was not polled in time, and has lost its turn.
-async fn handed_over(ticket: &Ticket) -> Result<Option<Hold>, Error> {
+/// The lock, from somebody in this process; `None` where this waiter was not polled in time, and is the queue head no longer.
+async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
     loop {
-        match ticket.called().await? {
+        match entry.called().await? {
             Called::Guard(guard) => return Ok(Some(guard)),
             Called::Withdrawn => return Ok(None),
             // There is one turn, and it is in our hands.
-            Called::Turn(_) => {}
+            Called::Head(_) => {}
         }
     }
 }

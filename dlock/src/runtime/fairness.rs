@@ -7,9 +7,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::base::broken;
+use crate::base::int_hash::BuildIntHasher;
+use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
-use crate::base::name::Name;
-use crate::base::numbers::ByNumber;
 use crate::engine::fairness::{PendingYield, REPLY_DEADLINE, ReleaseInLine, YieldHistory, YieldRound};
 use crate::store::Watch;
 
@@ -18,7 +18,7 @@ use crate::store::Watch;
 pub(crate) struct After {
     release: ReleaseInLine,
     /// How many clients heard of it.
-    heard: oneshot::Receiver<Option<u64>>,
+    receivers: oneshot::Receiver<Option<u64>>,
 }
 
 impl After {
@@ -27,14 +27,14 @@ impl After {
     pub(crate) fn new(
         notifications: Option<u64>,
         others_here: bool,
-        heard: oneshot::Receiver<Option<u64>>,
+        receivers: oneshot::Receiver<Option<u64>>,
     ) -> After {
         let release = ReleaseInLine {
             sent: Moment::now(),
             notifications,
             others_here,
         };
-        After { release, heard }
+        After { release, receivers }
     }
 
     /// When the release was sent.
@@ -44,11 +44,11 @@ impl After {
 
     /// Whether other processes are to go first, once the store has replied; the outer `None` where it does not.
     pub(crate) async fn pending(self) -> Option<Option<PendingYield>> {
-        let heard = tokio::time::timeout(REPLY_DEADLINE, self.heard)
+        let receivers = tokio::time::timeout(REPLY_DEADLINE, self.receivers)
             .await
             .ok()?
             .ok()?;
-        Some(PendingYield::after(self.release, heard, Moment::now()))
+        Some(PendingYield::after(self.release, receivers, Moment::now()))
     }
 }
 
@@ -68,23 +68,23 @@ pub(crate) async fn let_go_first(round: &mut YieldRound, watch: &mut Watch) {
 pub(crate) struct Fairness {
     /// There was ever something to know.
     any: AtomicBool,
-    history: Mutex<YieldHistory<Name, ByNumber>>,
+    history: Mutex<YieldHistory<LockId, BuildIntHasher>>,
 }
 
 impl Fairness {
     /// A lock that no other caller of this process waits for was given back by a release sent then, and so many other
     /// clients heard of it.
-    pub(crate) fn released(&self, of: &Name, sent: Moment, others: u64) {
+    pub(crate) fn released(&self, of: &LockId, sent: Moment, others: u64) {
         self.change(|history| history.released(of, of.kind, sent, others, Moment::now()));
     }
 
     /// Whether [`take`](Self::take) has a yield.
-    pub(crate) fn is_pending(&self, of: &Name) -> bool {
+    pub(crate) fn is_pending(&self, of: &LockId) -> bool {
         self.any.load(Ordering::Relaxed) && self.history.lock().is_pending(of)
     }
 
     /// Whether other processes are to go first.
-    pub(crate) fn take(&self, of: &Name) -> Option<PendingYield> {
+    pub(crate) fn take(&self, of: &LockId) -> Option<PendingYield> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
@@ -95,7 +95,7 @@ impl Fairness {
     /// there is no time for it before `end`. Returns which processes are to go first after that.
     pub(crate) async fn yields(
         &self,
-        of: &Name,
+        of: &LockId,
         pending: PendingYield,
         watch: &mut Option<Watch>,
         listen: impl FnOnce() -> Watch,
@@ -135,20 +135,20 @@ impl Fairness {
     }
 
     /// This process has the lock, after other ones were to go first.
-    pub(crate) fn acquired(&self, of: &Name, round: Option<YieldRound>) {
+    pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>) {
         if round.is_some() {
             self.change(|history| history.acquired(of, round, Moment::now()));
         }
     }
 
     /// Another client has the lock: the processes that wait elsewhere do come.
-    pub(crate) fn other_holder(&self, of: &Name) {
+    pub(crate) fn other_holder(&self, of: &LockId) {
         if self.any.load(Ordering::Relaxed) {
             self.history.lock().other_holder(of);
         }
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut YieldHistory<Name, ByNumber>) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut YieldHistory<LockId, BuildIntHasher>) -> T) -> T {
         let mut history = self.history.lock();
         self.any.store(true, Ordering::Relaxed);
         change(&mut history)

@@ -27,8 +27,8 @@ use crate::base::moment::{Moment, nanos};
 use crate::engine::grant::{GrantState, Terms};
 use crate::engine::handoff::{HandoffBudget, HandoffTerms};
 use crate::runtime::client::Shared;
-use crate::runtime::under::Under;
-use crate::runtime::waiters::Turn;
+use crate::runtime::nested_read::NestedRead;
+use crate::runtime::waiters::QueueHead;
 use crate::store::{GrantId, Kind, ReleaseRequest, RenewRequest};
 use crate::{LockKey, Loss};
 
@@ -138,7 +138,7 @@ struct Special {
     /// Until when the key stays taken even if the holder is done.
     min_until: Option<Moment>,
     /// The write grant under which this one reads, and how that knows it.
-    under: Option<Arc<Under>>,
+    nested_read: Option<Arc<NestedRead>>,
 }
 
 impl Special {
@@ -146,14 +146,14 @@ impl Special {
     fn of(
         max_end: Option<Moment>,
         min_until: Option<Moment>,
-        under: Option<Arc<Under>>,
+        nested_read: Option<Arc<NestedRead>>,
     ) -> Option<Box<Special>> {
-        let any = max_end.is_some() || min_until.is_some() || under.is_some();
+        let any = max_end.is_some() || min_until.is_some() || nested_read.is_some();
         any.then(|| {
             Box::new(Special {
                 max_end,
                 min_until,
-                under,
+                nested_read,
             })
         })
     }
@@ -162,8 +162,8 @@ impl Special {
 struct State {
     grant: GrantState,
     room: Room,
-    /// The turn of those who wait for the key in this process, while they wait for this grant.
-    turn: Option<Box<Turn>>,
+    /// The queue head's role, while the waiters of this process wait for this grant.
+    head: Option<Box<QueueHead>>,
 }
 
 impl State {
@@ -171,7 +171,7 @@ impl State {
         State {
             grant,
             room: Room::of(hold),
-            turn: None,
+            head: None,
         }
     }
 }
@@ -195,7 +195,7 @@ pub(crate) struct Granted {
     pub(crate) sent: Instant,
     pub(crate) lease: Duration,
     pub(crate) budget: HandoffBudget,
-    pub(crate) under: Option<Arc<Under>>,
+    pub(crate) nested_read: Option<Arc<NestedRead>>,
 }
 
 impl Grant {
@@ -209,7 +209,7 @@ impl Grant {
             sent,
             lease,
             budget,
-            under,
+            nested_read,
         } = what;
         let state = GrantState::granted(Moment::of(sent), lease, budget);
         Grant {
@@ -222,18 +222,18 @@ impl Grant {
             number,
             issuer: issuer.clone(),
             lease: nanos(terms.lease),
-            special: Special::of(terms.max_end, terms.min_until, under),
+            special: Special::of(terms.max_end, terms.min_until, nested_read),
             state: Mutex::new(State::new(state, hold)),
         }
     }
 
     /// The grant as the next holder in this process has it, with its hold. To the store, and in the renewal table,
     /// it is the same.
-    pub(crate) fn heir(&self, wanted: &HandoffTerms, by: &'static Location<'static>) -> (Grant, u64) {
+    pub(crate) fn successor(&self, terms: &HandoffTerms, by: &'static Location<'static>) -> (Grant, u64) {
         let hold = next_id();
         let state = self.state.lock();
-        let state = State::new(state.grant.successor(wanted), (hold, by));
-        let max_end = wanted.max_hold.map(|d| Moment::of(clock::now()) + d);
+        let state = State::new(state.grant.successor(terms), (hold, by));
+        let max_end = terms.max_hold.map(|d| Moment::of(clock::now()) + d);
         let grant = Grant {
             kind: self.kind,
             renewed: self.renewed,
@@ -277,35 +277,35 @@ impl Grant {
         }
     }
 
-    fn under(&self) -> Option<&Arc<Under>> {
-        self.special.as_ref()?.under.as_ref()
+    fn nested_read(&self) -> Option<&Arc<NestedRead>> {
+        self.special.as_ref()?.nested_read.as_ref()
     }
 
     /// Whether the grant can ever be handed off, if it is left in time.
-    pub(crate) fn can_be_handed_on(&self) -> bool {
+    pub(crate) fn can_be_handed_off(&self) -> bool {
         self.renewed && self.state.lock().grant.budget().is_open(Moment::of(clock::now()))
     }
 
     /// Whether the grant, which has no holder any more, may be handed off.
-    pub(crate) fn may_be_handed_on(&self, now: Instant) -> bool {
+    pub(crate) fn may_be_handed_off(&self, now: Instant) -> bool {
         let state = self.state.lock();
         // Readers under it go on, and keep a writer out.
         !state.room.has_readers() && state.grant.may_be_handed_off(&self.terms(), Moment::of(now))
     }
 
-    /// Keeps the turn until the grant ends; passes it on if it has.
-    pub(crate) fn put_turn(&self, turn: Box<Turn>) {
+    /// Keeps the queue head's role until the grant ends; passes it on if it has.
+    pub(crate) fn put_head(&self, head: Box<QueueHead>) {
         let mut state = self.state.lock();
         if state.grant.ended().is_none() {
-            state.turn = Some(turn);
+            state.head = Some(head);
             return;
         }
         drop(state);
-        drop(turn);
+        drop(head);
     }
 
-    pub(crate) fn take_turn(&self) -> Option<Box<Turn>> {
-        self.state.lock().turn.take()
+    pub(crate) fn take_head(&self) -> Option<Box<QueueHead>> {
+        self.state.lock().head.take()
     }
 
     /// Whether this hold is still there.
@@ -318,8 +318,8 @@ impl Grant {
         if let HoldState::Lost(loss) = self.status() {
             return Err(Refused::Lost(loss));
         }
-        if let Some(under) = self.under() {
-            under.enter(asker)?;
+        if let Some(nested_read) = self.nested_read() {
+            nested_read.enter(asker)?;
         }
         let mut told = Told::default();
         let mut state = self.state.lock();
@@ -354,7 +354,7 @@ impl Grant {
             None => state.room.enter(asker, true, &mut told).map_err(Refused::Sibling),
         };
         if admitted.is_ok() {
-            // The read gets a token of its own, which is greater than all that were reserved for hand-overs.
+            // The read gets a token of its own, which is greater than all that were reserved for handoffs.
             state.grant.end_handoffs();
         }
         drop(state);
@@ -370,14 +370,14 @@ impl Grant {
     }
 
     fn left_from_under(&self, hold: u64) {
-        if let Some(under) = self.under() {
-            under.write.dismiss(hold);
+        if let Some(nested_read) = self.nested_read() {
+            nested_read.write.dismiss(hold);
         }
     }
 
     /// Whom an asker has to wait for who may not enter yet: the grant itself, or the one it reads under.
     pub(crate) fn arbiter(self: &Arc<Grant>) -> &Arc<Grant> {
-        self.under().map_or(self, |under| &under.write)
+        self.nested_read().map_or(self, |nested_read| &nested_read.write)
     }
 
     /// Waits until an asker that was refused may look again. Cancel safe.
@@ -445,7 +445,7 @@ impl Grant {
     pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.state.lock();
         if state.grant.end(loss) {
-            let (signals, turn) = (state.room.signals(), state.turn.take());
+            let (signals, head) = (state.room.signals(), state.head.take());
             let mut told = Told::default();
             state.room.close(&mut told);
             drop(state);
@@ -454,7 +454,7 @@ impl Grant {
             told.tell();
             tell(signals);
             // Who waits here looks at the store now.
-            drop(turn);
+            drop(head);
         }
     }
 

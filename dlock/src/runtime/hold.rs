@@ -8,10 +8,10 @@ use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::runtime::client::Handle;
 use crate::runtime::grants::{Around, Asker, Grant, Manner, Refused};
-use crate::runtime::handover;
+use crate::runtime::handoff;
 use crate::runtime::release::ReleaseOutcome;
 use crate::runtime::scope::{Frames, HoldRef};
-use crate::runtime::waiters::Turn;
+use crate::runtime::waiters::QueueHead;
 use crate::{Error, HoldState};
 
 /// One hold of a grant. Dropped, it leaves the grant; the last one passes the lock on or releases it.
@@ -33,15 +33,15 @@ impl Hold {
         &self.handle
     }
 
-    /// Whether the lock can ever be handed on in this process.
-    pub(crate) fn can_be_handed_on(&self) -> bool {
-        self.grant().can_be_handed_on()
+    /// Whether the lock can ever be handed off in this process.
+    pub(crate) fn can_be_handed_off(&self) -> bool {
+        self.grant().can_be_handed_off()
     }
 
-    /// The turn of those who wait for this lock here rests in the grant, until that ends.
-    pub(crate) fn rest(&self, turn: Turn) {
-        if turn.leave_front() {
-            self.grant().put_turn(Box::new(turn));
+    /// The queue head's role rests in the grant until that ends.
+    pub(crate) fn rest(&self, head: QueueHead) {
+        if head.leave_head() {
+            self.grant().put_head(Box::new(head));
         }
     }
 
@@ -111,7 +111,7 @@ impl Hold {
         }
         let now = clock::now();
         match grant.leave(self.hold.id, now) {
-            Some(None) => handover::pass_on(&self.handle, grant, now).map(Ok),
+            Some(None) => handoff::pass_on(&self.handle, grant, now).map(Ok),
             Some(Some(loss)) => {
                 let key = grant.key.clone();
                 drop(self.handle.release(grant, None, now));

@@ -2,20 +2,20 @@
 //! stores, and no store.
 
 pub(crate) mod acquire;
+pub(crate) mod attempt;
 mod capable;
 pub(crate) mod client;
 pub(crate) mod fairness;
 pub(crate) mod grants;
-pub(crate) mod handover;
+pub(crate) mod handoff;
 pub(crate) mod hold;
 pub(crate) mod members;
+pub(crate) mod nested_read;
 pub(crate) mod options;
 pub(crate) mod outside;
-pub(crate) mod question;
 pub(crate) mod release;
 pub mod scope;
 pub(crate) mod telemetry;
-pub(crate) mod under;
 pub(crate) mod unfinished;
 pub(crate) mod waiters;
 pub(crate) mod watchdog;

@@ -76,8 +76,8 @@ pub struct LockOptions {
     pub min_hold: Option<Duration>,
     /// See [`max_waiters`](Self::max_waiters).
     pub max_waiters: Option<usize>,
-    /// See [`local_handovers`](Self::local_handovers).
-    pub local_handovers: Option<u32>,
+    /// See [`local_handoffs`](Self::local_handoffs).
+    pub local_handoffs: Option<u32>,
 }
 
 impl LockOptions {
@@ -132,10 +132,10 @@ impl LockOptions {
     }
 
     /// How many times this process hands a lock off among its own callers before it goes back to the store; 4096 by
-    /// default, and 0 sends every release to the store. See [`Lock::local_handovers`](crate::Lock::local_handovers);
+    /// default, and 0 sends every release to the store. See [`Lock::local_handoffs`](crate::Lock::local_handoffs);
     /// permits are never handed off.
-    pub fn local_handovers(mut self, local_handovers: u32) -> LockOptions {
-        self.local_handovers = Some(local_handovers);
+    pub fn local_handoffs(mut self, local_handoffs: u32) -> LockOptions {
+        self.local_handoffs = Some(local_handoffs);
         self
     }
 

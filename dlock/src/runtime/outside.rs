@@ -39,6 +39,6 @@ impl<F: Future> Future for WithTimers<F> {
 
 /// Whether the calling code has no tokio runtime.
 pub(crate) fn is_outside() -> bool {
-    // To be in a task is the cheaper question, and nearly always answered with yes.
+    // To be in a task is the cheaper request, and nearly always answered with yes.
     tokio::task::try_id().is_none() && runtime::Handle::try_current().is_err()
 }

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::broken;
+use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
-use crate::base::name::Name;
 use crate::engine::fairness::other_listeners;
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
@@ -40,14 +40,14 @@ pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> 
 pub(crate) type Told = oneshot::Sender<Option<u64>>;
 
 /// A future that is carried to its end by the worker when it is dropped before.
-pub(crate) struct Carry<T: Send + 'static> {
-    future: Option<Carried<T>>,
+pub(crate) struct RunToCompletion<T: Send + 'static> {
+    future: Option<Running<T>>,
     worker: mpsc::UnboundedSender<Job>,
     /// Called where it is dropped before its end.
     undo: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-impl<T: Send + 'static> Carry<T> {
+impl<T: Send + 'static> RunToCompletion<T> {
     /// Leaves it to the worker, which does this with what it brings.
     pub(crate) fn finish(self, then: impl FnOnce(T) + Send + 'static) {
         let worker = self.worker.clone();
@@ -55,18 +55,18 @@ impl<T: Send + 'static> Carry<T> {
     }
 
     /// Calls this where it is dropped before its end.
-    pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> Carry<T> {
+    pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> RunToCompletion<T> {
         self.undo = Some(Box::new(undo));
         self
     }
 }
 
-enum Carried<T> {
+enum Running<T> {
     Future(Pin<Box<dyn Future<Output = T> + Send + 'static>>),
     Acquire(Box<dyn Undoing<T>>),
 }
 
-impl<T: Send + 'static> Future for Carry<T> {
+impl<T: Send + 'static> Future for RunToCompletion<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
@@ -75,8 +75,8 @@ impl<T: Send + 'static> Future for Carry<T> {
             return Poll::Pending;
         };
         let poll = match &mut future {
-            Carried::Future(future) => future.as_mut().poll(cx),
-            Carried::Acquire(acquire) => acquire.poll(cx),
+            Running::Future(future) => future.as_mut().poll(cx),
+            Running::Acquire(acquire) => acquire.poll(cx),
         };
         if poll.is_pending() {
             self.future = Some(future);
@@ -85,12 +85,12 @@ impl<T: Send + 'static> Future for Carry<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Carry<T> {
+impl<T: Send + 'static> Drop for RunToCompletion<T> {
     fn drop(&mut self) {
         let job: Job = match self.future.take() {
             None => return,
-            Some(Carried::Future(future)) => Box::pin(async move { drop(future.await) }),
-            Some(Carried::Acquire(acquire)) => acquire.undo(),
+            Some(Running::Future(future)) => Box::pin(async move { drop(future.await) }),
+            Some(Running::Acquire(acquire)) => acquire.undo(),
         };
         if let Some(undo) = self.undo.take() {
             undo();
@@ -117,7 +117,7 @@ pub(crate) trait Asked: Send + Unpin + 'static {
     fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings;
 
     /// Queues a step that gives back whatever the acquire brings, and returns its outcome.
-    fn undo(&self) -> Carry<Result<(), Error>>;
+    fn undo(&self) -> RunToCompletion<Result<(), Error>>;
 
     /// Nothing is to be given back any more.
     fn forget(self);
@@ -193,27 +193,31 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
 
 impl Handle {
     /// Carries a future to its end, even if the result is dropped. `shutdown` waits for it.
-    pub(crate) fn carry<T: Send + 'static>(
+    pub(crate) fn run_to_completion<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
-    ) -> Carry<T> {
+    ) -> RunToCompletion<T> {
         let tracked = self.shared().pending.track_future(future);
-        Carry {
-            future: Some(Carried::Future(Box::pin(tracked))),
+        RunToCompletion {
+            future: Some(Running::Future(Box::pin(tracked))),
             worker: self.worker().clone(),
             undo: None,
         }
     }
 
     /// Carries an acquire to its end. Dropped before, it is undone: the release is queued at once.
-    pub(crate) fn ask<A: Asked>(&self, step: StoreFuture<AcquireReply>, asked: A) -> Carry<A::Brings> {
+    pub(crate) fn ask<A: Asked>(
+        &self,
+        step: StoreFuture<AcquireReply>,
+        asked: A,
+    ) -> RunToCompletion<A::Brings> {
         let acquire = Acquiring {
             step,
             asked: Some(asked),
             token: self.shared().pending.token(),
         };
-        Carry {
-            future: Some(Carried::Acquire(Box::new(acquire))),
+        RunToCompletion {
+            future: Some(Running::Acquire(Box::new(acquire))),
             worker: self.worker().clone(),
             undo: None,
         }
@@ -240,7 +244,8 @@ impl Handle {
         let last = Arc::new(Mutex::new(None));
         let patience = shared.settings.retry_for;
         let counted = grant.is_young(now);
-        let going_on = self.carry(give_back(shared, request, release, last.clone(), told, counted));
+        let going_on =
+            self.run_to_completion(give_back(shared, request, release, last.clone(), told, counted));
         let key = grant.key.clone();
         let handle = self.clone();
         Box::pin(self.with_timers(async move {
@@ -260,9 +265,13 @@ impl Handle {
 
     /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its place in line now;
     /// the result is its outcome, which may be dropped.
-    pub(crate) fn undo(&self, request: ReleaseRequest, lease: Duration) -> Carry<Result<(), Error>> {
+    pub(crate) fn undo(
+        &self,
+        request: ReleaseRequest,
+        lease: Duration,
+    ) -> RunToCompletion<Result<(), Error>> {
         let release = Release::of_acquire(Moment::now(), request.keep_for, lease);
-        self.carry(give_back(
+        self.run_to_completion(give_back(
             self.shared().clone(),
             request,
             release,
@@ -288,17 +297,17 @@ fn give_back(
         let key = &request.key;
         loop {
             let reply = step.await;
-            let heard = release::listeners(&reply);
+            let receivers = release::listeners(&reply);
             match told.take() {
-                Some(told) => drop(told.send(heard)),
+                Some(told) => drop(told.send(receivers)),
                 None => {
-                    let heard = heard.unwrap_or(0);
+                    let receivers = receivers.unwrap_or(0);
                     // Those who wait here have heard of it too, and compete with the others from now on. Where
                     // there is a queue nobody can jump it.
-                    if heard > 0 && !request.kind.waits_in_store() {
-                        let of = Name::new(request.kind, key);
+                    if receivers > 0 && !request.kind.waits_in_store() {
+                        let of = LockId::new(request.kind, key);
                         if !shared.waiters.any(&of) {
-                            let others = other_listeners(heard, counted);
+                            let others = other_listeners(receivers, counted);
                             shared.fairness.released(&of, release.sent(), others);
                         }
                     }

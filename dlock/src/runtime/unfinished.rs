@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::base::broken;
 use crate::base::chance::HashMap;
-use crate::base::numbers::ByNumber;
+use crate::base::int_hash::BuildIntHasher;
 use crate::store::ReleaseRequest;
 
 /// One of them.
@@ -23,7 +23,7 @@ pub(crate) struct Part {
 /// All of a client, by the numbers of their ids.
 #[derive(Default)]
 pub(crate) struct Unfinished {
-    parts: Mutex<HashMap<u64, Part, ByNumber>>,
+    parts: Mutex<HashMap<u64, Part, BuildIntHasher>>,
 }
 
 impl Unfinished {

@@ -1,18 +1,18 @@
 //! Who waits in this process, in arrival order.
 //!
-//! Of all who wait for a key here only the first talks to the store. It has the *turn*, and with it the
-//! subscription to the key's releases. When it has the lock or goes away the turn passes on: to the next,
+//! Of all who wait for a key here only the first talks to the store. It is the *queue head*, and has the
+//! subscription to the key's releases. When it has the lock or goes away its role passes on: to the next,
 //! who looks at the store at once, so that a wake-up that the one before had consumed is not lost; or into
-//! the grant, where others wait, so that they sleep until the lock is handed on to them or goes back to the
-//! store (see [`handover`](crate::handover)).
+//! the grant, where others wait, so that they sleep until the lock is handed off to them or goes back to the
+//! store (see [`handoff`](crate::handoff)).
 //!
 //! **A waiter has to be polled when it was woken.** One that is woken and not polled for a while ([`POLL_DEADLINE`])
-//! loses what it has: the turn, a lock that was handed to it, the reply to its request. Otherwise a future that is kept
+//! loses what it has: the role of the head, a lock that was handed to it, the reply to its request. Otherwise a future that is kept
 //! and not polled would block all others. When it is polled again it waits on, in front of those that came later. A task
-//! of the client looks once in a while, so a hand-over costs no timer; see [`attend`].
+//! of the client looks once in a while, so a handoff costs no timer; see [`attend`].
 //!
 //! Those who wait for a fair lock each ask the store for themselves (see [`acquire::fair`](crate::acquire)).
-//! Here the turn says who of them listens, and who asks the moment a release of this process is in line; and while it
+//! Here the queue head is the one that listens, and that asks the moment a release of this process is in line; and while its role
 //! rests in a grant, who of them are next in the store's queue.
 
 use std::collections::hash_map::Entry;
@@ -30,15 +30,15 @@ use tokio::time::Instant;
 use crate::base::broken;
 use crate::base::chance::next_id;
 use crate::base::clock;
+use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
-use crate::base::name::{ByName, Name};
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
-use crate::engine::wait_queue::{Place, TooMany, WaitQueue, Waiter};
+use crate::engine::wait_queue::{InsertAt, QueuedWaiter, TooMany, WaitQueue};
 use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
-use crate::runtime::release::Carry;
+use crate::runtime::release::RunToCompletion;
 use crate::store::{GrantId, Kind, Watch};
 use crate::{Error, LockKey};
 
@@ -48,7 +48,7 @@ const NOWHERE: u64 = u64::MAX;
 /// The queues of a client, one for each key that somebody waits for.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    queues: Mutex<ByName<Queue>>,
+    queues: Mutex<ByLockId<Queue>>,
     alarm: Arc<Alarm>,
 }
 
@@ -80,8 +80,8 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
             let end = Instant::now() + 4 * POLL_DEADLINE;
             while !late.is_empty() && Instant::now() < end {
                 let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
-                for (of, seat) in late {
-                    let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &seat));
+                for (of, waiter) in late {
+                    let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &waiter));
                     if std::panic::catch_unwind(withdraws).is_err() {
                         tracing::error!("a step of the lock store panicked");
                     }
@@ -99,7 +99,7 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
 
 /// What becomes of the place of one that begins to wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Line {
+pub(crate) enum JoinAt {
     /// Behind all others, unless so many wait already.
     End(Option<usize>),
     /// It had a place before: in front of those that came later.
@@ -117,8 +117,8 @@ pub(crate) trait Abandon: Send + Sync {
     fn abandon(&self);
 }
 
-/// See [`Ticket::shares`].
-type Slot<T> = Mutex<Option<Carry<T>>>;
+/// See [`QueueEntry::shares`].
+type Slot<T> = Mutex<Option<RunToCompletion<T>>>;
 
 impl<T: Send + 'static> Abandon for Slot<T> {
     fn abandon(&self) {
@@ -127,10 +127,10 @@ impl<T: Send + 'static> Abandon for Slot<T> {
     }
 }
 
-/// A request on its way for a waiter. It never ends where it was given up, which the [`Ticket`] tells.
+/// A request on its way for a waiter. It never ends where it was given up, which the [`QueueEntry`] tells.
 pub(crate) struct Shared<T: Send + 'static> {
     slot: Arc<Slot<T>>,
-    seat: Arc<Seat>,
+    waiter: Arc<Waiter>,
 }
 
 impl<T: Send + 'static> Future for Shared<T> {
@@ -146,25 +146,25 @@ impl<T: Send + 'static> Future for Shared<T> {
 
 impl<T: Send + 'static> Drop for Shared<T> {
     fn drop(&mut self) {
-        let shared = self.seat.in_flight.lock().take();
+        let shared = self.waiter.in_flight.lock().take();
         drop(shared);
         self.slot.abandon();
     }
 }
 
-/// The queue of a key: it is there for as long as its turn is.
+/// The queue of a key: it is there for as long as its head is, or its head's role.
 #[derive(Debug)]
 struct Queue {
-    waiters: WaitQueue<Arc<Seat>>,
+    waiters: WaitQueue<Arc<Waiter>>,
     /// What the one in front was told by the store.
     evidence: Evidence,
 }
 
 /// One who waits.
-pub(crate) struct Seat {
+pub(crate) struct Waiter {
     limit: Option<usize>,
     /// What it would take over from others in this process, and who it is.
-    pub(crate) wanted: Option<HandoffTerms>,
+    pub(crate) handoff_terms: Option<HandoffTerms>,
     pub(crate) by: &'static Location<'static>,
     /// The number of its place in the store's queue, if it has one.
     place: AtomicU64,
@@ -174,9 +174,9 @@ pub(crate) struct Seat {
     /// queues.
     in_line: AtomicBool,
     left: AtomicBool,
-    call: Mutex<Call>,
-    /// What is done for it the moment it has the turn, before it knows.
-    at_turn: Mutex<Option<AtTurn>>,
+    delivery: Mutex<Delivery>,
+    /// What is done for it the moment it becomes the head, before it knows.
+    on_head: Mutex<Option<OnHead>>,
     /// What it has asked the store for.
     in_flight: Mutex<Option<Arc<dyn Abandon>>>,
     /// Whether it is polled when it was woken.
@@ -185,13 +185,13 @@ pub(crate) struct Seat {
     waker: AtomicWaker,
 }
 
-/// See [`Ticket::at_turn`].
-type AtTurn = Box<dyn FnOnce() + Send>;
+/// See [`QueueEntry::on_head`].
+type OnHead = Box<dyn FnOnce() + Send>;
 
 /// What one who waits is told.
 #[derive(Debug, Default)]
-struct Call {
-    turn: Option<Turn>,
+struct Delivery {
+    head: Option<QueueHead>,
     guard: Option<Hold>,
     turned_away: bool,
     /// It was not polled in time, and lost what it had.
@@ -200,11 +200,11 @@ struct Call {
     closed: bool,
 }
 
-impl Seat {
+impl Waiter {
     /// Whether the lock can be given to it: somebody listens, and has not been given it already.
     fn takes_a_guard(&self) -> bool {
-        let call = self.call.lock();
-        !call.closed && call.guard.is_none()
+        let delivery = self.delivery.lock();
+        !delivery.closed && delivery.guard.is_none()
     }
 
     /// Whether it was not polled when that was due.
@@ -213,13 +213,13 @@ impl Seat {
         is_overdue && !broken!(HandoffToUnpolledWaiter)
     }
 
-    fn tell(&self, tell: impl FnOnce(&mut Call)) -> bool {
-        let mut call = self.call.lock();
-        if call.closed {
+    fn tell(&self, tell: impl FnOnce(&mut Delivery)) -> bool {
+        let mut delivery = self.delivery.lock();
+        if delivery.closed {
             return false;
         }
-        tell(&mut call);
-        drop(call);
+        tell(&mut delivery);
+        drop(delivery);
         self.rouse();
         true
     }
@@ -245,17 +245,17 @@ impl Seat {
     /// what is dropped passes on and comes back here.
     pub(crate) fn give(&self, guard: Hold) -> Result<(), Hold> {
         let mut guard = Some(guard);
-        self.tell(|call| {
-            if call.guard.is_none() {
-                call.guard = guard.take();
+        self.tell(|delivery| {
+            if delivery.guard.is_none() {
+                delivery.guard = guard.take();
             }
         });
         guard.map_or(Ok(()), Err)
     }
 }
 
-impl Waiter for Arc<Seat> {
-    fn is(&self, other: &Arc<Seat>) -> bool {
+impl QueuedWaiter for Arc<Waiter> {
+    fn is(&self, other: &Arc<Waiter>) -> bool {
         Arc::ptr_eq(self, other)
     }
 
@@ -278,7 +278,7 @@ impl Waiter for Arc<Seat> {
 }
 
 /// The waker that a waiter polls with, so that it is known when it was woken.
-impl Wake for Seat {
+impl Wake for Waiter {
     fn wake(self: Arc<Self>) {
         self.rouse();
     }
@@ -288,9 +288,9 @@ impl Wake for Seat {
     }
 }
 
-impl std::fmt::Debug for Seat {
+impl std::fmt::Debug for Waiter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seat")
+        f.debug_struct("Waiter")
             .field("by", &self.by)
             .finish_non_exhaustive()
     }
@@ -298,19 +298,19 @@ impl std::fmt::Debug for Seat {
 
 /// A place in the queue of a key.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct QueueEntry {
     waiters: Arc<Waiters>,
-    of: Name,
-    seat: Arc<Seat>,
+    of: LockId,
+    waiter: Arc<Waiter>,
     /// Others were there before it.
     has_waited: bool,
 }
 
 /// What one who waits has got.
 pub(crate) enum Called {
-    /// The turn.
-    Turn(Turn),
-    /// The lock, from somebody in this process. One who had the turn puts it into the grant.
+    /// The role of the queue head.
+    Head(QueueHead),
+    /// The lock, from somebody in this process. A waiter that was the head puts its role into the grant.
     Guard(Hold),
     /// It was not polled when that was due, and has lost its place.
     Withdrawn,
@@ -318,9 +318,9 @@ pub(crate) enum Called {
 
 /// The right to talk to the store for everybody who waits for the key in this process.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct QueueHead {
     waiters: Arc<Waiters>,
-    of: Name,
+    of: LockId,
     /// As long as it is the queue's, it is valid.
     number: u64,
     /// The subscription, once somebody needed it.
@@ -347,25 +347,25 @@ impl Waiters {
         self: &Arc<Self>,
         kind: Kind,
         key: &LockKey,
-        line: Line,
-        wanted: Option<HandoffTerms>,
+        line: JoinAt,
+        handoff_terms: Option<HandoffTerms>,
         by: &'static Location<'static>,
-    ) -> Result<Ticket, Error> {
-        let of = Name::new(kind, key);
+    ) -> Result<QueueEntry, Error> {
+        let of = LockId::new(kind, key);
         let limit = match line {
-            Line::End(limit) => limit,
-            Line::Front => None,
+            JoinAt::End(limit) => limit,
+            JoinAt::Front => None,
         };
-        let seat = Arc::new(Seat {
+        let waiter = Arc::new(Waiter {
             limit,
-            wanted,
+            handoff_terms,
             by,
             place: AtomicU64::new(NOWHERE),
             polled_by: Mutex::default(),
             in_line: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            call: Mutex::default(),
-            at_turn: Mutex::default(),
+            delivery: Mutex::default(),
+            on_head: Mutex::default(),
             in_flight: Mutex::default(),
             attention: AtomicU8::new(POLLED),
             alarm: self.alarm.clone(),
@@ -375,32 +375,32 @@ impl Waiters {
             Entry::Vacant(vacant) => {
                 let number = next_id();
                 vacant.insert(Queue {
-                    waiters: WaitQueue::new(seat.clone(), number),
+                    waiters: WaitQueue::new(waiter.clone(), number),
                     evidence: Evidence::default(),
                 });
-                seat.call.lock().turn = Some(self.new_turn(of.clone(), number, false));
+                waiter.delivery.lock().head = Some(self.new_head(of.clone(), number, false));
                 false
             }
             Entry::Occupied(mut occupied) => {
-                let place = match line {
-                    Line::End(_) => Place::End,
-                    Line::Front => Place::Front,
+                let at = match line {
+                    JoinAt::End(_) => InsertAt::End,
+                    JoinAt::Front => InsertAt::Front,
                 };
-                let joined = occupied.get_mut().waiters.join(&seat, place);
+                let joined = occupied.get_mut().waiters.join(&waiter, at);
                 joined.map_err(|TooMany { limit }| too_many(key, limit))?;
                 true
             }
         };
-        Ok(Ticket {
+        Ok(QueueEntry {
             waiters: self.clone(),
             of,
-            seat,
+            waiter,
             has_waited,
         })
     }
 
-    fn new_turn(self: &Arc<Self>, of: Name, number: u64, quietly: bool) -> Turn {
-        Turn {
+    fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> QueueHead {
+        QueueHead {
             waiters: self.clone(),
             of,
             number,
@@ -414,13 +414,13 @@ impl Waiters {
     }
 
     /// How many wait for a key behind others.
-    pub(crate) fn behind(&self, of: &Name) -> usize {
+    pub(crate) fn behind(&self, of: &LockId) -> usize {
         let queues = self.queues.lock();
         queues.get(of).map_or(0, |queue| queue.waiters.waiting())
     }
 
     /// Whether a key is waited for.
-    pub(crate) fn any(&self, of: &Name) -> bool {
+    pub(crate) fn any(&self, of: &LockId) -> bool {
         self.queues.lock().contains_key(of)
     }
 
@@ -430,26 +430,26 @@ impl Waiters {
         self.queues.lock().values().filter(waited_for).count()
     }
 
-    /// Who has the turn of a key, if the lock can be given to it.
-    pub(crate) fn front(&self, kind: Kind, key: &LockKey) -> Option<Arc<Seat>> {
+    /// The queue head of a key, if the lock can be given to it.
+    pub(crate) fn offer_to_head(&self, kind: Kind, key: &LockKey) -> Option<Arc<Waiter>> {
         let mut queues = self.queues.lock();
-        let queue = queues.get_mut(&Name::new(kind, key))?;
-        queue.waiters.offer_to_head(|seat| seat.takes_a_guard())
+        let queue = queues.get_mut(&LockId::new(kind, key))?;
+        queue.waiters.offer_to_head(|waiter| waiter.takes_a_guard())
     }
 
     /// Those that were woken, have not been polled since, and were found so before. And whether others were woken, which
     /// are found so now.
-    fn overdue(&self) -> (Vec<(Name, Arc<Seat>)>, bool) {
+    fn overdue(&self) -> (Vec<(LockId, Arc<Waiter>)>, bool) {
         if broken!(Defect15UnpolledWaiterBlocks) {
             return (Vec::new(), false);
         }
         let (mut overdue, mut some_woken) = (Vec::new(), false);
         for (of, queue) in &*self.queues.lock() {
-            for seat in queue.waiters.served() {
-                match seat.attention.load(Ordering::Acquire) {
+            for waiter in queue.waiters.served() {
+                match waiter.attention.load(Ordering::Acquire) {
                     POLLED => {}
-                    LATE => overdue.push((of.clone(), seat.clone())),
-                    _ => some_woken |= seat.is_late(),
+                    LATE => overdue.push((of.clone(), waiter.clone())),
+                    _ => some_woken |= waiter.is_late(),
                 }
             }
         }
@@ -457,59 +457,59 @@ impl Waiters {
     }
 
     /// From now on those at the head of these queues are late that were woken and are not polled.
-    fn mark_woken(&self, queues: &[Name]) {
+    fn mark_woken(&self, queues: &[LockId]) {
         let all = self.queues.lock();
-        for seat in queues
+        for waiter in queues
             .iter()
             .filter_map(|of| all.get(of))
             .flat_map(|queue| queue.waiters.served())
         {
-            let _ = seat.is_late();
+            let _ = waiter.is_late();
         }
     }
 
     /// Those at the head of these queues that are late.
-    fn late_in(&self, queues: &[Name]) -> Vec<(Name, Arc<Seat>)> {
+    fn late_in(&self, queues: &[LockId]) -> Vec<(LockId, Arc<Waiter>)> {
         let all = self.queues.lock();
         let late = queues.iter().filter_map(|of| {
-            let is_late = |seat: &&Arc<Seat>| seat.attention.load(Ordering::Acquire) == LATE;
-            let seat = all.get(of)?.waiters.served().find(is_late)?;
-            Some((of.clone(), seat.clone()))
+            let is_late = |waiter: &&Arc<Waiter>| waiter.attention.load(Ordering::Acquire) == LATE;
+            let waiter = all.get(of)?.waiters.served().find(is_late)?;
+            Some((of.clone(), waiter.clone()))
         });
         late.collect()
     }
 
     /// Takes away what one has that is not polled. It is woken, so that it waits on if it is polled after all.
-    fn withdraw(self: &Arc<Self>, of: &Name, seat: &Arc<Seat>) {
-        let mut call = seat.call.lock();
-        if seat.attention.load(Ordering::Acquire) != LATE {
+    fn withdraw(self: &Arc<Self>, of: &LockId, waiter: &Arc<Waiter>) {
+        let mut delivery = waiter.delivery.lock();
+        if waiter.attention.load(Ordering::Acquire) != LATE {
             return;
         }
-        let (guard, mut turn) = (call.guard.take(), call.turn.take());
-        turn.iter_mut().for_each(|turn| turn.quietly = true);
-        let is_there = !std::mem::replace(&mut call.closed, true);
-        call.withdrawn = true;
-        drop(call);
-        // Before the turn passes on: the release of what the request brings stands before the next request.
-        let in_flight = seat.in_flight.lock().take();
+        let (guard, mut head) = (delivery.guard.take(), delivery.head.take());
+        head.iter_mut().for_each(|head| head.quietly = true);
+        let is_there = !std::mem::replace(&mut delivery.closed, true);
+        delivery.withdrawn = true;
+        drop(delivery);
+        // Before the next waiter is the head: the release of what the request brings stands before the next request.
+        let in_flight = waiter.in_flight.lock().take();
         if let Some(in_flight) = in_flight {
             in_flight.abandon();
         }
         let mut queues = self.queues.lock();
         let mut stolen = None;
         if let Some(queue) = queues.get_mut(of)
-            && queue.waiters.withdraw(seat, turn.is_some(), next_id)
+            && queue.waiters.withdraw(waiter, head.is_some(), next_id)
         {
-            stolen = Some(self.new_turn(of.clone(), queue.waiters.number(), true));
+            stolen = Some(self.new_head(of.clone(), queue.waiters.number(), true));
         }
         drop(queues);
         if is_there {
-            tracing::debug!(key = %of.key, by = %seat.by, "a waiter was woken and not polled: others go first");
+            tracing::debug!(key = %of.key, by = %waiter.by, "a waiter was woken and not polled: others go first");
         }
-        drop((turn, stolen));
-        // Last, so that it can go to the one that has the turn now.
+        drop((head, stolen));
+        // Last, so that it can go to the one that is the head now.
         drop(guard);
-        seat.waker.wake();
+        waiter.waker.wake();
     }
 }
 
@@ -520,9 +520,9 @@ fn too_many(key: &LockKey, limit: usize) -> Error {
     }
 }
 
-impl Ticket {
+impl QueueEntry {
     /// What it is a place for.
-    pub(crate) fn name(&self) -> &Name {
+    pub(crate) fn lock_id(&self) -> &LockId {
         &self.of
     }
 
@@ -530,7 +530,7 @@ impl Ticket {
     pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
         let mut waker = None;
         std::future::poll_fn(|cx| {
-            self.seat.attention.store(POLLED, Ordering::Release);
+            self.waiter.attention.store(POLLED, Ordering::Release);
             if waker.is_none() && !self.has_waited {
                 // Most need no waker: the lock is free, and the store is at hand.
                 let poll = future.as_mut().poll(cx);
@@ -538,12 +538,12 @@ impl Ticket {
                     return poll;
                 }
             }
-            let waker = waker.get_or_insert_with(|| Waker::from(self.seat.clone()));
+            let waker = waker.get_or_insert_with(|| Waker::from(self.waiter.clone()));
             let poll = future.as_mut().poll(&mut Context::from_waker(waker));
             if poll.is_pending() {
-                self.seat.waker.register(cx.waker());
+                self.waiter.waker.register(cx.waker());
                 // Woken before the waker stood there.
-                if self.seat.attention.load(Ordering::Acquire) != POLLED {
+                if self.waiter.attention.load(Ordering::Acquire) != POLLED {
                     cx.waker().wake_by_ref();
                 }
             }
@@ -552,66 +552,67 @@ impl Ticket {
         .await
     }
 
-    /// Waits for the turn or the lock, whichever comes first; within [`attended`](Self::attended). Cancel safe.
+    /// Waits to be the head or for the lock, whichever comes first; within [`attended`](Self::attended). Cancel safe.
     pub(crate) async fn called(&self) -> Result<Called, Error> {
         std::future::poll_fn(|_| self.poll().map_or(Poll::Pending, Poll::Ready)).await
     }
 
     /// Awaits a request to the store, which is given up where this waiter is not polled.
-    pub(crate) fn shares<T: Send + 'static>(&self, request: Carry<T>) -> Shared<T> {
+    pub(crate) fn shares<T: Send + 'static>(&self, request: RunToCompletion<T>) -> Shared<T> {
         let slot = Arc::new(Mutex::new(Some(request)));
         self.asks(slot.clone());
         Shared {
             slot,
-            seat: self.seat.clone(),
+            waiter: self.waiter.clone(),
         }
     }
 
     /// What is to be given up where this waiter is not polled.
     pub(crate) fn asks(&self, request: Arc<dyn Abandon>) {
-        let before = self.seat.in_flight.lock().replace(request);
+        let before = self.waiter.in_flight.lock().replace(request);
         drop(before);
     }
 
     fn poll(&self) -> Option<Result<Called, Error>> {
-        let mut call = self.seat.call.lock();
-        if call.withdrawn {
+        let mut delivery = self.waiter.delivery.lock();
+        if delivery.withdrawn {
             return Some(Ok(Called::Withdrawn));
         }
-        if let Some(guard) = call.guard.take() {
-            let turn = call.turn.take();
-            drop(call);
-            if let Some(turn) = turn {
-                guard.rest(turn);
+        if let Some(guard) = delivery.guard.take() {
+            let head = delivery.head.take();
+            drop(delivery);
+            if let Some(head) = head {
+                guard.rest(head);
             }
             return Some(Ok(Called::Guard(guard)));
         }
-        if let Some(turn) = call.turn.take() {
-            return Some(Ok(Called::Turn(turn)));
+        if let Some(head) = delivery.head.take() {
+            return Some(Ok(Called::Head(head)));
         }
-        call.turned_away
-            .then(|| Err(too_many(&self.of.key, self.seat.limit.unwrap_or_default())))
+        delivery
+            .turned_away
+            .then(|| Err(too_many(&self.of.key, self.waiter.limit.unwrap_or_default())))
     }
 
     /// Its place in the store's queue.
     pub(crate) fn stands_at(&self, place: GrantId) {
-        self.seat.place.store(place.number(), Ordering::Relaxed);
+        self.waiter.place.store(place.number(), Ordering::Relaxed);
     }
 
-    /// From then on nothing is asked for it when the turn comes, and the lock is not handed to it, unless this is called
+    /// From then on nothing is asked for it when it becomes the head, and the lock is not handed to it, unless this is called
     /// again: it would not take what it gets.
     pub(crate) fn looks_by(&self, at: Instant) {
-        *self.seat.polled_by.lock() = Some(at);
+        *self.waiter.polled_by.lock() = Some(at);
     }
 
-    /// The turn, if it has come already.
-    pub(crate) fn turn(&self) -> Option<Turn> {
-        self.seat.call.lock().turn.take()
+    /// The role of the head, if this has it already.
+    pub(crate) fn head(&self) -> Option<QueueHead> {
+        self.waiter.delivery.lock().head.take()
     }
 
-    /// Has something done the moment the turn comes, before this is polled; `None` takes that back.
-    pub(crate) fn at_turn(&self, deed: Option<AtTurn>) {
-        let before = std::mem::replace(&mut *self.seat.at_turn.lock(), deed);
+    /// Has something done the moment this becomes the head, before this is polled; `None` takes that back.
+    pub(crate) fn on_head(&self, deed: Option<OnHead>) {
+        let before = std::mem::replace(&mut *self.waiter.on_head.lock(), deed);
         // Not under the lock: what is dropped may end a step of the store.
         drop(before);
     }
@@ -630,33 +631,33 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for QueueEntry {
     fn drop(&mut self) {
         let mut queues = self.waiters.queues.lock();
-        if self.seat.in_line.load(Ordering::Relaxed) {
-            self.seat.left.store(true, Ordering::Relaxed);
+        if self.waiter.in_line.load(Ordering::Relaxed) {
+            self.waiter.left.store(true, Ordering::Relaxed);
             if let Some(queue) = queues.get_mut(&self.of) {
                 queue.waiters.leaves();
             }
         }
         // Before the rest: what was called and not heard passes on, which wakes whoever is next.
         drop(queues);
-        self.at_turn(None);
-        let in_flight = self.seat.in_flight.lock().take();
+        self.on_head(None);
+        let in_flight = self.waiter.in_flight.lock().take();
         drop(in_flight);
-        let mut call = self.seat.call.lock();
-        call.closed = true;
-        let unheard = (call.guard.take(), call.turn.take());
-        drop(call);
+        let mut delivery = self.waiter.delivery.lock();
+        delivery.closed = true;
+        let undelivered = (delivery.guard.take(), delivery.head.take());
+        drop(delivery);
         // The place in line may be swept only later, and then under the lock of the queues.
-        drop(self.seat.waker.take());
-        drop(unheard);
+        drop(self.waiter.waker.take());
+        drop(undelivered);
     }
 }
 
-impl Turn {
-    /// The queue, where this is still its turn.
-    fn queue<'q>(&self, queues: &'q mut ByName<Queue>) -> Option<&'q mut Queue> {
+impl QueueHead {
+    /// The queue, where this is still its head.
+    fn queue<'q>(&self, queues: &'q mut ByLockId<Queue>) -> Option<&'q mut Queue> {
         queues
             .get_mut(&self.of)
             .filter(|queue| queue.waiters.number() == self.number)
@@ -664,7 +665,7 @@ impl Turn {
 
     /// The one in front has to wait and counts from now on: whoever is behind and too many goes. It goes
     /// itself where nobody may wait.
-    pub(crate) fn waits(&self, limit: Option<usize>, heard: &Evidence) -> Result<(), Error> {
+    pub(crate) fn waits(&self, limit: Option<usize>, evidence: &Evidence) -> Result<(), Error> {
         if limit == Some(0) {
             return Err(too_many(&self.of.key, 0));
         }
@@ -672,24 +673,24 @@ impl Turn {
         let Some(queue) = self.queue(&mut queues) else {
             return Ok(());
         };
-        queue.evidence = heard.clone();
+        queue.evidence = evidence.clone();
         let turned_away = queue.waiters.head_waits();
         // They are woken by this, which must not be under the lock.
         drop(queues);
-        for seat in turned_away {
-            seat.tell(|call| call.turned_away = true);
+        for waiter in turned_away {
+            waiter.tell(|delivery| delivery.turned_away = true);
         }
         Ok(())
     }
 
     /// Tells those behind what the one in front was told by the store.
-    pub(crate) fn knows(&self, heard: &Evidence) {
+    pub(crate) fn knows(&self, evidence: &Evidence) {
         if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
-            queue.evidence = heard.clone();
+            queue.evidence = evidence.clone();
         }
     }
 
-    /// The one who had the turn has the lock: where others wait and it can be handed on to them, the turn
+    /// The head has the lock: where others wait and it can be handed off to them, its role
     /// goes to rest in the grant.
     pub(crate) fn rests(self, guard: &Hold) {
         let mut queues = self.waiters.queues.lock();
@@ -703,13 +704,13 @@ impl Turn {
             .queue(&mut queues)
             .is_some_and(|queue| queue.waiters.waiting() > 0);
         drop(queues);
-        if others_wait && guard.can_be_handed_on() {
+        if others_wait && guard.can_be_handed_off() {
             guard.rest(self);
         }
     }
 
-    /// From now on nobody in particular has the turn; `false` where it was taken away before.
-    pub(crate) fn leave_front(&self) -> bool {
+    /// From now on no waiter is the head; `false` where it was taken away before.
+    pub(crate) fn leave_head(&self) -> bool {
         let mut queues = self.waiters.queues.lock();
         let Some(queue) = self.queue(&mut queues) else {
             return false;
@@ -720,29 +721,30 @@ impl Turn {
     }
 
     /// The next in line, out of it, if it takes over what is offered. Where the store has a queue it is the next in that.
-    pub(crate) fn heir(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Seat>> {
+    pub(crate) fn successor(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Waiter>> {
         let mut behind = std::mem::take(&mut self.behind);
         let mut queues = self.waiters.queues.lock();
         let waiters = &mut self.queue(&mut queues)?.waiters;
-        let takes = |seat: &Arc<Seat>| !seat.is_overdue() && seat.wanted.as_ref().is_some_and(fits);
-        let heir = match self.of.kind.waits_in_store() {
+        let takes =
+            |waiter: &Arc<Waiter>| !waiter.is_overdue() && waiter.handoff_terms.as_ref().is_some_and(fits);
+        let successor = match self.of.kind.waits_in_store() {
             true => waiters.offer_in_store_order(&mut behind, takes),
             false => waiters.offer_to_next(takes),
         };
         drop(queues);
         self.behind = behind;
-        heir
+        successor
     }
 
     /// Puts one back in line who was to take over and could not.
-    pub(crate) fn back_in_line(&self, seat: Arc<Seat>) {
+    pub(crate) fn put_back(&self, waiter: Arc<Waiter>) {
         if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
-            queue.waiters.put_back(seat);
+            queue.waiters.put_back(waiter);
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for QueueHead {
     fn drop(&mut self) {
         let (mut watch, after) = (self.watch.take(), self.after.take());
         let mut queues = self.waiters.queues.lock();
@@ -758,21 +760,21 @@ impl Drop for Turn {
                 queues.remove(&self.of);
             } else {
                 let released = after.as_ref().map(After::sent);
-                queue.evidence.turn_ends(Moment::now(), released);
+                queue.evidence.head_ends(Moment::now(), released);
             }
         }
-        // Before the rest: ending a subscription calls into the store, and a turn that nobody takes
+        // Before the rest: ending a subscription calls into the store, and a role that no waiter takes
         // comes back here to go on to the one after.
         drop(queues);
         if let Some(next) = next {
-            let deed = next.at_turn.lock().take();
+            let deed = next.on_head.lock().take();
             if let Some(deed) = deed.filter(|_| !self.quietly && !next.is_overdue()) {
                 deed();
             }
             if broken!(SubscriptionDroppedWithHead) {
                 watch.iter_mut().for_each(Watch::end);
             }
-            let mut turn = Some(Turn {
+            let mut head = Some(QueueHead {
                 waiters: self.waiters.clone(),
                 of: self.of.clone(),
                 number: self.number,
@@ -783,7 +785,7 @@ impl Drop for Turn {
                 behind: Vec::new(),
                 quietly: false,
             });
-            next.tell(|call| call.turn = turn.take());
+            next.tell(|delivery| delivery.head = head.take());
         }
     }
 }
@@ -792,13 +794,13 @@ impl Drop for Turn {
 mod tests {
     use super::*;
 
-    /// One that has the turn and was handed the lock: it has a whole poll deadline from when it was woken.
+    /// A head that was handed the lock: it has a whole poll deadline from when it was woken.
     #[test]
     fn waiter_that_was_woken_just_now_is_not_overdue() {
         let waiters: Arc<Waiters> = Arc::default();
         let (kind, key) = (Kind::Lock, LockKey::raw("k"));
-        let head = waiters.join(kind, &key, Line::End(None), None, Location::caller());
-        let offered = waiters.front(kind, &key).expect("the one in front");
+        let head = waiters.join(kind, &key, JoinAt::End(None), None, Location::caller());
+        let offered = waiters.offer_to_head(kind, &key).expect("the one in front");
         offered.rouse();
         assert_eq!(waiters.overdue().0.len(), 0);
         assert_eq!(waiters.overdue().0.len(), 1);

@@ -2,11 +2,11 @@
 //! `--cfg dlock_sim`; it changes without notice.
 
 mod look;
-mod news;
+mod notifications;
 mod store;
 
 pub use self::look::{Client, Left, client_of, grants, id_of, left, peek, ran_out};
-pub use self::news::News;
+pub use self::notifications::Notifications;
 pub use self::store::{
     entries, fork, holder, holders_of, listen, listen_record, positions, taken, told, topic,
 };

@@ -38,7 +38,7 @@ pub struct Hub {
 
 #[derive(Debug)]
 struct Topic {
-    news: watch::Sender<u64>,
+    notifications: watch::Sender<u64>,
     /// Whether news are certain to arrive: a new listener may look now and then sleep.
     live: bool,
 }
@@ -54,10 +54,10 @@ impl Hub {
     ) -> Watch {
         let mut topics = self.topics.lock();
         let topic = topics.entry(name.clone()).or_insert_with(|| Topic {
-            news: watch::Sender::new(0),
+            notifications: watch::Sender::new(0),
             live: first(&name),
         });
-        let mut changes = topic.news.subscribe();
+        let mut changes = topic.notifications.subscribe();
         if topic.live {
             changes.mark_changed();
         }
@@ -67,7 +67,7 @@ impl Hub {
             let mut topics = hub.topics.lock();
             if topics
                 .get(&name)
-                .is_some_and(|topic| topic.news.receiver_count() == 0)
+                .is_some_and(|topic| topic.notifications.receiver_count() == 0)
             {
                 topics.remove(&name);
                 last(name);
@@ -77,14 +77,18 @@ impl Hub {
 
     /// Something changed under `name`. How many listen.
     pub fn tell(&self, name: &str) -> usize {
-        let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
+        let notifications = self
+            .topics
+            .lock()
+            .get(name)
+            .map(|topic| topic.notifications.clone());
         // Not under the lock: a waker may drop a listener.
-        match news {
-            Some(news) => {
-                if !(broken!(NewsToldOnce) && *news.borrow() > 1) {
-                    news.send_modify(|n| *n += 1);
+        match notifications {
+            Some(notifications) => {
+                if !(broken!(NotificationToldOnce) && *notifications.borrow() > 1) {
+                    notifications.send_modify(|n| *n += 1);
                 }
-                news.receiver_count()
+                notifications.receiver_count()
             }
             None => 0,
         }
@@ -92,25 +96,29 @@ impl Hub {
 
     /// Another process has taken the lock that came free under `name`.
     pub fn taken(&self, name: &str) {
-        let news = self.topics.lock().get(name).map(|topic| topic.news.clone());
-        if let Some(news) = news {
-            news.send_modify(|n| *n = n.wrapping_add(TAKEN));
+        let notifications = self
+            .topics
+            .lock()
+            .get(name)
+            .map(|topic| topic.notifications.clone());
+        if let Some(notifications) = notifications {
+            notifications.send_modify(|n| *n = n.wrapping_add(TAKEN));
         }
     }
 
     /// How many listen for `name`.
     pub fn listeners(&self, name: &str) -> usize {
-        (self.topics.lock().get(name)).map_or(0, |topic| topic.news.receiver_count())
+        (self.topics.lock().get(name)).map_or(0, |topic| topic.notifications.receiver_count())
     }
 
     /// From now on news of `name` are certain; its listeners look once.
     pub fn confirm(&self, name: &str) {
-        let news = self.topics.lock().get_mut(name).map(|topic| {
+        let notifications = self.topics.lock().get_mut(name).map(|topic| {
             topic.live = true;
-            topic.news.clone()
+            topic.notifications.clone()
         });
-        if let Some(news) = news {
-            news.send_modify(|n| *n += 1);
+        if let Some(notifications) = notifications {
+            notifications.send_modify(|n| *n += 1);
         }
     }
 
@@ -122,12 +130,12 @@ impl Hub {
             .values_mut()
             .map(|topic| {
                 topic.live &= live;
-                topic.news.clone()
+                topic.notifications.clone()
             })
             .collect();
         drop(topics);
-        for news in all {
-            news.send_modify(|n| *n += 1);
+        for notifications in all {
+            notifications.send_modify(|n| *n += 1);
         }
     }
 
@@ -139,12 +147,12 @@ impl Hub {
         for name in names {
             if let Some(topic) = topics.get_mut(name) {
                 topic.live = false;
-                all.push(topic.news.clone());
+                all.push(topic.notifications.clone());
             }
         }
         drop(topics);
-        for news in all {
-            news.send_modify(|n| *n += 1);
+        for notifications in all {
+            notifications.send_modify(|n| *n += 1);
         }
     }
 

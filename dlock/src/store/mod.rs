@@ -43,7 +43,7 @@ pub use self::renewal::{Lane, Renewal};
 pub use self::requests::{ReleaseRequest, RenewRequest};
 pub use self::scheme::{OpenRequest, Scheme};
 pub use self::watch::Watch;
-pub(crate) use self::watch::{Heard, TAKEN};
+pub(crate) use self::watch::{Notification, TAKEN};
 use crate::LockKey;
 pub use crate::base::kind::Kind;
 use crate::store::records::Records;

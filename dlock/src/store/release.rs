@@ -9,7 +9,7 @@ pub enum ReleaseReply {
         /// How many subscriptions to the key's releases heard of it, one for each client that waits for the
         /// key, the caller's own among them; `None` where the store cannot tell. A process that hands a lock
         /// on among its own callers lets others go first from time to time, if there are any.
-        heard: Option<u64>,
+        receivers: Option<u64>,
     },
     /// The store knows no such grant.
     NotHeld {

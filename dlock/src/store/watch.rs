@@ -29,9 +29,9 @@ enum Source {
 
 /// What a [`Watch`] heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Notification {
     /// Something changed, or may have.
-    News,
+    Changed,
     /// Another process has taken the lock that had come free.
     Taken,
 }
@@ -98,17 +98,17 @@ impl Watch {
     ///
     /// Cancel safe: news that came while nobody listened are told by the next call.
     pub async fn changed(&mut self) {
-        while self.heard().await != Heard::News {}
+        while self.notification().await != Notification::Changed {}
     }
 
     /// The same, or hears that the lock is taken.
-    pub(crate) async fn heard(&mut self) -> Heard {
+    pub(crate) async fn notification(&mut self) -> Notification {
         let changes = match &mut self.source {
             Some(Source::Changes(changes)) => changes,
             Some(Source::Polls { next, every }) => {
                 clock::sleep_until(*next).await;
                 *next = clock::now() + *every;
-                return Heard::News;
+                return Notification::Changed;
             }
             None => return std::future::pending().await,
         };
@@ -119,8 +119,8 @@ impl Watch {
             let now = *changes.borrow_and_update();
             match self.seen.replace(now) {
                 Some(before) if before == now => {}
-                Some(before) if before % TAKEN == now % TAKEN => return Heard::Taken,
-                _ => return Heard::News,
+                Some(before) if before % TAKEN == now % TAKEN => return Notification::Taken,
+                _ => return Notification::Changed,
             }
         }
     }

@@ -170,7 +170,7 @@ impl Store for ToyStore {
             return Box::pin(ready(Ok(ReleaseReply::NotHeld { repeated: false })));
         }
         self.database.notify(&request.key);
-        Box::pin(ready(Ok(ReleaseReply::Released { heard: None })))
+        Box::pin(ready(Ok(ReleaseReply::Released { receivers: None })))
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {

@@ -6,11 +6,11 @@ mod broken;
 pub(crate) mod cause;
 #[path = "../../../dlock/src/base/hold_state.rs"]
 pub(crate) mod hold_state;
+#[path = "../../../dlock/src/base/int_hash.rs"]
+pub(crate) mod int_hash;
 #[path = "../../../dlock/src/base/kind.rs"]
 pub(crate) mod kind;
 #[path = "../../../dlock/src/base/moment.rs"]
 pub(crate) mod moment;
-#[path = "../../../dlock/src/base/numbers.rs"]
-pub(crate) mod numbers;
 
 pub(crate) use self::broken::broken;

@@ -1,7 +1,7 @@
 //! What must be true at every step, and what a user would have suffered where it is not.
 
 mod budget;
-mod counted;
+mod counter;
 mod order;
 mod permits;
 mod read_write;
@@ -18,7 +18,7 @@ use dlock::store::member::Vote;
 use dlock::store::{AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, ReleaseReply, StoreError};
 use dlock::{Held, HoldState, LockClient, LockKey};
 
-pub(crate) use self::counted::balance;
+pub(crate) use self::counter::balance;
 use crate::assume::Assumptions;
 use crate::plan::{Millis, Plan, Runtimes};
 use crate::store::{Reply, Request};
@@ -158,7 +158,7 @@ pub(crate) struct Checks {
     free_since: BTreeMap<LockKey, Millis>,
     permits: permits::Permits,
     orders: order::Orders,
-    counted: counted::Counted,
+    counters: counter::CounterChecks,
     starving: starving::Starving,
     budgets: budget::Budgets,
     judged: budget::Judged,
@@ -190,7 +190,7 @@ impl Checks {
             free_since: BTreeMap::new(),
             permits: permits::Permits::default(),
             orders: order::Orders::default(),
-            counted: counted::Counted::default(),
+            counters: counter::CounterChecks::default(),
             starving: starving::Starving::of(plan),
             budgets: budget::Budgets::default(),
             judged: budget::Judged::of(plan),
@@ -464,7 +464,7 @@ impl World {
         }
         self.checks.waiters.retain(|_, waiter| waiter.process != process);
         self.checks.closed.remove(&process);
-        self.counted_is_inexact();
+        self.counters_are_inexact();
         self.clients_end(process);
         for store in &mut self.stores {
             store.unsubscribe_all(process);
@@ -708,7 +708,7 @@ impl World {
 /// A client was shut down, and says how many of its releases are unconfirmed: where none is, its store has nothing of it.
 pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, unconfirmed: usize) {
     if unconfirmed > 0 {
-        return with(World::counted_is_inexact);
+        return with(World::counters_are_inexact);
     }
     if !with(|world| world.checks.single_store && world.checks.assumes.cleanup) {
         return;
@@ -744,7 +744,7 @@ pub(crate) fn carried_out(store: usize, request: &Request, result: &Result<Reply
             tell!(world, Who::Store(store), "{event}");
         });
     }
-    counted::look(store, request, result);
+    counter::look(store, request, result);
     let total = permits::look(store, request, result);
     match (request, result) {
         (

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock::LockKey;
 use dlock::record::Records;
-use dlock::sim::{self, News};
+use dlock::sim::{self, Notifications};
 use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::member::{QuorumMember, Vote};
 use dlock::store::{
@@ -27,17 +27,17 @@ pub(crate) struct SimConnection {
     process: (usize, u32),
     store: usize,
     sets: Sets,
-    news: News,
+    notifications: Notifications,
     doubts: DoubtSender,
 }
 
 impl SimConnection {
     pub(crate) fn connect(process: usize, incarnation: u32, store: usize) -> SimConnection {
         let doubts = DoubtSender::new();
-        let news = News::new();
+        let notifications = Notifications::new();
         let end = End {
             incarnation,
-            news: news.clone(),
+            notifications: notifications.clone(),
             doubts: doubts.clone(),
         };
         let sets = with(|world| {
@@ -48,7 +48,7 @@ impl SimConnection {
             process: (process, incarnation),
             store,
             sets,
-            news,
+            notifications,
             doubts,
         }
     }
@@ -75,7 +75,7 @@ impl SimConnection {
             let topic = topic.clone();
             move || net::subscribe(process, store, topic, false)
         };
-        self.news.listen(topic, first, last)
+        self.notifications.listen(topic, first, last)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dlock::sim::News;
+use dlock::sim::Notifications;
 use dlock::store::DoubtSender;
 use dlock::store::{Lane, Reason, StoreError};
 use fastrand::Rng;
@@ -58,7 +58,7 @@ pub(crate) enum Arrival {
         peer: Peer,
         topic: Arc<str>,
     },
-    News {
+    Notifications {
         peer: Peer,
         topic: Arc<str>,
         taken: bool,
@@ -83,7 +83,7 @@ struct Link {
 #[derive(Clone)]
 pub(crate) struct End {
     pub(crate) incarnation: u32,
-    pub(crate) news: News,
+    pub(crate) notifications: Notifications,
     pub(crate) doubts: DoubtSender,
 }
 
@@ -430,12 +430,12 @@ pub(crate) fn arrive(arrival: Arrival) {
         Arrival::Subscribed { peer, topic } => {
             if let Some(end) = current_end(peer) {
                 with(|world| world.hears_of(peer.process, &topic));
-                end.news.confirm(&topic);
+                end.notifications.confirm(&topic);
             }
         }
-        Arrival::News { peer, topic, taken } => {
+        Arrival::Notifications { peer, topic, taken } => {
             if let Some(end) = current_end(peer) {
-                let news = if taken {
+                let notifications = if taken {
                     "is taken by another one"
                 } else {
                     "has come free"
@@ -444,14 +444,14 @@ pub(crate) fn arrive(arrival: Arrival) {
                     tell!(
                         world,
                         Who::Process(peer.process),
-                        "hears that {} {news}",
+                        "hears that {} {notifications}",
                         readable(&topic)
                     );
                     world.hears_of(peer.process, &topic);
                 });
                 match taken {
-                    true => end.news.taken(&topic),
-                    false => drop(end.news.tell(&topic)),
+                    true => end.notifications.taken(&topic),
+                    false => drop(end.notifications.tell(&topic)),
                 }
             }
         }
@@ -474,9 +474,9 @@ pub(crate) fn arrive(arrival: Arrival) {
                         peer.store
                     )
                 });
-                end.news.doubt_all();
+                end.notifications.doubt_all();
                 end.doubts.tell(Lane::default());
-                for topic in end.news.topics() {
+                for topic in end.notifications.topics() {
                     subscribe((peer.process, peer.incarnation), peer.store, topic, true);
                 }
             }
@@ -548,13 +548,13 @@ pub(crate) fn tell_listeners(store: usize) {
                     tell!(
                         world,
                         Who::World,
-                        "the news about {} is lost for p{listener}",
+                        "the notification about {} is lost for p{listener}",
                         readable(topic)
                     );
                 }
                 for at in at.into_iter().chain(copy_at) {
                     let topic = topic.clone();
-                    world.schedule(at, Event::Arrival(Arrival::News { peer, topic, taken }));
+                    world.schedule(at, Event::Arrival(Arrival::Notifications { peer, topic, taken }));
                 }
             }
         }

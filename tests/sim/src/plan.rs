@@ -207,7 +207,7 @@ pub(crate) struct Lock {
     /// Permits: how many besides one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) more_permits: u32,
-    /// How many times it is handed on in the process.
+    /// How many times it is handed off in the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) handoffs: Option<u32>,
     /// Asks once.

@@ -227,9 +227,9 @@ impl SimStore {
 
     /// What it has told since this was asked last, and whether that was of somebody who took the lock.
     pub(crate) fn told(&self) -> Vec<(Arc<str>, bool)> {
-        let news = sim::told(&self.memory).into_iter().map(|topic| (topic, false));
+        let notifications = sim::told(&self.memory).into_iter().map(|topic| (topic, false));
         let taken = sim::taken(&self.memory).into_iter().map(|topic| (topic, true));
-        news.chain(taken).collect()
+        notifications.chain(taken).collect()
     }
 
     fn refuses(&self, request: &Request) -> Option<StoreError> {

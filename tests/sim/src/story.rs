@@ -21,8 +21,8 @@ pub(crate) fn told(lines: &[Line]) -> Vec<String> {
     let end = lines.iter().position(Line::is_violation);
     let lines = end.map_or(lines, |end| &lines[..=end]);
     // Replies come, unless a line says that they do not.
-    let is_news = |line: &&Line| !line.event.starts_with(words::AS_EXPECTED);
-    let mut lines: Vec<_> = lines.iter().filter(is_news).cloned().collect();
+    let is_new = |line: &&Line| !line.event.starts_with(words::AS_EXPECTED);
+    let mut lines: Vec<_> = lines.iter().filter(is_new).cloned().collect();
     // Processes with clocks of their own run one after the other for some milliseconds.
     lines.sort_by_key(|line| (line.is_violation(), line.at));
     let lines = lines.as_slice();

@@ -1,7 +1,7 @@
 //! What users do with locks, well and badly.
 
 mod attribute;
-mod counted;
+mod counter;
 mod habit;
 mod hold;
 mod holder;
@@ -92,8 +92,8 @@ pub(crate) fn user(
                         wait,
                         lasts,
                         habit,
-                    } => counted::unowned(me, &client, (semaphore, amount), (wait, lasts), habit).await,
-                    Task::Latch { latch, step } => counted::latch(me, &client, latch, step).await,
+                    } => counter::unowned(me, &client, (semaphore, amount), (wait, lasts), habit).await,
+                    Task::Latch { latch, step } => counter::latch(me, &client, latch, step).await,
                     Task::ShutDown(deadline) => shut_down(me, &client, deadline).await,
                     Task::ShutDownAmidSet { within, deadline } => {
                         let until = with(|world| world.now) + within;
@@ -103,7 +103,7 @@ pub(crate) fn user(
                         shut_down(me, &client, deadline).await;
                     }
                     Task::Permits { semaphore, change } => {
-                        counted::change(me, &client, semaphore, change).await
+                        counter::change(me, &client, semaphore, change).await
                     }
                 }
             });

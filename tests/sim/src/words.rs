@@ -278,7 +278,7 @@ fn outcome(reply: &Reply, about: &str) -> Outcome {
             other => format!("{other:?}"),
         },
         Reply::Release(reply) => match reply {
-            ReleaseReply::Released { heard: Some(1..) } => {
+            ReleaseReply::Released { receivers: Some(1..) } => {
                 format!("{about} is released, and waiters are told")
             }
             ReleaseReply::Released { .. } => format!("{about} is released"),

@@ -264,7 +264,7 @@ fn told(history: &History, hold: &Hold) -> Vec<Told> {
 }
 
 /// A grant that was asked for after another one was had has greater tokens, whatever happened in between; and no token is
-/// given twice. (What a process hands on of a grant that its store has lost meanwhile keeps the tokens of that grant: it
+/// given twice. (What a process hands off of a grant that its store has lost meanwhile keeps the tokens of that grant: it
 /// is the fenced resource that refuses them then, as it should.)
 fn tokens_in_order_of_requests(history: &History, holds: &[usize], findings: &mut Findings) {
     let granted = |at: &usize| {

@@ -40,7 +40,7 @@ pub(crate) struct Hold {
     pub(crate) id: HoldId,
     pub(crate) key: usize,
     pub(crate) asked: Nanos,
-    /// When the grant was asked for at the earliest: for a hold that may have been handed on inside its process, when the
+    /// When the grant was asked for at the earliest: for a hold that may have been handed off inside its process, when the
     /// first asked who had that grant.
     pub(crate) origin: Nanos,
     /// When the acquire had returned with a guard.
@@ -310,7 +310,7 @@ impl History {
 /// handed to somebody who had gone are missing.
 const BLOCK: u64 = 256;
 
-/// Finds the holds that may have been handed on: the next tokens of the same key in the same process. Tokens count
+/// Finds the holds that may have been handed off: the next tokens of the same key in the same process. Tokens count
 /// microseconds, so those of two grants are further apart, as a rule; where they are not, only an excuse is found too
 /// easily.
 fn find_origins(holds: &mut [Hold]) {

@@ -271,8 +271,8 @@ mod servers {
         assert!(server.client_list().await.is_empty());
         let client = redis::Client::open(server.url()).unwrap();
         let mut pubsub = client.get_async_pubsub().await.unwrap();
-        pubsub.subscribe("news").await.unwrap();
-        assert_eq!(server.pubsub_channels().await, ["news"]);
+        pubsub.subscribe("notifications").await.unwrap();
+        assert_eq!(server.pubsub_channels().await, ["notifications"]);
         let clients = server.client_list().await;
         assert_eq!(clients.len(), 1, "{clients:?}");
         assert_eq!(clients[0]["sub"], "1");

@@ -76,7 +76,7 @@ on_every_store! {
         let term = a.leader("l").lease(Duration::from_secs(3)).campaign().await.unwrap();
         let work = tokio::spawn(term.run(std::future::pending::<()>()));
         assert!(b.force_release("l").await.unwrap());
-        let lost = within(SOON, "the news", work).await.unwrap();
+        let lost = within(SOON, "the notification", work).await.unwrap();
         assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
         assert!(!term.is_held() && term.remaining().is_zero());
         let late = term.release().await;

@@ -3,7 +3,7 @@
 mod both_conformance;
 mod both_fair;
 mod both_fenced;
-mod both_handover;
+mod both_handoff;
 mod both_latches;
 mod both_leader;
 mod both_lessons;

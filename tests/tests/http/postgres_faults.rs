@@ -464,7 +464,7 @@ async fn records_follow_a_promoted_standby() {
         .complete(&open.key, &open.token, b"y".to_vec(), DAY)
         .await
         .unwrap();
-    let news = async {
+    let notifications = async {
         while !matches!(
             records.claim(ask(&open.key)).await,
             Ok(ClaimReply::Completed { .. })
@@ -472,7 +472,7 @@ async fn records_follow_a_promoted_standby() {
             watch.changed().await;
         }
     };
-    within(SOON, "the news", news).await;
+    within(SOON, "the notification", notifications).await;
 }
 
 /// The same without a connection that breaks: the server stays, and takes no writes any more.
@@ -504,7 +504,7 @@ async fn records_leave_a_server_that_became_read_only() {
     // Waiters hear of what happens there, though nobody closed the connection to the other one.
     let (token, _) = claimed(&beside, ask(&noise), 1).await;
     beside.complete(&noise, &token, b"x".to_vec(), DAY).await.unwrap();
-    within(PATIENCE, "the news", watch.changed()).await;
+    within(PATIENCE, "the notification", watch.changed()).await;
 }
 
 /// A host that accepts connections and answers nothing hides none of the hosts behind it.
@@ -594,7 +594,7 @@ async fn who_waits_hears_of_a_completion_through_broken_connections() {
                 }
             }
         };
-        within(SOON, "the news", found).await;
+        within(SOON, "the notification", found).await;
     }
 }
 

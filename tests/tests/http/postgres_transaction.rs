@@ -439,7 +439,7 @@ async fn who_waits_is_told_when_the_owner_reads_or_completes_once_more() {
                 .unwrap();
         }
         for watch in [&mut here, &mut there] {
-            within(SEC, "the news", watch.changed()).await;
+            within(SEC, "the notification", watch.changed()).await;
         }
         assert_eq!(elsewhere.claim(ask(key)).await.unwrap(), completed(b"sold"));
     }

@@ -332,7 +332,7 @@ struct Manners {
     first_renewal_takes: Option<Duration>,
     endless: bool,
     panics_in: Option<Step>,
-    always_news: bool,
+    always_notifies: bool,
     renewals: AtomicUsize,
     panics: AtomicUsize,
 }
@@ -392,7 +392,7 @@ impl Store for Strange {
         Box::pin(async move { Store::force_release(self.0.clone(), key).await })
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        if !self.1.always_news {
+        if !self.1.always_notifies {
             return Store::watch(self.0.clone(), kind, key, grant);
         }
         let hub = Arc::new(Hub::default());
@@ -491,7 +491,7 @@ fn news_without_end_do_not_outlast_the_wait() {
             .unwrap()
             .block_on(async {
                 let client = strange(Manners {
-                    always_news: true,
+                    always_notifies: true,
                     ..Manners::default()
                 })
                 .await;

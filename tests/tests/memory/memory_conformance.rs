@@ -166,7 +166,7 @@ mod broken {
                     forced.await?;
                 }
                 Ok(match defect {
-                    ReleasesNothing => ReleaseReply::Released { heard: None },
+                    ReleasesNothing => ReleaseReply::Released { receivers: None },
                     _ => reply,
                 })
             })

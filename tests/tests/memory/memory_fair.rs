@@ -189,13 +189,13 @@ fn who_waits_for_an_hour_keeps_the_place_and_asks_every_second_and_a_half() {
 
 #[test]
 fn in_one_process_each_turn_takes_one_question_at_the_most_and_no_subscription() {
-    // The second time each has one, the first time only whom it is not handed on to.
-    for (handovers, questions) in [(100, 1), (0, 16), (7, 2)] {
-        in_one_process_turns_take_so_many_questions(handovers, questions);
+    // The second time each has one, the first time only whom it is not handed off to.
+    for (handoffs, questions) in [(100, 1), (0, 16), (7, 2)] {
+        in_one_process_turns_take_so_many_questions(handoffs, questions);
     }
 }
 
-fn in_one_process_turns_take_so_many_questions(handovers: u32, questions: usize) {
+fn in_one_process_turns_take_so_many_questions(handoffs: u32, questions: usize) {
     paused(async move {
         let watched = Watched::new(MemoryStore::new());
         let client = LockClient::builder()
@@ -207,7 +207,7 @@ fn in_one_process_turns_take_so_many_questions(handovers: u32, questions: usize)
         let served = Served::default();
         let waiters: Vec<_> = (0..16)
             .map(|i| {
-                let lock = client.fair_lock("k").local_handovers(handovers);
+                let lock = client.fair_lock("k").local_handoffs(handoffs);
                 waiter_for(lock, i, Instant::now(), &served)
             })
             .collect();

@@ -395,14 +395,16 @@ fn readers_are_told_when_a_preferred_set_finds_another_lock_busy() {
         store.clone().release(first).await.unwrap();
         let stands_back = acquire(request(Kind::Read, "a", 4)).await.unwrap();
         assert!(matches!(stands_back, AcquireReply::Busy(_)));
-        let mut news = store
+        let mut notifications = store
             .clone()
             .watch(Kind::Read, &"a".into(), GrantId::from_parts(1, 5));
-        news.changed().await;
+        notifications.changed().await;
         let set = store.clone().acquire_all(vec![of_set("a", 6), of_set("b", 7)]);
         let reply = set.await.unwrap();
         assert!(matches!(reply, AcquireAllReply::Busy { at: 1, .. }), "{reply:?}");
-        timeout(MS, news.changed()).await.expect("the reader is told");
+        timeout(MS, notifications.changed())
+            .await
+            .expect("the reader is told");
         let reader = acquire(request(Kind::Read, "a", 8)).await.unwrap();
         assert!(matches!(reader, AcquireReply::Acquired(_)));
     });

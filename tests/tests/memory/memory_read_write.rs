@@ -224,7 +224,7 @@ fn a_writer_that_gives_up_is_told_of_once_and_only_where_no_other_waits() {
         let (store, _, a, b) = setting().await;
         let inside = a.rw_lock("k").read().acquire().await.unwrap();
         let waits = || tokio::spawn(a.rw_lock("k").prefer_writers().write().acquire());
-        let mut news = Store::watch(
+        let mut notifications = Store::watch(
             Arc::new(store.clone()),
             Kind::Read,
             &"k".into(),
@@ -239,18 +239,21 @@ fn a_writer_that_gives_up_is_told_of_once_and_only_where_no_other_waits() {
             let reader = tokio::spawn(b.rw_lock("k").read().acquire());
             sleep(SEC).await;
             // What there was before.
-            let _ = timeout(MS, news.changed()).await;
+            let _ = timeout(MS, notifications.changed()).await;
             writer.abort();
             let gone = Instant::now();
             drop(reader.await.unwrap().unwrap());
             let waited = gone.elapsed();
-            let told = timeout(MS, news.changed()).await.is_ok();
+            let told = timeout(MS, notifications.changed()).await.is_ok();
             match dies {
                 false => assert!(waited <= MS && told, "{waited:?}"),
                 true => assert!(waited > PLACE - 2 * SEC && waited < PLACE, "{waited:?}"),
             }
             sleep(MS).await;
-            assert!(timeout(SEC, news.changed()).await.is_err(), "it was told twice");
+            assert!(
+                timeout(SEC, notifications.changed()).await.is_err(),
+                "it was told twice"
+            );
         }
         drop(inside);
     });
@@ -288,7 +291,7 @@ fn each_of_several_writers_of_a_process_waits_for_those_readers_at_most_who_came
     paused(async {
         let (_, _, a, b) = setting().await;
         let inside = b.rw_lock("k").read().acquire().await.unwrap();
-        let lock = a.rw_lock("k").prefer_writers().write().local_handovers(0);
+        let lock = a.rw_lock("k").prefer_writers().write().local_handoffs(0);
         let writers: Vec<_> = (0..3).map(|_| tokio::spawn(lock.acquire())).collect();
         sleep(MS).await;
         let readers: Vec<_> = (0..3)

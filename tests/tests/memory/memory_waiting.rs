@@ -150,7 +150,7 @@ async fn lock_that_is_held_in_the_process_is_reported_as_busy() {
         sleep(MS).await;
         let late = tokio::spawn(late.acquire());
         drop(held);
-        // It was handed over by now, and is held while the last one waits.
+        // It was handed off by now, and is held while the last one waits.
         let held = next.await.unwrap().unwrap();
         assert!(late.await.unwrap().unwrap_err().is_busy());
         drop(held);
@@ -292,9 +292,9 @@ async fn took<T>(work: impl Future<Output = T>) -> Duration {
 /// What a waiter loses by not being polled comes within twice the poll deadline of a second.
 const GONE: Duration = Duration::from_millis(2100);
 
-/// A lock that was handed over goes on when its waiter is not polled: to the next in the process, and to others.
+/// A lock that was handed off goes on when its waiter is not polled: to the next in the process, and to others.
 #[tokio::test(start_paused = true)]
-async fn handed_over_lock_goes_on_when_its_waiter_is_not_polled() {
+async fn handed_off_lock_goes_on_when_its_waiter_is_not_polled() {
     for kind in [Kind::Lock, Kind::Write, Kind::Fair] {
         for next_is_here in [false, true] {
             let s = setting().await;
@@ -426,7 +426,7 @@ async fn waiter_that_is_polled_rarely_is_served() {
     }
 }
 
-/// A lock that was handed over and is lost before its waiter looks costs neither the place nor, with `max_waiters`, the
+/// A lock that was handed off and is lost before its waiter looks costs neither the place nor, with `max_waiters`, the
 /// wait.
 #[tokio::test(start_paused = true)]
 async fn waiter_that_lost_what_it_was_handed_waits_on_in_its_place() {

@@ -385,7 +385,7 @@ async fn storm(seed: u64, many: usize) {
     ]
     .map(|count| count.load(SeqCst));
     println!(
-        "{held} held, {handed_on} handed on, {expired} expired, {gone} gone, {max_held} max held, {given_up} given up"
+        "{held} held, {handed_on} handed off, {expired} expired, {gone} gone, {max_held} max held, {given_up} given up"
     );
     let least = many / 20;
     assert!(

@@ -5,7 +5,7 @@ mod redis_acl;
 mod redis_bad_input;
 mod redis_cancel;
 mod redis_cluster;
-mod redis_cluster_news;
+mod redis_cluster_notifications;
 mod redis_connect;
 mod redis_distant;
 mod redis_fair;

@@ -184,7 +184,7 @@ async fn server_without_subscriptions_is_not_connected_to_again_and_again() {
     let proxy = Proxy::start(server.addr());
     let waits = patient(&proxy.url()).await;
     let connections = wakes_up_by_polling(&server, &proxy, &waits).await;
-    assert_eq!(connections, 1, "one connection for news, and it stays");
+    assert_eq!(connections, 1, "one connection for notifications, and it stays");
     let asked = proxy.count(|command| command.is("SUBSCRIBE"));
     assert!(asked <= 6, "it was asked for {asked} times in 5 s");
 }
@@ -197,7 +197,7 @@ async fn forbidden_subscription_is_asked_for_again_and_stands_once_it_is_allowed
     let proxy = Proxy::start(server.addr());
     let waits = patient(&proxy.url_as("svc", "pw")).await;
     let connections = wakes_up_by_polling(&server, &proxy, &waits).await;
-    assert_eq!(connections, 1, "one connection for news, and it stays");
+    assert_eq!(connections, 1, "one connection for notifications, and it stays");
     let holder = patient(&server.url()).await;
     let guards = [
         holder.lock("a").acquire().await.unwrap(),
@@ -245,7 +245,7 @@ async fn client_with_dead_connections(server: &Server) -> (Proxy, LockClient) {
     let client = built(builder).await;
     // So that both connections stand.
     let guard = client.lock("k").acquire().await.unwrap();
-    let waiter = tokio::spawn(client.lock("k").local_handovers(0).wait(PATIENCE).acquire());
+    let waiter = tokio::spawn(client.lock("k").local_handoffs(0).wait(PATIENCE).acquire());
     eventually("it is subscribed", || async {
         !server.pubsub_channels().await.is_empty()
     })
@@ -463,7 +463,7 @@ async fn open_connections_log_in_before_their_credentials_expire() {
     let proxy = Proxy::start(server.addr());
     let client = built(|| tokens.builder(&proxy.url(), Some(2 * SECOND))).await;
     let guard = client.lock("k").acquire().await.unwrap();
-    let waiter = tokio::spawn(client.lock("k").local_handovers(0).wait(PATIENCE).acquire());
+    let waiter = tokio::spawn(client.lock("k").local_handoffs(0).wait(PATIENCE).acquire());
     eventually("it is subscribed", || async {
         !server.pubsub_channels().await.is_empty()
     })

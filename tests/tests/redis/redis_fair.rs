@@ -671,7 +671,7 @@ async fn in_one_process_the_question_of_the_next_travels_with_the_release() {
         let guard = client.fair_lock("k").acquire().await.unwrap();
         let waiters: Vec<_> = (0..MANY)
             .map(|_| {
-                let lock = client.fair_lock("k").wait(PATIENCE).local_handovers(0);
+                let lock = client.fair_lock("k").wait(PATIENCE).local_handoffs(0);
                 tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() })
             })
             .collect();

@@ -44,7 +44,12 @@ async fn rule_16_a_server_that_comes_back_empty_gives_greater_tokens_and_its_hol
     settle().await;
     server.restart_empty().await;
     for guard in [&guard, &fixed] {
-        let loss = within(2 * TIMEOUT + SOON, "the news of the loss", watch_loss(guard)).await;
+        let loss = within(
+            2 * TIMEOUT + SOON,
+            "the notification of the loss",
+            watch_loss(guard),
+        )
+        .await;
         assert_eq!(loss, Loss::Gone);
     }
     let next = within(SOON, "the waiter's look", waiter).await.unwrap().unwrap();
@@ -77,7 +82,7 @@ async fn rule_13_a_clock_that_steps_forward_ends_leases_early_and_the_holder_is_
         .await
         .unwrap();
     assert!(next.fencing_token() > guard.fencing_token());
-    let loss = within(PATIENCE, "the news of the loss", watch_loss(&renewed)).await;
+    let loss = within(PATIENCE, "the notification of the loss", watch_loss(&renewed)).await;
     assert_eq!(loss, Loss::Gone);
     drop(guard);
     let last = next.fencing_token();

@@ -346,16 +346,18 @@ async fn everything(store: &Store) -> Result<(), String> {
         other => Err(format!("{other:?}")),
     };
     step(records.extend(&key2, &token2, SEC, 3 * DAY).await)?;
-    let mut news = records.watch(&key2);
-    if timeout(SEC, async { tokio::join!(watch.changed(), news.changed()) })
-        .await
-        .is_err()
+    let mut notifications = records.watch(&key2);
+    if timeout(SEC, async {
+        tokio::join!(watch.changed(), notifications.changed())
+    })
+    .await
+    .is_err()
     {
         return wrong("no subscription");
     }
     let subscribed = store.as_server().pubsub_channels().await.len();
     step(records.complete(&key2, &token2, b"x".to_vec(), DAY).await)?;
-    if subscribed != 2 || timeout(SEC, news.changed()).await.is_err() {
+    if subscribed != 2 || timeout(SEC, notifications.changed()).await.is_err() {
         return wrong("nobody is told");
     }
     match claim(ask(&key2)).await? {

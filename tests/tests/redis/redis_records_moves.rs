@@ -87,14 +87,14 @@ async fn go_on_through(
     let waiter = tokio::spawn({
         let (b, running) = (b.clone(), running.clone());
         async move {
-            let mut news = b.watch(&running);
+            let mut notifications = b.watch(&running);
             loop {
                 if let ClaimReply::Completed { response } = answered(|| b.claim(ask(&running))).await.unwrap()
                 {
                     return response;
                 }
                 // No look of its own: only news have it ask again.
-                news.changed().await;
+                notifications.changed().await;
             }
         }
     });
@@ -111,7 +111,9 @@ async fn go_on_through(
         OwnerReply::NotOwner
     );
     assert_eq!(complete(a, running, &token, b"after").await, OwnerReply::Done);
-    let heard = within(PATIENCE, "the news of the result", waiter).await.unwrap();
+    let heard = within(PATIENCE, "the notification of the result", waiter)
+        .await
+        .unwrap();
     assert_eq!(heard, b"after");
     let released = answered(|| a.release(free, &free_by)).await.unwrap();
     assert_eq!(released, OwnerReply::Done);

@@ -418,7 +418,7 @@ async fn a_release_and_an_acquire_of_a_key_do_not_pass_each_other_on_two_connect
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_holder_at_a_time_with_hand_overs_and_other_processes() {
+async fn one_holder_at_a_time_with_handoffs_and_other_processes() {
     let pair = Pair::start().await;
     let clients = [pair.client(LONG).await, pair.client(LONG).await];
     let (inside, count) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
@@ -444,7 +444,7 @@ async fn one_holder_at_a_time_with_hand_overs_and_other_processes() {
     let asked = pair.proxy.count(step("acquire"));
     assert!(
         asked < 8 * 50,
-        "nothing was handed on in the process: {asked} acquires"
+        "nothing was handed off in the process: {asked} acquires"
     );
     pair.master.assert_clean(&[&clients[0], &clients[1]]).await;
 }

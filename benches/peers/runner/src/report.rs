@@ -172,7 +172,7 @@ fn explain(workload: Workload) -> &'static str {
             "The same in the order of arrival over all processes, which only two of them offer."
         }
         Workload::Processes => {
-            "The same key is wanted by two processes, so no hand-over inside of one is enough. Times are those of the \
+            "The same key is wanted by two processes, so no handoff inside of one is enough. Times are those of the \
              process that waited longer."
         }
         Workload::Lone => {

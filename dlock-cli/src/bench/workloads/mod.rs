@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::args::{Plan, Workload};
 use super::tally::{Series, Tally, kind_of};
-pub(super) use wakeup::{Handover, wakeups};
+pub(super) use wakeup::{Handoff, wakeups};
 
 /// What the tasks of one process work on.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Job {
     pub(super) plan: Plan,
     pub(super) clients: Vec<LockClient>,
     pub(super) tally: Arc<Tally>,
-    pub(super) handovers: Mutex<Vec<Handover>>,
+    pub(super) handoffs: Mutex<Vec<Handoff>>,
     /// How long a pair takes that nobody else is in the way of.
     pub(super) pair: Duration,
 }
@@ -47,7 +47,7 @@ impl Job {
             plan,
             clients,
             tally: Tally::new(counting),
-            handovers: Mutex::default(),
+            handoffs: Mutex::default(),
             pair: Duration::ZERO,
         };
         if job.plan.workload == Workload::Idempotency {
@@ -113,8 +113,8 @@ impl Job {
     fn lock_named(&self, client: &LockClient, name: String) -> Lock {
         // What the user gave as prefix means what it says, braces included.
         let lock = client.lock(LockKey::raw(name)).kind(self.plan.kind.into());
-        match self.plan.local_handovers {
-            Some(times) => lock.local_handovers(times),
+        match self.plan.local_handoffs {
+            Some(times) => lock.local_handoffs(times),
             None => lock,
         }
     }
@@ -138,7 +138,7 @@ impl Job {
     }
 }
 
-/// A wake-up must reach another client: inside of one, locks may be handed on.
+/// A wake-up must reach another client: inside of one, locks may be handed off.
 fn clients_of(plan: &Plan) -> usize {
     match plan.workload {
         Workload::Wakeup if plan.processes == 1 => 2,

@@ -15,7 +15,7 @@ use crate::bench::usage::now;
 
 /// One hold of a key, in nanoseconds by the machine's clock.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(in crate::bench) struct Handover {
+pub(in crate::bench) struct Handoff {
     key: usize,
     asked: u64,
     acquired: u64,
@@ -31,7 +31,7 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
     // In the pause after a release the other one gets the lock; and then has to see this one wait.
     let pause = Duration::from_millis(2).max(job.pair * 4);
     let hold = pause * 2 + Duration::from_millis(2) + job.pair * 4;
-    let mut handovers = Vec::new();
+    let mut handoffs = Vec::new();
     while !job.tally.is_over() {
         let (asked, begin) = (now(), Instant::now());
         match lock.acquire().await {
@@ -41,7 +41,7 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
                 let counts = job.tally.is_measuring();
                 // Never in step with a timer of anybody's.
                 tokio::time::sleep(hold.mul_f64(1.0 + fastrand::f64() / 4.0)).await;
-                handovers.push(Handover {
+                handoffs.push(Handoff {
                     key: task,
                     asked,
                     acquired,
@@ -56,12 +56,12 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
             Err(error) => recorder.failed(kind_of(&error)).await,
         }
     }
-    job.handovers.lock().append(&mut handovers);
+    job.handoffs.lock().append(&mut handoffs);
 }
 
 /// From the release to the other one's acquisition. One that found the lock free when it asked has not waited; one
 /// that was overtaken after the release has waited since that release.
-pub(in crate::bench) fn wakeups(mut holds: Vec<Handover>) -> Times {
+pub(in crate::bench) fn wakeups(mut holds: Vec<Handoff>) -> Times {
     holds.sort_by_key(|hold| (hold.key, hold.acquired));
     let mut times = Times::new();
     for (at, hold) in holds.iter().enumerate().filter(|(_, hold)| hold.counts) {
@@ -81,8 +81,8 @@ pub(in crate::bench) fn wakeups(mut holds: Vec<Handover>) -> Times {
 mod tests {
     use super::*;
 
-    fn hold(key: usize, asked: u64, acquired: u64, released: u64) -> Handover {
-        Handover {
+    fn hold(key: usize, asked: u64, acquired: u64, released: u64) -> Handoff {
+        Handoff {
             key,
             asked,
             acquired,

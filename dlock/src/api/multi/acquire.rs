@@ -1,5 +1,5 @@
 //! The way of an acquire of several locks: re-entry first, then the store, which is asked for all at once;
-//! when one is busy, the queue of that one, and whoever has the turn there asks for all again.
+//! when one is busy, the queue of that one, and the head of that queue asks for all again.
 
 use std::sync::Arc;
 
@@ -7,30 +7,30 @@ use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::MultiGuard;
+use super::attempt::{At, Gone, Guards, Round, Step, acquire_groups, groups};
 use super::in_order::InVain;
-use super::look::{At, Gone, Guards, Round, Step, groups, look};
 use crate::api::guard::LockGuard;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::ASK_IN_SET_EVERY;
 use crate::runtime::acquire::{self, Wait};
+use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
 use crate::runtime::options::check_at_once;
-use crate::runtime::question::{Goal, Look};
-use crate::runtime::release::Carry;
+use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::Scope;
 use crate::store::{Announce, GrantId, Kind, StoreError};
 use crate::{Error, LockKey};
 
 /// One call of acquire.
-pub(super) struct Attempt {
+pub(super) struct MultiCall {
     /// In the order of their names, each once.
     pub(super) keys: Arc<[LockKey]>,
     /// The same call for the first key alone.
-    pub(super) first: acquire::Attempt,
+    pub(super) first: acquire::AcquireCall,
 }
 
-impl Attempt {
+impl MultiCall {
     pub(super) fn check(&self) -> Result<(), Error> {
         let invalid = |option, reason: &str| Error::InvalidOption {
             option,
@@ -79,14 +79,14 @@ impl Attempt {
         let until = self.first.until(started);
         let mut at = 0;
         let mut in_vain = InVain::new();
-        let mut heard = Evidence::default();
+        let mut evidence = Evidence::default();
         loop {
             let (outer, rest) = self.by_frames(scope);
             for outer in &outer {
                 let one = self.one(*outer);
                 let wait = Wait {
-                    attempt: &one,
-                    goal: &one,
+                    call: &one,
+                    target: &one,
                     started,
                     until,
                 };
@@ -103,13 +103,13 @@ impl Attempt {
                 }
                 let one = self.one(at);
                 let all = AllOf {
-                    attempt: self,
+                    call: self,
                     at,
                     rest: &rest,
                 };
                 let wait = Wait {
-                    attempt: &one,
-                    goal: &all,
+                    call: &one,
+                    target: &all,
                     started,
                     until,
                 };
@@ -118,7 +118,7 @@ impl Attempt {
                         .asks(0, None, |round| round)
                         .await
                         .map_err(|error| one.failed(error))?,
-                    false => wait.in_turn(&mut heard).await?,
+                    false => wait.in_local_queue(&mut evidence).await?,
                 };
                 match round {
                     Round::All(all) => guards = all,
@@ -127,10 +127,10 @@ impl Attempt {
                     }
                     Round::Busy((busy, remaining)) => {
                         at = busy;
-                        wait.is_busy(remaining, &mut heard);
+                        wait.is_busy(remaining, &mut evidence);
                         let Some(patience) = in_vain.again() else { continue };
                         match self
-                            .in_order(&rest, (started, until), patience, &mut heard)
+                            .in_order(&rest, (started, until), patience, &mut evidence)
                             .await?
                         {
                             Some(all) => guards = all,
@@ -151,8 +151,8 @@ impl Attempt {
     }
 
     /// The same call for one of the keys alone.
-    pub(super) fn one(&self, at: usize) -> acquire::Attempt {
-        acquire::Attempt {
+    pub(super) fn one(&self, at: usize) -> acquire::AcquireCall {
+        acquire::AcquireCall {
             handle: self.first.handle.clone(),
             key: self.keys[at].clone(),
             options: self.first.options.clone(),
@@ -177,9 +177,9 @@ impl Attempt {
     }
 }
 
-/// What one who has the turn at a key asks the store for.
+/// What the queue head of a key asks the store for.
 struct AllOf<'a> {
-    attempt: &'a Attempt,
+    call: &'a MultiCall,
     /// The key.
     at: usize,
     /// All that no frame holds.
@@ -193,9 +193,9 @@ impl AllOf<'_> {
         handed: u32,
         waiter: Option<GrantId>,
         read: impl FnOnce(Round<Guards>) -> T + Send + 'static,
-    ) -> Carry<Result<T, StoreError>> {
+    ) -> RunToCompletion<Result<T, StoreError>> {
         let waiter = waiter.map(|id| (self.at, id));
-        let mut groups = groups(self.rest.iter().map(|at| (*at, self.attempt.one(*at))));
+        let mut groups = groups(self.rest.iter().map(|at| (*at, self.call.one(*at))));
         // The key that the caller waits for comes first: the first that is busy is told, so a caller that stays where it
         // waits keeps its place, and a caller that has given other keys back for another busy one counts that as in vain.
         groups.sort_by_key(|group| group.iter().all(|(of, _)| *of != self.at));
@@ -205,41 +205,41 @@ impl AllOf<'_> {
         let mut groups = groups.into_iter();
         // Takes its place in line now, and not when polled.
         let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
-        let handle = &self.attempt.first.handle;
+        let handle = &self.call.first.handle;
         let gone = Gone::default();
         let undo = first.undone_by(&gone);
-        let round = look(first, groups, handed, waiter, gone).map(|round| round.map(read));
-        handle.carry(round).or_undo(undo)
+        let round = acquire_groups(first, groups, handed, waiter, gone).map(|round| round.map(read));
+        handle.run_to_completion(round).or_undo(undo)
     }
 }
 
-impl Goal for AllOf<'_> {
+impl AcquireTarget for AllOf<'_> {
     type Got = Round<Guards>;
 
     /// Nothing: the others would have to be asked for with one in the hand.
-    fn wanted(&self) -> Option<HandoffTerms> {
+    fn handoff_terms(&self) -> Option<HandoffTerms> {
         None
     }
 
-    fn look(
+    fn attempt(
         &self,
         handed: u32,
         waiter: Option<GrantId>,
         _announce: Announce,
-    ) -> Carry<Result<Look<Round<Guards>>, StoreError>> {
+    ) -> RunToCompletion<Result<AttemptOutcome<Round<Guards>>, StoreError>> {
         let at = self.at;
-        let again = self.attempt.first.takes_place().then_some(ASK_IN_SET_EVERY);
+        let again = self.call.first.takes_place().then_some(ASK_IN_SET_EVERY);
         self.asks(handed, waiter, move |round| match round {
-            Round::Busy((busy, remaining)) if busy == at => Look::Busy {
+            Round::Busy((busy, remaining)) if busy == at => AttemptOutcome::Busy {
                 left: remaining,
                 again,
                 listeners: None,
             },
-            round => Look::Got(round),
+            round => AttemptOutcome::Got(round),
         })
     }
 
-    fn handed_over(&self, guard: Hold) -> Round<Guards> {
+    fn handed_off(&self, guard: Hold) -> Round<Guards> {
         // Never offered, as it is not wanted. To ask again is always right.
         drop(guard);
         Round::Busy((self.at, None))

@@ -10,17 +10,17 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use super::acquire::Attempt;
-use super::look::{At, Gone, Round, Step, Taken, take};
+use super::acquire::MultiCall;
+use super::attempt::{At, Gone, Round, Step, Taken, take};
 use crate::Error;
 use crate::base::clock;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::ASK_IN_SET_EVERY;
 use crate::runtime::acquire::Wait;
+use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::hold::Hold;
-use crate::runtime::question::{Goal, Look};
-use crate::runtime::release::Carry;
+use crate::runtime::release::RunToCompletion;
 use crate::store::{Announce, GrantId, StoreError};
 
 /// How many looks in a row may find one of the keys free and another one busy.
@@ -55,7 +55,7 @@ impl InVain {
     }
 }
 
-impl Attempt {
+impl MultiCall {
     /// Takes these keys one after the other; `None` where one of them was not had in time, or one that was had was lost
     /// meanwhile: then nothing is kept.
     pub(super) async fn in_order(
@@ -63,7 +63,7 @@ impl Attempt {
         rest: &[usize],
         (started, until): (Instant, Option<Instant>),
         patience: Duration,
-        heard: &mut Evidence,
+        evidence: &mut Evidence,
     ) -> Result<Option<Vec<At<Hold>>>, Error> {
         let mut taken = Taken::default();
         for at in rest {
@@ -71,17 +71,14 @@ impl Attempt {
             // The first is waited for with empty hands.
             let limit = (!taken.is_empty()).then(|| clock::now() + patience);
             let wait = Wait {
-                attempt: &one,
-                goal: &Next {
-                    attempt: self,
-                    at: *at,
-                },
+                call: &one,
+                target: &Next { call: self, at: *at },
                 started,
                 until: until.into_iter().chain(limit).min(),
             };
             let next = tokio::select! {
                 biased;
-                next = wait.in_turn(heard) => next,
+                next = wait.in_local_queue(evidence) => next,
                 () = taken.keep() => return Ok(None),
             };
             match next {
@@ -118,26 +115,26 @@ impl Attempt {
 
 /// The next key alone.
 struct Next<'a> {
-    attempt: &'a Attempt,
+    call: &'a MultiCall,
     at: usize,
 }
 
-impl Goal for Next<'_> {
+impl AcquireTarget for Next<'_> {
     type Got = Round<Taken>;
 
     /// Nothing: what is handed over has a guard already, and these leases begin with the last.
-    fn wanted(&self) -> Option<HandoffTerms> {
+    fn handoff_terms(&self) -> Option<HandoffTerms> {
         None
     }
 
-    fn look(
+    fn attempt(
         &self,
         handed: u32,
         waiter: Option<GrantId>,
         _announce: Announce,
-    ) -> Carry<Result<Look<Round<Taken>>, StoreError>> {
+    ) -> RunToCompletion<Result<AttemptOutcome<Round<Taken>>, StoreError>> {
         let waiter = waiter.map(|id| (self.at, id));
-        let one = self.attempt.one(self.at);
+        let one = self.call.one(self.at);
         let again = one.takes_place().then_some(ASK_IN_SET_EVERY);
         let handle = one.handle.clone();
         // Takes its place in line now, and is finished and undone when this is dropped.
@@ -146,18 +143,18 @@ impl Goal for Next<'_> {
         let undo = step.undone_by(&gone);
         let round = take(step, std::iter::empty(), handed, waiter, gone).map(move |round| {
             Ok(match round? {
-                Round::Busy((_, left)) => Look::Busy {
+                Round::Busy((_, left)) => AttemptOutcome::Busy {
                     left,
                     again,
                     listeners: None,
                 },
-                round => Look::Got(round),
+                round => AttemptOutcome::Got(round),
             })
         });
-        handle.carry(round).or_undo(undo)
+        handle.run_to_completion(round).or_undo(undo)
     }
 
-    fn handed_over(&self, guard: Hold) -> Round<Taken> {
+    fn handed_off(&self, guard: Hold) -> Round<Taken> {
         // Never offered, as it is not wanted.
         drop(guard);
         Round::Busy((self.at, None))

@@ -1,16 +1,16 @@
 //! Several locks at once: all of them or none.
 
 mod acquire;
+mod attempt;
 mod guard;
 mod in_order;
-mod look;
 
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::sync::Arc;
 
-use self::acquire::Attempt;
+use self::acquire::MultiCall;
 pub use self::guard::MultiGuard;
 use crate::api::options::option_methods;
 use crate::api::run::Run;
@@ -41,7 +41,7 @@ use crate::{Error, Held, Lock, LockKey, LockOptions};
 /// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an enclosing frame holds is re-entered.
 ///
 /// Where a lock that somebody waits for in a set is given back in this process, it goes to the store, also
-/// where [`local_handovers`](Lock::local_handovers) would pass it on to a single lock.
+/// where [`local_handoffs`](Lock::local_handoffs) would pass it on to a single lock.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -107,8 +107,8 @@ impl MultiLock {
         min_hold,
         /// Counted are the waiters of the lock that this call waits for.
         max_waiters,
-        /// That is to a call that wants it alone; see [`Lock::local_handovers`].
-        local_handovers,
+        /// That is to a call that wants it alone; see [`Lock::local_handoffs`].
+        local_handoffs,
     }
 
     /// Has new readers of a read-write lock stand back while this call waits for it to write. See
@@ -130,7 +130,7 @@ impl MultiLock {
     /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also when there is no name at all, or more than
     /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     pub fn check(&self) -> Result<(), Error> {
-        self.attempt(true, Location::caller()).check()
+        self.call(true, Location::caller()).check()
     }
 
     /// Takes all of the locks if all are free, without waiting for anybody.
@@ -143,7 +143,7 @@ impl MultiLock {
     /// Cancel safe.
     #[track_caller]
     pub fn try_acquire(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
-        self.attempt(true, Location::caller()).run()
+        self.call(true, Location::caller()).run()
     }
 
     /// Takes all of the locks, and waits for them as long as [`wait`](Self::wait) allows.
@@ -156,13 +156,13 @@ impl MultiLock {
     /// Cancel safe, as [`Lock::acquire`] is: dropped at any point it leaves none of the locks.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
-        self.attempt(false, Location::caller()).run()
+        self.call(false, Location::caller()).run()
     }
 
-    fn attempt(&self, once: bool, by: &'static Location<'static>) -> Attempt {
-        Attempt {
+    fn call(&self, once: bool, by: &'static Location<'static>) -> MultiCall {
+        MultiCall {
             keys: self.keys.clone(),
-            first: self.each.attempt(once, by),
+            first: self.each.call(once, by),
         }
     }
 

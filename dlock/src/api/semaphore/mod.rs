@@ -18,7 +18,7 @@ pub use self::unowned::UnownedSemaphore;
 use crate::api::lock::guarded;
 use crate::api::options::option_methods;
 use crate::api::run::Run;
-use crate::runtime::acquire::Attempt;
+use crate::runtime::acquire::AcquireCall;
 use crate::runtime::client::Handle;
 use crate::runtime::options::{Options, Permits};
 use crate::store::Kind;
@@ -128,7 +128,7 @@ impl Semaphore {
     ///
     /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
     pub fn check(&self) -> Result<(), Error> {
-        self.attempt(1, true, Location::caller()).check()
+        self.call(1, true, Location::caller()).check()
     }
 
     /// Takes one permit if one is free, without waiting for anybody: asks the store once.
@@ -218,7 +218,7 @@ impl Semaphore {
         F: FnOnce(Held) -> Fut,
         Fut: Future,
     {
-        Run::new(guarded(self.attempt(1, false, Location::caller())), work)
+        Run::new(guarded(self.call(1, false, Location::caller())), work)
     }
 
     fn asks(&self, amount: u32) -> Options {
@@ -239,12 +239,12 @@ impl Semaphore {
         once: bool,
         by: &'static Location<'static>,
     ) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
-        let attempt = self.attempt(amount, once, by);
-        async move { Ok(Permit::new(guarded(attempt).await?, amount)) }
+        let call = self.call(amount, once, by);
+        async move { Ok(Permit::new(guarded(call).await?, amount)) }
     }
 
-    fn attempt(&self, amount: u32, once: bool, by: &'static Location<'static>) -> Attempt {
-        Attempt {
+    fn call(&self, amount: u32, once: bool, by: &'static Location<'static>) -> AcquireCall {
+        AcquireCall {
             handle: self.handle.clone(),
             key: self.key.clone(),
             options: self.asks(amount),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::SemaphoreStatus;
-use crate::api::counted::{count, strange};
+use crate::api::counter::{count, strange};
 use crate::runtime::client::Handle;
 use crate::runtime::options::{check_permits, check_total, too_many_permits};
 use crate::store::counter::{CounterReply, CounterStep};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::SemaphoreStatus;
 use super::number::Number;
 use crate::api::options::option_methods;
-use crate::runtime::acquire::Attempt;
+use crate::runtime::acquire::AcquireCall;
 use crate::runtime::client::Handle;
 use crate::runtime::options::{Options, Permits};
 use crate::store::Kind;
@@ -158,7 +158,7 @@ impl UnownedSemaphore {
         once: bool,
         by: &'static Location<'static>,
     ) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        let attempt = Attempt {
+        let call = AcquireCall {
             handle: self.handle.clone(),
             key: self.key.clone(),
             options: self.asks(amount),
@@ -166,7 +166,7 @@ impl UnownedSemaphore {
             by,
         };
         async move {
-            attempt.run().await?.leave_taken();
+            call.run().await?.leave_taken();
             Ok(())
         }
     }

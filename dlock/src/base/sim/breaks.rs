@@ -72,7 +72,7 @@ rules! {
         "the next waiter becomes the queue head when that is cancelled"
     NotificationLostBeforeSleep "notification-lost-before-sleep" WAITING
         "a notification that comes between the request and the sleep ends the sleep"
-    NewsToldOnce "news-told-once" WAITING
+    NotificationToldOnce "notification-told-once" WAITING
         "those who listen for a name are told each time that it comes free"
     SubscriptionDroppedWithHead "subscription-dropped-with-head" WAITING
         "the subscription of the queue head is the next head's, and goes on"

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 
 use super::Renewable;
+use crate::base::int_hash::BuildIntHasher;
 use crate::base::moment::Moment;
-use crate::base::numbers::ByNumber;
 
 /// A live grant.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl<G: Renewable> PartialEq for Entry<G> {
 impl<G: Renewable> Eq for Entry<G> {}
 
 #[derive(Debug)]
-pub(super) struct Entries<G>(HashSet<Entry<G>, ByNumber>);
+pub(super) struct Entries<G>(HashSet<Entry<G>, BuildIntHasher>);
 
 impl<G> Default for Entries<G> {
     fn default() -> Entries<G> {

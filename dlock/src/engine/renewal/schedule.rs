@@ -7,8 +7,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use smallvec::SmallVec;
 
+use crate::base::int_hash::BuildIntHasher;
 use crate::base::moment::Moment;
-use crate::base::numbers::ByNumber;
 
 /// A bucket may have so many numbers that mean nothing, beside as many as those that do.
 const SPARE: usize = 64;
@@ -23,7 +23,7 @@ struct Bucket {
 /// Which numbers are due when. Who uses it knows when each of them is.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    buckets: HashMap<Moment, Bucket, ByNumber>,
+    buckets: HashMap<Moment, Bucket, BuildIntHasher>,
     order: BTreeSet<Moment>,
 }
 

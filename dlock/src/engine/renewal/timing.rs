@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::base::broken;
+use crate::base::int_hash::scatter;
 use crate::base::kind::Kind;
 use crate::base::moment::Moment;
-use crate::base::numbers::scatter;
 use crate::engine::grant::{Terms, safety_margin};
 
 /// How often the grants of readers are renewed at the least, also those whose lease is fixed: Redisson's renewals (every

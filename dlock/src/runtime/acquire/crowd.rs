@@ -8,7 +8,7 @@ use super::came_free;
 use crate::base::chance;
 use crate::engine::crowd::Crowd;
 use crate::engine::fairness::YieldRound;
-use crate::store::{Heard, Watch};
+use crate::store::{Notification, Watch};
 
 /// Waits until this process is to ask: when the lock has come free and it is this process's turn, or after `patience`.
 /// Cancel safe.
@@ -43,10 +43,10 @@ async fn comes_up(crowd: &mut Crowd, among: u64, watch: &mut Watch, end: Instant
             return true;
         };
         let wait = wait.min(end.saturating_duration_since(Instant::now()));
-        match tokio::time::timeout(wait, watch.heard()).await {
+        match tokio::time::timeout(wait, watch.notification()).await {
             // It came free once more: a new draw.
-            Ok(Heard::News) => {}
-            Ok(Heard::Taken) => return false,
+            Ok(Notification::Changed) => {}
+            Ok(Notification::Taken) => return false,
             Err(_) => {
                 crowd.was_left();
                 return true;

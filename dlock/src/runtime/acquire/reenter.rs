@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Attempt, Wait, jittered};
+use super::{AcquireCall, Wait, jittered};
 use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
@@ -10,11 +10,11 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::timing::{FIRST_PAUSE, LOOK_AT_FRAME_EVERY};
+use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
 use crate::runtime::hold::Hold;
-use crate::runtime::question::{Goal, Look, Question};
+use crate::runtime::nested_read::{NestedRead, holds_around};
 use crate::runtime::scope::{HoldRef, Scope};
-use crate::runtime::under::{Under, holds_around};
 use crate::store::Kind;
 use crate::{Error, Loss};
 
@@ -42,7 +42,7 @@ impl Way<'_> {
 enum Inside {
     Entered(Hold),
     /// The store is still to be asked.
-    ReadsUnder(Arc<Under>),
+    ReadsUnder(Arc<NestedRead>),
 }
 
 /// A place among those who wait to enter a grant, given up when this is dropped. One that has come in has none.
@@ -57,7 +57,7 @@ impl Drop for Place {
     }
 }
 
-impl Attempt {
+impl AcquireCall {
     fn way<'s>(&self, scope: &'s Scope) -> Result<Way<'s>, Error> {
         let nearest = |kind| scope.nearest(self.handle.shared(), kind, &self.key);
         let hold = nearest(self.options.kind);
@@ -91,17 +91,17 @@ impl Attempt {
     /// waits for those of them who are not around the asker.
     pub(crate) async fn read_instead(&self, write: &HoldRef, scope: &Scope) -> Result<Hold, Error> {
         let wait = Wait {
-            attempt: self,
-            goal: self,
+            call: self,
+            target: self,
             started: clock::now(),
             until: None,
         };
-        let mut heard = Evidence::default();
+        let mut evidence = Evidence::default();
         loop {
             let mut outer = holds_around(scope, &write.grant);
             outer.push(write.id);
             let asker = self.asker(next_id(), Around::Everybody, Manner::HadItsTurn);
-            let Ok(under) = Under::new(&write.grant, &asker, outer) else {
+            let Ok(nested_read) = NestedRead::new(&write.grant, &asker, outer) else {
                 let loss = match write.grant.status() {
                     HoldState::Lost(loss) => loss,
                     // Everybody is welcome, so nothing else was in the way.
@@ -109,7 +109,7 @@ impl Attempt {
                 };
                 return Err(self.lost(loss));
             };
-            if let Some(guard) = wait.read_under(under, &mut heard).await? {
+            if let Some(guard) = wait.read_under(nested_read, &mut evidence).await? {
                 return Ok(guard);
             }
         }
@@ -129,14 +129,14 @@ impl Attempt {
         !matches!(self.way(scope), Ok(Way::Ask))
     }
 
-    /// Enters the hold that encloses the asker, where nobody else is inside: one who has waited for its turn does so
+    /// Enters the hold that encloses the asker, where nobody else is inside: a branch that has waited for its turn does so
     /// before those who are next.
     pub(crate) async fn enter(self, scope: &Scope) -> Option<Hold> {
-        let attempt = Attempt { once: true, ..self };
+        let call = AcquireCall { once: true, ..self };
         let started = clock::now();
         let wait = Wait {
-            attempt: &attempt,
-            goal: &attempt,
+            call: &call,
+            target: &call,
             started,
             until: Some(started),
         };
@@ -162,18 +162,22 @@ impl Attempt {
             }
             Way::ReadUnder(hold) => {
                 let outer = holds_around(scope, &hold.grant);
-                Ok(Some(Inside::ReadsUnder(Under::new(&hold.grant, &asker, outer)?)))
+                Ok(Some(Inside::ReadsUnder(NestedRead::new(
+                    &hold.grant,
+                    &asker,
+                    outer,
+                )?)))
             }
         }
     }
 }
 
-impl<G: Goal> Wait<'_, G> {
+impl<G: AcquireTarget> Wait<'_, G> {
     /// Enters the hold that encloses the asker, if there is one. When somebody else is inside whom the
     /// asker's frames do not contain (another branch of a `join!`), it waits for its turn among the branches; it never
     /// queues up for the lock behind them.
     pub(crate) async fn reenter(&self, scope: &Scope) -> Result<Option<Hold>, Error> {
-        let manner = match self.attempt.once {
+        let manner = match self.call.once {
             true => Manner::GoesAway,
             false => Manner::Waits,
         };
@@ -181,12 +185,12 @@ impl<G: Goal> Wait<'_, G> {
     }
 
     async fn reenter_as(&self, scope: &Scope, manner: Manner) -> Result<Option<Hold>, Error> {
-        let Attempt { handle, key, by, .. } = self.attempt;
+        let AcquireCall { handle, key, by, .. } = self.call;
         let mut place: Option<Place> = None;
         let mut warned = false;
-        let mut heard = Evidence::default();
+        let mut evidence = Evidence::default();
         loop {
-            let way = self.attempt.way(scope)?;
+            let way = self.call.way(scope)?;
             let Some(grant) = way.arbiter() else {
                 return Ok(None);
             };
@@ -195,19 +199,19 @@ impl<G: Goal> Wait<'_, G> {
             // Another thread may give the hold back between the two looks at it.
             #[cfg(dlock_sim)]
             crate::base::sim::preempt();
-            let InTheWay { line, until } = match self.attempt.enter_now(&way, scope, asker, manner) {
+            let InTheWay { line, until } = match self.call.enter_now(&way, scope, asker, manner) {
                 Ok(None) => return Ok(None),
                 Ok(Some(Inside::Entered(guard))) => return Ok(Some(guard)),
-                Ok(Some(Inside::ReadsUnder(under))) => {
+                Ok(Some(Inside::ReadsUnder(nested_read))) => {
                     place = None;
-                    match self.read_under(under, &mut heard).await? {
+                    match self.read_under(nested_read, &mut evidence).await? {
                         Some(guard) => return Ok(Some(guard)),
                         None => continue,
                     }
                 }
                 // Given back just now, it is not around anybody: the frames have another way.
                 Err(Refused::Lost(Loss::Released)) if !broken!(Defect3ReleasedFrameIsLost) => continue,
-                Err(Refused::Lost(loss)) => return Err(self.attempt.lost(loss)),
+                Err(Refused::Lost(loss)) => return Err(self.call.lost(loss)),
                 Err(Refused::Sibling(in_the_way)) => in_the_way,
             };
             if manner != Manner::Waits {
@@ -239,52 +243,56 @@ impl<G: Goal> Wait<'_, G> {
 
     /// Asks the store for a read under the own write lock, which is there at once. `None` where the frames
     /// have to be looked at again, after a pause if need be.
-    async fn read_under(&self, under: Arc<Under>, heard: &mut Evidence) -> Result<Option<Hold>, Error> {
-        let attempt = self.attempt;
-        let shared = attempt.handle.shared();
+    async fn read_under(
+        &self,
+        nested_read: Arc<NestedRead>,
+        evidence: &mut Evidence,
+    ) -> Result<Option<Hold>, Error> {
+        let call = self.call;
+        let shared = call.handle.shared();
         if shared.closing.is_cancelled() {
             return Err(Error::ClientClosed);
         }
-        let write = under.write.clone();
+        let write = nested_read.write.clone();
         let asked = clock::now();
-        heard.asks(Moment::of(asked));
-        let look = Attempt::ask(Question::new(attempt, 0, None).reading_under(under));
-        let look = if attempt.once {
-            look.await
+        evidence.asks(Moment::of(asked));
+        let outcome = AcquireCall::ask(AcquireAttempt::new(call, 0, None).reading_under(nested_read));
+        let outcome = if call.once {
+            outcome.await
         } else {
             tokio::select! {
                 biased;
-                look = look => look,
-                () = self.over() => return Err(self.gave_up(heard, true)),
-                () = self.patience_ends(heard) => return Err(self.gave_up(heard, true)),
+                outcome = outcome => outcome,
+                () = self.over() => return Err(self.gave_up(evidence, true)),
+                () = self.patience_ends(evidence) => return Err(self.gave_up(evidence, true)),
                 () = shared.closing.cancelled() => return Err(Error::ClientClosed),
             }
         };
-        let pause = match look {
-            Ok(Look::Got(guard)) => return Ok(Some(guard)),
+        let pause = match outcome {
+            Ok(AttemptOutcome::Got(guard)) => return Ok(Some(guard)),
             // Nothing that has frames has permits.
-            Ok(Look::TooFew) => return Err(self.gave_up(heard, false)),
-            Ok(Look::Busy { left, .. }) => {
-                self.is_busy(left, heard);
+            Ok(AttemptOutcome::TooFew) => return Err(self.gave_up(evidence, false)),
+            Ok(AttemptOutcome::Busy { left, .. }) => {
+                self.is_busy(left, evidence);
                 // The store does not know the write lock: its holder is told, unless it gave that back.
                 if !matches!(write.status(), HoldState::Lost(_)) {
                     let _ = shared.renew_one(&write).await;
                 }
                 match write.status() {
                     HoldState::Lost(Loss::Released) => return Ok(None),
-                    HoldState::Lost(loss) => return Err(attempt.lost(loss)),
-                    _ if attempt.once => return Err(self.not_acquired(left)),
+                    HoldState::Lost(loss) => return Err(call.lost(loss)),
+                    _ if call.once => return Err(self.not_acquired(left)),
                     _ => jittered(FIRST_PAUSE),
                 }
             }
-            Err(error) if attempt.once => return Err(attempt.failed(error)),
-            Err(error) => self.failed(asked, error, heard)?,
+            Err(error) if call.once => return Err(call.failed(error)),
+            Err(error) => self.failed(asked, error, evidence)?,
         };
         tokio::select! {
             biased;
             () = shared.closing.cancelled() => Err(Error::ClientClosed),
             () = tokio::time::sleep(pause) => Ok(None),
-            () = self.over() => Err(self.gave_up(heard, false)),
+            () = self.over() => Err(self.gave_up(evidence, false)),
         }
     }
 }

@@ -16,14 +16,14 @@ use tokio::time::Instant;
 use super::Signals;
 use crate::base::chance::{HashMap, next_id};
 use crate::base::clock;
-use crate::base::numbers::ByNumber;
+use crate::base::int_hash::BuildIntHasher;
 use crate::engine::timing::FRAME_POLL_DEADLINE;
 use crate::runtime::scope::Scope;
 
 /// Somebody inside, and since which line.
 pub(super) type Inside = (u64, &'static Location<'static>);
 
-type Numbered<T> = HashMap<u64, T, ByNumber>;
+type Numbered<T> = HashMap<u64, T, BuildIntHasher>;
 
 /// One who wants to come in.
 pub(crate) struct Asker<'a> {
@@ -84,7 +84,7 @@ impl Around<'_> {
 #[derive(Default)]
 pub(super) struct Told {
     wakers: SmallVec<[Waker; 2]>,
-    left: Option<Seat>,
+    left: Option<Waiter>,
 }
 
 impl Told {
@@ -117,21 +117,21 @@ struct More {
 #[derive(Default)]
 struct Gate {
     /// By the id that their hold will have, which is the order in which they came.
-    seats: Numbered<Seat>,
-    lines: Numbered<Line>,
+    waiters: Numbered<Waiter>,
+    lines: Numbered<WaitLine>,
     /// The number of the line behind somebody: a hold, or one who is called or was.
     behind: Numbered<u64>,
     /// Those who are called, and until when they are waited for: one who writes, or several who read.
     called: BTreeMap<u64, Instant>,
 }
 
-struct Line {
+struct WaitLine {
     of: u64,
-    seats: BTreeSet<u64>,
+    waiters: BTreeSet<u64>,
 }
 
 /// One who waits.
-struct Seat {
+struct Waiter {
     reads: bool,
     by: &'static Location<'static>,
     scope: Scope,
@@ -149,7 +149,7 @@ enum Stands {
     Passed,
 }
 
-impl Seat {
+impl Waiter {
     fn around(&self) -> Around<'_> {
         Around::Frames(&self.scope, &self.besides)
     }
@@ -227,12 +227,12 @@ impl Room {
         let waits_for_called = asker.manner != Manner::HadItsTurn;
         if let Some((id, way)) = self.in_the_way(asker.id, asker.around, reads, waits_for_called) {
             if asker.manner == Manner::Waits {
-                self.seat(asker, reads);
+                self.add_waiter(asker, reads);
                 self.stand_behind(asker.id, id);
             }
             return Err(way);
         }
-        told.left = self.unseat(asker.id);
+        told.left = self.remove_waiter(asker.id);
         match reads {
             true => drop(self.more().readers.insert(asker.id, asker.by)),
             false => drop(self.more().holds.insert(asker.id, asker.by)),
@@ -272,18 +272,24 @@ impl Room {
         let gate = self.gate().filter(|_| waits_for_called)?;
         let mut called = gate.called.iter().filter(|(id, _)| **id != own);
         let (id, until) = called.next()?;
-        let seat = gate.seats.get(id).filter(|seat| !(reads && seat.reads))?;
+        let waiter = gate.waiters.get(id).filter(|waiter| !(reads && waiter.reads))?;
         let until = Some(*until);
-        Some((*id, InTheWay { line: seat.by, until }))
+        Some((
+            *id,
+            InTheWay {
+                line: waiter.by,
+                until,
+            },
+        ))
     }
 
-    /// Gives the asker a seat, if it has none.
-    fn seat(&mut self, asker: &Asker<'_>, reads: bool) {
+    /// Adds the asker to the waiters, if it is not one of them.
+    fn add_waiter(&mut self, asker: &Asker<'_>, reads: bool) {
         let Around::Frames(scope, besides) = asker.around else {
             return;
         };
         let gate = self.more().gate.get_or_insert_default();
-        gate.seats.entry(asker.id).or_insert_with(|| Seat {
+        gate.waiters.entry(asker.id).or_insert_with(|| Waiter {
             reads,
             by: asker.by,
             scope: scope.clone(),
@@ -298,27 +304,27 @@ impl Room {
         let Some(gate) = self.gate_mut() else { return };
         gate.leave_place(id);
         let number = *gate.behind.entry(other).or_insert_with(next_id);
-        let line = gate.lines.entry(number).or_insert_with(|| Line {
+        let line = gate.lines.entry(number).or_insert_with(|| WaitLine {
             of: other,
-            seats: BTreeSet::new(),
+            waiters: BTreeSet::new(),
         });
-        line.seats.insert(id);
-        if let Some(seat) = gate.seats.get_mut(&id) {
-            seat.stands = Stands::InLine(number);
+        line.waiters.insert(id);
+        if let Some(waiter) = gate.waiters.get_mut(&id) {
+            waiter.stands = Stands::InLine(number);
         }
     }
 
-    /// Takes the seat of one who waits no longer.
-    fn unseat(&mut self, id: u64) -> Option<Seat> {
+    /// Removes a waiter.
+    fn remove_waiter(&mut self, id: u64) -> Option<Waiter> {
         let gate = self.gate_mut()?;
         gate.leave_place(id);
-        gate.seats.remove(&id)
+        gate.waiters.remove(&id)
     }
 
     /// One who has come in out of turn keeps out those who are called.
     fn call_back(&mut self, id: u64, reads: bool) {
         let Some(gate) = self.gate_mut() else { return };
-        let kept_out = |called: &&u64| !reads || gate.seats.get(called).is_some_and(|seat| !seat.reads);
+        let kept_out = |called: &&u64| !reads || gate.waiters.get(called).is_some_and(|waiter| !waiter.reads);
         let kept_out: SmallVec<[u64; 1]> = gate.called.keys().filter(kept_out).copied().collect();
         for called in kept_out {
             self.stand_behind(called, id);
@@ -347,18 +353,18 @@ impl Room {
         let Some((number, mut line)) = self.gate_mut().and_then(|gate| gate.take_line(id)) else {
             return;
         };
-        while let Some(next) = line.seats.pop_first() {
-            let Some(seat) = self.gate().and_then(|gate| gate.seats.get(&next)) else {
+        while let Some(next) = line.waiters.pop_first() {
+            let Some(waiter) = self.gate().and_then(|gate| gate.waiters.get(&next)) else {
                 continue;
             };
-            let reads = seat.reads;
-            if let Some((other, _)) = self.in_the_way(next, seat.around(), reads, true) {
+            let reads = waiter.reads;
+            if let Some((other, _)) = self.in_the_way(next, waiter.around(), reads, true) {
                 self.stand_behind(next, other);
                 continue;
             }
             let Some(gate) = self.gate_mut() else { return };
             told.wakers.extend(gate.call(next));
-            if !reads && !line.seats.is_empty() {
+            if !reads && !line.waiters.is_empty() {
                 return gate.follow(next, number, line);
             }
         }
@@ -392,7 +398,7 @@ impl Room {
 
     /// One who waited goes away, or has come in.
     pub(super) fn vacate(&mut self, id: u64, told: &mut Told) {
-        told.left = self.unseat(id);
+        told.left = self.remove_waiter(id);
         if told.left.is_some() {
             self.has_left(id, told);
         }
@@ -401,9 +407,9 @@ impl Room {
     /// It is over: all who wait look for another way.
     pub(super) fn close(&mut self, told: &mut Told) {
         let Some(gate) = self.gate_mut() else { return };
-        for seat in gate.seats.values_mut() {
-            seat.stands = Stands::Passed;
-            told.wakers.extend(seat.waker.take());
+        for waiter in gate.waiters.values_mut() {
+            waiter.stands = Stands::Passed;
+            told.wakers.extend(waiter.waker.take());
         }
         gate.lines.clear();
         gate.behind.clear();
@@ -412,11 +418,11 @@ impl Room {
 
     /// Whether one who waits is to look again; else it is told by this waker. With the waker to be dropped.
     pub(super) fn is_called(&mut self, id: u64, waker: Waker) -> (bool, Option<Waker>) {
-        let Some(seat) = self.gate_mut().and_then(|gate| gate.seats.get_mut(&id)) else {
+        let Some(waiter) = self.gate_mut().and_then(|gate| gate.waiters.get_mut(&id)) else {
             return (true, Some(waker));
         };
-        match seat.stands {
-            Stands::InLine(_) => (false, seat.waker.replace(waker)),
+        match waiter.stands {
+            Stands::InLine(_) => (false, waiter.waker.replace(waker)),
             Stands::Called | Stands::Passed => (true, Some(waker)),
         }
     }
@@ -425,15 +431,15 @@ impl Room {
 impl Gate {
     /// Has one who waits stand nowhere.
     fn leave_place(&mut self, id: u64) {
-        let Some(seat) = self.seats.get_mut(&id) else {
+        let Some(waiter) = self.waiters.get_mut(&id) else {
             return;
         };
-        let stood = std::mem::replace(&mut seat.stands, Stands::Passed);
+        let stood = std::mem::replace(&mut waiter.stands, Stands::Passed);
         match stood {
             Stands::InLine(number) => {
                 if let Some(line) = self.lines.get_mut(&number)
-                    && line.seats.remove(&id)
-                    && line.seats.is_empty()
+                    && line.waiters.remove(&id)
+                    && line.waiters.is_empty()
                 {
                     let of = line.of;
                     self.lines.remove(&number);
@@ -445,32 +451,32 @@ impl Gate {
         }
     }
 
-    fn take_line(&mut self, of: u64) -> Option<(u64, Line)> {
+    fn take_line(&mut self, of: u64) -> Option<(u64, WaitLine)> {
         let number = self.behind.remove(&of)?;
         Some((number, self.lines.remove(&number)?))
     }
 
     fn call(&mut self, id: u64) -> Option<Waker> {
-        let seat = self.seats.get_mut(&id)?;
-        seat.stands = Stands::Called;
+        let waiter = self.waiters.get_mut(&id)?;
+        waiter.stands = Stands::Called;
         self.called.insert(id, clock::now() + FRAME_POLL_DEADLINE);
-        seat.waker.take()
+        waiter.waker.take()
     }
 
     /// Has a whole line stand behind one of them.
-    fn follow(&mut self, id: u64, number: u64, line: Line) {
+    fn follow(&mut self, id: u64, number: u64, line: WaitLine) {
         let Some(other) = self.behind.get(&id).copied() else {
             self.behind.insert(id, number);
-            self.lines.insert(number, Line { of: id, ..line });
+            self.lines.insert(number, WaitLine { of: id, ..line });
             return;
         };
         // It was called before, and others have stood behind it since.
-        for follower in line.seats {
-            if let Some(seat) = self.seats.get_mut(&follower) {
-                seat.stands = Stands::InLine(other);
+        for follower in line.waiters {
+            if let Some(waiter) = self.waiters.get_mut(&follower) {
+                waiter.stands = Stands::InLine(other);
             }
             if let Some(line) = self.lines.get_mut(&other) {
-                line.seats.insert(follower);
+                line.waiters.insert(follower);
             }
         }
     }

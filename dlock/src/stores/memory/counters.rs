@@ -12,13 +12,13 @@ use crate::store::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewR
 
 /// All counters of a store, and the answers to steps that may come again.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Counted {
+pub(super) struct CounterTable {
     kept: HashMap<LockKey, Counter>,
     answers: HashMap<GrantId, (CounterReply, Instant)>,
     /// How many answers there may be before it is looked which of them can be forgotten.
     room: usize,
     /// Names of which those who wait shall look.
-    news: Vec<LockKey>,
+    notifications: Vec<LockKey>,
 }
 
 #[derive(Debug, Clone)]
@@ -29,14 +29,14 @@ enum Counter {
     Latch(u64),
 }
 
-impl Counted {
+impl CounterTable {
     pub(super) fn clear(&mut self) {
-        *self = Counted::default();
+        *self = CounterTable::default();
     }
 
     /// Names of which those who wait shall look.
-    pub(super) fn news(&mut self) -> Vec<LockKey> {
-        std::mem::take(&mut self.news)
+    pub(super) fn notifications(&mut self) -> Vec<LockKey> {
+        std::mem::take(&mut self.notifications)
     }
 
     /// What there is by this name: permits or a latch.
@@ -94,7 +94,7 @@ impl Counted {
         };
         // Those whose leases have ended hold nothing.
         if semaphore.expire(now) {
-            self.news.push(key.clone());
+            self.notifications.push(key.clone());
         }
         semaphore.take_all()
     }
@@ -135,7 +135,7 @@ impl Counted {
     fn told<T>(&mut self, key: &LockKey, now: Instant, step: impl FnOnce(&mut Semaphore) -> Step<T>) -> T {
         let Step { brought, tell } = self.on(key, now, step);
         if tell {
-            self.news.push(key.clone());
+            self.notifications.push(key.clone());
         }
         brought
     }
@@ -147,7 +147,7 @@ impl Counted {
     pub(super) fn release(&mut self, now: Instant, request: &ReleaseRequest) -> Left {
         let step = self.on(&request.key, now, |semaphore| semaphore.release(now, request));
         if !step.brought && step.tell {
-            self.news.push(request.key.clone());
+            self.notifications.push(request.key.clone());
         }
         match (step.brought, step.tell) {
             (false, _) => Left::NotHeld,
@@ -215,7 +215,7 @@ impl Counted {
             (_, count) => (CounterReply::Number(count.map_or(0, |count| *count)), false),
         };
         if tell {
-            self.news.push(key.clone());
+            self.notifications.push(key.clone());
         }
         reply
     }
@@ -239,7 +239,7 @@ mod tests {
     /// A name that was used once takes no more than its number, which is the data of its users.
     #[test]
     fn nothing_but_the_number_stays_of_a_semaphore_of_which_nobody_has_anything() {
-        let (mut counters, now) = (Counted::default(), crate::base::clock::now());
+        let (mut counters, now) = (CounterTable::default(), crate::base::clock::now());
         let (key, grant) = (LockKey::from("k"), GrantId::from_parts(1, 1));
         let lease = Duration::from_secs(60);
         let mut request = AcquireRequest::new(Kind::Permit, key.clone(), grant, lease);

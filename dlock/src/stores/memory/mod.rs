@@ -21,7 +21,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use self::counters::Counted;
+use self::counters::CounterTable;
 use self::fair::Queues;
 use self::read_write::{Left, ReadWriteLocks};
 use self::records::{MemoryRecords, Shelf};
@@ -65,7 +65,7 @@ struct Held {
     queues: Queues,
     read_write: ReadWriteLocks,
     /// The semaphores and latches.
-    counters: Counted,
+    counters: CounterTable,
     last_token: u64,
     /// Since when these data are here, where somebody asked.
     since: Option<Instant>,
@@ -402,9 +402,9 @@ impl MemoryStore {
         let mut held = self.store.held.lock();
         held.purge(now);
         let brought = step(&mut held, now);
-        let news = held.counters.news();
+        let notifications = held.counters.notifications();
         drop(held);
-        for key in news {
+        for key in notifications {
             self.tell(key.as_str());
         }
         brought
@@ -484,10 +484,12 @@ impl Store for MemoryStore {
             let told = front.unwrap_or_else(|| key.as_str().into());
             (left, (gave_up || left == Left::Loudly).then_some(told))
         });
-        let heard = told.map_or(0, |topic| self.tell(&topic));
+        let receivers = told.map_or(0, |topic| self.tell(&topic));
         Box::pin(ready(Ok(match left {
             Left::NotHeld => ReleaseReply::NotHeld { repeated: false },
-            Left::Quietly | Left::Loudly => ReleaseReply::Released { heard: Some(heard) },
+            Left::Quietly | Left::Loudly => ReleaseReply::Released {
+                receivers: Some(receivers),
+            },
         })))
     }
 

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connect::Connector;
 use super::lane::{Lane, Setup};
-use super::news::News;
+use super::notifications::RecordNotifications;
 use super::sweep::SweepBatch;
 use super::table::{self, Table};
 use super::{Inner, PostgresRecords};
@@ -118,12 +118,12 @@ where
             .map(|_| Lane::start(setup.clone(), first.take(), &runtime))
             .collect();
         let ended = CancellationToken::new();
-        let news = News::start(setup.clone(), ended.child_token(), &runtime);
+        let notifications = RecordNotifications::start(setup.clone(), ended.child_token(), &runtime);
         let inner = Arc::new(Inner {
             batch: SweepBatch::new(setup.connector.timeout),
             setup,
             lanes,
-            news,
+            notifications,
             _ended: ended.clone().drop_guard(),
         });
         if let Some(every) = self.sweep_every {

@@ -29,7 +29,7 @@ pub(super) struct Connector {
 pub(super) struct Session {
     pub(super) client: Client,
     /// Ends when the connection does.
-    pub(super) news: mpsc::UnboundedReceiver<Notification>,
+    pub(super) notifications: mpsc::UnboundedReceiver<Notification>,
     pub(super) driver: Driver,
 }
 
@@ -70,7 +70,7 @@ where
     fn open<'a>(&'a self, config: &'a Config) -> Opening<'a> {
         Box::pin(async move {
             let (client, mut connection) = config.connect(self.tls.clone()).await?;
-            let (told, news) = mpsc::unbounded_channel();
+            let (told, notifications) = mpsc::unbounded_channel();
             let driver = tokio::spawn(async move {
                 while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
                     if let AsyncMessage::Notification(notification) = message
@@ -82,7 +82,7 @@ where
             });
             Ok(Session {
                 client,
-                news,
+                notifications,
                 driver: Driver(Some(driver)),
             })
         })

@@ -50,7 +50,7 @@ pub(super) struct Setup {
 struct Job {
     step: Step,
     deadline: Instant,
-    ticket: Arc<Ticket>,
+    send_state: Arc<SendState>,
     /// It was sent on a connection that broke.
     repeated: bool,
     reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
@@ -58,9 +58,9 @@ struct Job {
 
 /// Whether a step was sent, agreed upon between who asked and who sends.
 #[derive(Debug, Default)]
-struct Ticket(AtomicU8);
+struct SendState(AtomicU8);
 
-impl Ticket {
+impl SendState {
     const SENT: u8 = 1;
     const GIVEN_UP: u8 = 2;
 
@@ -103,12 +103,12 @@ impl Lane {
     /// Puts a step into the line, now. The future only brings the answer.
     pub(super) fn step(&self, step: Step) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
         let (reply, answer) = oneshot::channel();
-        let (ticket, setup) = (Arc::new(Ticket::default()), self.setup.clone());
+        let (send_state, setup) = (Arc::new(SendState::default()), self.setup.clone());
         let deadline = Instant::now() + setup.connector.timeout;
         let job = Job {
             step,
             deadline,
-            ticket: ticket.clone(),
+            send_state: send_state.clone(),
             repeated: false,
             reply: Some(reply),
         };
@@ -119,14 +119,14 @@ impl Lane {
                 // Nobody works on it any more, and not because its time is over.
                 Ok(Err(_)) if Instant::now() < deadline => {
                     let ended = "the runtime that served the connections has ended";
-                    return Err(match !queued || ticket.give_up() {
+                    return Err(match !queued || send_state.give_up() {
                         true => StoreError::not_done(Reason::Closed, ended),
                         false => StoreError::unknown(ended),
                     });
                 }
                 _ => setup.silence(),
             };
-            match ticket.give_up() {
+            match send_state.give_up() {
                 true => Err(StoreError::not_done(Reason::Unreachable, why)),
                 false => Err(StoreError::unknown(why)),
             }
@@ -246,7 +246,7 @@ impl Worker {
     async fn serve(&mut self, session: Session) -> Option<String> {
         let Session {
             client,
-            mut news,
+            mut notifications,
             driver,
         } = session;
         let client = Arc::new(client);
@@ -280,7 +280,7 @@ impl Worker {
                         job.answer(Err(error));
                     },
                 },
-                notification = news.recv() => if notification.is_none() {
+                notification = notifications.recv() => if notification.is_none() {
                     break Some("the server closed the connection".to_owned());
                 },
             }
@@ -337,7 +337,7 @@ impl Worker {
         if job.is_due() {
             match error.outcome {
                 Outcome::Unknown => job.repeated = true,
-                Outcome::NotDone if !job.repeated => job.ticket.take_back(),
+                Outcome::NotDone if !job.repeated => job.send_state.take_back(),
                 Outcome::NotDone => {}
             }
             self.next.push_back(job);
@@ -349,7 +349,7 @@ impl Worker {
 
 /// Sends the step at the first poll.
 async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended {
-    if !job.ticket.send() {
+    if !job.send_state.send() {
         return Ended::Answered;
     }
     let answer = match timeout_at(job.deadline, job.step.run(&on, job.deadline)).await {
@@ -364,9 +364,9 @@ async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended 
             return Ended::Silent;
         }
     };
-    let news = job.step.news(&answer).filter(|_| setup.tell).cloned();
+    let notifications = job.step.notifications(&answer).filter(|_| setup.tell).cloned();
     job.answer(Ok(answer));
-    if let Some(key) = news {
+    if let Some(key) = notifications {
         let until = Instant::now() + setup.connector.timeout;
         let told = timeout_at(until, on.tell(&setup.table.name, &key)).await;
         if !matches!(told, Ok(Ok(()))) {

@@ -49,7 +49,7 @@ mod connect;
 mod failure;
 mod hosts;
 mod lane;
-mod news;
+mod notifications;
 mod step;
 mod sweep;
 mod table;
@@ -68,7 +68,7 @@ use tokio_util::sync::DropGuard;
 
 pub use self::builder::PostgresRecordsBuilder;
 use self::lane::{Lane, Setup};
-use self::news::News;
+use self::notifications::RecordNotifications;
 use self::step::{Answer, Step};
 use self::sweep::SweepBatch;
 pub use self::transaction::{CompleteError, PostgresClaim};
@@ -87,7 +87,7 @@ pub struct PostgresRecords(Arc<Inner>);
 struct Inner {
     setup: Arc<Setup>,
     lanes: Vec<Lane>,
-    news: News,
+    notifications: RecordNotifications,
     batch: SweepBatch,
     /// Ends what runs in the background.
     _ended: DropGuard,
@@ -207,14 +207,14 @@ impl PostgresRecords {
         &self,
         key: &RecordKey,
         step: Step,
-        news: bool,
+        notifications: bool,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
         let (answer, store, key) = (self.step(key, step), self.clone(), key.clone());
         async move {
             match answer.await? {
                 Answer::Owner(reply) => {
-                    if news && reply == OwnerReply::Done {
-                        store.0.news.tell(&key);
+                    if notifications && reply == OwnerReply::Done {
+                        store.0.notifications.tell(&key);
                     }
                     Ok(reply)
                 }
@@ -288,7 +288,7 @@ impl RecordStore for PostgresRecords {
             match answer.await? {
                 Answer::State(state) => {
                     if matches!(state, ClaimState::Completed { .. }) {
-                        self.0.news.tell(&key);
+                        self.0.notifications.tell(&key);
                     }
                     Ok(state)
                 }
@@ -298,7 +298,7 @@ impl RecordStore for PostgresRecords {
     }
 
     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
-        self.0.news.watch(key)
+        self.0.notifications.watch(key)
     }
 }
 

@@ -143,7 +143,7 @@ impl Step {
     }
 
     /// Of which record this answer is news. A result that its owner reads was committed by another way.
-    pub(super) fn news(&self, answer: &Answer) -> Option<&RecordKey> {
+    pub(super) fn notifications(&self, answer: &Answer) -> Option<&RecordKey> {
         match (self, answer) {
             (Step::Complete(key, ..) | Step::GiveBack(key, ..), Answer::Owner(OwnerReply::Done))
             | (Step::Read(key, _), Answer::State(ClaimState::Completed { .. })) => Some(key),

@@ -14,10 +14,10 @@
 //! What it does not give: a member that lost its data counts its tokens by its clock alone, so that they may go back
 //! where the clocks of the members are further apart than `max_lease`, or where its clock went back; and one
 //! whose clock jumps forward by more than the margin ends leases early, as on a single server; a majority of such
-//! members at a time would do harm. Locks are not handed on inside the process, tokens are not reserved, and
+//! members at a time would do harm. Locks are not handed off inside the process, tokens are not reserved, and
 //! there are no fair locks, no permits, and no records.
 
-mod news;
+mod notifications;
 mod sayings;
 mod votes;
 
@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use self::news::News;
+use self::notifications::MemberNotifications;
 use self::sayings::Sayings;
 use self::votes::{Verdict, Vote, Votes};
 use crate::LockKey;
@@ -76,7 +76,7 @@ pub struct Quorum {
     said: Mutex<Sayings>,
     /// Until then these members abstain, which are too many for a majority.
     abstention: Mutex<Option<(Instant, Arc<[usize]>)>>,
-    news: News,
+    notifications: MemberNotifications,
     doubts: DoubtSender,
     runtime: Handle,
 }
@@ -109,7 +109,7 @@ impl Quorum {
             });
         }
         Quorum {
-            news: News::new(members.clone(), runtime.clone()),
+            notifications: MemberNotifications::new(members.clone(), runtime.clone()),
             members,
             max_lease: DEFAULT_MAX_LEASE,
             trust_fresh: false,
@@ -365,9 +365,9 @@ impl Quorum {
         let (mut released, mut told, mut repeats, mut failed) = (0, Some(0), false, Vec::new());
         while let Some((at, answer)) = asked.next().await {
             match answer {
-                Ok(ReleaseReply::Released { heard }) => {
+                Ok(ReleaseReply::Released { receivers }) => {
                     released += 1;
-                    told = told.max(heard);
+                    told = told.max(receivers);
                 }
                 Ok(ReleaseReply::NotHeld { repeated }) => repeats |= repeated,
                 Err(error) => failed.push((at, error)),
@@ -387,7 +387,7 @@ impl Quorum {
                 }
                 this.release_at(failed, &request);
             });
-            return Ok(ReleaseReply::Released { heard: told });
+            return Ok(ReleaseReply::Released { receivers: told });
         }
         if released + failed.len() >= self.majority() {
             let said = failed
@@ -627,7 +627,7 @@ impl Store for Quorum {
     }
 
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
-        self.news.watch(kind, key, grant)
+        self.notifications.watch(kind, key, grant)
     }
 
     fn explain(&self, kind: Kind, key: &LockKey) -> Option<Arc<str>> {

@@ -7,10 +7,10 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::access::{Access, Driven, Driver, Open, driven};
+use super::endpoint::Endpoint;
 use super::node::classify;
-use super::place::Place;
 use super::script;
+use super::settings::{ConnectSettings, Driven, Driver, Open, driven};
 use crate::base::clock;
 use crate::store::options::MinReplicas;
 use crate::store::url::Address;
@@ -19,8 +19,8 @@ use crate::store::{Outcome, Reason, StoreError};
 /// Makes connections to one server, or to whichever has its part.
 #[derive(Clone)]
 pub(super) struct Connector {
-    pub(super) access: Arc<Access>,
-    pub(super) place: Place,
+    pub(super) access: Arc<ConnectSettings>,
+    pub(super) place: Endpoint,
     /// The server is one of a Cluster.
     in_cluster: bool,
     warned: Arc<Once>,
@@ -55,7 +55,7 @@ struct Looked {
 }
 
 impl Connector {
-    pub(super) fn new(access: Arc<Access>, place: Place) -> Connector {
+    pub(super) fn new(access: Arc<ConnectSettings>, place: Endpoint) -> Connector {
         Connector {
             access,
             place,
@@ -65,10 +65,10 @@ impl Connector {
     }
 
     /// To a server of a Cluster.
-    pub(super) fn to_node(access: Arc<Access>, address: Address) -> Connector {
+    pub(super) fn to_node(access: Arc<ConnectSettings>, address: Address) -> Connector {
         Connector {
             in_cluster: true,
-            ..Connector::new(access, Place::fixed(address))
+            ..Connector::new(access, Endpoint::fixed(address))
         }
     }
 
@@ -273,7 +273,7 @@ fn text(info: &Value) -> String {
 }
 
 /// Whether `INFO` leaves open what the server is, where it must be a master.
-fn needs_role(info: &Value, place: &Place) -> bool {
+fn needs_role(info: &Value, place: &Endpoint) -> bool {
     !place.is_fixed() && !text(info).contains("role:")
 }
 
@@ -288,7 +288,7 @@ fn is_a_sentinel(address: &Address) -> StoreError {
 }
 
 /// A server of a Cluster where one of its own was expected.
-pub(super) fn is_of_a_cluster(access: &Access, address: &Address) -> StoreError {
+pub(super) fn is_of_a_cluster(access: &ConnectSettings, address: &Address) -> StoreError {
     let url = match address {
         Address::Tcp { .. } => format!("{}://{address}", access.scheme_of_cluster()),
         Address::Unix(_) => format!("{}:// and its TCP address", access.scheme_of_cluster()),

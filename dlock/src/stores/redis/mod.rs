@@ -1,10 +1,10 @@
 //! Locks on Redis or Valkey, with the data of Redisson's lock: on one server, on the master that sentinels name, or
 //! in a Cluster.
 
-mod access;
 mod cluster;
 mod connect;
 mod dial;
+mod endpoint;
 mod fence;
 mod hint;
 mod kinds;
@@ -12,13 +12,13 @@ mod login;
 mod node;
 mod open;
 mod permits;
-mod place;
 mod pubsub;
 mod records;
 mod renewals;
 mod script;
 mod sentinel;
 mod servers;
+mod settings;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -241,7 +241,7 @@ impl Store for RedisStore {
         Box::pin(self.step_on(key, verb).map(|done| {
             let Done { answer, repeated } = done?;
             match answer {
-                Answer::Released { heard } => Ok(ReleaseReply::Released { heard }),
+                Answer::Released { receivers } => Ok(ReleaseReply::Released { receivers }),
                 Answer::Gone => Ok(ReleaseReply::NotHeld { repeated }),
                 other => Err(strange(&other)),
             }

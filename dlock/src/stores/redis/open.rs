@@ -7,14 +7,14 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::RedisStore;
-use super::access::Access;
 use super::cluster::Cluster;
 use super::connect::Connector;
+use super::endpoint::Endpoint;
 use super::fence::Fence;
 use super::node::Part;
-use super::place::Place;
 use super::sentinel::Master;
 use super::servers::Servers;
+use super::settings::ConnectSettings;
 use crate::Error;
 use crate::store::DoubtSender;
 use crate::store::member::QuorumMember;
@@ -32,7 +32,7 @@ impl RedisStore {
     ) -> Result<RedisStore, Error> {
         let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
-            let place = Place::fixed(url.address);
+            let place = Endpoint::fixed(url.address);
             let connector = Connector::new(Arc::new(access?), place);
             Servers::one(connector, part, &runtime).await
         };
@@ -49,7 +49,7 @@ impl RedisStore {
         let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
             let master = Master::of(of_sentinels?, url.sentinels, url.service, &runtime);
-            let connector = Connector::new(Arc::new(access?), Place::Master(master));
+            let connector = Connector::new(Arc::new(access?), Endpoint::Master(master));
             Servers::one(connector, part, &runtime).await
         };
         RedisStore::open(opening, common, runtime).await
@@ -79,7 +79,7 @@ impl RedisStore {
         let access = server_access(url.login, &common).map_err(StoreError::into_connect_error)?;
         let spawner = runtime.clone();
         let doubts = part.doubts.clone();
-        let connector = Connector::new(Arc::new(access), Place::fixed(url.address));
+        let connector = Connector::new(Arc::new(access), Endpoint::fixed(url.address));
         let opening = async move { Servers::one_or_later(connector, part, &spawner).await };
         // On the runtime that will serve the connections.
         let Ok((servers, trouble)) = runtime.spawn(opening).await else {
@@ -166,7 +166,7 @@ pub(crate) async fn quorum(url: QuorumUrl, common: Common, runtime: &Handle) -> 
 fn part(common: &Common) -> Part {
     Part {
         lane: Lane::default(),
-        seats: common.max_queued,
+        limit: common.max_queued,
         fence: Fence::of(&common.prefix),
         doubts: DoubtSender::new(),
         places: Arc::default(),
@@ -175,15 +175,15 @@ fn part(common: &Common) -> Part {
 }
 
 /// To a server that has locks.
-fn server_access(login: Login, common: &Common) -> Result<Access, StoreError> {
+fn server_access(login: Login, common: &Common) -> Result<ConnectSettings, StoreError> {
     let access = access(login, common)?.with_credentials(common.credentials.clone());
     Ok(access.with_replicas(common.replicas))
 }
 
 /// To any server, with what stands in the URL.
-fn access(login: Login, common: &Common) -> Result<Access, StoreError> {
+fn access(login: Login, common: &Common) -> Result<ConnectSettings, StoreError> {
     let name = client_name(&common.service_name, common.uuid);
-    Access::new(login, name, common.timeout, &common.tls)
+    ConnectSettings::new(login, name, common.timeout, &common.tls)
 }
 
 /// `dlock:<service>:<uuid>`, where the holders of locks have the same uuid. The server allows no spaces or

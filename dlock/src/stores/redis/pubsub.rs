@@ -23,10 +23,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use self::batch::Batch;
-use super::access::Open;
 use super::cluster::Shard;
 use super::connect::Connector;
 use super::script;
+use super::settings::Open;
 use crate::base::chance;
 use crate::store::Hub;
 use crate::store::url::Address;

@@ -173,7 +173,7 @@ pub(crate) enum Answer {
     },
     Released {
         /// How many heard of it; `None` when the server forbids to tell.
-        heard: Option<u64>,
+        receivers: Option<u64>,
     },
     /// The grant is not there.
     Gone,
@@ -611,7 +611,7 @@ fn read_number(number: i64, step: &Call) -> Result<Answer, StoreError> {
         (Verb::As(KindStep::Renew(_)), Some(_)) => Ok(Answer::Renewed),
         (Verb::RaiseFence { .. }, Some(there)) => Ok(Answer::There(there == 1)),
         (Verb::Release { .. } | Verb::As(KindStep::Release { .. }), positive) => Ok(Answer::Released {
-            heard: positive.map(|one_more| one_more - 1),
+            receivers: positive.map(|one_more| one_more - 1),
         }),
         _ => Err(strange()),
     }
@@ -629,7 +629,7 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
         Value::Int(ms) => Ok(u64::try_from(*ms).ok().map(Duration::from_millis)),
         _ => Err(strange()),
     };
-    let heard = |at: usize| match word(at)? {
+    let receivers = |at: usize| match word(at)? {
         Value::Int(n) => Ok(u64::try_from(*n).ok()),
         _ => Err(strange()),
     };
@@ -676,7 +676,9 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
             Reason::Unreachable,
             "the request reached the server too late and was refused there",
         )),
-        "released" => Ok(Answer::Released { heard: heard(1)? }),
+        "released" => Ok(Answer::Released {
+            receivers: receivers(1)?,
+        }),
         "gone" => Ok(Answer::Gone),
         "holders" => {
             let holder = |at: usize| {
@@ -703,7 +705,7 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
         "orphan" => Ok(Answer::Orphan { attempt: attempt(1)? }),
         "again" => Ok(Answer::Again),
         "done" => Ok(Answer::Done {
-            told: heard(1)?.is_some(),
+            told: receivers(1)?.is_some(),
         }),
         "not-owner" => Ok(Answer::NotOwner),
         "taken" => {

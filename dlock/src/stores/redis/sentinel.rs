@@ -15,8 +15,8 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::{Notify, watch};
 
-use super::access::{Access, Open, Pushes};
 use super::connect::explain_with;
+use super::settings::{ConnectSettings, Open, Pushes};
 use crate::base::chance;
 use crate::store::url::Address;
 use crate::store::{Outcome, Reason, StoreError};
@@ -42,7 +42,7 @@ pub(super) struct Master {
 impl Master {
     /// Begins to listen to these sentinels.
     pub(super) fn of(
-        access: Access,
+        access: ConnectSettings,
         sentinels: Vec<Address>,
         service: String,
         runtime: &tokio::runtime::Handle,
@@ -172,7 +172,7 @@ impl Minutes {
 
 /// The sentinels' side: gone with the last task that listens.
 struct Table {
-    access: Access,
+    access: ConnectSettings,
     council: Arc<Council>,
     names: watch::Sender<Option<Address>>,
     runtime: tokio::runtime::Handle,

@@ -21,7 +21,7 @@ pub const MARGIN: u8 = 1;
 pub const TICK: u8 = 2;
 /// By how much it goes on while an acquire is carried out: tokens are microseconds, and an acquire takes longer.
 pub const ACQUIRE: u8 = 1;
-/// Fencing tokens that an acquire asks for: one for a hand-over.
+/// Fencing tokens that an acquire asks for: one for a handoff.
 pub const BLOCK: u8 = 2;
 /// By how much it goes on while a replica takes over: longer than a block reaches back, which is 5 ms (lua/run.lua).
 pub const FAIL_OVER: u8 = BLOCK;
@@ -33,7 +33,7 @@ pub const UNDER_WAY: usize = 2;
 pub enum Rule {
     /// A fencing token is no less than the server's clock, so that a server without data goes on where it was.
     TokensFollowClock,
-    /// The tokens that are reserved for hand-overs reach back from the present, and never beyond it.
+    /// The tokens that are reserved for handoffs reach back from the present, and never beyond it.
     BlocksReachBack,
     /// Where there is no last token, one may have been given a moment ago: nothing reaches back.
     NotWithoutLast,
@@ -118,8 +118,8 @@ impl check::Rule for Rule {
 pub const TOKENS_GROW: &str = "tokens grow";
 /// A write of an earlier holder never comes after that of a later one.
 pub const IN_ORDER: &str = "writes are taken in the order of the holders";
-/// A process that knows that its server has changed hands on no grant that this does not have.
-pub const NOT_IN_DOUBT: &str = "nothing lost is handed on in doubt";
+/// A process that knows that its server has changed hands off no grant that this does not have.
+pub const NOT_IN_DOUBT: &str = "nothing lost is handed off in doubt";
 
 /// How much may go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -184,7 +184,7 @@ pub struct Wrong {
     pub token: bool,
     /// A write was taken after one of a later holder.
     pub order: bool,
-    /// A grant that was lost was handed on by a process that had reason to doubt it.
+    /// A grant that was lost was handed off by a process that had reason to doubt it.
     pub doubt: bool,
 }
 
@@ -226,11 +226,11 @@ pub enum Task {
 pub struct Hold {
     /// The grant, by its order.
     pub grant: u8,
-    /// How often it was handed on.
+    /// How often it was handed off.
     pub handed: u8,
     /// Its fencing token.
     pub token: u8,
-    /// Tokens that are left for those to whom it is handed on.
+    /// Tokens that are left for those to whom it is handed off.
     pub reserved: u8,
     /// When it is lost, by the holder's clock; 0 when it is.
     pub deadline: u8,
@@ -256,7 +256,7 @@ pub struct Renewal {
 /// A write to the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Write {
-    /// Which holder's it is: the order of the grant, and how often it had been handed on.
+    /// Which holder's it is: the order of the grant, and how often it had been handed off.
     pub by: (u8, u8),
     /// Its fencing token.
     pub token: u8,
@@ -276,7 +276,7 @@ pub enum Action {
     /// Such a write arrives.
     Land(Write),
     /// A holder hands the lock on to the next task.
-    HandOver(Who, Which),
+    HandOff(Who, Which),
     /// It gives it back.
     Leave(Who, Which),
     /// Its grant is renewed, or found to be gone; whether it hears so at once.
@@ -410,7 +410,7 @@ impl Model for Failover {
                 },
             ),
             Property::sometimes(
-                "a confirmed grant is handed on after a fail-over",
+                "a confirmed grant is handed off after a fail-over",
                 |model: &Failover, state: &State| {
                     state.left.failed_over < model.faults.failed_over
                         && believers(state)

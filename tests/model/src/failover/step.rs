@@ -30,7 +30,7 @@ impl Failover {
                 if let Task::Holding(_) = client.tasks[which] {
                     actions.extend([
                         Action::Write(who, which),
-                        Action::HandOver(who, which),
+                        Action::HandOff(who, which),
                         Action::Leave(who, which),
                         Action::Renew(who, which, true),
                         Action::Renew(who, which, false),
@@ -62,7 +62,7 @@ impl Failover {
                 state.net.remove(at);
                 self.take(state, write);
             }
-            Action::HandOver(who, which) => {
+            Action::HandOff(who, which) => {
                 let had = *hold(state, who, which)?;
                 let next = state.clients[who].front()?;
                 let is_sure = !had.suspect || !self.keeps(Rule::SuspectIsNotHandedOn);

@@ -51,7 +51,7 @@ pub(super) fn step(model: &Failover, before: &State, action: Action) -> Option<S
             let last = before.resource.token;
             format!("the late write, token {token}, arrives after one with token {last} and {fares}")
         }
-        Action::HandOver(who, which) => {
+        Action::HandOff(who, which) => {
             let next = before.clients[who].front()?;
             let token = hold(&after, who, next)?.token;
             format!(

@@ -73,7 +73,7 @@ impl Single {
             && hold.reserved > 0
             && state.clients[who].front().is_some()
         {
-            actions.push(Action::HandOver(who, which));
+            actions.push(Action::HandOff(who, which));
         }
         if may_leave {
             actions.extend(Fate::ALL.map(|fate| Action::Leave(who, which, fate)));
@@ -141,9 +141,9 @@ impl Single {
                 let hold = *hold(state, who, which)?;
                 self.delay(state, hold.id, Packet::Write(hold.token))?;
             }
-            Action::HandOver(who, which) => {
+            Action::HandOff(who, which) => {
                 let hold = leave(state, who, which)?;
-                self.hand_over(state, who, hold);
+                self.hand_off(state, who, hold);
                 if !self.keeps(Rule::HandedOnBeforeRelease) {
                     self.give_back(state, hold.id, 0, Fate::InTime)?;
                 }
@@ -256,7 +256,7 @@ impl Single {
                     client.tasks[front] = Task::Holding(hold);
                     self.write(&mut state.resource, token);
                 } else if deadline >= HANDED_ON_WITH {
-                    self.hand_over(state, id.who(), hold);
+                    self.hand_off(state, id.who(), hold);
                 } else {
                     sends = true;
                     self.give_back(state, id, 0, fate)?;
@@ -291,7 +291,7 @@ impl Single {
     }
 
     /// The first in line takes the grant over, as it is.
-    fn hand_over(&self, state: &mut State, who: Who, hold: Hold) {
+    fn hand_off(&self, state: &mut State, who: Who, hold: Hold) {
         let client = &mut state.clients[who];
         let Some(next) = client.front() else { return };
         abandon(client);

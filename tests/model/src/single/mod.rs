@@ -1,8 +1,8 @@
 //! One server that keeps its data; two clients with two tasks each.
 //!
 //! The steps follow the library: `acquire.rs` and `waiters.rs` (only the first in line of a process talks to the
-//! store), `grants.rs` and `watchdog.rs` (deadlines and renewals), `handover.rs`, `release.rs` (releases are repeated
-//! until they are answered or the lease is over), `stores/redis/node/landing.rs` (what is of unknown outcome is
+//! store), `grants.rs` and `watchdog.rs` (deadlines and renewals), `handoff.rs`, `release.rs` (releases are repeated
+//! until they are answered or the lease is over), `stores/redis/node/responses.rs` (what is of unknown outcome is
 //! released until the server's clock is past refuse-after), and the script's three steps.
 
 mod client;
@@ -25,13 +25,13 @@ pub const LEASE: u8 = 4;
 pub const MARGIN: u8 = 1;
 /// A third of the lease: when to renew.
 pub const RENEW_AFTER: u8 = 1;
-/// How much must be left of a grant that is handed on: a third of the lease, rounded up.
+/// How much must be left of a grant that is handed off: a third of the lease, rounded up.
 pub const HANDED_ON_WITH: u8 = 2;
 /// For how long an answer is waited for.
 pub const TIMEOUT: u8 = 2;
 /// Messages that are late at the same time.
 pub const UNDER_WAY: usize = 2;
-/// Fencing tokens that an acquire reserves: one for a hand-over.
+/// Fencing tokens that an acquire reserves: one for a handoff.
 pub const BLOCK: u8 = 2;
 
 /// A rule of the protocol that can be taken out.
@@ -59,9 +59,9 @@ pub enum Rule {
     ReleasedAfterThat,
     /// The number of a grant is never used again.
     IdsAreNew,
-    /// A grant whose release is queued is not handed on.
+    /// A grant whose release is queued is not handed off.
     HandedOnBeforeRelease,
-    /// A grant is handed on only while a third of its lease is left.
+    /// A grant is handed off only while a third of its lease is left.
     HandedOnInTime,
     /// Every grant has a lease.
     LeasesEnd,
@@ -250,7 +250,7 @@ pub enum Action {
     /// A holder writes to the resource once more, if it still holds; that is under way for a while.
     Write(Who, Which),
     /// It hands the lock on to the next task.
-    HandOver(Who, Which),
+    HandOff(Who, Which),
     /// It gives the lock back.
     Leave(Who, Which, Fate),
     /// The grant of a task is renewed.
@@ -412,7 +412,7 @@ impl Model for Single {
             Property::always(NOBODY_IS_STUCK, |model: &Single, state: &State| {
                 !model.to_the_end || model.settles(state)
             }),
-            Property::sometimes("a lock is handed on", |_, state: &State| {
+            Property::sometimes("a lock is handed off", |_, state: &State| {
                 let mut holds = state.clients.iter().flat_map(Client::holds);
                 holds.any(|hold| hold.reserved == 0)
             }),

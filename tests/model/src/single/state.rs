@@ -117,9 +117,9 @@ pub struct Hold {
     pub renewal: Option<u8>,
     /// The last renewal failed.
     pub suspect: bool,
-    /// Tokens that are left for those to whom it is handed on.
+    /// Tokens that are left for those to whom it is handed off.
     pub reserved: u8,
-    /// It was handed on, and no tick has passed since but the one that ended it.
+    /// It was handed off, and no tick has passed since but the one that ended it.
     pub fresh: bool,
 }
 

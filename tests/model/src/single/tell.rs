@@ -83,7 +83,7 @@ pub(super) fn step(model: &Single, before: &State, action: Action) -> Option<Str
             "{} sees that it holds, and writes; the write is late",
             task(who, which)
         ),
-        Action::HandOver(who, which) => {
+        Action::HandOff(who, which) => {
             let next = before.clients[who].front()?;
             let also = match model.keeps(Rule::HandedOnBeforeRelease) {
                 true => "",

@@ -18,7 +18,7 @@ const ROUNDED: Millis = 3;
 /// What these checks remember.
 #[derive(Default)]
 pub(super) struct Orders {
-    /// The grants that a store gave for locks that are handed on.
+    /// The grants that a store gave for locks that are handed off.
     slices: BTreeMap<LockKey, Slice>,
     /// When the store first heard of those that it keeps a position for: of fair locks, and of preferred writers.
     fair: Positions,
@@ -27,7 +27,7 @@ pub(super) struct Orders {
 
 type Positions = BTreeMap<LockKey, BTreeMap<GrantId, Millis>>;
 
-/// A grant that a process hands on.
+/// A grant that a process hands off.
 struct Slice {
     grant: GrantId,
     since: Millis,
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// A section begins: if its lock was handed on, that is within a time slice, where others wait elsewhere.
+    /// A section begins: if its lock was handed off, that is within a time slice, where others wait elsewhere.
     pub(super) fn is_within_slice(&mut self, section: &Section) {
         if section.kind == Kind::Read || section.is_second {
             return;

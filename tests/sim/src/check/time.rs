@@ -299,7 +299,7 @@ impl World {
                 return;
             }
         }
-        // Inside a process holds are handed on with reserved tokens, and the order is asked for in another way.
+        // Inside a process holds are handed off with reserved tokens, and the order is asked for in another way.
         if !on_quorum || !tokens {
             return;
         }

@@ -104,7 +104,7 @@ fn options_of(task: &Lock) -> LockOptions {
 pub(super) fn lock_of(client: &LockClient, task: &Lock) -> dlock::Lock {
     let lock = client.lock(key_of(task.kind, task.key)).kind(kind_of(task.kind));
     let mut options = options_of(task);
-    options.local_handovers = task.handoffs;
+    options.local_handoffs = task.handoffs;
     let lock = lock.options(options);
     if task.preferred {
         lock.prefer_writers()

@@ -253,7 +253,7 @@ fn who_was_handed_a_grant_that_is_lost_is_unprotected_too() {
 
 #[test]
 fn who_was_handed_it_after_somebody_else_was_granted_the_lock_is_unprotected_as_well() {
-    // The lost grant is handed on at 65, after the other one was granted at 60.
+    // The lost grant is handed off at 65, after the other one was granted at 60.
     let heir = "54 ask 2 0 2000 wait\n64 let 1 drop\n65 got 2 101\n65 held 2\n70 held 2\n";
     let of = |orchestrator| Story {
         first: format!("{}{heir}", FIRST.replace("50 held", "51 held")).leak(),

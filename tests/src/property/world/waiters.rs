@@ -79,7 +79,7 @@ impl World<'_> {
                 Ok(Ok(Ok(got))) => got,
                 other => return wrong(format!("that who waits has it: {wanted:?}"), other),
             };
-            // It was asked for before; if it was handed on, the lease goes back to then.
+            // It was asked for before; if it was handed off, the lease goes back to then.
             let at = Span::new(self.began, Instant::now());
             let Wanted {
                 owner, kind, amount, ..

@@ -2,15 +2,15 @@
 //!
 //! There is a [`Node`] for each master, with a line and a connection of its own, so that a shard that is down delays
 //! no lock of another. Who has which slot is learned from the servers: when the client starts, from redirections, and
-//! by asking (`keeper`). Steps that a server sends elsewhere keep their order, see `node/moves.rs`.
+//! by asking (`topology`). Steps that a server sends elsewhere keep their order, see `node/slot_migration.rs`.
 //!
 //! Subscriptions to the releases of a key are with the master of its slot, on the sharded channel of that slot, and go
 //! along when the slot moves.
 
-mod keeper;
 mod shard;
 pub(super) mod slot;
-mod view;
+mod slot_map;
+mod topology;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -23,19 +23,19 @@ use tokio::sync::Notify;
 
 pub(super) use self::shard::Shard;
 use self::slot::{SLOTS, Slot};
-use self::view::View;
-use super::access::Access;
+use self::slot_map::SlotMap;
 use super::connect::Connector;
 use super::node::{CALLS_IN_ALL, Node, Part, Queued, Step};
 use super::pubsub::{PubSub, Way};
 use super::script::Call;
+use super::settings::ConnectSettings;
 use crate::store::Hub;
 use crate::store::url::Address;
 use crate::store::{Lane, StoreError, Watch};
 
 /// The servers of a Cluster.
 pub(super) struct Cluster {
-    access: Arc<Access>,
+    access: Arc<ConnectSettings>,
     seeds: Vec<Address>,
     runtime: runtime::Handle,
     /// What the nodes have in common.
@@ -102,14 +102,14 @@ impl Cluster {
     ///
     /// Fails when none of them can tell within the timeout.
     pub(super) async fn connect(
-        access: Access,
+        access: ConnectSettings,
         seeds: Vec<Address>,
         part: Part,
         runtime: &runtime::Handle,
     ) -> Result<Arc<Cluster>, StoreError> {
         // The default is made for callers who wait for each other.
         let access = Arc::new(access.with_buffer(CALLS_IN_ALL));
-        let view = keeper::first_view(&access, &seeds).await?;
+        let slot_map = topology::first_view(&access, &seeds).await?;
         let wanted = Arc::new(Notify::new());
         let cluster = Arc::new_cyclic(|this: &Weak<Cluster>| Cluster {
             access,
@@ -131,8 +131,8 @@ impl Cluster {
             channels: Mutex::default(),
             wanted: wanted.clone(),
         });
-        cluster.learn(&view);
-        runtime.spawn(keeper::keep(Arc::downgrade(&cluster), wanted));
+        cluster.learn(&slot_map);
+        runtime.spawn(topology::keep(Arc::downgrade(&cluster), wanted));
         Ok(cluster)
     }
 
@@ -218,7 +218,7 @@ impl Cluster {
         let asked = map.members.get(&by).map(|member| member.address.clone());
         // Of others only the owner's word counts: the steps of all others go to it.
         if map.owner(slot) == by
-            && let Some(address) = view::redirect(to, asked.as_ref())
+            && let Some(address) = slot_map::redirect(to, asked.as_ref())
         {
             let lane = self.member_at(&mut map, &address);
             if lane != by {
@@ -236,7 +236,7 @@ impl Cluster {
     pub(super) fn ask_at(&self, by: Lane, to: &str, steps: Vec<Step>) {
         let mut map = self.map.write();
         let asked = map.members.get(&by).map(|member| member.address.clone());
-        match view::redirect(to, asked.as_ref()) {
+        match slot_map::redirect(to, asked.as_ref()) {
             Some(address) => {
                 let lane = self.member_at(&mut map, &address);
                 map.member(lane).node.pass_on(steps);
@@ -285,22 +285,22 @@ impl Cluster {
 
     /// Takes over what a server says of the slots, unless that is older than what is known. Whether anything is
     /// new in it.
-    fn learn(&self, view: &View) -> bool {
-        !self.is_behind(view) && self.adopt(view)
+    fn learn(&self, slot_map: &SlotMap) -> bool {
+        !self.is_behind(slot_map) && self.adopt(slot_map)
     }
 
     /// Whether the view is older than what is known, or of a Cluster that was set up anew.
-    fn is_behind(&self, view: &View) -> bool {
-        view.epoch < self.map.read().epoch
+    fn is_behind(&self, slot_map: &SlotMap) -> bool {
+        slot_map.epoch < self.map.read().epoch
     }
 
     /// Takes over what a server says of the slots. Whether anything is new in it.
-    fn adopt(&self, view: &View) -> bool {
+    fn adopt(&self, slot_map: &SlotMap) -> bool {
         let mut map = self.map.write();
-        map.epoch = view.epoch;
+        map.epoch = slot_map.epoch;
         let first = map.members.is_empty();
         let mut changes = HashMap::<(Lane, Lane), Vec<Slot>>::new();
-        for (address, shard) in &view.shards {
+        for (address, shard) in &slot_map.shards {
             let to = self.member_at(&mut map, address);
             for slot in shard.slots() {
                 let from = map.owner(slot);
@@ -318,12 +318,12 @@ impl Cluster {
         for ((from, to), slots) in changes {
             map.give(slots, from, to);
         }
-        let replicas = view
+        let replicas = slot_map
             .servers()
-            .filter(|address| !view.shards.contains_key(*address));
+            .filter(|address| !slot_map.shards.contains_key(*address));
         map.replicas = replicas.cloned().collect();
-        let gone = map.dismiss(view);
-        let heirs = map.heirs(&gone);
+        let gone = map.dismiss(slot_map);
+        let successors = map.successors(&gone);
         map.settled = map.owners.clone();
         drop(map);
         self.move_channels();
@@ -332,7 +332,7 @@ impl Cluster {
             tracing::info!(server = %member.address, "a server of the cluster has no slots any more");
             member.node.retire();
         }
-        for lane in heirs {
+        for lane in successors {
             self.part.doubts.tell(lane);
         }
         changed
@@ -341,14 +341,14 @@ impl Cluster {
 
 impl Map {
     /// Lets go of those that are no masters any more.
-    fn dismiss(&mut self, view: &View) -> BTreeMap<Lane, Member> {
+    fn dismiss(&mut self, slot_map: &SlotMap) -> BTreeMap<Lane, Member> {
         let owners: HashSet<Lane> = self.owners.iter().copied().collect();
         let (stay, gone) = std::mem::take(&mut self.members)
             .into_iter()
             .partition(|(lane, member)| {
                 let is_replica = self.replicas.contains(&member.address);
                 owners.contains(lane)
-                || view.shards.contains_key(&member.address)
+                || slot_map.shards.contains_key(&member.address)
                 // One that slots are just moving to.
                 || !(member.served || is_replica)
             });
@@ -357,7 +357,7 @@ impl Map {
     }
 
     /// Those that have taken over from others: what was held there has to be confirmed.
-    fn heirs(&self, gone: &BTreeMap<Lane, Member>) -> HashSet<Lane> {
+    fn successors(&self, gone: &BTreeMap<Lane, Member>) -> HashSet<Lane> {
         let now_and_then = self.owners.iter().zip(&self.settled);
         let taken_over = now_and_then.filter(|(_, then)| gone.contains_key(then));
         taken_over.map(|(now, _)| *now).collect()

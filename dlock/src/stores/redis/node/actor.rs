@@ -12,12 +12,12 @@ use redis::{Cmd, RedisError, Value};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::landing::After;
-use super::line::{BATCH, Line};
-use super::moves::Moves;
-use super::pace::{CALLS, Pace};
-use super::replicas::{Replicas, Way, Wires};
-use super::unsettled::{Unsettled, micros};
+use super::flow_control::{CALLS, FlowControl};
+use super::late_copies::{LateCopies, micros};
+use super::replicas::{ConnectionRole, Replicas, Wires};
+use super::responses::After;
+use super::send_queue::{BATCH, SendQueue};
+use super::slot_migration::SlotMigrations;
 use super::{Part, Plain, Request, Step};
 use crate::base::chance;
 use crate::base::clock;
@@ -47,10 +47,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) type Outcome = Option<Result<Value, RedisError>>;
 
 /// A call under way.
-pub(super) struct Flight {
-    pub(super) load: Load,
+pub(super) struct InFlight {
+    pub(super) load: Batch,
     /// The connection that it is on.
-    pub(super) way: Way,
+    pub(super) role: ConnectionRole,
     /// The number of the `WAIT` that it is, or that comes behind it.
     pub(super) round: u64,
     /// Of its steps, in a Cluster.
@@ -70,7 +70,7 @@ pub(super) struct Flight {
     pub(super) at_once: Option<Result<Value, RedisError>>,
 }
 
-impl Flight {
+impl InFlight {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Value, RedisError>> {
         if let Some(answer) = self.at_once.take() {
             return Poll::Ready(answer);
@@ -81,33 +81,33 @@ impl Flight {
 
 /// Gives the connection those calls that it does not have yet. It has a call only when that was looked at, and maybe not
 /// even then, where much is under way: so all are looked at in turn, and none goes before an earlier one.
-pub(super) fn hand_to_the_wire(flights: &mut VecDeque<Flight>, way: Way, cx: &mut Context<'_>) {
-    let of_it = flights.iter_mut().filter(|flight| flight.way == way);
-    for flight in of_it.filter(|flight| flight.at_once.is_none()) {
-        if let Poll::Ready(answer) = flight.answer.as_mut().poll(cx) {
-            flight.at_once = Some(answer);
+pub(super) fn hand_to_the_wire(calls: &mut VecDeque<InFlight>, role: ConnectionRole, cx: &mut Context<'_>) {
+    let of_it = calls.iter_mut().filter(|call| call.role == role);
+    for call in of_it.filter(|call| call.at_once.is_none()) {
+        if let Poll::Ready(answer) = call.answer.as_mut().poll(cx) {
+            call.at_once = Some(answer);
         }
     }
 }
 
-pub(super) enum Load {
+pub(super) enum Batch {
     Steps(Vec<Step>),
     Plain(Plain),
     /// The question whether replicas have what was sent before.
     Wait,
 }
 
-impl Load {
+impl Batch {
     fn steps(&self) -> usize {
         match self {
-            Load::Steps(steps) => steps.len(),
-            Load::Plain(_) | Load::Wait => 0,
+            Batch::Steps(steps) => steps.len(),
+            Batch::Plain(_) | Batch::Wait => 0,
         }
     }
 }
 
 /// What was heard on a connection, and what was not.
-struct Heard {
+struct LastResponse {
     /// When the last answer came.
     at: Instant,
     /// How many calls in a row were not answered in time.
@@ -116,14 +116,14 @@ struct Heard {
 
 /// The same of each connection.
 struct Silence {
-    usual: Heard,
-    acknowledged: Heard,
+    usual: LastResponse,
+    acknowledged: LastResponse,
 }
 
 impl Silence {
     /// Both have just been answered.
     fn new() -> Silence {
-        let heard = || Heard {
+        let heard = || LastResponse {
             at: clock::now(),
             unanswered: 0,
         };
@@ -133,29 +133,29 @@ impl Silence {
         }
     }
 
-    fn on(&self, way: Way) -> &Heard {
-        match way {
-            Way::Usual => &self.usual,
-            Way::Acknowledged => &self.acknowledged,
+    fn on(&self, role: ConnectionRole) -> &LastResponse {
+        match role {
+            ConnectionRole::Usual => &self.usual,
+            ConnectionRole::Acknowledged => &self.acknowledged,
         }
     }
 
-    fn on_mut(&mut self, way: Way) -> &mut Heard {
-        match way {
-            Way::Usual => &mut self.usual,
-            Way::Acknowledged => &mut self.acknowledged,
+    fn on_mut(&mut self, role: ConnectionRole) -> &mut LastResponse {
+        match role {
+            ConnectionRole::Usual => &mut self.usual,
+            ConnectionRole::Acknowledged => &mut self.acknowledged,
         }
     }
 
-    fn ends(&mut self, way: Way) {
-        *self.on_mut(way) = Heard {
+    fn ends(&mut self, role: ConnectionRole) {
+        *self.on_mut(role) = LastResponse {
             at: clock::now(),
             unanswered: 0,
         };
     }
 
-    fn goes_on(&mut self, way: Way) {
-        self.on_mut(way).unanswered += 1;
+    fn goes_on(&mut self, role: ConnectionRole) {
+        self.on_mut(role).unanswered += 1;
     }
 
     fn is_too_long(&self) -> bool {
@@ -163,11 +163,11 @@ impl Silence {
     }
 
     /// Where it is silent.
-    fn where_it_is(&self) -> Option<Way> {
+    fn where_it_is(&self) -> Option<ConnectionRole> {
         match (self.usual.unanswered, self.acknowledged.unanswered) {
             (0, 0) => None,
-            (0, _) => Some(Way::Acknowledged),
-            _ => Some(Way::Usual),
+            (0, _) => Some(ConnectionRole::Acknowledged),
+            _ => Some(ConnectionRole::Usual),
         }
     }
 }
@@ -186,7 +186,7 @@ enum End {
 
 enum Event {
     /// The answer to one of the flights.
-    Landed(usize, Result<Value, RedisError>),
+    Response(usize, Result<Value, RedisError>),
     Disconnected,
     /// Another server has taken the place of this one.
     Left,
@@ -205,8 +205,8 @@ pub(super) struct Actor {
     pub(super) requests: mpsc::UnboundedReceiver<Request>,
     /// Those of them that are being taken in.
     taken: Vec<Request>,
-    pub(super) line: Line,
-    pub(super) moves: Moves,
+    pub(super) send_queue: SendQueue,
+    pub(super) moves: SlotMigrations,
     /// It is to end.
     pub(super) retired: bool,
     pub(super) plain: VecDeque<Plain>,
@@ -214,9 +214,9 @@ pub(super) struct Actor {
     pub(super) later: BTreeMap<(Instant, u64), Step>,
     pub(super) next: u64,
     /// In the order in which they were sent, in which the answers come too.
-    pub(super) flights: VecDeque<Flight>,
-    pub(super) unsettled: Unsettled,
-    pace: Pace,
+    pub(super) calls: VecDeque<InFlight>,
+    pub(super) late_copies: LateCopies,
+    flow_control: FlowControl,
     /// Where something is to be acknowledged by replicas.
     pub(super) replicas: Option<Replicas>,
     /// Of the server process that is connected.
@@ -238,16 +238,16 @@ impl Actor {
             address: None,
             requests,
             taken: Vec::new(),
-            line: Line::new(part.places.clone()),
+            send_queue: SendQueue::new(part.places.clone()),
             part,
-            moves: Moves::default(),
+            moves: SlotMigrations::default(),
             retired: false,
             plain: VecDeque::new(),
             later: BTreeMap::new(),
             next: 0,
-            flights: VecDeque::new(),
-            unsettled: Unsettled::new(),
-            pace: Pace::new(),
+            calls: VecDeque::new(),
+            late_copies: LateCopies::new(),
+            flow_control: FlowControl::new(),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
             was_master: !connector.place.is_fixed(),
@@ -313,9 +313,9 @@ impl Actor {
             .as_ref()
             .is_some_and(|before| *before != connected.address)
         {
-            self.unsettled.settle_all();
+            self.late_copies.settle_all();
         }
-        self.unsettled
+        self.late_copies
             .server_says(connected.server_time, connected.asked_at);
         self.run_id.clone_from(&connected.run_id);
         self.was_master |= !connected.is_replica;
@@ -324,7 +324,7 @@ impl Actor {
                 self.connector.place.changed();
             }
             tracing::info!(server = %self.connector.place, "connected to the lock store again");
-            self.line.releases_first();
+            self.send_queue.releases_first();
             self.part.doubts.tell(self.part.lane);
         }
     }
@@ -402,7 +402,7 @@ impl Actor {
             let left: Timer = Box::pin(async move { place.left(&address).await });
             left
         });
-        self.pace = Pace::new();
+        self.flow_control = FlowControl::new();
         let mut wires = Wires::new(connected);
         let mut silent = Silence::new();
         let mut spare: Option<Spare> = None;
@@ -411,9 +411,9 @@ impl Actor {
         let end = loop {
             // Those who were answered run first, so that what they ask for next goes out together; before that goes
             // what has waited for them, so that the server works meanwhile.
-            if self.pace.answered > 1 {
+            if self.flow_control.answered > 1 {
                 if self.depart(&wires) {
-                    wires.flush(&mut self.flights).await;
+                    wires.flush(&mut self.calls).await;
                 }
                 tokio::task::yield_now().await;
                 while let Ok(request) = self.requests.try_recv() {
@@ -424,10 +424,10 @@ impl Actor {
                 break End::Broken;
             }
             // Written now, and not only when the answers that are here already have been looked at.
-            if self.depart(&wires) && self.flights.len() > 1 {
-                wires.flush(&mut self.flights).await;
+            if self.depart(&wires) && self.calls.len() > 1 {
+                wires.flush(&mut self.calls).await;
             }
-            self.pace.answered = 0;
+            self.flow_control.answered = 0;
             self.ask_replicas(&wires);
             let doubtful = self
                 .doubtful_from(&silent)
@@ -435,14 +435,14 @@ impl Actor {
             let attention = [self.due(), doubtful, self.test_at(&silent)];
             self.alarm.set(attention.into_iter().flatten().min());
             let event = poll_fn(|cx| self.poll_event(cx, &mut wires, &mut left, &mut spare));
-            let landed = match event.await {
-                Event::Landed(at, result) => {
-                    let flight = &self.flights[at];
-                    let round_trip = clock::now().saturating_duration_since(flight.sent_at);
-                    silent.ends(flight.way);
+            let answered_call = match event.await {
+                Event::Response(at, result) => {
+                    let call = &self.calls[at];
+                    let round_trip = clock::now().saturating_duration_since(call.sent_at);
+                    silent.ends(call.role);
                     (spare, was_tried) = (None, false);
-                    self.pace.landed(flight.load.steps(), round_trip);
-                    self.landed(at, Some(result))
+                    self.flow_control.answered_call(call.load.steps(), round_trip);
+                    self.answered_call(at, Some(result))
                 }
                 Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
                 Event::Left => After::Broken("another server is the master now".to_owned()),
@@ -471,17 +471,17 @@ impl Actor {
                     if self.test_at(&silent).is_some_and(|at| at <= now) {
                         self.test(&silent, now);
                     }
-                    let Some(at) = self.flights.iter().position(|flight| flight.until <= now) else {
+                    let Some(at) = self.calls.iter().position(|call| call.until <= now) else {
                         continue;
                     };
-                    silent.goes_on(self.flights[at].way);
+                    silent.goes_on(self.calls[at].role);
                     if let Some(cluster) = self.cluster() {
                         cluster.look();
                     }
-                    self.landed(at, None)
+                    self.answered_call(at, None)
                 }
             };
-            match landed {
+            match answered_call {
                 After::Fine if silent.is_too_long() => {
                     self.trouble = format!("{SILENT} requests in a row were not answered");
                     break End::Broken;
@@ -489,14 +489,14 @@ impl Actor {
                 After::Fine => {
                     // A second question settles it, without waiting for somebody to ask one.
                     // Where there are two connections, what is in the line may take the other one.
-                    let settles_itself = !self.line.is_empty() && self.replicas.is_none();
-                    if let Some(way) = silent.where_it_is()
+                    let settles_itself = !self.send_queue.is_empty() && self.replicas.is_none();
+                    if let Some(role) = silent.where_it_is()
                         && !settles_itself
                     {
-                        self.ping(way);
+                        self.ping(role);
                     }
                 }
-                After::Again(load, way) => self.take_off(load, By::Text, way, &wires),
+                After::Again(load, role) => self.send(load, By::Text, role, &wires),
                 After::Broken(trouble) => {
                     self.trouble = trouble;
                     break End::Broken;
@@ -507,12 +507,12 @@ impl Actor {
         drop(wires);
         if let Some(replicas) = &mut self.replicas {
             let steps = replicas.drain();
-            self.write_off(Load::Steps(steps));
+            self.write_off(Batch::Steps(steps));
         }
-        for flight in std::mem::take(&mut self.flights) {
-            self.write_off(flight.load);
+        for call in std::mem::take(&mut self.calls) {
+            self.write_off(call.load);
         }
-        self.hand_over_all();
+        self.give_all_slots();
         end
     }
 
@@ -521,16 +521,16 @@ impl Actor {
         let mut any = false;
         loop {
             let half = self.half();
-            if half.is_some() && self.flights.iter().any(|flight| flight.half) {
+            if half.is_some() && self.calls.iter().any(|call| call.half) {
                 break;
             }
-            let first = self.flights.is_empty();
-            let Some((load, way)) = self.next_load(half.unwrap_or(BATCH)) else {
+            let first = self.calls.is_empty();
+            let Some((load, role)) = self.next_load(half.unwrap_or(BATCH)) else {
                 break;
             };
-            self.take_off(load, By::Hash, way, wires);
-            if let Some(flight) = self.flights.back_mut() {
-                flight.half = first && half.is_some() && !self.line.is_empty();
+            self.send(load, By::Hash, role, wires);
+            if let Some(call) = self.calls.back_mut() {
+                call.half = first && half.is_some() && !self.send_queue.is_empty();
             }
             any = true;
         }
@@ -542,8 +542,8 @@ impl Actor {
         if self.part.cluster.is_some() || self.replicas.is_some() {
             return None;
         }
-        let under_way: usize = self.flights.iter().map(|flight| flight.load.steps()).sum();
-        self.pace.half(under_way + self.line.len())
+        let under_way: usize = self.calls.iter().map(|call| call.load.steps()).sum();
+        self.flow_control.half(under_way + self.send_queue.len())
     }
 
     /// How many calls may be under way on a connection: in a Cluster they are many anyway, and where replicas are asked
@@ -552,7 +552,7 @@ impl Actor {
         match (&self.part.cluster, &self.replicas) {
             (Some(_), _) => CALLS_IN_ALL,
             (None, Some(_)) => CALLS,
-            (None, None) => self.pace.calls(),
+            (None, None) => self.flow_control.calls(),
         }
     }
 
@@ -563,19 +563,19 @@ impl Actor {
         left: &mut Option<Timer>,
         spare: &mut Option<Spare>,
     ) -> Poll<Event> {
-        let flights = &mut self.flights;
-        let landed = wires.poll(cx, |way, cx| {
-            for (at, flight) in flights.iter_mut().enumerate() {
-                if flight.way == way
-                    && let Poll::Ready(result) = flight.poll(cx)
+        let calls = &mut self.calls;
+        let answered_call = wires.poll(cx, |role, cx| {
+            for (at, call) in calls.iter_mut().enumerate() {
+                if call.role == role
+                    && let Poll::Ready(result) = call.poll(cx)
                 {
                     return Poll::Ready((at, result));
                 }
             }
             Poll::Pending
         });
-        match landed {
-            Poll::Ready(Some((at, result))) => return Poll::Ready(Event::Landed(at, result)),
+        match answered_call {
+            Poll::Ready(Some((at, result))) => return Poll::Ready(Event::Response(at, result)),
             Poll::Ready(None) => return Poll::Ready(Event::Disconnected),
             Poll::Pending => {}
         }
@@ -600,7 +600,7 @@ impl Actor {
 
     pub(super) fn take_in(&mut self, request: Request) {
         match request {
-            Request::Step(step) => self.line.push(step),
+            Request::Step(step) => self.send_queue.push(step),
             Request::Plain(plain) => self.plain.push_back(plain),
             Request::Move(order) => self.take_order(order),
         }
@@ -609,13 +609,13 @@ impl Actor {
     /// When a connection that was idle before its oldest call is doubted, unless that is answered before.
     fn doubtful_from(&self, silent: &Silence) -> Option<Instant> {
         // One for each connection is enough: answers come in the order of the calls.
-        let oldest = |way| {
-            let flight = self.flights.iter().find(|flight| flight.way == way)?;
-            let was_idle = flight.sent_at >= silent.on(way).at + IDLE;
-            (was_idle && !matches!(flight.load, Load::Wait)).then_some(flight.sent_at)
+        let oldest = |role| {
+            let call = self.calls.iter().find(|call| call.role == role)?;
+            let was_idle = call.sent_at >= silent.on(role).at + IDLE;
+            (was_idle && !matches!(call.load, Batch::Wait)).then_some(call.sent_at)
         };
         let timeout = self.connector.access.timeout;
-        let patience = (timeout / 4).max(self.pace.fastest().unwrap_or_default() * 3);
+        let patience = (timeout / 4).max(self.flow_control.fastest().unwrap_or_default() * 3);
         let oldest = self.ways().iter().copied().filter_map(oldest).min();
         // So late that it is too late anyway.
         oldest
@@ -624,56 +624,56 @@ impl Actor {
     }
 
     /// The connections on which replicas are asked only exist where there are some.
-    fn ways(&self) -> &'static [Way] {
+    fn ways(&self) -> &'static [ConnectionRole] {
         match self.replicas {
-            Some(_) => &[Way::Usual, Way::Acknowledged],
-            None => &[Way::Usual],
+            Some(_) => &[ConnectionRole::Usual, ConnectionRole::Acknowledged],
+            None => &[ConnectionRole::Usual],
         }
     }
 
     /// When the next test of an idle connection is due.
     fn test_at(&self, silent: &Silence) -> Option<Instant> {
-        let is_idle = |way: &&Way| self.flights.iter().all(|flight| flight.way != **way);
+        let is_idle = |role: &&ConnectionRole| self.calls.iter().all(|call| call.role != **role);
         let idle = self.ways().iter().filter(is_idle);
-        idle.map(|way| silent.on(*way).at + TEST).min()
+        idle.map(|role| silent.on(*role).at + TEST).min()
     }
 
     /// Tests the connections that are idle: a dead one is found before somebody needs it.
     fn test(&mut self, silent: &Silence, now: Instant) {
-        for way in self.ways() {
-            let is_busy = self.flights.iter().any(|flight| flight.way == *way)
-                || self.plain.iter().any(|plain| plain.way == *way);
-            if !is_busy && silent.on(*way).at + TEST <= now {
-                self.ping(*way);
+        for role in self.ways() {
+            let is_busy = self.calls.iter().any(|call| call.role == *role)
+                || self.plain.iter().any(|plain| plain.role == *role);
+            if !is_busy && silent.on(*role).at + TEST <= now {
+                self.ping(*role);
             }
         }
     }
 
     /// Asks whether the server is there; nobody waits for the answer.
-    fn ping(&mut self, way: Way) {
+    fn ping(&mut self, role: ConnectionRole) {
         self.plain.push_back(Plain {
             cmd: redis::cmd("PING"),
-            way,
+            role,
             deadline: clock::now() + self.connector.access.timeout,
             reply: oneshot::channel().0,
         });
     }
 
     /// What goes out next, and where: so many steps at the most, unless one alone is more.
-    fn next_load(&mut self, most: usize) -> Option<(Load, Way)> {
-        let way = match self.plain.front() {
-            Some(plain) => plain.way,
-            None => self.way(),
+    fn next_load(&mut self, most: usize) -> Option<(Batch, ConnectionRole)> {
+        let role = match self.plain.front() {
+            Some(plain) => plain.role,
+            None => self.role(),
         };
-        let under_way = self.flights.iter().filter(|flight| flight.way == way);
+        let under_way = self.calls.iter().filter(|call| call.role == role);
         if under_way.count() >= self.calls() {
             return None;
         }
         match self.plain.pop_front() {
-            Some(plain) => Some((Load::Plain(plain), way)),
+            Some(plain) => Some((Batch::Plain(plain), role)),
             None => {
-                let gate = self.gate(way);
-                let (flights, moves) = (&self.flights, &self.moves);
+                let gate = self.gate(role);
+                let (calls, moves) = (&self.calls, &self.moves);
                 let mut last = None;
                 let may_fly = |slot: Option<Slot>| {
                     // Where many wait for the same one, it is counted once.
@@ -682,33 +682,33 @@ impl Actor {
                     {
                         return may;
                     }
-                    let is_there = |flight: &&Flight| flight.way == way && flight.slot == slot;
-                    let under_way = flights.iter().filter(is_there);
+                    let is_there = |call: &&InFlight| call.role == role && call.slot == slot;
+                    let under_way = calls.iter().filter(is_there);
                     // Where there are no slots, that was counted already.
                     let has_room = slot.is_none() || under_way.count() < CALLS;
                     let may = has_room && moves.is_settled(slot);
                     last = Some((slot, may));
                     may
                 };
-                let steps = self.line.take(clock::now(), most, gate, may_fly)?;
-                Some((Load::Steps(steps), way))
+                let steps = self.send_queue.take(clock::now(), most, gate, may_fly)?;
+                Some((Batch::Steps(steps), role))
             }
         }
     }
 
-    fn take_off(&mut self, mut load: Load, by: By, way: Way, wires: &Wires) {
+    fn send(&mut self, mut load: Batch, by: By, role: ConnectionRole, wires: &Wires) {
         let now = clock::now();
         let (cmd, due, until) = match &mut load {
             // Has a way of its own.
-            Load::Wait => return,
-            Load::Plain(plain) => (plain.cmd.clone(), plain.deadline, plain.deadline),
-            Load::Steps(steps) => {
-                let server_now = self.unsettled.server_time(now);
+            Batch::Wait => return,
+            Batch::Plain(plain) => (plain.cmd.clone(), plain.deadline, plain.deadline),
+            Batch::Steps(steps) => {
+                let server_now = self.late_copies.server_time(now);
                 let due = steps.iter().map(|step| step.deadline).min().unwrap_or(now);
                 let until = steps.iter().map(|step| step.deadline).max().unwrap_or(now);
                 let refuse = |deadline: Instant| server_now + micros(deadline.saturating_duration_since(now));
                 for step in steps.iter_mut() {
-                    step.seat = None;
+                    step.permit = None;
                     step.sent += 1;
                     // Acquires have one time in common.
                     step.refuse_after = refuse(match step.call.is_acquire() {
@@ -726,19 +726,19 @@ impl Actor {
             }
         };
         let round = match (&mut self.replicas, &load) {
-            (Some(replicas), Load::Steps(steps)) => replicas.send(way, steps),
+            (Some(replicas), Batch::Steps(steps)) => replicas.send(role, steps),
             _ => 0,
         };
-        let mut connection = wires.wire(way).connection().clone();
+        let mut connection = wires.wire(role).connection().clone();
         let (slot, asking) = match &load {
-            Load::Steps(steps) => steps
+            Batch::Steps(steps) => steps
                 .first()
                 .map_or((None, false), |step| (step.call.slot, step.asking)),
-            Load::Plain(_) | Load::Wait => (None, false),
+            Batch::Plain(_) | Batch::Wait => (None, false),
         };
-        self.flights.push_back(Flight {
+        self.calls.push_back(InFlight {
             load,
-            way,
+            role,
             round,
             slot,
             by,
@@ -761,10 +761,10 @@ impl Actor {
 
     /// When something here needs attention without anybody saying so.
     pub(super) fn due(&self) -> Option<Instant> {
-        let flying = self.flights.iter().map(|flight| flight.due);
+        let flying = self.calls.iter().map(|call| call.due);
         let plain = self.plain.front().map(|plain| plain.deadline);
         let later = self.later.keys().next().map(|(at, _)| *at);
-        let line = self.line.due().into_iter().chain(self.line.wakes_at);
+        let line = self.send_queue.due().into_iter().chain(self.send_queue.wakes_at);
         flying.chain(line).chain(plain).chain(later).min()
     }
 }
@@ -827,11 +827,11 @@ mod tests {
     use super::*;
 
     /// A call that ends when it has gone into the channel.
-    fn flight(number: u32, wire: &mpsc::Sender<u32>) -> Flight {
+    fn call(number: u32, wire: &mpsc::Sender<u32>) -> InFlight {
         let (now, wire) = (clock::now(), wire.clone());
-        Flight {
-            load: Load::Wait,
-            way: Way::Usual,
+        InFlight {
+            load: Batch::Wait,
+            role: ConnectionRole::Usual,
             round: 0,
             slot: None,
             by: By::Text,
@@ -852,11 +852,11 @@ mod tests {
     fn a_call_that_the_connection_had_no_room_for_goes_before_later_ones() {
         let (wire, mut taken) = mpsc::channel(2);
         let cx = &mut Context::from_waker(Waker::noop());
-        let mut flights: VecDeque<_> = (0..3).map(|number| flight(number, &wire)).collect();
-        hand_to_the_wire(&mut flights, Way::Usual, cx);
+        let mut calls: VecDeque<_> = (0..3).map(|number| call(number, &wire)).collect();
+        hand_to_the_wire(&mut calls, ConnectionRole::Usual, cx);
         let mut order = vec![taken.try_recv().unwrap(), taken.try_recv().unwrap()];
-        flights.push_back(flight(3, &wire));
-        hand_to_the_wire(&mut flights, Way::Usual, cx);
+        calls.push_back(call(3, &wire));
+        hand_to_the_wire(&mut calls, ConnectionRole::Usual, cx);
         order.extend(std::iter::from_fn(|| taken.try_recv().ok()));
         assert_eq!(order, [0, 1, 2, 3]);
     }

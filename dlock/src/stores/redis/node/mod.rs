@@ -10,13 +10,13 @@
 
 mod actor;
 mod failure;
-mod landing;
-mod line;
-mod moves;
-mod pace;
+mod flow_control;
+mod late_copies;
 mod redirect;
 mod replicas;
-mod unsettled;
+mod responses;
+mod send_queue;
+mod slot_migration;
 mod wire;
 
 use std::future::Future;
@@ -33,8 +33,8 @@ use tokio::time::Instant;
 use self::actor::Actor;
 pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::{classify, refused};
-use self::moves::Move;
-use self::replicas::Way;
+use self::replicas::ConnectionRole;
+use self::slot_migration::Move;
 use super::cluster::Cluster;
 use super::connect::{Connected, Connector};
 use super::fence::Fence;
@@ -79,11 +79,11 @@ pub(super) struct Queuing {
     /// `None` once it was answered.
     reply: Option<Reply>,
     /// Its share of the room for those that wait to be sent.
-    seat: Option<Seat>,
+    permit: Option<QueuePermit>,
 }
 
 impl Queuing {
-    fn new(call: Call, deadline: Instant, reply: Reply, seat: Option<Seat>) -> Step {
+    fn new(call: Call, deadline: Instant, reply: Reply, permit: Option<QueuePermit>) -> Step {
         Box::new(Queuing {
             call,
             deadline,
@@ -96,7 +96,7 @@ impl Queuing {
             held_up: None,
             refuse_after: 0,
             reply: Some(reply),
-            seat,
+            permit,
         })
     }
 
@@ -145,7 +145,7 @@ impl Future for Queued {
 /// A command that is not a step.
 struct Plain {
     cmd: Cmd,
-    way: Way,
+    role: ConnectionRole,
     deadline: Instant,
     reply: oneshot::Sender<Result<Value, StoreError>>,
 }
@@ -162,28 +162,28 @@ enum Request {
 #[derive(Debug, Clone)]
 struct Room {
     taken: Arc<AtomicUsize>,
-    seats: usize,
+    limit: usize,
 }
 
 /// A place in the room, given back when it is dropped.
 #[derive(Debug)]
-struct Seat(Arc<AtomicUsize>);
+struct QueuePermit(Arc<AtomicUsize>);
 
-impl Drop for Seat {
+impl Drop for QueuePermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Room {
-    fn enter(&self) -> Result<Seat, StoreError> {
-        let seat = Seat(self.taken.clone());
-        if self.taken.fetch_add(1, Ordering::Relaxed) < self.seats {
-            return Ok(seat);
+    fn enter(&self) -> Result<QueuePermit, StoreError> {
+        let permit = QueuePermit(self.taken.clone());
+        if self.taken.fetch_add(1, Ordering::Relaxed) < self.limit {
+            return Ok(permit);
         }
         Err(StoreError::not_done(
             Reason::Unreachable,
-            format!("{} requests are waiting for the server already", self.seats),
+            format!("{} requests are waiting for the server already", self.limit),
         ))
     }
 }
@@ -203,7 +203,7 @@ pub(super) struct Part {
     /// By which its grants are known.
     pub(super) lane: Lane,
     /// At most so many requests wait to be sent.
-    pub(super) seats: usize,
+    pub(super) limit: usize,
     /// Where the last fencing tokens are.
     pub(super) fence: Fence,
     /// Told whenever a connection had to be made anew.
@@ -226,7 +226,7 @@ impl Node {
         let timeout = connector.access.patience();
         let room = Room {
             taken: Arc::default(),
-            seats: part.seats,
+            limit: part.limit,
         };
         let actor = Actor::new(connector, requests, part);
         runtime.spawn(actor.run(connected));
@@ -235,15 +235,15 @@ impl Node {
 
     /// Queues a step now.
     pub(super) fn queue(&self, call: Call) -> Queued {
-        let seat = match call.may_be_turned_away() {
+        let permit = match call.may_be_turned_away() {
             true => match self.room.enter() {
-                Ok(seat) => Some(seat),
+                Ok(permit) => Some(permit),
                 Err(error) => return Queued::turned_away(error),
             },
             false => None,
         };
         let (reply, answer) = oneshot::channel();
-        let step = Queuing::new(call, clock::now() + self.timeout, reply, seat);
+        let step = Queuing::new(call, clock::now() + self.timeout, reply, permit);
         let queued = self.queue.send(Request::Step(step)).is_ok();
         Queued::Waits { answer, queued }
     }
@@ -254,7 +254,7 @@ impl Node {
         let deadline = clock::now() + self.timeout;
         let plain = Plain {
             cmd,
-            way: Way::Usual,
+            role: ConnectionRole::Usual,
             deadline,
             reply,
         };

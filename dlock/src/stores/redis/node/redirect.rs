@@ -7,7 +7,7 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::time::Instant;
 
 use super::actor::Actor;
-use super::landing::answer_error;
+use super::responses::answer_error;
 use super::{Queuing, Step};
 use crate::base::chance;
 use crate::base::clock;
@@ -68,7 +68,7 @@ impl Actor {
             S::TryAgain if !alone => {
                 let mut steps = self.not_carried_out(steps);
                 steps.iter_mut().for_each(|step| step.alone = true);
-                self.line.put_back(steps);
+                self.send_queue.put_back(steps);
             }
             S::TryAgain | S::ClusterDown | S::MasterDown | S::BusyLoading => {
                 let mut steps = self.not_carried_out(steps);
@@ -89,7 +89,7 @@ impl Actor {
     /// To be sent again: from here, or, if they are only visiting, from where they belong.
     fn once_more(&mut self, steps: Vec<Step>) {
         let (mut visiting, own): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.asking);
-        self.line.put_back(own);
+        self.send_queue.put_back(own);
         if !visiting.is_empty()
             && let Some(cluster) = self.cluster()
         {

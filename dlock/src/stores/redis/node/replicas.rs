@@ -16,9 +16,9 @@ use std::task::{Context, Poll};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::actor::{Actor, Flight, Load, Outcome as CallOutcome, hand_to_the_wire};
+use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, hand_to_the_wire};
 use super::failure::{classify, is_broken, no_answer};
-use super::landing::After;
+use super::responses::After;
 use super::wire::Wire;
 use super::{Done, Step};
 use crate::base::clock;
@@ -35,7 +35,7 @@ pub(super) struct Wires {
 
 /// Which of them something takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ConnectionRole {
     Usual,
     Acknowledged,
 }
@@ -48,18 +48,18 @@ impl Wires {
         }
     }
 
-    pub(super) fn wire(&self, way: Way) -> &Wire {
-        match (way, &self.acknowledged) {
-            (Way::Acknowledged, Some(wire)) => wire,
+    pub(super) fn wire(&self, role: ConnectionRole) -> &Wire {
+        match (role, &self.acknowledged) {
+            (ConnectionRole::Acknowledged, Some(wire)) => wire,
             _ => &self.usual,
         }
     }
 
     /// Moves what is to be moved, those calls too that were made and that nobody has looked at.
-    pub(super) async fn flush(&mut self, flights: &mut VecDeque<Flight>) {
+    pub(super) async fn flush(&mut self, calls: &mut VecDeque<InFlight>) {
         poll_fn(|cx| {
-            let _ = self.poll(cx, |way, cx| {
-                hand_to_the_wire(flights, way, cx);
+            let _ = self.poll(cx, |role, cx| {
+                hand_to_the_wire(calls, role, cx);
                 Poll::<()>::Pending
             });
             Poll::Ready(())
@@ -71,14 +71,14 @@ impl Wires {
     pub(super) fn poll<T>(
         &mut self,
         cx: &mut Context<'_>,
-        mut look: impl FnMut(Way, &mut Context<'_>) -> Poll<T>,
+        mut look: impl FnMut(ConnectionRole, &mut Context<'_>) -> Poll<T>,
     ) -> Poll<Option<T>> {
         if let Some(wire) = &mut self.acknowledged
-            && let Poll::Ready(found) = wire.poll(cx, |cx| look(Way::Acknowledged, cx))
+            && let Poll::Ready(found) = wire.poll(cx, |cx| look(ConnectionRole::Acknowledged, cx))
         {
             return Poll::Ready(found);
         }
-        self.usual.poll(cx, |cx| look(Way::Usual, cx))
+        self.usual.poll(cx, |cx| look(ConnectionRole::Usual, cx))
     }
 }
 
@@ -104,8 +104,9 @@ impl Replicas {
     }
 
     /// The number of the `WAIT` behind a call with these steps that goes out now.
-    pub(super) fn send(&mut self, way: Way, steps: &[Step]) -> u64 {
-        self.owed |= way == Way::Acknowledged && steps.iter().any(|step| step.call.is_acknowledged());
+    pub(super) fn send(&mut self, role: ConnectionRole, steps: &[Step]) -> u64 {
+        self.owed |=
+            role == ConnectionRole::Acknowledged && steps.iter().any(|step| step.call.is_acknowledged());
         self.round
     }
 
@@ -182,26 +183,26 @@ impl Answer {
 
 impl Actor {
     /// The way that steps take now.
-    pub(super) fn way(&self) -> Way {
-        let asking = |flight: &Flight| matches!(flight.load, Load::Wait);
+    pub(super) fn role(&self) -> ConnectionRole {
+        let asking = |call: &InFlight| matches!(call.load, Batch::Wait);
         match &self.replicas {
-            Some(_) if !self.flights.iter().any(asking) => Way::Acknowledged,
-            _ => Way::Usual,
+            Some(_) if !self.calls.iter().any(asking) => ConnectionRole::Acknowledged,
+            _ => ConnectionRole::Usual,
         }
     }
 
     /// What keeps steps back from going this way.
-    pub(super) fn gate(&self, way: Way) -> Gate {
+    pub(super) fn gate(&self, role: ConnectionRole) -> Gate {
         if self.replicas.is_none() {
             return Gate::default();
         }
-        let others = self.flights.iter().filter(|flight| flight.way != way);
-        let under_way = others.flat_map(|flight| match &flight.load {
-            Load::Steps(steps) => steps.as_slice(),
+        let others = self.calls.iter().filter(|call| call.role != role);
+        let under_way = others.flat_map(|call| match &call.load {
+            Batch::Steps(steps) => steps.as_slice(),
             _ => &[],
         });
         Gate {
-            closed: way == Way::Usual,
+            closed: role == ConnectionRole::Usual,
             taken: under_way
                 .flat_map(|step| step.call.keys())
                 .map(Box::from)
@@ -220,10 +221,10 @@ impl Actor {
         replicas.round += 1;
         let now = clock::now();
         let until: Instant = now + replicas.wanted.within + timeout;
-        let mut connection = wires.wire(Way::Acknowledged).connection().clone();
-        self.flights.push_back(Flight {
-            load: Load::Wait,
-            way: Way::Acknowledged,
+        let mut connection = wires.wire(ConnectionRole::Acknowledged).connection().clone();
+        self.calls.push_back(InFlight {
+            load: Batch::Wait,
+            role: ConnectionRole::Acknowledged,
             round,
             slot: None,
             by: By::Hash,
@@ -247,8 +248,8 @@ impl Actor {
         answer: Answer,
         round: u64,
     ) -> Option<(Step, Answer)> {
-        let is_behind = |flight: &Flight| matches!(flight.load, Load::Wait) && flight.round >= round;
-        let is_asked = self.flights.iter().any(is_behind);
+        let is_behind = |call: &InFlight| matches!(call.load, Batch::Wait) && call.round >= round;
+        let is_asked = self.calls.iter().any(is_behind);
         match &mut self.replicas {
             Some(replicas) if step.call.is_acknowledged() && answer.is_granted() => {
                 // The one behind it may have been given up.

@@ -5,12 +5,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// So many numbers that follow each other have places that do.
 const ROW: u64 = 16;
 
-pub(crate) type ByNumber = BuildHasherDefault<NumberHasher>;
+pub(crate) type BuildIntHasher = BuildHasherDefault<IntHasher>;
 
 #[derive(Debug, Default)]
-pub(crate) struct NumberHasher(u64);
+pub(crate) struct IntHasher(u64);
 
-impl Hasher for NumberHasher {
+impl Hasher for IntHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -47,7 +47,7 @@ mod tests {
         for every in [1, 2, 16, 64, 1024, 4096, 1 << 20] {
             let mut places = vec![0; 1024];
             for number in (0..10_000_u64).map(|number| number * every) {
-                places[ByNumber::default().hash_one(number) as usize % 1024] += 1;
+                places[BuildIntHasher::default().hash_one(number) as usize % 1024] += 1;
             }
             let fullest = places.iter().max();
             // Ten each, and by chance four times as many.

@@ -10,13 +10,13 @@ use redis::{Cmd, RedisError, Value};
 use tokio::sync::Notify;
 
 use super::Cluster;
-use super::view::View;
+use super::slot_map::SlotMap;
 use crate::base::chance;
 use crate::store::url::Address;
 use crate::store::{Reason, StoreError};
-use crate::stores::redis::access::Access;
 use crate::stores::redis::connect::explain;
 use crate::stores::redis::node::Node;
+use crate::stores::redis::settings::ConnectSettings;
 
 /// How often the slots are asked for when nothing is amiss.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -36,19 +36,19 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
             () = tokio::time::sleep(PERIOD.mul_f64(0.8 + 0.4 * chance::fraction())) => false,
         };
         let Some(cluster) = cluster.upgrade() else { return };
-        let news = match ask(&cluster).await {
-            Ok(view) if cluster.is_behind(&view) => match confirmed(&cluster, view).await {
-                Some(view) => cluster.adopt(&view),
+        let changed = match ask(&cluster).await {
+            Ok(slot_map) if cluster.is_behind(&slot_map) => match confirmed(&cluster, slot_map).await {
+                Some(slot_map) => cluster.adopt(&slot_map),
                 None => false,
             },
-            Ok(view) => cluster.learn(&view),
+            Ok(slot_map) => cluster.learn(&slot_map),
             Err(trouble) => {
                 tracing::debug!(%trouble, "no server of the cluster says who has the slots");
                 false
             }
         };
         drop(cluster);
-        pause = match amiss && !news {
+        pause = match amiss && !changed {
             true => (pause * 2).min(PAUSES.1),
             false => PAUSES.0,
         };
@@ -57,7 +57,7 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
 }
 
 /// The newest view of some servers.
-async fn ask(cluster: &Cluster) -> Result<View, StoreError> {
+async fn ask(cluster: &Cluster) -> Result<SlotMap, StoreError> {
     let (mut members, mut others) = {
         let map = cluster.map.read();
         let members = map.members.values();
@@ -69,8 +69,8 @@ async fn ask(cluster: &Cluster) -> Result<View, StoreError> {
     chance::shuffle(&mut members);
     members.truncate(SOME);
     let known = newest(members.iter().map(|(address, node)| of_node(address, node))).await;
-    if let Ok(view) = known {
-        return Ok(view);
+    if let Ok(slot_map) = known {
+        return Ok(slot_map);
     }
     // Those that were not asked yet may know who has taken over.
     chance::shuffle(&mut others);
@@ -81,11 +81,11 @@ async fn ask(cluster: &Cluster) -> Result<View, StoreError> {
 /// A view that is older than what is known counts only when the Cluster was set up anew: more than half of the masters
 /// that it names say the same, and none of them knows more. A server that was cut off from the others finds no such
 /// majority.
-async fn confirmed(cluster: &Cluster, view: View) -> Option<View> {
+async fn confirmed(cluster: &Cluster, slot_map: SlotMap) -> Option<SlotMap> {
     let nodes: Vec<_> = {
         let map = cluster.map.read();
         let node_at = |address| Some(map.member(map.find(address)?).node.clone());
-        let masters = view.shards.keys();
+        let masters = slot_map.shards.keys();
         masters
             .map(|address| (address.clone(), node_at(address)))
             .collect()
@@ -97,33 +97,33 @@ async fn confirmed(cluster: &Cluster, view: View) -> Option<View> {
         }
     });
     let answers = futures_util::future::join_all(asking).await;
-    let answers: Vec<View> = answers.into_iter().flatten().collect();
-    let verdict = view.confirmed_by(&answers);
-    if verdict && cluster.is_behind(&view) {
+    let answers: Vec<SlotMap> = answers.into_iter().flatten().collect();
+    let verdict = slot_map.confirmed_by(&answers);
+    if verdict && cluster.is_behind(&slot_map) {
         tracing::warn!(
-            epoch = view.epoch,
+            epoch = slot_map.epoch,
             "the cluster was set up anew: its masters agree on slots of an earlier epoch"
         );
     }
-    verdict.then_some(view)
+    verdict.then_some(slot_map)
 }
 
 /// The first view, from those that the user has named.
-pub(super) async fn first_view(access: &Access, seeds: &[Address]) -> Result<View, StoreError> {
+pub(super) async fn first_view(access: &ConnectSettings, seeds: &[Address]) -> Result<SlotMap, StoreError> {
     newest(seeds.iter().map(|seed| of_stranger(access, seed))).await
 }
 
 /// The newest of those that come soon.
-async fn newest<F>(views: impl Iterator<Item = F>) -> Result<View, StoreError>
+async fn newest<F>(views: impl Iterator<Item = F>) -> Result<SlotMap, StoreError>
 where
-    F: Future<Output = Result<View, StoreError>>,
+    F: Future<Output = Result<SlotMap, StoreError>>,
 {
     let mut views: FuturesUnordered<F> = views.collect();
     let mut troubles = Vec::new();
-    let mut best: Option<View> = None;
+    let mut best: Option<SlotMap> = None;
     while best.is_none() {
         match views.next().await {
-            Some(Ok(view)) => best = Some(view),
+            Some(Ok(slot_map)) => best = Some(slot_map),
             Some(Err(trouble)) => troubles.push(trouble),
             None => break,
         }
@@ -132,11 +132,11 @@ where
         return Err(none(troubles));
     };
     let others = async {
-        while let Some(view) = views.next().await {
-            if let Ok(view) = view
-                && view.epoch > best.epoch
+        while let Some(slot_map) = views.next().await {
+            if let Ok(slot_map) = slot_map
+                && slot_map.epoch > best.epoch
             {
-                best = view;
+                best = slot_map;
             }
         }
     };
@@ -171,13 +171,13 @@ fn info() -> Cmd {
 }
 
 /// Asks a server that there is a connection to.
-async fn of_node(address: &Address, node: &Node) -> Result<View, StoreError> {
+async fn of_node(address: &Address, node: &Node) -> Result<SlotMap, StoreError> {
     let (slots, info) = futures_util::future::join(node.plain(slots()), node.plain(info())).await;
     read(&slots?, info.ok(), address)
 }
 
 /// Asks a server that there is no connection to.
-async fn of_stranger(access: &Access, address: &Address) -> Result<View, StoreError> {
+async fn of_stranger(access: &ConnectSettings, address: &Address) -> Result<SlotMap, StoreError> {
     let explained = |error: RedisError| {
         let mut explained = explain(address, error);
         if explained.message.contains("cluster support disabled") {
@@ -198,9 +198,9 @@ async fn of_stranger(access: &Access, address: &Address) -> Result<View, StoreEr
     read(&slots.map_err(explained)?, info.ok(), address)
 }
 
-fn read(slots: &Value, info: Option<Value>, address: &Address) -> Result<View, StoreError> {
+fn read(slots: &Value, info: Option<Value>, address: &Address) -> Result<SlotMap, StoreError> {
     let info: Option<String> = info.and_then(|info| redis::from_redis_value(info).ok());
-    View::read(slots, info.as_deref(), address).ok_or_else(|| {
+    SlotMap::read(slots, info.as_deref(), address).ok_or_else(|| {
         StoreError::not_done(
             Reason::Unreachable,
             format!("{address} knows no server that has slots"),

@@ -9,7 +9,7 @@ use crate::store::url::Address;
 
 /// The slots as a server sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct View {
+pub(super) struct SlotMap {
     /// It grows with every change that the cluster agrees on.
     pub(super) epoch: u64,
     /// The masters that have slots, and what else there is of each shard.
@@ -30,10 +30,10 @@ impl Shard {
     }
 }
 
-impl View {
+impl SlotMap {
     /// Reads the answers to `CLUSTER SLOTS`, and to `CLUSTER INFO` where that may be asked, of the server at
     /// `asked`. `None` where it says nothing of any slot.
-    pub(super) fn read(slots: &Value, info: Option<&str>, asked: &Address) -> Option<View> {
+    pub(super) fn read(slots: &Value, info: Option<&str>, asked: &Address) -> Option<SlotMap> {
         let Value::Array(ranges) = slots else { return None };
         let mut shards = BTreeMap::<Address, Shard>::new();
         for range in ranges {
@@ -59,7 +59,7 @@ impl View {
                 .parse()
                 .ok()
         });
-        (!shards.is_empty()).then_some(View {
+        (!shards.is_empty()).then_some(SlotMap {
             epoch: epoch.unwrap_or(0),
             shards,
         })
@@ -67,8 +67,8 @@ impl View {
 
     /// Whether more than half of its masters are of the same opinion, by what they answered, and none of them knows of a
     /// later epoch.
-    pub(super) fn confirmed_by(&self, answers: &[View]) -> bool {
-        let is_alike = |other: &&View| self.masters().eq(other.masters());
+    pub(super) fn confirmed_by(&self, answers: &[SlotMap]) -> bool {
+        let is_alike = |other: &&SlotMap| self.masters().eq(other.masters());
         let alike = answers.iter().filter(is_alike).count();
         answers.iter().all(|other| other.epoch <= self.epoch) && 2 * alike > self.shards.len()
     }
@@ -202,10 +202,10 @@ mod tests {
             ]),
         ]);
         let info = "cluster_state:ok\r\ncluster_current_epoch:17\r\n";
-        let view = View::read(&answer, Some(info), &at("seed", 1)).unwrap();
-        assert_eq!(view.epoch, 17);
+        let slot_map = SlotMap::read(&answer, Some(info), &at("seed", 1)).unwrap();
+        assert_eq!(slot_map.epoch, 17);
         let slot = |number| Slot::numbered(number).unwrap();
-        let shards: Vec<_> = view.shards.iter().collect();
+        let shards: Vec<_> = slot_map.shards.iter().collect();
         assert_eq!(shards[0].0, &at("10.0.0.3", 7003));
         assert_eq!(shards[1].0, &at("a.example", 7000));
         assert_eq!(shards[1].1.ranges, [(slot(0), slot(100)), (slot(200), slot(200))]);
@@ -213,12 +213,15 @@ mod tests {
         assert_eq!(shards[2].0, &at("seed", 7002));
         // One that nobody could connect to is left out.
         assert_eq!(shards.len(), 3);
-        assert_eq!(view.servers().count(), 4);
-        assert_eq!(View::read(&Value::Array(Vec::new()), None, &at("seed", 1)), None);
+        assert_eq!(slot_map.servers().count(), 4);
+        assert_eq!(
+            SlotMap::read(&Value::Array(Vec::new()), None, &at("seed", 1)),
+            None
+        );
     }
 
     /// Three masters and what they say of the slots, at this epoch.
-    fn view(epoch: u64, ports: [u16; 3]) -> View {
+    fn slot_map(epoch: u64, ports: [u16; 3]) -> SlotMap {
         let slot = |number| Slot::numbered(number).unwrap();
         let shards = ports.into_iter().zip(0..).map(|(port, at)| {
             let shard = Shard {
@@ -227,7 +230,7 @@ mod tests {
             };
             (super::tests::at("h", port), shard)
         });
-        View {
+        SlotMap {
             epoch,
             shards: shards.collect(),
         }
@@ -235,13 +238,13 @@ mod tests {
 
     #[test]
     fn earlier_epoch_counts_only_with_a_majority_of_its_masters() {
-        let new = view(3, [1, 2, 3]);
+        let new = slot_map(3, [1, 2, 3]);
         assert!(new.confirmed_by(&[new.clone(), new.clone()]));
         assert!(!new.confirmed_by(std::slice::from_ref(&new)));
         // One that was cut off sees the others as they were, and the others know better.
-        let known = view(9, [1, 2, 4]);
+        let known = slot_map(9, [1, 2, 4]);
         assert!(!new.confirmed_by(&[new.clone(), new.clone(), known]));
-        let other = view(3, [1, 2, 4]);
+        let other = slot_map(3, [1, 2, 4]);
         assert!(!new.confirmed_by(&[new.clone(), other.clone(), other]));
     }
 

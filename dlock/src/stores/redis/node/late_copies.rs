@@ -11,7 +11,7 @@ use crate::base::clock;
 /// settling.
 const KEPT: u64 = 60_000_000;
 
-pub(super) struct Unsettled {
+pub(super) struct LateCopies {
     /// By the id of the grant or claim, the server time (µs) after which no copy can take effect any more.
     until: HashMap<String, u64>,
     /// How many there may be before the old ones are forgotten.
@@ -20,10 +20,10 @@ pub(super) struct Unsettled {
     anchor: (u64, Instant),
 }
 
-impl Unsettled {
+impl LateCopies {
     /// What it says of the server's clock holds once the server has told it.
-    pub(super) fn new() -> Unsettled {
-        Unsettled {
+    pub(super) fn new() -> LateCopies {
+        LateCopies {
             until: HashMap::new(),
             enough: 1024,
             anchor: (0, clock::now()),

@@ -14,7 +14,7 @@ use crate::store::{Reply, Request, inside};
 use crate::world::{Event, World, with};
 
 #[derive(Default)]
-pub(super) struct Counted {
+pub(super) struct CounterChecks {
     unowned: BTreeMap<LockKey, Unowned>,
     latches: BTreeMap<LockKey, Latch>,
     waiters: BTreeMap<u64, LatchWaiter>,
@@ -54,7 +54,7 @@ pub(super) fn look(store: usize, request: &Request, result: &Result<Reply, Store
             }
         }
         (Request::Acquire(request, _), Ok(_)) if request.kind == Kind::Unowned => with(|world| {
-            let unowned = world.checks.counted.unowned.entry(request.key.clone());
+            let unowned = world.checks.counters.unowned.entry(request.key.clone());
             unowned.or_default().id = Some(request.grant);
         }),
         _ => {}
@@ -73,11 +73,11 @@ pub(crate) fn balance() {
     let all: Vec<_> = with(|world| {
         let checks = &world.checks;
         let assumed = checks.assumes.exclusion && checks.assumes.cleanup;
-        if checks.counted.is_inexact || !assumed || !checks.single_store {
+        if checks.counters.is_inexact || !assumed || !checks.single_store {
             return Vec::new();
         }
         let known = |(key, unowned): (&LockKey, &Unowned)| Some((key.clone(), unowned.id?));
-        checks.counted.unowned.iter().filter_map(known).collect()
+        checks.counters.unowned.iter().filter_map(known).collect()
     });
     for (key, id) in all {
         let looks = CounterRequest::new(key.clone(), id, CounterStep::Permits);
@@ -86,7 +86,7 @@ pub(crate) fn balance() {
         };
         with(|world| {
             let total = i64::from(world.unowned_total(&key));
-            let Unowned { least, most, .. } = world.checks.counted.unowned[&key];
+            let Unowned { least, most, .. } = world.checks.counters.unowned[&key];
             if !(total - most..=total - least).contains(&free) {
                 let story = format!(
                     "{key} has {free} free permits of {total} in the end, and users have between {least} and {most} of them"
@@ -108,18 +108,18 @@ impl World {
         total.copied().unwrap_or(1)
     }
 
-    pub(super) fn counted_is_inexact(&mut self) {
-        self.checks.counted.is_inexact = true;
+    pub(super) fn counters_are_inexact(&mut self) {
+        self.checks.counters.is_inexact = true;
     }
 
     /// Unowned permits were taken.
     pub(crate) fn took(&mut self, (process, user): (usize, usize), key: &LockKey, amount: u32) {
         let total = i64::from(self.unowned_total(key));
-        let unowned = self.checks.counted.unowned.entry(key.clone()).or_default();
+        let unowned = self.checks.counters.unowned.entry(key.clone()).or_default();
         unowned.least += i64::from(amount);
         unowned.most += i64::from(amount);
         let least = unowned.least;
-        if least > total && self.checks.assumes.exclusion && !self.checks.counted.is_inexact {
+        if least > total && self.checks.assumes.exclusion && !self.checks.counters.is_inexact {
             let story = format!(
                 "p{process}/u{user} took {amount} permits of {key}: that makes {least} at a time, of {total}"
             );
@@ -129,13 +129,13 @@ impl World {
 
     /// Unowned permits are being given back: from now on others may have them.
     pub(crate) fn gives(&mut self, key: &LockKey, amount: u32) {
-        let unowned = self.checks.counted.unowned.entry(key.clone()).or_default();
+        let unowned = self.checks.counters.unowned.entry(key.clone()).or_default();
         unowned.least -= i64::from(amount);
     }
 
     /// And this came of it.
     pub(crate) fn gave(&mut self, key: &LockKey, amount: u32, outcome: &Result<(), Error>) {
-        let unowned = self.checks.counted.unowned.entry(key.clone()).or_default();
+        let unowned = self.checks.counters.unowned.entry(key.clone()).or_default();
         match outcome {
             Ok(()) => unowned.most -= i64::from(amount),
             // Given back once, or not at all.
@@ -146,7 +146,7 @@ impl World {
 
     fn latch_is_at(&mut self, key: &LockKey, count: u64) {
         let now = self.now;
-        let latch = self.checks.counted.latches.entry(key.clone()).or_default();
+        let latch = self.checks.counters.latches.entry(key.clone()).or_default();
         let was_open = latch.count == 0;
         if was_open {
             latch.open_until = now;
@@ -167,13 +167,13 @@ impl World {
         let id = self.checks.next();
         let since = self.now;
         let waiter = LatchWaiter { who, key, since };
-        self.checks.counted.waiters.insert(id, waiter);
+        self.checks.counters.waiters.insert(id, waiter);
         id
     }
 
     /// A waiter goes on, because the latch is open or for another reason.
     pub(crate) fn latch_waited(&mut self, id: u64, is_open: bool) {
-        let Some(waiter) = self.checks.counted.waiters.remove(&id) else {
+        let Some(waiter) = self.checks.counters.waiters.remove(&id) else {
             return;
         };
         let LatchWaiter {
@@ -184,7 +184,7 @@ impl World {
         if !is_open || !self.checks.assumes.exclusion || !self.checks.single_store {
             return;
         }
-        let closed = self.checks.counted.latches.get(&key);
+        let closed = self.checks.counters.latches.get(&key);
         if let Some(Latch { count, open_until }) = closed.filter(|latch| latch.count > 0)
             && *open_until < since
         {
@@ -206,14 +206,14 @@ impl World {
         // Closed again at once, it may not have been seen open.
         if self
             .checks
-            .counted
+            .counters
             .latches
             .get(key)
             .is_some_and(|latch| latch.count > 0)
         {
             return;
         }
-        let mut waiters = self.checks.counted.waiters.values();
+        let mut waiters = self.checks.counters.waiters.values();
         let late = waiters.find(|waiter| waiter.key == *key && waiter.since < at);
         if let Some(LatchWaiter {
             who: (process, user),

@@ -4,23 +4,23 @@ use std::hash::{BuildHasher, Hash, Hasher};
 
 use crate::LockKey;
 use crate::base::chance::{HashMap, hash_state};
+use crate::base::int_hash::BuildIntHasher;
 use crate::base::kind::Kind;
-use crate::base::numbers::ByNumber;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct LockId {
     hash: u64,
     pub(crate) kind: Kind,
     pub(crate) key: LockKey,
 }
 
 /// A map by names.
-pub(crate) type ByName<V> = HashMap<Name, V, ByNumber>;
+pub(crate) type ByLockId<V> = HashMap<LockId, V, BuildIntHasher>;
 
-impl Name {
-    pub(crate) fn new(kind: Kind, key: &LockKey) -> Name {
+impl LockId {
+    pub(crate) fn new(kind: Kind, key: &LockKey) -> LockId {
         // Names are made from user input: nobody shall know which of them collide.
-        Name {
+        LockId {
             hash: hash_state().hash_one((kind, key)),
             kind,
             key: key.clone(),
@@ -28,7 +28,7 @@ impl Name {
     }
 }
 
-impl Hash for Name {
+impl Hash for LockId {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
     }
@@ -40,12 +40,12 @@ mod tests {
 
     #[test]
     fn names_are_found_by_their_kind_and_key() {
-        let mut map: ByName<u32> = ByName::default();
-        map.insert(Name::new(Kind::Read, &"a".into()), 1);
-        map.insert(Name::new(Kind::Write, &"a".into()), 2);
-        map.insert(Name::new(Kind::Read, &"b".into()), 3);
-        assert_eq!(map.get(&Name::new(Kind::Read, &"a".into())), Some(&1));
-        assert_eq!(map.get(&Name::new(Kind::Write, &"a".into())), Some(&2));
-        assert_eq!(map.get(&Name::new(Kind::Write, &"b".into())), None);
+        let mut map: ByLockId<u32> = ByLockId::default();
+        map.insert(LockId::new(Kind::Read, &"a".into()), 1);
+        map.insert(LockId::new(Kind::Write, &"a".into()), 2);
+        map.insert(LockId::new(Kind::Read, &"b".into()), 3);
+        assert_eq!(map.get(&LockId::new(Kind::Read, &"a".into())), Some(&1));
+        assert_eq!(map.get(&LockId::new(Kind::Write, &"a".into())), Some(&2));
+        assert_eq!(map.get(&LockId::new(Kind::Write, &"b".into())), None);
     }
 }

@@ -25,7 +25,7 @@ use crate::store::url::{Address, Login};
 use crate::store::{Reason, StoreError};
 
 /// How the servers of one store are spoken to, or its sentinels.
-pub(super) struct Access {
+pub(super) struct ConnectSettings {
     tls: bool,
     #[cfg(feature = "tls")]
     encryption: Option<Encryption>,
@@ -67,13 +67,13 @@ pub(super) struct Open {
     _tasks: [Option<AbortOnDropHandle<()>>; 2],
 }
 
-impl Access {
+impl ConnectSettings {
     pub(super) fn new(
         login: Login,
         client_name: String,
         timeout: Duration,
         certificates: &Tls,
-    ) -> Result<Access, StoreError> {
+    ) -> Result<ConnectSettings, StoreError> {
         #[cfg(not(feature = "tls"))]
         if login.tls {
             let _ = certificates;
@@ -98,7 +98,7 @@ impl Access {
         if let Some(password) = password {
             settings = settings.set_password(password);
         }
-        Ok(Access {
+        Ok(ConnectSettings {
             tls: login.tls,
             #[cfg(feature = "tls")]
             encryption: encryption.map_err(|why| StoreError::not_done(Reason::Refused, why))?,
@@ -113,19 +113,19 @@ impl Access {
     }
 
     /// With room for so many requests in a connection.
-    pub(super) fn with_buffer(mut self, requests: usize) -> Access {
+    pub(super) fn with_buffer(mut self, requests: usize) -> ConnectSettings {
         self.buffer = Some(requests);
         self
     }
 
     /// To be asked whether replicas have heard of it.
-    pub(super) fn with_replicas(mut self, replicas: Option<MinReplicas>) -> Access {
+    pub(super) fn with_replicas(mut self, replicas: Option<MinReplicas>) -> ConnectSettings {
         self.replicas = replicas;
         self
     }
 
     /// With credentials that are asked for at each connection.
-    pub(super) fn with_credentials(mut self, provider: Option<Provider>) -> Access {
+    pub(super) fn with_credentials(mut self, provider: Option<Provider>) -> ConnectSettings {
         let user = self.settings.username().map(str::to_owned);
         self.logins = provider.map(|provider| Logins { provider, user });
         self

@@ -13,14 +13,14 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::grant::Terms;
 use crate::engine::handoff::{self, HandoffBudget, HandoffTerms};
-use crate::runtime::acquire::Attempt;
+use crate::runtime::acquire::AcquireCall;
 use crate::runtime::client::Handle;
 use crate::runtime::grants::{Grant, Granted};
 use crate::runtime::hold::Hold;
+use crate::runtime::nested_read::NestedRead;
 use crate::runtime::options::LockOptions;
-use crate::runtime::release::{Asked, Carry};
+use crate::runtime::release::{Asked, RunToCompletion};
 use crate::runtime::scope::HoldRef;
-use crate::runtime::under::Under;
 use crate::runtime::unfinished::Part;
 use crate::store::{
     self, AcquireReply, AcquireRequest, Announce, Busy, GivenLease, GrantId, Outcome, Reason, RenewRequest,
@@ -29,7 +29,7 @@ use crate::store::{
 use crate::{Error, Loss};
 
 /// What one look at the store brought.
-pub(crate) enum Look<T> {
+pub(crate) enum AttemptOutcome<T> {
     Got(T),
     /// The key that is waited for is held by somebody.
     Busy {
@@ -45,25 +45,25 @@ pub(crate) enum Look<T> {
 }
 
 /// What is asked of the store by one who waits for a key.
-pub(crate) trait Goal: Sync {
+pub(crate) trait AcquireTarget: Sync {
     /// What ends the wait.
     type Got: Send + 'static;
 
     /// What it takes from others in this process, if it does.
-    fn wanted(&self) -> Option<HandoffTerms>;
+    fn handoff_terms(&self) -> Option<HandoffTerms>;
 
     /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
     /// many times the lock was handed over here after it last came from the store, `waiter` who waits, `announce` what
     /// other processes are told.
-    fn look(
+    fn attempt(
         &self,
         handed: u32,
         waiter: Option<GrantId>,
         announce: Announce,
-    ) -> Carry<Result<Look<Self::Got>, StoreError>>;
+    ) -> RunToCompletion<Result<AttemptOutcome<Self::Got>, StoreError>>;
 
     /// The lock came from somebody in this process.
-    fn handed_over(&self, guard: Hold) -> Self::Got;
+    fn handed_off(&self, guard: Hold) -> Self::Got;
 
     /// The lock that was waited for, if it was got.
     fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g Hold>;
@@ -73,7 +73,7 @@ pub(crate) trait Goal: Sync {
 }
 
 /// One key as the store is asked for it, and what is to be known when it is granted.
-pub(crate) struct Question {
+pub(crate) struct AcquireAttempt {
     pub(crate) handle: Arc<Handle>,
     pub(crate) request: AcquireRequest,
     /// From then on the lease counts.
@@ -82,27 +82,27 @@ pub(crate) struct Question {
     fixed: bool,
     max_hold: Option<Duration>,
     min_hold: Option<Duration>,
-    handovers: u32,
+    handoffs: u32,
     by: &'static Location<'static>,
-    under: Option<Arc<Under>>,
+    nested_read: Option<Arc<NestedRead>>,
 }
 
-impl Question {
-    /// Asks for the attempt's key now, under an id of its own. `handed` says how many times the lock was handed
+impl AcquireAttempt {
+    /// Asks for the key of the call now, under an id of its own. `handed` says how many times the lock was handed
     /// over here after it last came from the store, `waiter` who waits.
-    pub(crate) fn new(attempt: &Attempt, handed: u32, waiter: Option<GrantId>) -> Question {
-        let mut question = Question::under(attempt.handle.shared().next_grant(), attempt, handed);
-        question.request.waiter = waiter.filter(|_| attempt.takes_place());
-        question
+    pub(crate) fn new(call: &AcquireCall, handed: u32, waiter: Option<GrantId>) -> AcquireAttempt {
+        let mut attempt = AcquireAttempt::with_id(call.handle.shared().next_grant(), call, handed);
+        attempt.request.waiter = waiter.filter(|_| call.takes_place());
+        attempt
     }
 
     /// The same under this id, for nobody who waits at the store.
-    pub(crate) fn under(grant: GrantId, attempt: &Attempt, handed: u32) -> Question {
-        let kind = attempt.options.kind;
+    pub(crate) fn with_id(grant: GrantId, call: &AcquireCall, handed: u32) -> AcquireAttempt {
+        let kind = call.options.kind;
         let LockOptions {
             max_hold, min_hold, ..
-        } = attempt.options.lock;
-        let (lease, handovers) = (attempt.lease(), attempt.handovers());
+        } = call.options.lock;
+        let (lease, handoffs) = (call.lease(), call.handoffs());
         // `max_hold` caps every lease and `min_hold` stretches the first one; options where the two
         // contradict each other are refused.
         let first_lease = lease
@@ -112,30 +112,30 @@ impl Question {
             // Who stands in the store's queue says for how many others it asks.
             tokens: match kind.waits_in_store() {
                 true => 1,
-                false => handoff::tokens(handovers, handed),
+                false => handoff::tokens(handoffs, handed),
             },
-            permits: attempt.options.permits.and_then(|permits| permits.total),
-            amount: attempt.amount(),
-            ..AcquireRequest::new(kind, attempt.key.clone(), grant, first_lease)
+            permits: call.options.permits.and_then(|permits| permits.total),
+            amount: call.amount(),
+            ..AcquireRequest::new(kind, call.key.clone(), grant, first_lease)
         };
-        Question {
-            handle: attempt.handle.clone(),
+        AcquireAttempt {
+            handle: call.handle.clone(),
             request,
             sent: clock::now(),
             lease,
-            fixed: attempt.options.lock.fixed().is_some(),
+            fixed: call.options.lock.fixed().is_some(),
             max_hold,
             min_hold,
-            handovers,
-            by: attempt.by,
-            under: None,
+            handoffs,
+            by: call.by,
+            nested_read: None,
         }
     }
 
     /// The same for a read under a write grant.
-    pub(crate) fn reading_under(mut self, under: Arc<Under>) -> Question {
-        self.request.under = Some(under.write.id());
-        self.under = Some(under);
+    pub(crate) fn reading_under(mut self, nested_read: Arc<NestedRead>) -> AcquireAttempt {
+        self.request.under = Some(nested_read.write.id());
+        self.nested_read = Some(nested_read);
         self
     }
 
@@ -197,7 +197,7 @@ impl Question {
         if let Some(lease) = granted.lease {
             self.was_given(lease);
         }
-        let Question {
+        let AcquireAttempt {
             handle,
             request,
             sent,
@@ -210,7 +210,10 @@ impl Question {
             max_end: self.max_hold.map(|d| Moment::of(sent) + d),
             min_until: self.min_hold.map(|d| Moment::of(sent) + d),
         };
-        let hold = self.under.as_ref().map_or_else(next_id, |under| under.hold);
+        let hold = self
+            .nested_read
+            .as_ref()
+            .map_or_else(next_id, |nested_read| nested_read.hold);
         // When the answer came.
         let now = clock::now();
         let what = Granted {
@@ -227,12 +230,12 @@ impl Question {
             lease: request.lease,
             budget: HandoffBudget::new(
                 request.kind,
-                self.handovers,
+                self.handoffs,
                 tokens,
                 Moment::of(sent),
                 Moment::of(now),
             ),
-            under: self.under,
+            nested_read: self.nested_read,
         };
         let grant = Arc::new(Grant::new(what, &shared.issuer, terms, (hold, self.by)));
         shared.watchdog.add(&grant, sent, now);
@@ -279,27 +282,27 @@ impl Question {
 
     /// Gives back what was granted, or may have been. The step takes its place in line before this returns; its outcome
     /// may be dropped.
-    pub(crate) fn undo(&self) -> Carry<Result<(), Error>> {
+    pub(crate) fn undo(&self) -> RunToCompletion<Result<(), Error>> {
         self.handle.undo(self.request.undone(), self.request.lease)
     }
 }
 
-impl Asked for Question {
-    type Brings = Result<Look<Hold>, StoreError>;
+impl Asked for AcquireAttempt {
+    type Brings = Result<AttemptOutcome<Hold>, StoreError>;
 
     fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings {
         match reply {
-            Ok(AcquireReply::Acquired(granted)) => self.granted(&granted).map(Look::Got),
+            Ok(AcquireReply::Acquired(granted)) => self.granted(&granted).map(AttemptOutcome::Got),
             Ok(AcquireReply::Busy(Busy {
                 remaining,
                 again,
                 listeners,
-            })) => Ok(Look::Busy {
+            })) => Ok(AttemptOutcome::Busy {
                 left: remaining,
                 again,
                 listeners,
             }),
-            Ok(AcquireReply::TooFewPermits) => Ok(Look::TooFew),
+            Ok(AcquireReply::TooFewPermits) => Ok(AttemptOutcome::TooFew),
             Err(error) => {
                 self.failed(&error);
                 Err(error)
@@ -307,8 +310,8 @@ impl Asked for Question {
         }
     }
 
-    fn undo(&self) -> Carry<Result<(), Error>> {
-        Question::undo(self)
+    fn undo(&self) -> RunToCompletion<Result<(), Error>> {
+        AcquireAttempt::undo(self)
     }
 
     fn forget(self) {}

@@ -32,20 +32,20 @@ pub(super) struct Parcel {
     /// The slots that come with it; of a few steps that are only passed on, none.
     slots: Vec<Slot>,
     steps: Vec<Step>,
-    /// Releases that have failed, see [`Line::keep`](super::line::Line::keep).
+    /// Releases that have failed, see [`SendQueue::keep`](super::send_queue::SendQueue::keep).
     kept: Vec<Step>,
 }
 
 /// What is to happen to slots, one thing after the other.
 #[derive(Default)]
-pub(super) struct Moves(HashMap<Slot, VecDeque<Pending>>);
+pub(super) struct SlotMigrations(HashMap<Slot, VecDeque<Pending>>);
 
 enum Pending {
     Arrival,
     Departure(Node),
 }
 
-impl Moves {
+impl SlotMigrations {
     /// Whether steps of this slot may be sent.
     pub(super) fn is_settled(&self, slot: Option<Slot>) -> bool {
         self.0.is_empty() || slot.is_none_or(|slot| !self.0.contains_key(&slot))
@@ -110,26 +110,26 @@ impl Actor {
                 for slot in slots.iter() {
                     self.moves.push(*slot, Pending::Departure(to.clone()));
                 }
-                self.hand_over(&slots);
+                self.give_slots(&slots);
             }
             Move::Arrive(Parcel { slots, steps, kept }) => {
-                self.line.put_back(steps);
-                kept.into_iter().for_each(|release| self.line.keep(release));
+                self.send_queue.put_back(steps);
+                kept.into_iter().for_each(|release| self.send_queue.keep(release));
                 for slot in &slots {
                     self.moves.done(*slot, |next| matches!(next, Pending::Arrival));
                 }
-                self.hand_over(&slots);
+                self.give_slots(&slots);
             }
             Move::Retire => self.retired = true,
         }
     }
 
     /// Hands over what goes to other servers and is not under way, of these slots.
-    pub(super) fn hand_over(&mut self, slots: &[Slot]) {
+    pub(super) fn give_slots(&mut self, slots: &[Slot]) {
         if self.moves.is_empty() {
             return;
         }
-        let under_way: HashSet<_> = self.flights.iter().filter_map(|flight| flight.slot).collect();
+        let under_way: HashSet<_> = self.calls.iter().filter_map(|call| call.slot).collect();
         let mut parcels: Vec<(Node, HashSet<Slot>)> = Vec::new();
         for slot in slots.iter().filter(|slot| !under_way.contains(slot)) {
             let leaves = |next: &Pending| matches!(next, Pending::Departure(_));
@@ -146,7 +146,7 @@ impl Actor {
             }
         }
         for (to, slots) in parcels {
-            let (mut steps, mut kept) = self.line.drain(&slots);
+            let (mut steps, mut kept) = self.send_queue.drain(&slots);
             steps.iter_mut().for_each(|step| step.asking = false);
             // Nothing that was sent here can take effect any more, so there is nothing to wait for.
             let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
@@ -162,15 +162,15 @@ impl Actor {
     }
 
     /// The same for all slots.
-    pub(super) fn hand_over_all(&mut self) {
+    pub(super) fn give_all_slots(&mut self) {
         let slots: Vec<_> = self.moves.0.keys().copied().collect();
-        self.hand_over(&slots);
+        self.give_slots(&slots);
     }
 
     /// The end of a server that has retired: hands over what is left, as soon as it has come here itself.
     pub(super) async fn wind_up(mut self) {
         loop {
-            self.hand_over_all();
+            self.give_all_slots();
             if self.moves.is_empty() {
                 break;
             }
@@ -190,7 +190,7 @@ impl Actor {
         // The others' slots: these were passed on to this server only for a moment.
         if let Some(cluster) = self.cluster() {
             let later = std::mem::take(&mut self.later).into_values();
-            cluster.reroute(self.line.drain_all().chain(later).collect());
+            cluster.reroute(self.send_queue.drain_all().chain(later).collect());
         }
     }
 }

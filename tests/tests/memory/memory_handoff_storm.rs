@@ -1,4 +1,4 @@
-//! Hand-over inside the process where nearly everything goes wrong that can: callers that go away at any
+//! Handoff inside the process where nearly everything goes wrong that can: callers that go away at any
 //! poll, leases that run out, renewals that hang, answers that are slow, releases that nobody polls on, and a
 //! store that forgets. One seed is one course of events.
 
@@ -119,7 +119,7 @@ impl World {
             return lock;
         }
         if rng.u32(..4) == 0 {
-            lock = lock.local_handovers(rng.u32(..4));
+            lock = lock.local_handoffs(rng.u32(..4));
         }
         if rng.u32(..6) == 0 {
             lock = lock.lease(self.scale(400) * MS);

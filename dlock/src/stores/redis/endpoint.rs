@@ -11,7 +11,7 @@ use crate::store::{Reason, StoreError};
 
 /// Where connections go to.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
+pub(super) enum Endpoint {
     Fixed(Fixed),
     /// The master that sentinels name.
     Master(Master),
@@ -25,9 +25,9 @@ pub(super) struct Fixed {
     changes: Arc<watch::Sender<u64>>,
 }
 
-impl Place {
-    pub(super) fn fixed(address: Address) -> Place {
-        Place::Fixed(Fixed {
+impl Endpoint {
+    pub(super) fn fixed(address: Address) -> Endpoint {
+        Endpoint::Fixed(Fixed {
             address,
             changes: Arc::new(watch::Sender::new(0)),
         })
@@ -36,68 +36,68 @@ impl Place {
     /// The address to connect to now; waits until there is one, or none to be had.
     pub(super) async fn find(&self) -> Result<Address, StoreError> {
         match self {
-            Place::Fixed(fixed) => Ok(fixed.address.clone()),
-            Place::Master(master) => master.named().await,
+            Endpoint::Fixed(fixed) => Ok(fixed.address.clone()),
+            Endpoint::Master(master) => master.named().await,
         }
     }
 
     /// Why there is none yet, where it takes too long.
     pub(super) fn missing(&self) -> StoreError {
         match self {
-            Place::Fixed(fixed) => {
+            Endpoint::Fixed(fixed) => {
                 StoreError::not_done(Reason::Unreachable, format!("{} was not asked", fixed.address))
             }
-            Place::Master(master) => master.missing(),
+            Endpoint::Master(master) => master.missing(),
         }
     }
 
     /// Whether the address never changes.
     pub(super) fn is_fixed(&self) -> bool {
-        matches!(self, Place::Fixed(_))
+        matches!(self, Endpoint::Fixed(_))
     }
 
     /// Whether connections still go there.
     pub(super) fn is_at(&self, address: &Address) -> bool {
         match self {
-            Place::Fixed(_) => true,
-            Place::Master(master) => master.is_at(address),
+            Endpoint::Fixed(_) => true,
+            Endpoint::Master(master) => master.is_at(address),
         }
     }
 
     /// Until connections go somewhere else than there, or another server has been found at a fixed address.
     pub(super) async fn left(&self, address: &Address) {
         match self {
-            Place::Fixed(fixed) => {
+            Endpoint::Fixed(fixed) => {
                 let mut changes = fixed.changes.subscribe();
                 if changes.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             }
-            Place::Master(master) => master.left(address).await,
+            Endpoint::Master(master) => master.left(address).await,
         }
     }
 
     /// The server is not there, or not what it should be.
     pub(super) fn doubt(&self) {
-        if let Place::Master(master) = self {
+        if let Endpoint::Master(master) = self {
             master.look();
         }
     }
 
     /// The master at a fixed address is another server than before: connections that still stand lead elsewhere.
     pub(super) fn changed(&self) {
-        if let Place::Fixed(fixed) = self {
+        if let Endpoint::Fixed(fixed) = self {
             fixed.changes.send_modify(|changes| *changes += 1);
         }
     }
 }
 
 /// For messages; without credentials.
-impl fmt::Display for Place {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Fixed(fixed) => fixed.address.fmt(f),
-            Place::Master(master) => master.fmt(f),
+            Endpoint::Fixed(fixed) => fixed.address.fmt(f),
+            Endpoint::Master(master) => master.fmt(f),
         }
     }
 }

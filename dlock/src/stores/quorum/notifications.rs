@@ -21,7 +21,7 @@ use crate::store::{GrantId, Kind, Watch};
 const GATHERED: Duration = Duration::from_millis(1);
 const AT_MOST: Duration = Duration::from_millis(6);
 
-pub(super) struct News {
+pub(super) struct MemberNotifications {
     hub: Arc<Hub>,
     members: Vec<Member>,
     /// By name, what ends the forwarding when it is dropped.
@@ -29,9 +29,9 @@ pub(super) struct News {
     runtime: Handle,
 }
 
-impl News {
-    pub(super) fn new(members: Vec<Member>, runtime: Handle) -> News {
-        News {
+impl MemberNotifications {
+    pub(super) fn new(members: Vec<Member>, runtime: Handle) -> MemberNotifications {
+        MemberNotifications {
             hub: Arc::default(),
             members,
             forwarded: Arc::default(),

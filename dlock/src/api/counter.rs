@@ -34,7 +34,7 @@ pub(crate) async fn count(
     let outcome = async {
         match step.is_look() {
             true => repeat(shared, counters, request).await,
-            false => handle.carry(repeat(shared, counters, request)).await,
+            false => handle.run_to_completion(repeat(shared, counters, request)).await,
         }
     };
     let outcome = handle.with_timers(outcome).await;

@@ -20,7 +20,7 @@ const WINDOW: usize = 1024;
 /// As far is looked, from that step on, for others of its slot.
 const NEAR: usize = BATCH;
 
-pub(super) struct Line {
+pub(super) struct SendQueue {
     steps: VecDeque<Step>,
     /// The next place. The servers of a Cluster count in common, so that steps keep their order when they move.
     places: Arc<AtomicU64>,
@@ -31,9 +31,9 @@ pub(super) struct Line {
     failed_releases: VecDeque<Step>,
 }
 
-impl Line {
-    pub(super) fn new(places: Arc<AtomicU64>) -> Line {
-        Line {
+impl SendQueue {
+    pub(super) fn new(places: Arc<AtomicU64>) -> SendQueue {
+        SendQueue {
             steps: VecDeque::new(),
             places,
             wakes_at: None,

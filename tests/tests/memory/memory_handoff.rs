@@ -136,7 +136,7 @@ async fn a_crowd_is_served_in_order_almost_without_the_store() {
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_asks_for_none_goes_to_the_store_each_time() {
     let s = setting().await;
-    let lock = s.client.lock("k").local_handovers(0);
+    let lock = s.client.lock("k").local_handoffs(0);
     let (first, waiters) = held(&lock, 5, MS).await;
     first.release().await.unwrap();
     for waiter in waiters {
@@ -147,9 +147,9 @@ async fn a_lock_that_asks_for_none_goes_to_the_store_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_number_of_hand_overs_is_kept() {
+async fn a_number_of_handoffs_is_kept() {
     let s = setting().await;
-    let lock = s.client.lock("k").local_handovers(3);
+    let lock = s.client.lock("k").local_handoffs(3);
     let (first, waiters) = held(&lock, 8, MS).await;
     first.release().await.unwrap();
     for (i, waiter) in waiters.into_iter().enumerate() {
@@ -244,7 +244,7 @@ async fn only_equal_renewed_leases_are_handed_on() {
         plain.clone().lease(10 * SEC),
         plain.clone().min_hold(20 * MS),
         plain.clone().max_hold(10 * SEC),
-        plain.clone().local_handovers(0),
+        plain.clone().local_handoffs(0),
     ];
     for (i, other) in others.iter().enumerate() {
         for (from, to) in [(&plain, other), (other, &plain)] {
@@ -283,7 +283,7 @@ async fn what_is_in_doubt_is_not_handed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_was_handed_over_is_renewed_and_lost_like_any_other() {
+async fn one_that_was_handed_off_is_renewed_and_lost_like_any_other() {
     let s = setting().await;
     let lock = s.client.lock("k");
     let (guard, [next, after]) = held_before_two(&lock).await;
@@ -311,7 +311,7 @@ async fn one_that_was_handed_over_is_renewed_and_lost_like_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_was_handed_over_is_lost_when_the_store_hangs() {
+async fn one_that_was_handed_off_is_lost_when_the_store_hangs() {
     let s = setting().await;
     let lock = s.client.lock("k");
     let (guard, [next, after]) = held_before_two(&lock).await;
@@ -329,7 +329,7 @@ async fn one_that_was_handed_over_is_lost_when_the_store_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_hold_is_counted_from_each_hand_over() {
+async fn max_hold_is_counted_from_each_handoff() {
     let s = setting().await;
     let lock = s.client.lock("k").max_hold(40 * SEC);
     let guard = lock.acquire().await.unwrap();
@@ -430,7 +430,7 @@ async fn max_waiters_counts_those_behind_a_lock_that_is_held_here() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn re_entry_and_second_guards_hold_the_hand_over_back() {
+async fn re_entry_and_second_guards_hold_the_handoff_back() {
     let s = setting().await;
     let lock = s.client.lock("k");
     let guard = lock.acquire().await.unwrap();
@@ -478,7 +478,7 @@ async fn a_lock_that_nobody_took_up_yet_does_not_stand_in_the_way_of_another() {
     let guard = lock.acquire().await.unwrap();
     let next = waiting(&lock);
     sleep(MS).await;
-    // Handed over to one who has not looked yet, when the store forgets it and somebody else here gets it.
+    // Handed off to one who has not looked yet, when the store forgets it and somebody else here gets it.
     drop(guard);
     s.store.clear();
     let another = lock.try_acquire().await.unwrap();
@@ -492,7 +492,7 @@ async fn a_lock_that_nobody_took_up_yet_does_not_stand_in_the_way_of_another() {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_is_not_polled_on_keeps_nobody_waiting() {
     let s = setting().await;
-    let lock = s.client.lock("k").local_handovers(1);
+    let lock = s.client.lock("k").local_handoffs(1);
     let first = lock.acquire().await.unwrap();
     let (next, after) = (waiting(&lock), waiting(&lock));
     sleep(MS).await;

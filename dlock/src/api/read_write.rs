@@ -4,7 +4,7 @@ use std::future::Future;
 use std::panic::Location;
 
 use crate::api::guard::{LockGuard, finish};
-use crate::runtime::acquire::{self, Attempt};
+use crate::runtime::acquire::{self, AcquireCall};
 use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::scope::Scope;
 use crate::store::Kind;
@@ -149,7 +149,7 @@ impl LockGuard {
             },
             ..Options::default()
         };
-        let attempt = Attempt {
+        let call = AcquireCall {
             handle: self.hold().handle().clone(),
             key: write.key.clone(),
             options,
@@ -158,7 +158,7 @@ impl LockGuard {
         };
         let handle = self.hold().handle();
         handle
-            .with_timers(attempt.read_instead(self.hold().hold_ref(), scope))
+            .with_timers(call.read_instead(self.hold().hold_ref(), scope))
             .await
             .map(LockGuard::from)
     }

@@ -7,13 +7,13 @@ use crate::store::Watch;
 
 /// The listeners at the client's end of a simulated connection. Clones are the same ones.
 #[derive(Debug, Clone, Default)]
-pub struct News(Arc<Hub>);
+pub struct Notifications(Arc<Hub>);
 
-impl News {
+impl Notifications {
     /// Nobody listens yet.
     #[must_use]
-    pub fn new() -> News {
-        News::default()
+    pub fn new() -> Notifications {
+        Notifications::default()
     }
 
     /// Listens for a topic. `first` is called where nobody did before: its news are uncertain until they are

@@ -27,22 +27,26 @@ const POLL: Duration = Duration::from_millis(250);
 
 /// Who waits in this process, and how they hear of news.
 #[derive(Debug, Clone)]
-pub(super) struct News {
+pub(super) struct RecordNotifications {
     hub: Arc<Hub>,
     live: Arc<AtomicBool>,
     wanted: Arc<Notify>,
 }
 
-impl News {
+impl RecordNotifications {
     /// Connects when somebody waits for the first time, until `ended`.
-    pub(super) fn start(setup: Arc<Setup>, ended: CancellationToken, runtime: &runtime::Handle) -> News {
-        let news = News {
+    pub(super) fn start(
+        setup: Arc<Setup>,
+        ended: CancellationToken,
+        runtime: &runtime::Handle,
+    ) -> RecordNotifications {
+        let notifications = RecordNotifications {
             hub: Arc::default(),
             live: Arc::default(),
             wanted: Arc::default(),
         };
         let listener = Listener {
-            news: news.clone(),
+            notifications: notifications.clone(),
             setup,
             told: false,
         };
@@ -52,14 +56,14 @@ impl News {
                 () = listener.run() => {}
             }
         });
-        news
+        notifications
     }
 
     pub(super) fn watch(&self, key: &RecordKey) -> Watch {
-        let news = self.clone();
+        let notifications = self.clone();
         let first = move |_: &Arc<str>| {
-            news.wanted.notify_one();
-            news.live.load(Ordering::SeqCst)
+            notifications.wanted.notify_one();
+            notifications.live.load(Ordering::SeqCst)
         };
         self.hub.listen(key.as_str().into(), first, |_| {})
     }
@@ -71,7 +75,7 @@ impl News {
 }
 
 struct Listener {
-    news: News,
+    notifications: RecordNotifications,
     setup: Arc<Setup>,
     /// The trouble was told; no need to say it again until it is over.
     told: bool,
@@ -80,19 +84,19 @@ struct Listener {
 impl Listener {
     async fn run(mut self) {
         loop {
-            self.news.wanted.notified().await;
-            while self.news.hub.len() > 0 {
+            self.notifications.wanted.notified().await;
+            while self.notifications.hub.len() > 0 {
                 if self.setup.tell {
                     let trouble = self.listen().await;
                     if !std::mem::replace(&mut self.told, true) {
                         tracing::warn!(
                             server = %self.setup.connector.address, %trouble,
-                            "no news of records: waiters look now and then until there are some"
+                            "no notifications of records: waiters look now and then until there are some"
                         );
                     }
                 }
-                self.news.live.store(false, Ordering::SeqCst);
-                self.news.hub.tell_all(false);
+                self.notifications.live.store(false, Ordering::SeqCst);
+                self.notifications.hub.tell_all(false);
                 tokio::time::sleep(POLL.mul_f64(0.75 + chance::fraction() / 2.0)).await;
             }
         }
@@ -106,27 +110,27 @@ impl Listener {
             Err(trouble) => return trouble,
         };
         if std::mem::take(&mut self.told) {
-            tracing::info!(server = %self.setup.connector.address, "news of records again");
+            tracing::info!(server = %self.setup.connector.address, "notifications of records again");
         }
         // In this order: who comes in between is confirmed as well.
-        self.news.live.store(true, Ordering::SeqCst);
-        for name in self.news.hub.names() {
-            self.news.hub.confirm(&name);
+        self.notifications.live.store(true, Ordering::SeqCst);
+        for name in self.notifications.hub.names() {
+            self.notifications.hub.confirm(&name);
         }
         let mut heard = Instant::now();
         loop {
             tokio::select! {
-                notification = session.news.recv() => {
+                notification = session.notifications.recv() => {
                     let Some(notification) = notification else {
                         return "the server closed the connection".to_owned();
                     };
-                    self.news.hub.tell(notification.payload());
+                    self.notifications.hub.tell(notification.payload());
                     heard = Instant::now();
                 }
                 () = tokio::time::sleep_until(heard + PING) => {
                     match timeout(limit, is_primary(&session)).await {
                         Ok(Ok(true)) => heard = Instant::now(),
-                        Ok(Ok(false)) => return "the server only reads, another one has the news".to_owned(),
+                        Ok(Ok(false)) => return "the server only reads, another one has the notifications".to_owned(),
                         Ok(Err(error)) => return error.to_string(),
                         Err(_) => return format!("no answer within {limit:?}"),
                     }

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::line::BATCH;
+use super::send_queue::BATCH;
 
 /// From so many steps on two calls share them.
 const CROWD: usize = 16;
@@ -24,7 +24,7 @@ const MOST_CALLS: usize = 32;
 /// How soon the next of the calls under way shall end, and so how often a call may be made.
 const SOON: Duration = Duration::from_micros(250);
 
-pub(super) struct Pace {
+pub(super) struct FlowControl {
     /// Steps of the call that was answered last, until those are taken in that its answers lead to.
     pub(super) answered: usize,
     /// How long that call took.
@@ -33,16 +33,16 @@ pub(super) struct Pace {
     fastest: Duration,
 }
 
-impl Pace {
-    pub(super) fn new() -> Pace {
-        Pace {
+impl FlowControl {
+    pub(super) fn new() -> FlowControl {
+        FlowControl {
             answered: 0,
             round_trip: Duration::MAX,
             fastest: Duration::MAX,
         }
     }
 
-    pub(super) fn landed(&mut self, steps: usize, round_trip: Duration) {
+    pub(super) fn answered_call(&mut self, steps: usize, round_trip: Duration) {
         self.answered = steps;
         self.round_trip = round_trip;
         self.fastest = self.fastest.min(round_trip);
@@ -76,9 +76,9 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn after(answered: usize, round_trip: Duration) -> Pace {
-        let mut pace = Pace::new();
-        pace.landed(answered, round_trip);
+    fn after(answered: usize, round_trip: Duration) -> FlowControl {
+        let mut pace = FlowControl::new();
+        pace.answered_call(answered, round_trip);
         pace
     }
 
@@ -93,13 +93,13 @@ mod tests {
     fn few_go_together_and_so_do_all_for_a_distant_server() {
         assert_eq!(after(5, Duration::from_micros(200)).half(10), None);
         assert_eq!(after(32, Duration::from_millis(2)).half(32), None);
-        assert_eq!(Pace::new().half(64), None);
+        assert_eq!(FlowControl::new().half(64), None);
     }
 
     #[test]
     fn the_more_distant_the_server_the_more_calls_are_under_way() {
         let calls = |micros| after(1, Duration::from_micros(micros)).calls();
-        assert_eq!(Pace::new().calls(), 2);
+        assert_eq!(FlowControl::new().calls(), 2);
         assert_eq!([0, 80, 500].map(calls), [2; 3]);
         assert_eq!([1000, 2000, 100_000].map(calls), [4, 8, 32]);
     }
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_server_that_has_much_to_do_is_not_distant() {
         let mut pace = after(1, Duration::from_micros(80));
-        pace.landed(256, Duration::from_millis(20));
+        pace.answered_call(256, Duration::from_millis(20));
         assert_eq!(pace.calls(), 2);
     }
 

@@ -1,4 +1,4 @@
-//! Hand-over inside the process among many who come and go, in two processes: one holder at a time, tokens
+//! Handoff inside the process among many who come and go, in two processes: one holder at a time, tokens
 //! that only grow, and nothing left behind.
 
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use crate::runtime::scope::Scope;
 
 /// A read under a write grant, from before the store is asked for it.
 #[derive(Debug)]
-pub(crate) struct Under {
+pub(crate) struct NestedRead {
     pub(crate) write: Arc<Grant>,
     /// The first hold of the read.
     pub(crate) hold: u64,
@@ -24,12 +24,16 @@ pub(crate) struct Under {
 /// Holds of a write grant.
 pub(crate) type Holds = SmallVec<[u64; 1]>;
 
-impl Under {
+impl NestedRead {
     /// For an asker who is inside the write grant; no writer may be inside who is not around it. `outer` are the holds of
     /// the grant that are.
-    pub(crate) fn new(write: &Arc<Grant>, asker: &Asker<'_>, outer: Holds) -> Result<Arc<Under>, Refused> {
+    pub(crate) fn new(
+        write: &Arc<Grant>,
+        asker: &Asker<'_>,
+        outer: Holds,
+    ) -> Result<Arc<NestedRead>, Refused> {
         write.admit(asker)?;
-        Ok(Arc::new(Under {
+        Ok(Arc::new(NestedRead {
             write: write.clone(),
             hold: asker.id,
             outer,
@@ -59,7 +63,7 @@ pub(crate) fn holds_around(scope: &Scope, grant: &Grant) -> Holds {
     scope.holds().filter(|id| grant.has(*id)).collect()
 }
 
-impl Drop for Under {
+impl Drop for NestedRead {
     fn drop(&mut self) {
         self.write.dismiss(self.hold);
     }

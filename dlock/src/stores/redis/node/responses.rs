@@ -6,9 +6,9 @@ use redis::{ErrorKind, ServerErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::actor::{Actor, Flight, Load, Outcome as CallOutcome};
+use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome};
 use super::failure::{broke, classify, is_broken, no_answer};
-use super::replicas::Way;
+use super::replicas::ConnectionRole;
 use super::{Done, Queuing, Step};
 use crate::base::clock;
 use crate::store::{Outcome, Reason, StoreError};
@@ -18,17 +18,17 @@ use crate::stores::redis::script::{self, Answer, By, Call, Verb};
 pub(super) enum After {
     Fine,
     /// The server does not know the script: the same steps again, with its text.
-    Again(Load, Way),
+    Again(Batch, ConnectionRole),
     Broken(String),
 }
 
 /// What is known of a call that was carried out.
-struct Landed {
+struct Response {
     /// When, by the server's clock (µs).
     server_time: u64,
-    /// See [`Flight::overtook`].
+    /// See [`InFlight::overtook`].
     overtook: bool,
-    /// See [`Flight::round`].
+    /// See [`InFlight::round`].
     round: u64,
 }
 
@@ -43,10 +43,10 @@ impl Actor {
         {
             // At the back, where it is the last to run out of time.
             if let Some((_, step)) = self.later.pop_first() {
-                self.line.push(step);
+                self.send_queue.push(step);
             }
         }
-        while let Some(mut step) = self.line.pop_overdue(now) {
+        while let Some(mut step) = self.send_queue.pop_overdue(now) {
             let why = step.held_up.take().unwrap_or_else(|| self.waited_because());
             let error = match step.sent {
                 0 => StoreError::not_done(Reason::Unreachable, why),
@@ -60,10 +60,10 @@ impl Actor {
                 let _ = plain.reply.send(Err(error));
             }
         }
-        let mut flights = std::mem::take(&mut self.flights);
-        for flight in flights.iter_mut().filter(|flight| flight.due <= now) {
-            let mut due = flight.until;
-            if let Load::Steps(steps) = &mut flight.load {
+        let mut calls = std::mem::take(&mut self.calls);
+        for call in calls.iter_mut().filter(|call| call.due <= now) {
+            let mut due = call.until;
+            if let Batch::Steps(steps) = &mut call.load {
                 for step in steps.iter_mut().filter(|step| step.reply.is_some()) {
                     if step.deadline <= now {
                         self.fail(step, no_answer());
@@ -72,9 +72,9 @@ impl Actor {
                     }
                 }
             }
-            flight.due = due;
+            call.due = due;
         }
-        self.flights = flights;
+        self.calls = calls;
     }
 
     fn waited_because(&self) -> String {
@@ -89,19 +89,19 @@ impl Actor {
         step.admit(&mut error);
         if error.outcome == Outcome::Unknown {
             for id in step.call.takes() {
-                self.unsettled.remember(&id, step.refuse_after);
+                self.late_copies.remember(&id, step.refuse_after);
             }
         }
         let Some(reply) = step.reply.take() else { return };
         if step.call.releases().is_some() && error.is_passing() && !reply.is_closed() {
             error.outcome = Outcome::Unknown;
             let deadline = clock::now() + self.connector.access.patience() * 4;
-            self.line.keep(unanswered(step.call.clone(), deadline));
+            self.send_queue.keep(unanswered(step.call.clone(), deadline));
         }
         if let Verb::GiveBack { token, .. } = &step.call.verb
             && reply.is_closed()
             && error.is_outlasted()
-            && self.unsettled.get(token.as_str()).is_some()
+            && self.late_copies.get(token.as_str()).is_some()
         {
             self.release_again(step.call.clone(), self.connector.access.patience());
         }
@@ -111,7 +111,7 @@ impl Actor {
     /// A claim goes out anew, and its release may have overtaken it.
     fn remember_claim(&mut self, step: &Step) {
         if let Some(id) = step.call.claims() {
-            self.unsettled.remember(id, step.refuse_after);
+            self.late_copies.remember(id, step.refuse_after);
         }
     }
 
@@ -124,32 +124,32 @@ impl Actor {
     }
 
     /// Deals with what came of the flight at this place.
-    pub(super) fn landed(&mut self, at: usize, outcome: CallOutcome) -> After {
-        let Some(flight) = self.flights.remove(at) else {
+    pub(super) fn answered_call(&mut self, at: usize, outcome: CallOutcome) -> After {
+        let Some(call) = self.calls.remove(at) else {
             return After::Fine;
         };
-        let slot = flight.slot;
-        let after = self.unload(flight, outcome);
+        let slot = call.slot;
+        let after = self.unload(call, outcome);
         if let Some(slot) = slot {
-            self.hand_over(&[slot]);
+            self.give_slots(&[slot]);
         }
         after
     }
 
-    fn unload(&mut self, flight: Flight, outcome: CallOutcome) -> After {
-        let Flight {
+    fn unload(&mut self, call: InFlight, outcome: CallOutcome) -> After {
+        let InFlight {
             load,
-            way,
+            role,
             round,
             by,
             sent_at,
             overtook,
             ..
-        } = flight;
+        } = call;
         let mut steps = match load {
-            Load::Steps(steps) => steps,
-            Load::Wait => return self.acknowledged(round, outcome),
-            Load::Plain(plain) => {
+            Batch::Steps(steps) => steps,
+            Batch::Wait => return self.acknowledged(round, outcome),
+            Batch::Plain(plain) => {
                 let result = match outcome {
                     Some(result) => result.map_err(|error| classify(&error)),
                     None => Err(no_answer()),
@@ -162,19 +162,19 @@ impl Actor {
             None => no_answer(),
             Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
                 Some((server_time, answers)) => {
-                    self.unsettled.server_says(server_time, sent_at);
-                    let landed = Landed {
+                    self.late_copies.server_says(server_time, sent_at);
+                    let answered_call = Response {
                         server_time,
                         overtook,
                         round,
                     };
-                    return self.all_answered(steps, answers, landed);
+                    return self.all_answered(steps, answers, answered_call);
                 }
                 None => StoreError::unknown("the server gave an answer that makes no sense"),
             },
             Some(Err(error)) => {
                 if is_broken(&error) {
-                    self.write_off(Load::Steps(steps));
+                    self.write_off(Batch::Steps(steps));
                     return After::Broken(error.to_string());
                 }
                 let unknown_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
@@ -182,7 +182,7 @@ impl Actor {
                     let steps = self.not_carried_out(steps);
                     return match steps.is_empty() {
                         true => After::Fine,
-                        false => After::Again(Load::Steps(steps), way),
+                        false => After::Again(Batch::Steps(steps), role),
                     };
                 }
                 let mut error = match self.redirected(&error, steps) {
@@ -198,7 +198,7 @@ impl Actor {
                     match self.was_master {
                         true => {
                             let steps = self.not_carried_out(steps);
-                            self.line.put_back(steps);
+                            self.send_queue.put_back(steps);
                         }
                         false => steps.iter_mut().for_each(|step| self.fail(step, error.clone())),
                     }
@@ -211,7 +211,7 @@ impl Actor {
                 if error.is_refused() && steps.len() > 1 {
                     let mut steps = self.not_carried_out(steps);
                     steps.iter_mut().for_each(|step| step.alone = true);
-                    self.line.put_back(steps);
+                    self.send_queue.put_back(steps);
                     return After::Fine;
                 }
                 error
@@ -226,8 +226,8 @@ impl Actor {
     /// A call was refused before any of its steps was looked at: those that somebody waits for are to be sent
     /// again, as if for the first time. Calls that are under way may be carried out before them.
     pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
-        for flight in &mut self.flights {
-            flight.overtook = true;
+        for call in &mut self.calls {
+            call.overtook = true;
         }
         let mut again = Vec::with_capacity(steps.len());
         for mut step in steps {
@@ -238,7 +238,7 @@ impl Actor {
             } else if step.sent == 0 {
                 // Failed meanwhile, and this was the only copy.
                 for id in step.call.takes() {
-                    self.unsettled.settle(&id);
+                    self.late_copies.settle(&id);
                 }
             }
         }
@@ -249,7 +249,7 @@ impl Actor {
         &mut self,
         steps: Vec<Step>,
         answers: Vec<Result<Answer, StoreError>>,
-        landed: Landed,
+        answered_call: Response,
     ) -> After {
         let demotion = answers.iter().find_map(|answer| self.demotion(answer));
         self.was_demoted |= demotion.is_some();
@@ -258,7 +258,7 @@ impl Actor {
         {
             // None of them did anything.
             let steps = self.not_carried_out(steps);
-            self.line.put_back(steps);
+            self.send_queue.put_back(steps);
             return After::Broken(trouble.clone());
         }
         let mut again = Vec::new();
@@ -272,7 +272,7 @@ impl Actor {
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
                 // It may have come before a release of our own that stood before it in the line.
-                Ok(answer) if answer.is_busy() => landed.overtook,
+                Ok(answer) if answer.is_busy() => answered_call.overtook,
                 _ => false,
             };
             if once_more && step.reply.is_some() {
@@ -280,10 +280,10 @@ impl Actor {
                 self.remember_claim(&step);
                 again.push(step);
             } else {
-                self.answered(step, answer, &landed);
+                self.answered(step, answer, &answered_call);
             }
         }
-        self.line.put_back(again);
+        self.send_queue.put_back(again);
         match demotion {
             Some(trouble) => After::Broken(trouble),
             None => {
@@ -293,12 +293,12 @@ impl Actor {
         }
     }
 
-    fn answered(&mut self, mut step: Step, answer: Result<Answer, StoreError>, landed: &Landed) {
-        let server_time = landed.server_time;
+    fn answered(&mut self, mut step: Step, answer: Result<Answer, StoreError>, answered_call: &Response) {
+        let server_time = answered_call.server_time;
         if let Some(grant) = &step.call.releases() {
             // Nothing there: the acquire may still be on its way, and this release counts once it cannot be
             // any more.
-            if let Some(refuse_after) = self.unsettled.get(grant) {
+            if let Some(refuse_after) = self.late_copies.get(grant) {
                 if matches!(answer, Ok(Answer::Gone)) && server_time <= refuse_after {
                     let wait = Duration::from_micros(refuse_after - server_time) + Duration::from_millis(1);
                     let at = clock::now() + wait.min(self.connector.access.patience() * 2);
@@ -307,18 +307,18 @@ impl Actor {
                     self.later.insert((at, self.next), step);
                     return;
                 }
-                self.unsettled.settle(grant);
+                self.late_copies.settle(grant);
             }
         }
         self.settle_claim(&step, &answer, server_time);
-        if let Ok(Answer::Released { heard: None }) = answer {
+        if let Ok(Answer::Released { receivers: None }) = answer {
             tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
         }
         if let Ok(Answer::Done { told: false }) = answer {
             tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids to tell: who waits for it finds out by looking");
         }
         let answer = match answer {
-            Ok(answer) => match self.unless_acknowledged_later(step, answer, landed.round) {
+            Ok(answer) => match self.unless_acknowledged_later(step, answer, answered_call.round) {
                 Some((same, answer)) => {
                     step = same;
                     Ok(answer)
@@ -341,10 +341,10 @@ impl Actor {
         if let Some(id) = step.call.claims()
             && step.sent == 1
         {
-            self.unsettled.settle(id);
+            self.late_copies.settle(id);
         }
         let Some(id) = step.call.ends_claim() else { return };
-        let Some(refuse_after) = self.unsettled.get(id) else {
+        let Some(refuse_after) = self.late_copies.get(id) else {
             return;
         };
         match (&step.call.verb, answer) {
@@ -354,20 +354,20 @@ impl Actor {
                 self.release_again(step.call.clone(), wait);
             }
             // Whatever comes finds the result.
-            (Verb::GiveBack { .. }, _) | (_, Ok(Answer::Done { .. })) => self.unsettled.settle(id),
+            (Verb::GiveBack { .. }, _) | (_, Ok(Answer::Done { .. })) => self.late_copies.settle(id),
             _ => {}
         }
     }
 
     /// The connection broke under these: what may be repeated is sent again, the rest has failed.
-    pub(super) fn write_off(&mut self, load: Load) {
+    pub(super) fn write_off(&mut self, load: Batch) {
         let steps = match load {
-            Load::Steps(steps) => steps,
-            Load::Plain(plain) => {
+            Batch::Steps(steps) => steps,
+            Batch::Plain(plain) => {
                 let _ = plain.reply.send(Err(broke()));
                 return;
             }
-            Load::Wait => return,
+            Batch::Wait => return,
         };
         let mut again = Vec::new();
         for mut step in steps {
@@ -378,7 +378,7 @@ impl Actor {
                 self.fail(&mut step, broke());
             }
         }
-        self.line.put_back(again);
+        self.send_queue.put_back(again);
     }
 }
 

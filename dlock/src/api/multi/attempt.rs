@@ -8,9 +8,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::base::clock;
-use crate::runtime::acquire::Attempt;
+use crate::runtime::acquire::AcquireCall;
+use crate::runtime::attempt::AcquireAttempt;
 use crate::runtime::hold::Hold;
-use crate::runtime::question::Question;
 use crate::store::{
     AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
     StoreFuture,
@@ -20,7 +20,7 @@ use crate::store::{
 pub(super) type At<T> = (usize, T);
 
 /// Keys that can be had in one step.
-pub(super) type Group = Vec<At<Attempt>>;
+pub(super) type Group = Vec<At<AcquireCall>>;
 
 /// The guards of all keys.
 pub(super) type Guards = Vec<At<Hold>>;
@@ -36,7 +36,7 @@ pub(super) enum Round<T> {
 }
 
 /// Puts keys into groups, each of which takes one step. The groups stand in the order of their first keys.
-pub(super) fn groups(keys: impl Iterator<Item = At<Attempt>>) -> Vec<Group> {
+pub(super) fn groups(keys: impl Iterator<Item = At<AcquireCall>>) -> Vec<Group> {
     let mut groups: Vec<(Option<u32>, Group)> = Vec::new();
     for (at, one) in keys {
         let shared = one.handle.shared();
@@ -58,15 +58,15 @@ pub(super) type Gone = Arc<AtomicBool>;
 
 /// A step that has its place in line.
 pub(super) struct Step {
-    questions: Vec<At<Question>>,
+    attempts: Vec<At<AcquireAttempt>>,
     answer: StoreFuture<AcquireAllReply>,
 }
 
 impl Step {
     /// What queues the releases of this step right behind it, where the caller goes before it is answered.
     pub(super) fn undone_by(&self, gone: &Gone) -> impl FnOnce() + Send + Sync + 'static + use<> {
-        let requests = self.questions.iter().map(|(_, question)| {
-            let (handle, request) = (question.handle.clone(), &question.request);
+        let requests = self.attempts.iter().map(|(_, attempt)| {
+            let (handle, request) = (attempt.handle.clone(), &attempt.request);
             (handle, request.undone(), request.lease)
         });
         let (requests, gone): (Vec<_>, _) = (requests.collect(), gone.clone());
@@ -80,13 +80,13 @@ impl Step {
 
     /// `waiter` is who waits, and for which of the keys.
     pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>) -> Step {
-        let question = |(at, one): At<Attempt>| {
+        let attempt = |(at, one): At<AcquireCall>| {
             let waiter = waiter.filter(|(waits_for, _)| *waits_for == at);
-            (at, Question::new(&one, handed, waiter.map(|(_, id)| id)))
+            (at, AcquireAttempt::new(&one, handed, waiter.map(|(_, id)| id)))
         };
-        let questions: Vec<_> = group.into_iter().map(question).collect();
-        let requests = questions.iter().map(|(_, question)| question.request.clone());
-        let answer: StoreFuture<AcquireAllReply> = match &questions[..] {
+        let attempts: Vec<_> = group.into_iter().map(attempt).collect();
+        let requests = attempts.iter().map(|(_, attempt)| attempt.request.clone());
+        let answer: StoreFuture<AcquireAllReply> = match &attempts[..] {
             [(_, only)] => {
                 let step = only.store().acquire(only.request.clone());
                 Box::pin(async move { step.await.map(alone) })
@@ -96,7 +96,7 @@ impl Step {
                 grants: Vec::new(),
             }))),
         };
-        Step { questions, answer }
+        Step { attempts, answer }
     }
 }
 
@@ -114,7 +114,7 @@ fn alone(reply: AcquireReply) -> AcquireAllReply {
 }
 
 /// Takes one group after the other, as long as nobody is in the way; what is had then is held from now on.
-pub(super) async fn look(
+pub(super) async fn acquire_groups(
     first: Step,
     others: impl Iterator<Item = Group>,
     handed: u32,
@@ -128,7 +128,7 @@ pub(super) async fn look(
             if !in_one_step {
                 taken.begin_now(false).await?;
             }
-            // Released already: a guard would hand on what is not held.
+            // Released already: a guard would hand off what is not held.
             if gone.load(Ordering::Relaxed) {
                 return Err(caller_has_gone());
             }
@@ -150,24 +150,22 @@ pub(super) async fn take(
     let mut taken = Taken::default();
     let mut step = first;
     loop {
-        let Step { questions, answer } = step;
+        let Step { attempts, answer } = step;
         match answer.await {
             Ok(AcquireAllReply::Acquired { grants }) => {
-                questions
-                    .iter()
-                    .for_each(|(_, question)| question.unfinished(true));
-                let granted = questions.into_iter().zip(grants);
+                attempts.iter().for_each(|(_, attempt)| attempt.unfinished(true));
+                let granted = attempts.into_iter().zip(grants);
                 taken
                     .0
-                    .extend(granted.map(|((at, question), granted)| (at, (question, granted))));
+                    .extend(granted.map(|((at, attempt), granted)| (at, (attempt, granted))));
             }
             Ok(AcquireAllReply::Busy { at, remaining }) => {
-                return Ok(Round::Busy((place(&questions, at), remaining)));
+                return Ok(Round::Busy((place(&attempts, at), remaining)));
             }
-            Ok(AcquireAllReply::Failed { at, error }) => return failed(place(&questions, at), error),
+            Ok(AcquireAllReply::Failed { at, error }) => return failed(place(&attempts, at), error),
             Err(error) => {
-                questions.iter().for_each(|(_, question)| question.failed(&error));
-                return failed(place(&questions, 0), error);
+                attempts.iter().for_each(|(_, attempt)| attempt.failed(&error));
+                return failed(place(&attempts, 0), error);
             }
         }
         match others.next() {
@@ -187,8 +185,8 @@ fn caller_has_gone() -> StoreError {
     )
 }
 
-fn place(questions: &[At<Question>], at: usize) -> usize {
-    questions.get(at).map_or(0, |(at, _)| *at)
+fn place(attempts: &[At<AcquireAttempt>], at: usize) -> usize {
+    attempts.get(at).map_or(0, |(at, _)| *at)
 }
 
 /// What passes is tried again, everything else is told of the key that it is about.
@@ -201,7 +199,7 @@ fn failed<T>(at: usize, error: StoreError) -> Result<Round<T>, StoreError> {
 
 /// What the store has granted so far. Dropped, it is given back.
 #[derive(Default)]
-pub(super) struct Taken(Vec<At<(Question, Granted)>>);
+pub(super) struct Taken(Vec<At<(AcquireAttempt, Granted)>>);
 
 impl Taken {
     pub(super) fn is_empty(&self) -> bool {
@@ -215,8 +213,8 @@ impl Taken {
 
     /// Keeps what there is from running out; ends when that has failed.
     pub(super) async fn keep(&mut self) {
-        let leases = self.0.iter().map(|(_, (question, _))| question.request.lease);
-        let since = self.0.iter().map(|(_, (question, _))| question.sent());
+        let leases = self.0.iter().map(|(_, (attempt, _))| attempt.request.lease);
+        let since = self.0.iter().map(|(_, (attempt, _))| attempt.sent());
         let (Some(lease), Some(mut renewed)) = (leases.min(), since.min()) else {
             return std::future::pending().await;
         };
@@ -238,10 +236,10 @@ impl Taken {
         let sent = clock::now();
         let mut lanes: BTreeMap<Lane, (Vec<usize>, Vec<RenewRequest>)> = BTreeMap::new();
         let mut store: Option<Arc<dyn Store>> = None;
-        for (place, (_, (question, _))) in self.0.iter().enumerate() {
-            if all || question.ends_by_itself() {
-                let request = question.begin_anew();
-                let store = store.insert(question.store());
+        for (place, (_, (attempt, _))) in self.0.iter().enumerate() {
+            if all || attempt.ends_by_itself() {
+                let request = attempt.begin_anew();
+                let store = store.insert(attempt.store());
                 let (places, requests) = lanes.entry(store.lane(&request.key)).or_default();
                 places.push(place);
                 requests.push(request);
@@ -271,8 +269,8 @@ impl Taken {
         let granted = std::mem::take(&mut self.0).into_iter();
         // All of them, so that those are given back which are held, when one is not.
         let guards: Vec<_> = granted
-            .map(|(at, (question, granted))| match question.finished() {
-                true => question.granted(&granted).map(|guard| (at, guard)),
+            .map(|(at, (attempt, granted))| match attempt.finished() {
+                true => attempt.granted(&granted).map(|guard| (at, guard)),
                 false => Err(StoreError::not_done(
                     Reason::Closed,
                     "the client was shut down before the last lock was had",
@@ -285,9 +283,9 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        for (_, (question, _)) in &self.0 {
-            if question.finished() {
-                drop(question.undo());
+        for (_, (attempt, _)) in &self.0 {
+            if attempt.finished() {
+                drop(attempt.undo());
             }
         }
     }
