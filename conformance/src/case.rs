@@ -1,4 +1,4 @@
-//! One test at work on one store.
+//! One test on one store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::fixture::{AnyFixture, Fault};
 use crate::promise::{Promise, REFUSED};
 use crate::verbs::{Can, Held, Peer, Reply, is_unsupported};
 
-/// What a test is given: the store, keys of its own, and leases of a fitting length.
+/// The input of a test: the store, keys of its own, and leases of a suitable length.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Case {
@@ -50,7 +50,7 @@ impl Case {
         self.can.kinds.contains(&kind)
     }
 
-    /// Checks that the store refuses a kind that it does not have.
+    /// Checks that the store refuses a kind that it does not support.
     pub(crate) async fn refuses(&self, kind: Kind) {
         let (peer, key) = (self.peer().await, self.key("refused"));
         let refused = match kind {
@@ -70,7 +70,7 @@ impl Case {
         (self.peer().await, self.peer().await)
     }
 
-    /// What all keys of this test begin with.
+    /// The prefix of all keys of this test.
     pub(crate) fn prefix(&self) -> &str {
         &self.name
     }
@@ -98,7 +98,7 @@ impl Case {
         (600 * self.tick()).max(2 * self.patience())
     }
 
-    /// Has a fault befall the store, or says that it cannot and the test has to be left out.
+    /// Injects a fault into the store, or says that it cannot and that the test is skipped.
     pub(crate) async fn fault(&self, fault: Fault) -> bool {
         let done = self.fixture.fault(fault).await;
         if !done {
@@ -147,14 +147,14 @@ impl Case {
         }
     }
 
-    /// Waits for news.
+    /// Waits for a notification.
     pub(crate) async fn hears(&self, watch: &mut Watch, promise: Promise) {
         let heard = tokio::time::timeout(self.patience(), watch.changed()).await;
         promise.holds(heard.is_ok(), "no notification");
     }
 
-    /// Lets a notification pass that may still be under way, so that later ones are told apart from it. Nothing fails
-    /// where it took longer.
+    /// Lets a notification in flight pass, so that later ones can be distinguished from it. Nothing fails
+    /// if it takes longer.
     pub(crate) async fn settles(&self, watch: &mut Watch) {
         let pause = self.tick().min(Duration::from_millis(100));
         while tokio::time::timeout(pause, watch.changed()).await.is_ok() {}

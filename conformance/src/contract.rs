@@ -2,7 +2,7 @@
 
 use crate::need::Listed;
 
-/// Hands the list of all tests to another macro.
+/// Passes the list of all tests to another macro.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __contract {
@@ -151,7 +151,7 @@ macro_rules! __contract {
 
 /// Makes a test of each promise of the contract, in modules by subject.
 ///
-/// It is given an async function that makes a [`Fixture`](crate::Fixture); each test has a fixture of its own. The tests
+/// It takes an async function that makes a [`Fixture`](crate::Fixture); each test has a fixture of its own. The tests
 /// need no runtime of the caller's and no dependency but this crate.
 #[macro_export]
 macro_rules! conform {

@@ -1,4 +1,4 @@
-//! What a store under test brings along.
+//! The environment of a store under test.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use dlock::store::Store;
 
-/// A store under test: how to reach it, how fast it is, and which faults can be brought about.
+/// A store under test: how to reach it, how fast it is, and which faults it can inject.
 ///
-/// Only [`store`](Self::store) is required. Each fault answers whether it was brought about; by default none is, and the
-/// tests that need it are left out.
+/// Only [`store`](Self::store) is required. Each fault returns whether it was injected; by default none is, and the tests
+/// that need it are skipped.
 ///
-/// Every test uses keys of its own, so that tests of one store can run side by side on one server. Faults strike all of
-/// them: a fixture with faults is a server of its own for each test.
+/// Every test uses keys of its own, so that tests of one store can run side by side on one server. Faults affect all of
+/// them: a fixture with faults needs a server of its own for each test.
 pub trait Fixture: Send + Sync + 'static {
     /// Connects to the store, as another process would: two results exclude each other.
     fn store(&self) -> impl Future<Output = Arc<dyn Store>> + Send;
 
-    /// The unit of time of the tests: leases that shall end are a few of them. 1/10 s by default. A store whose
+    /// The unit of time of the tests: leases that must end last a few of them. 1/10 s by default. A store whose
     /// leases are whole seconds needs at least one.
     fn tick(&self) -> Duration {
         Duration::from_millis(100)
@@ -30,12 +30,12 @@ pub trait Fixture: Send + Sync + 'static {
         Duration::from_secs(30)
     }
 
-    /// Makes the store forget all data, and tells nobody.
+    /// Makes the store forget all data, without a notification.
     fn forget(&self) -> impl Future<Output = bool> + Send {
         ready(false)
     }
 
-    /// Restarts the store with its data, or without them if it does not keep them.
+    /// Restarts the store with its data, or without if it does not keep them.
     fn restart(&self) -> impl Future<Output = bool> + Send {
         ready(false)
     }
@@ -45,7 +45,7 @@ pub trait Fixture: Send + Sync + 'static {
         ready(false)
     }
 
-    /// Lets the store answer nothing until [`heal`](Self::heal). Connections stay open.
+    /// Stops all replies of the store until [`heal`](Self::heal). Connections stay open.
     fn freeze(&self) -> impl Future<Output = bool> + Send {
         ready(false)
     }
@@ -84,7 +84,7 @@ pub(crate) trait AnyFixture: Send + Sync {
     fn clean_up(&self) -> Boxed<'_, ()>;
 }
 
-/// What can befall a store.
+/// The faults of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     Forget,

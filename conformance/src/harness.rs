@@ -7,7 +7,7 @@ use crate::case::Case;
 use crate::fixture::Fixture;
 use crate::need::{Check, Need};
 
-/// What `conform!` makes of each test.
+/// The expansion of `conform!` for each test.
 #[doc(hidden)]
 pub fn __test<F: Fixture>(fixture: impl Future<Output = F>, needs: &[Need], check: Check) {
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -31,14 +31,14 @@
 //! ```
 //!
 //! [`conform!`] makes one `#[test]` of each promise, in modules by subject: `exclusion::held_lock_is_busy_for_other_clients`.
-//! A test that fails quotes the promise that is broken and says what it found. [`run`] does the same outside of a test
-//! harness and returns a [`Report`].
+//! A failing test quotes the broken promise and says what it found. [`run`] does the same outside of a test harness and
+//! returns a [`Report`].
 //!
-//! What a store does not have is not asked of it: there the tests check that it refuses. Tests that need a fault (a
-//! restart, a lost reply, a broken network) run where the [`Fixture`] can bring it about, and are left out elsewhere.
+//! Features that a store does not support are not tested: there the tests check that it refuses. Tests that need a fault
+//! (a restart, a lost reply, a broken network) run where the [`Fixture`] can inject it, and are skipped elsewhere.
 //!
-//! No test fails because a machine is slow: what has to come is waited for with [`Fixture::patience`], and what may not
-//! come is judged only while it may not.
+//! No test fails because a machine is slow: expected events are awaited with [`Fixture::patience`], and forbidden events
+//! are judged only while they are forbidden.
 mod case;
 #[doc(hidden)]
 pub mod checks;

@@ -1,4 +1,4 @@
-//! What a test needs of a store.
+//! The requirements of a test.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use dlock::store::Kind;
 
 use crate::case::Case;
 
-/// What a group of tests needs. Where a store says that it does not have it, the tests are left out; kinds have to be
+/// The requirement of a group of tests. If a store says that it does not meet it, the tests are skipped; kinds must be
 /// refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {

@@ -1,4 +1,4 @@
-//! What a failed test says.
+//! The message of a failed test.
 
 use std::fmt::Debug;
 
@@ -6,18 +6,18 @@ use std::fmt::Debug;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Promise(pub(crate) &'static str);
 
-/// What a store promises of a kind that it does not have.
+/// The promise about a kind that the store does not support.
 pub(crate) const REFUSED: Promise =
-    Promise("A kind that the store does not have fails with Unsupported, and nothing is done");
+    Promise("A kind that the store does not support fails with Unsupported, and nothing is done");
 
 impl Promise {
-    /// Fails the test unless the promise is kept, with what was found instead.
+    /// Fails the test unless the promise is kept, and says what was found instead.
     #[track_caller]
     pub(crate) fn holds(self, kept: bool, found: impl Debug) {
         assert!(kept, "broken promise: \"{}\"\n  found: {found:?}", self.0);
     }
 
-    /// The same for two values that are to be equal.
+    /// The same for two values that must be equal.
     #[track_caller]
     pub(crate) fn same<T: PartialEq + Debug>(self, found: T, expected: T) {
         assert!(

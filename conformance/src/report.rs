@@ -15,10 +15,10 @@ use crate::need::Listed;
 pub enum Verdict {
     /// The store keeps the promise.
     Kept,
-    /// The store does not have what the test is about, and refuses it as it has to; or the fixture cannot bring about
+    /// The store does not support the subject of the test, and refuses it as it must; or the fixture cannot provide
     /// what the test needs.
     LeftOut(String),
-    /// The store breaks the promise, which is quoted.
+    /// The store breaks the quoted promise.
     Broken(String),
 }
 
@@ -88,12 +88,12 @@ impl fmt::Display for Report {
 ///
 /// # Panics
 ///
-/// Outside of a tokio runtime, and when the fixture does.
+/// Outside of a tokio runtime, and when the fixture panics.
 pub async fn run(fixture: impl Fixture) -> Report {
     run_only(fixture, |_| true).await
 }
 
-/// The same with those tests only whose names are chosen, such as `order::verbs_can_be_called_outside_of_a_runtime`.
+/// The same with only the chosen tests, by names such as `order::verbs_can_be_called_outside_of_a_runtime`.
 ///
 /// # Panics
 ///

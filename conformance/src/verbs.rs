@@ -1,4 +1,4 @@
-//! The only file that calls a store: what its verbs take and reply, in the words of the tests.
+//! The only file that calls a store: the requests and replies of its verbs, in the terms of the tests.
 
 use std::future::{Future, ready};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) enum Reply {
     TooFewPermits,
 }
 
-/// What a grant came with.
+/// The contents of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tokens {
     pub(crate) first: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Tokens {
     pub(crate) behind: Vec<GrantId>,
 }
 
-/// Something that is held.
+/// A hold.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     pub(crate) kind: Kind,
@@ -94,7 +94,7 @@ pub(crate) fn is_gone(reply: &Result<Renewal, StoreError>) -> bool {
     matches!(reply, Ok(Renewal::Gone))
 }
 
-/// Whether the store refused something that it does not have, and did nothing.
+/// Whether the store refused something that it does not support, and did nothing.
 pub(crate) fn is_unsupported(error: &StoreError) -> bool {
     error.reason == Reason::Unsupported && error.outcome == Outcome::NotDone
 }
@@ -111,7 +111,7 @@ pub(crate) fn is_not_done(error: &StoreError) -> bool {
 
 impl Peer {
     pub(crate) fn new(store: Arc<dyn Store>, patience: Duration) -> Peer {
-        // The version of UUID by which dlock's grants are told from those of other libraries.
+        // The version of UUID that distinguishes dlock's grants from those of other libraries.
         let client = fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62) | 0x8 << 76 | 0x2 << 62;
         Peer {
             store,
@@ -205,7 +205,7 @@ impl Peer {
         self.count_as(key, self.grant(), step)
     }
 
-    /// The same with an id, under which the step may have come before.
+    /// The same with an id that an earlier step may have used.
     pub(crate) fn count_as(
         &self,
         key: &LockKey,
@@ -223,7 +223,7 @@ impl Peer {
         self.step("count", step)
     }
 
-    /// The number that keys share which can be acquired in one step.
+    /// The number shared by keys that can be acquired in one step.
     pub(crate) fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
         self.store.together(kind, key)
     }
@@ -280,7 +280,7 @@ impl Peer {
         }
     }
 
-    /// Releases what is held; whether the store knew it.
+    /// Releases a hold; returns whether the store knew it.
     pub(crate) async fn gives(&self, held: &Held) -> bool {
         match self.release(held.release()).await {
             Ok(reply) => is_released(reply),
@@ -288,7 +288,7 @@ impl Peer {
         }
     }
 
-    /// Renews what is held; whether the store knew it.
+    /// Renews a hold; returns whether the store knew it.
     pub(crate) async fn renews(&self, held: &Held, lease: Duration) -> bool {
         let replies = self.renew(vec![held.renewal(lease)]).await;
         match replies.as_deref() {
@@ -313,7 +313,7 @@ impl Held {
     }
 }
 
-/// What a store can do.
+/// The capabilities of a store.
 #[derive(Debug, Clone)]
 pub(crate) struct Can {
     pub(crate) kinds: Vec<Kind>,

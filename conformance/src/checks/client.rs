@@ -1,4 +1,4 @@
-//! What a client makes of the store.
+//! A client on the store.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ pub async fn held_lock_outlives_its_lease(case: Case) {
 }
 
 pub async fn shutdown_leaves_nothing(case: Case) {
-    let promise = Promise("A client that shuts down gives back what it has");
+    let promise = Promise("A client releases its locks when it shuts down");
     let client = client(&case, case.long()).await;
     let peer = case.peer().await;
     let mut guards = Vec::new();

@@ -14,7 +14,7 @@ fn permits(free: i64, held: u64) -> CounterReply {
 }
 
 pub async fn permits_can_be_set_once_and_changed(case: Case) {
-    let promise = Promise("CounterStep: how many permits there are");
+    let promise = Promise("CounterStep: how many permits exist");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let nothing = CounterReply::Permits { free: None, held: 0 };
     promise.same(a.count(&key, CounterStep::Permits).await.ok(), Some(nothing));
@@ -48,7 +48,7 @@ pub async fn permits_can_be_set_once_and_changed(case: Case) {
         b.count(&key, set(1, false)).await.ok(),
         Some(CounterReply::Done(true)),
     );
-    // More are held than there are, and come back.
+    // More permits are held than exist, and become available again.
     promise.same(
         b.count(&key, CounterStep::Permits).await.ok(),
         Some(permits(-1, 2)),
@@ -70,9 +70,8 @@ pub async fn permits_can_be_set_once_and_changed(case: Case) {
 }
 
 pub async fn repeated_counter_step_is_carried_out_once(case: Case) {
-    let promise = Promise(
-        "A step that comes again with the same id gets the answer of the first time, and is carried out once",
-    );
+    let promise =
+        Promise("A repeated step with the same id gets the first reply again, and is carried out once");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let set = CounterStep::SetPermits {
         total: 2,
@@ -96,7 +95,7 @@ pub async fn repeated_counter_step_is_carried_out_once(case: Case) {
 }
 
 pub async fn drained_permits_are_gone(case: Case) {
-    let promise = Promise("Drain: Takes all that are free");
+    let promise = Promise("Drain: Takes all free permits");
     let (peer, key) = (case.peer().await, case.key("k"));
     let set = CounterStep::SetPermits {
         total: 4,

@@ -15,7 +15,7 @@ const ONE_HOLDER: Promise = Promise("A lock has one holder at a time");
 pub async fn free_lock_is_granted(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
     let reply = peer.asks(Kind::Lock, &key, case.long()).await;
-    Promise("acquire: Grants the lock, or tells who is in the way").holds(reply.is_granted(), reply);
+    Promise("acquire: Grants the lock, or tells which holder is in the way").holds(reply.is_granted(), reply);
 }
 
 pub async fn held_lock_is_busy_for_other_clients(case: Case) {
@@ -29,14 +29,14 @@ pub async fn held_lock_is_busy_for_other_clients(case: Case) {
 }
 
 pub async fn busy_reply_names_remaining_lease(case: Case) {
-    let promise = Promise("Busy names what is left of the holder's lease, or None where it has no end");
+    let promise = Promise("Busy gives the remaining lease of the holder, or None if it does not expire");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     a.takes(Kind::Lock, &key, case.long()).await;
     let reply = b.asks(Kind::Lock, &key, case.long()).await;
     let Reply::Busy(remaining) = reply else {
         panic!("{ONE_HOLDER:?}: {reply:?}");
     };
-    // A store whose leases have steps gives up to one more.
+    // A store whose leases have steps gives up to one step more.
     let most = case.long() + case.tick();
     promise.holds(
         remaining.is_none_or(|left| !left.is_zero() && left <= most),
@@ -119,5 +119,5 @@ pub async fn storm_of_clients_never_shares_a_lock(case: Case) {
             .await
             .unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
     }
-    Promise("A free lock is granted to one of those that ask").holds(taken > 0, taken);
+    Promise("A free lock is granted to one of its callers").holds(taken > 0, taken);
 }

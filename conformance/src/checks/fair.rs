@@ -1,4 +1,4 @@
-//! Locks that go to waiters in the order in which they came.
+//! Locks that go to waiters in order of arrival.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::promise::Promise;
 use crate::verbs::{Held, Peer, Reply};
 
 const IN_ORDER: Promise = Promise("Fair locks: the lock goes to the waiter in front of the queue");
-const GIVEN_UP: Promise = Promise("queue: Such a place is given up by a release of the same id");
+const GIVEN_UP: Promise = Promise("queue: A release of the same id gives up the position");
 /// For how long a position is kept for a waiter that does not ask.
 const KEPT: Duration = Duration::from_secs(5);
 
@@ -21,7 +21,7 @@ struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    /// Asks for the first time, of a lock that is held.
+    /// Asks for the first time for a lock that is held.
     async fn joins(case: &Case, peer: &'a Peer, key: &LockKey) -> Waiter<'a> {
         let mut request = peer.request(Kind::Fair, key, case.long());
         request.queue = true;
@@ -76,7 +76,7 @@ pub async fn waiters_are_served_in_their_order(case: Case) {
 }
 
 pub async fn acquire_without_queue_position_overtakes_no_waiter(case: Case) {
-    let promise = Promise("queue: an acquire that takes no place overtakes no waiter that has one");
+    let promise = Promise("queue: an acquire that takes no position overtakes no waiter that has one");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Fair, &key, case.long()).await;
     assert!(b.asks(Kind::Fair, &key, case.long()).await.is_busy());
@@ -85,7 +85,7 @@ pub async fn acquire_without_queue_position_overtakes_no_waiter(case: Case) {
     let reply = b.asks(Kind::Fair, &key, case.long()).await;
     promise.holds(reply.is_busy(), reply);
     let reply = waiter.asks().await;
-    Promise("queue: an acquire that takes no place is waited for by nobody").holds(reply.is_granted(), reply);
+    Promise("queue: no waiter waits for an acquire that takes no position").holds(reply.is_granted(), reply);
 }
 
 pub async fn released_queue_position_is_given_up(case: Case) {
@@ -105,7 +105,7 @@ pub async fn released_queue_position_is_given_up(case: Case) {
 }
 
 pub async fn silent_waiter_loses_its_position(case: Case) {
-    let promise = Promise("A waiter that is not heard of for 5 s counts as gone once it is in front");
+    let promise = Promise("A waiter that did not ask for 5 s counts as gone once it is in front");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Fair, &key, case.long()).await;
     let _silent = Waiter::joins(&case, &a, &key).await;
@@ -120,7 +120,7 @@ pub async fn silent_waiter_loses_its_position(case: Case) {
 
 pub async fn returning_waiter_comes_before_later_ones(case: Case) {
     let promise =
-        Promise("last_asked: One that has asked before and finds its place given away gets it back");
+        Promise("last_asked: A waiter that has asked before and finds its position lost gets it back");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Fair, &key, case.long()).await;
     let mut early = Waiter::joins(&case, &a, &key).await;
@@ -146,7 +146,7 @@ pub async fn returning_waiter_comes_before_later_ones(case: Case) {
 /// A store that gives no blocks of tokens names no waiters either.
 pub async fn next_waiters_of_the_client_are_named(case: Case) {
     let promise = Promise(
-        "behind: Those of the same client who come right behind in the queue, up to the first of another",
+        "behind: The waiters of the same client that come right behind in the queue, up to the first of another",
     );
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Fair, &key, case.long()).await;

@@ -1,4 +1,4 @@
-//! Stores that are in trouble: what the fixture brings about.
+//! Stores with faults that the fixture injects.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ const NOT_DONE: Promise = Promise("NotDone: the step was not carried out, and wi
 
 pub async fn acquire_with_lost_reply_is_undone_by_release(case: Case) {
     let promise = Promise(
-        "An acquire whose outcome is unknown is never resent; its release answers once it can no longer take effect",
+        "An acquire of unknown outcome is never resent; its release replies once the acquire can no longer take effect",
     );
     let ((a, b), key) = (case.peers().await, case.key("k"));
     // It is connected.
@@ -58,7 +58,7 @@ async fn fails(case: &Case, fault: Fault) {
     }
     let request = a.request(Kind::Lock, &key, case.long());
     let grant = request.grant;
-    // Each of them panics where it does not end.
+    // A step that does not end panics.
     let acquire = a.acquire(request).await;
     BOUNDED.holds(acquire.is_err(), &acquire);
     let renewal = a.renew(vec![held.renewal(case.long())]).await;
@@ -73,7 +73,7 @@ async fn fails(case: &Case, fault: Fault) {
     case.heal().await;
     let begun = Instant::now();
     if acquire.as_ref().is_err_and(is_not_done) {
-        // Whatever was on its way arrives now.
+        // Requests in flight arrive now.
         tokio::time::sleep(case.tick()).await;
         loop {
             match b.acquire(b.request(Kind::Lock, &key, case.long())).await {
@@ -95,7 +95,7 @@ async fn fails(case: &Case, fault: Fault) {
 }
 
 pub async fn restarted_store_serves_again(case: Case) {
-    let promise = Promise("A store that was restarted serves the clients that it had before");
+    let promise = Promise("A restarted store serves its former clients");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     a.takes(Kind::Lock, &key, case.short()).await;
     let mut watch = b.watch(Kind::Lock, &key, b.grant());
@@ -108,7 +108,7 @@ pub async fn restarted_store_serves_again(case: Case) {
     }
     let held = case.comes_free(&b, Kind::Lock, &key, promise).await;
     if case.can().notifications {
-        // News may have been missed: it is told to look, and then hears of releases again.
+        // It may have missed notifications: it is told to look, and then hears of releases again.
         case.hears(&mut watch, promise).await;
         case.settles(&mut watch).await;
         assert!(b.gives(&held).await);

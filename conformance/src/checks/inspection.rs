@@ -1,4 +1,4 @@
-//! What people and tools see and do.
+//! Inspection and forced releases.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::case::Case;
 use crate::promise::Promise;
 
 pub async fn inspection_names_the_holder(case: Case) {
-    let promise = Promise("inspect: Who holds the key: nobody, one, or several readers");
+    let promise = Promise("inspect: The holders of the key: none, one, or several readers");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Lock, &key, case.long()).await;
     let holders = b.inspect(&key).await.expect("the store inspects");
@@ -23,7 +23,7 @@ pub async fn inspection_names_the_holder(case: Case) {
 }
 
 pub async fn inspection_of_free_key_is_empty(case: Case) {
-    let promise = Promise("inspect: nobody, where the key is free");
+    let promise = Promise("inspect: no holder if the key is free");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     promise.same(a.inspect(&key).await.ok(), Some(Vec::new()));
     let held = a.takes(Kind::Lock, &key, case.long()).await;
@@ -35,7 +35,7 @@ pub async fn list_has_held_locks_with_prefix(case: Case) {
     let promise = Promise("list: The locks whose names begin with a prefix, in no order");
     let (a, b) = case.peers().await;
     let mut expected = BTreeSet::new();
-    // What a store may take for a pattern among them.
+    // With characters that a store may take for a pattern.
     for name in ["a:1", "a:2", "a:*", "a:[x]", "a:%_", "A:1", "b", "*"] {
         let key = case.key(name);
         a.takes(Kind::Lock, &key, case.long()).await;
@@ -62,7 +62,7 @@ pub async fn list_has_held_locks_with_prefix(case: Case) {
 }
 
 pub async fn forced_release_ends_foreign_grant(case: Case) {
-    let promise = Promise("force_release: Ends whatever grant the key has; answers whether there was one");
+    let promise = Promise("force_release: Ends any grant of the key; returns whether there was one");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Lock, &key, case.long()).await;
     promise.same(b.force_release(&key).await.ok(), Some(true));
@@ -76,7 +76,7 @@ pub async fn forced_release_ends_foreign_grant(case: Case) {
 }
 
 pub async fn forced_release_of_free_key_says_false(case: Case) {
-    let promise = Promise("force_release: answers whether there was a grant");
+    let promise = Promise("force_release: returns whether there was a grant");
     let (peer, key) = (case.peer().await, case.key("k"));
     promise.same(peer.force_release(&key).await.ok(), Some(false));
     let held = peer.takes(Kind::Lock, &key, case.long()).await;

@@ -14,12 +14,12 @@ fn family(kind: Kind) -> u8 {
     match kind {
         Kind::Lock | Kind::Fair | Kind::Fenced => 0,
         Kind::Read | Kind::Write => 1,
-        // All of them are numbers, which a store need not tell apart.
+        // All of them are numbers, which a store need not distinguish.
         _ => 2,
     }
 }
 
-/// Makes the key hold data of a kind; how it is released again.
+/// Makes the key hold data of a kind; returns how to release it.
 async fn occupy(case: &Case, peer: &Peer, kind: Kind, key: &dlock::LockKey) {
     match kind {
         Kind::Latch => {
@@ -101,7 +101,7 @@ pub async fn each_kind_is_supported_or_refused(case: Case) {
             assert!(peer.gives(&held).await, "a release of a {kind}");
         }
     }
-    // A latch is waited for, and nobody holds it.
+    // A latch has waiters, and no holder.
     let reply = peer
         .acquire(peer.request(Kind::Latch, &case.key("latch"), case.long()))
         .await;

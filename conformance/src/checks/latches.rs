@@ -1,4 +1,4 @@
-//! Counts that are waited for until they are zero.
+//! Counts with waiters until they are zero.
 
 use dlock::store::Kind;
 use dlock::store::counter::{CounterReply, CounterStep};
@@ -7,7 +7,7 @@ use crate::case::Case;
 use crate::promise::Promise;
 
 pub async fn latch_counts_down_to_zero(case: Case) {
-    let promise = Promise("CountDown: One less; Number of what is left, or TooFew at zero");
+    let promise = Promise("CountDown: One less; replies the remaining Number, or TooFew at zero");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let too_few = CounterReply::TooFew { is: 0 };
     promise.same(
@@ -32,7 +32,7 @@ pub async fn latch_counts_down_to_zero(case: Case) {
 }
 
 pub async fn latch_is_set_once(case: Case) {
-    let promise = Promise("SetCount: Begins a latch where there is none");
+    let promise = Promise("SetCount: Begins a latch if none exists");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let set = |count| CounterStep::SetCount { count };
     promise.same(a.count(&key, set(2)).await.ok(), Some(CounterReply::Done(true)));
@@ -53,9 +53,8 @@ pub async fn latch_is_set_once(case: Case) {
 }
 
 pub async fn repeated_count_down_counts_once(case: Case) {
-    let promise = Promise(
-        "A step that comes again with the same id gets the answer of the first time, and is carried out once",
-    );
+    let promise =
+        Promise("A repeated step with the same id gets the first reply again, and is carried out once");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     a.count(&key, CounterStep::SetCount { count: 2 })
         .await

@@ -8,7 +8,7 @@ use crate::case::Case;
 use crate::promise::Promise;
 use crate::verbs::{Reply, is_released};
 
-const KEPT: Promise = Promise("keep_for: Keep the key taken for this long yet");
+const KEPT: Promise = Promise("keep_for: Keep the key taken for this long");
 
 pub async fn released_lock_stays_taken_for_min_hold(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
@@ -30,7 +30,7 @@ pub async fn min_hold_does_not_prolong_lease(case: Case) {
     let held = a.takes(Kind::Lock, &key, case.short()).await;
     let mut release = held.release();
     release.keep_for = 100 * case.long();
-    // Where the lease was over before this came there is nothing to be kept.
+    // If the lease was over before the release arrived, there is nothing to keep.
     let _ = a.release(release).await;
     let reply = b.asks(Kind::Lock, &key, case.long()).await;
     let left = match &reply {
@@ -40,7 +40,7 @@ pub async fn min_hold_does_not_prolong_lease(case: Case) {
     promise.holds(left.is_some_and(|left| left <= case.short() + case.tick()), reply);
 }
 
-/// Of each kind: neither a renewal that the store sees after the release nor another copy of the release prolongs it.
+/// Of each kind: neither a renewal after the release nor another copy of the release extends it.
 pub async fn nothing_prolongs_a_min_hold(case: Case) {
     let promise =
         Promise("renew: Gone where the grant was released and keeps the key for a while; nothing is changed");
@@ -73,7 +73,7 @@ pub async fn nothing_prolongs_a_min_hold(case: Case) {
             let holders = peer.inspect(&key).await.expect("the store inspects");
             KEPT.holds(holders.len() == held.amount as usize, (kind, &holders));
             let ends = |left| left <= keep + case.tick();
-            // A store may keep permits under ids of nobody's, and cannot say then that they were released.
+            // A store may keep permits under ids without an owner, and then cannot report them as released.
             let is_kept = |holds| holds == 0 || kind == Kind::Permit;
             let right =
                 (holders.iter()).all(|holder| is_kept(holder.holds) && holder.remaining.is_some_and(ends));

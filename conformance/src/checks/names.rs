@@ -1,4 +1,4 @@
-//! What locks are called, and how many there are.
+//! The names of locks, and their number.
 
 use dlock::store::Kind;
 use dlock::{LockKey, MAX_KEY_BYTES};

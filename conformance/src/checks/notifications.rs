@@ -6,13 +6,13 @@ use crate::case::Case;
 use crate::promise::Promise;
 
 const LOOK_NOW: Promise = Promise("watch: The first notification is \"subscribed, look now\"");
-const WAKES: Promise = Promise("release: wakes whoever waits for the key");
+const WAKES: Promise = Promise("release: wakes the waiters of the key");
 
 pub async fn new_watch_says_look_now(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
     let mut watch = peer.watch(Kind::Lock, &key, peer.grant());
     case.hears(&mut watch, LOOK_NOW).await;
-    // Those of one process share a subscription, and each of them looks.
+    // Waiters of one process share a subscription, and each of them looks.
     let mut second = peer.watch(Kind::Lock, &key, peer.grant());
     case.hears(&mut second, LOOK_NOW).await;
 }
@@ -68,7 +68,7 @@ pub async fn release_wakes_every_watch(case: Case) {
 }
 
 pub async fn dropped_watch_leaves_others_alone(case: Case) {
-    let promise = Promise("Dropping a watch ends the subscription when nobody else has one");
+    let promise = Promise("Dropping the last watch of a key ends the subscription");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes(Kind::Lock, &key, case.long()).await;
     let mut kept = b.watch(Kind::Lock, &key, b.grant());
@@ -90,7 +90,7 @@ pub async fn dropped_watch_leaves_others_alone(case: Case) {
     case.hears(&mut again, WAKES).await;
 }
 
-/// What every waiter relies on: it subscribes, looks once, and then sleeps.
+/// Every waiter relies on this: it subscribes, looks once, and then sleeps.
 pub async fn release_between_watch_and_look_is_not_missed(case: Case) {
     let promise =
         Promise("A release after the look that follows \"look now\" is told: subscribe, then look once");

@@ -1,4 +1,4 @@
-//! The call takes its place in line, not the first poll.
+//! The call takes the position in the order of steps, not the first poll.
 
 use dlock::store::{AcquireRequest, Kind, StoreError};
 use futures_util::future::join_all;
@@ -7,11 +7,10 @@ use crate::case::Case;
 use crate::promise::Promise;
 use crate::verbs::{Held, Reply, Tokens, is_gone, is_not_done, is_released, is_renewed};
 
-const IN_ORDER: Promise = Promise(
-    "Steps of one key take effect in the order in which the methods were called, also if they are never polled",
-);
+const IN_ORDER: Promise =
+    Promise("Steps of one key take effect in the order of the method calls, even if they are never polled");
 
-/// What a grant is released and renewed by while its acquire is under way.
+/// The release and renewal of a grant whose acquire is in flight.
 fn to_come(request: &AcquireRequest) -> Held {
     Held {
         kind: request.kind,
@@ -50,10 +49,10 @@ pub async fn steps_take_effect_in_the_order_of_calls(case: Case) {
         acquires.push(peer.acquire(request));
         releases.push(peer.release(held.release()));
     }
-    // Waited for in another order than they were called in.
+    // Awaited in another order than called.
     let releases = join_all(releases.into_iter().rev()).await;
     let acquires = join_all(acquires).await;
-    // Where a grant takes two rounds it may be released in between, and is in doubt. None of them found the lock held.
+    // A grant that takes two rounds may be released in between, and is suspect. None of them found the lock held.
     let in_order = |reply: &Result<Reply, StoreError>| match reply {
         Ok(reply) => reply.is_granted(),
         Err(error) => !is_not_done(error),

@@ -1,4 +1,4 @@
-//! Permits of a semaphore that come back by themselves.
+//! Permits of a semaphore, each with a lease.
 
 use dlock::LockKey;
 use dlock::store::{AcquireRequest, Kind, ReleaseRequest};
@@ -7,7 +7,7 @@ use crate::case::Case;
 use crate::promise::Promise;
 use crate::verbs::{Peer, Reply};
 
-const NUMBER: Promise = Promise("permits: how many there are in all, where nobody has said so before");
+const NUMBER: Promise = Promise("permits: how many exist in all, unless the semaphore has a number already");
 const ALL_OR_NONE: Promise = Promise("amount: how many to take, all or none");
 
 fn ask(case: &Case, peer: &Peer, key: &LockKey, total: u32, amount: u32) -> AcquireRequest {
@@ -54,15 +54,14 @@ pub async fn first_number_of_permits_stays(case: Case) {
     let mut unsaid = a.request(Kind::Permit, &key, case.long());
     unsaid.permits = None;
     let refused = reply(&a, unsaid).await;
-    Promise("A semaphore of which nobody has said how many permits it has grants none")
-        .holds(refused.is_busy(), refused);
+    Promise("A semaphore without a number of permits grants none").holds(refused.is_busy(), refused);
     a.takes_as(ask(&case, &a, &key, 1, 1)).await;
     let refused = reply(&b, ask(&case, &b, &key, 10, 1)).await;
     NUMBER.holds(refused.is_busy(), refused);
 }
 
 pub async fn permits_return_with_release_and_expiry(case: Case) {
-    let promise = Promise("Permits come back by themselves when their holder is gone");
+    let promise = Promise("Permits become available when the lease of a lost holder ends");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let mut short = ask(&case, &a, &key, 3, 3);
     short.lease = case.short();
@@ -90,9 +89,8 @@ pub async fn permits_return_with_release_and_expiry(case: Case) {
 }
 
 pub async fn more_permits_than_there_are_is_its_own_reply(case: Case) {
-    let promise = Promise(
-        "TooFewPermits: there are fewer in all than were asked for; such a waiter keeps no other waiting",
-    );
+    let promise =
+        Promise("TooFewPermits: fewer permits exist than were requested; such a waiter blocks no other");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes_as(ask(&case, &a, &key, 2, 1)).await;
     let mut many = ask(&case, &b, &key, 2, 3);
@@ -105,7 +103,7 @@ pub async fn more_permits_than_there_are_is_its_own_reply(case: Case) {
 }
 
 pub async fn waiter_for_many_permits_is_not_overtaken(case: Case) {
-    let promise = Promise("waiter: Its place, among those who wait for different amounts");
+    let promise = Promise("waiter: Its position among waiters for different amounts");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let held = a.takes_as(ask(&case, &a, &key, 2, 1)).await;
     let mut many = ask(&case, &b, &key, 2, 2);
@@ -135,7 +133,7 @@ pub async fn waiter_for_many_permits_is_not_overtaken(case: Case) {
 }
 
 pub async fn release_of_permits_wakes_watch(case: Case) {
-    let promise = Promise("release: wakes whoever waits for the key");
+    let promise = Promise("release: wakes the waiters of the key");
     if !case.can().notifications {
         return case.leave_out("the store has no notifications");
     }

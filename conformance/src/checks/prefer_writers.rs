@@ -6,7 +6,7 @@ use crate::case::Case;
 use crate::promise::Promise;
 use crate::verbs::Reply;
 
-const STAND_BACK: Promise = Promise("waiter: write locks that readers shall stand back for");
+const STAND_BACK: Promise = Promise("waiter: readers stand back for this write lock");
 
 pub async fn waiting_writer_keeps_new_readers_out(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
@@ -28,7 +28,7 @@ pub async fn waiting_writer_keeps_new_readers_out(case: Case) {
 }
 
 pub async fn writer_that_gives_up_lets_readers_in(case: Case) {
-    let promise = Promise("waiter: Its place in front of the readers is given up by a release of this id");
+    let promise = Promise("waiter: A release of this id gives up its position ahead of the readers");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     a.takes(Kind::Read, &key, case.long()).await;
     let mut writer = b.request(Kind::Write, &key, case.long());

@@ -7,7 +7,7 @@ use crate::promise::Promise;
 use crate::verbs::is_released;
 
 const READERS_SHARE: Promise = Promise("Readers share a lock");
-const WRITER_ALONE: Promise = Promise("A writer keeps readers and writers out");
+const WRITER_ALONE: Promise = Promise("A writer excludes readers and writers");
 
 pub async fn readers_share(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
@@ -58,8 +58,7 @@ fn peer_release_as(held: &crate::verbs::Held, kind: Kind) -> dlock::store::Relea
 }
 
 pub async fn writer_reads_under_its_own_lock(case: Case) {
-    let promise =
-        Promise("under: the write grant of the same key whose holder asks, which is not in its way");
+    let promise = Promise("under: the write grant of the asking holder, which does not block it");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let writer = a.takes(Kind::Write, &key, case.long()).await;
     let mut under = a.request(Kind::Read, &key, case.long());
@@ -79,7 +78,7 @@ pub async fn writer_reads_under_its_own_lock(case: Case) {
 }
 
 pub async fn reader_under_foreign_writer_is_kept_out(case: Case) {
-    let promise = Promise("under: a write grant that is not there lets nobody in");
+    let promise = Promise("under: a write grant that does not exist admits no reader");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let writer = a.takes(Kind::Write, &key, case.long()).await;
     let mut request = b.request(Kind::Read, &key, case.long());
@@ -105,7 +104,7 @@ pub async fn each_reader_has_its_own_lease(case: Case) {
     );
     let reply = b.asks(Kind::Write, &key, case.long()).await;
     promise.holds(reply.is_busy(), reply);
-    // What is left ends for itself, too.
+    // The rest ends by itself, too.
     promise.holds(a.renews(&long, case.short()).await, "it was there a moment ago");
     case.comes_free(&b, Kind::Write, &key, promise).await;
 }
@@ -128,7 +127,7 @@ pub async fn read_write_tokens_grow(case: Case) {
 }
 
 pub async fn last_reader_wakes_writer(case: Case) {
-    let promise = Promise("release: wakes whoever waits for the key");
+    let promise = Promise("release: wakes the waiters of the key");
     if !case.can().notifications {
         return case.leave_out("the store has no notifications");
     }

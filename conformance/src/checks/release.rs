@@ -1,4 +1,4 @@
-//! Giving locks back.
+//! Releasing locks.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use crate::verbs::{Peer, is_released};
 const ONLY_ITS_GRANT: Promise = Promise("release: The grant to end; no other is touched");
 const NOT_HELD: Promise = Promise("release: NotHeld where the store knows no such grant");
 const UNDONE: Promise = Promise(
-    "For the id of an acquire whose outcome is unknown, release answers Ok only when that acquire can no longer take effect",
+    "For the id of an acquire of unknown outcome, release returns Ok only when that acquire can no longer take effect",
 );
 
 pub async fn second_release_says_not_held(case: Case) {
@@ -59,14 +59,14 @@ pub async fn release_of_expired_grant_leaves_next_holder_alone(case: Case) {
             &b,
             Kind::Lock,
             &key,
-            Promise("A lease that is not renewed runs out"),
+            Promise("A lease that is not renewed expires"),
         )
         .await;
     ONLY_ITS_GRANT.holds(!a.gives(&before).await, "Released, of a lease that was over");
     ONLY_ITS_GRANT.holds(b.gives(&after).await, "the next holder's grant is gone");
 }
 
-/// As a caller goes away at any moment: the client releases what the acquire may bring.
+/// A caller may go away at any moment: the client releases what the acquire may have been granted.
 pub async fn release_undoes_acquire_dropped_at_any_poll(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     for polls in 0..12 {

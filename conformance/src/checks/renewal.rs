@@ -67,7 +67,7 @@ pub async fn renewal_after_expiry_says_gone(case: Case) {
             &b,
             Kind::Lock,
             &key,
-            Promise("A lease that is not renewed runs out"),
+            Promise("A lease that is not renewed expires"),
         )
         .await;
     GONE.holds(
@@ -82,7 +82,7 @@ pub async fn renewal_after_expiry_says_gone(case: Case) {
 }
 
 pub async fn renewals_are_answered_in_their_order(case: Case) {
-    let promise = Promise("renew: the answers stand in the order of the requests");
+    let promise = Promise("renew: the replies come in the order of the requests");
     let peer = case.peer().await;
     let mut all = Vec::new();
     for number in 0..8 {

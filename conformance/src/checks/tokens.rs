@@ -12,7 +12,7 @@ const GROW: Promise = Promise("A fencing token is greater than every token of th
 
 pub async fn tokens_grow_over_release(case: Case) {
     let (a, b) = case.peers().await;
-    // Readers and writers count together; kinds of plain locks may each count for themselves.
+    // Readers and writers share a counter; each kind of plain lock may have its own.
     let orders = [
         &[Kind::Lock][..],
         &[Kind::Fair],
@@ -42,7 +42,7 @@ pub async fn tokens_grow_over_expiry(case: Case) {
             &b,
             Kind::Lock,
             &key,
-            Promise("A lease that is not renewed runs out"),
+            Promise("A lease that is not renewed expires"),
         )
         .await;
     GROW.holds(
@@ -69,10 +69,11 @@ pub async fn tokens_grow_over_forced_release(case: Case) {
     );
 }
 
-/// A store may give fewer tokens than were asked for: one at least.
+/// A store may grant fewer tokens than requested: at least one.
 pub async fn tokens_of_blocks_do_not_overlap(case: Case) {
-    let block =
-        Promise("tokens: How many fencing tokens to reserve; one at least comes back, and no more than that");
+    let block = Promise(
+        "tokens: How many fencing tokens to reserve; the store grants at least one, and no more than that",
+    );
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let mut last = 0;
     for (peer, wanted) in [(&a, 7), (&b, 1), (&b, 1000), (&a, 2), (&a, 1)] {

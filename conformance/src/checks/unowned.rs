@@ -1,4 +1,4 @@
-//! Permits of which nobody knows who has them.
+//! Permits without recorded holders.
 
 use dlock::store::Kind;
 use dlock::store::counter::{CounterReply, CounterStep};
@@ -7,14 +7,14 @@ use crate::case::Case;
 use crate::promise::Promise;
 
 pub async fn permits_without_owner_are_a_number(case: Case) {
-    let promise = Promise("Unowned: permits of a semaphore that keeps no account of who has them");
+    let promise = Promise("Unowned: permits of a semaphore that does not record its holders");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let mut request = a.request(Kind::Unowned, &key, case.long());
     (request.permits, request.amount) = (Some(2), 2);
     a.takes_as(request).await;
     let reply = b.asks(Kind::Unowned, &key, case.long()).await;
     promise.holds(reply.is_busy(), reply);
-    // Another client gives one of them back.
+    // Another client releases one of them.
     let give = CounterStep::Give { amount: 1 };
     let is = CounterReply::Permits {
         free: Some(1),
@@ -26,7 +26,7 @@ pub async fn permits_without_owner_are_a_number(case: Case) {
 }
 
 pub async fn released_acquire_of_permits_without_owner_is_undone(case: Case) {
-    let promise = Promise("A release of an acquire whose outcome is unknown undoes it");
+    let promise = Promise("A release of an acquire of unknown outcome undoes it");
     let (peer, key) = (case.peer().await, case.key("k"));
     let mut request = peer.request(Kind::Unowned, &key, case.long());
     (request.permits, request.amount) = (Some(3), 2);
