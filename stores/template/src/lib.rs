@@ -35,26 +35,26 @@ use dlock::store::{
 #[derive(Debug, Clone, Default)]
 pub struct Database {
     tables: Arc<Mutex<Tables>>,
-    /// Who waits for which lock, in this process. A server of its own would tell them over a connection.
+    /// The waiters of this process, by lock. A remote server would notify them over a connection.
     waiters: Arc<Hub>,
 }
 
 #[derive(Debug, Default)]
 struct Tables {
-    /// One row for each lock that is held, or was until its lease ran out.
+    /// One row for each lock that is held, or was held until its lease expired.
     locks: HashMap<LockKey, Row>,
-    /// Not in the rows, which are deleted: a token must be greater than all before it, also those of locks that nobody
-    /// holds any more. One number for all keys is the simplest that is.
+    /// Not in the rows, which are deleted: a token must be greater than all before it, also those of released locks. One
+    /// number for all keys is the simplest way.
     last_token: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Never only the client: the same client may ask twice, and each of its grants ends by itself.
+    /// Never only the client: the same client may ask twice, and each of its grants ends on its own.
     grant: GrantId,
-    /// By the database's clock, never by the clients': theirs differ.
+    /// By the database's clock, never by a client's: those differ.
     until: Instant,
-    /// It was given back, and its `min_hold` keeps the key for a while.
+    /// The lock was released, and its `min_hold` keeps the key for a while.
     released: bool,
 }
 
@@ -72,13 +72,13 @@ impl Database {
 }
 
 impl Tables {
-    /// The row of a lock whose lease runs. One that is over counts as deleted from that moment on, whether or not
-    /// anybody has come to delete it.
+    /// The row of a lock with a running lease. A row whose lease is over counts as deleted from that moment on, even
+    /// before its deletion.
     fn live(&mut self, key: &LockKey, now: Instant) -> Option<&mut Row> {
         self.locks.get_mut(key).filter(|row| row.until > now)
     }
 
-    /// The same if it is this grant's: whatever a client does to a lock, it does to its own grant only.
+    /// The same if it belongs to this grant: a client changes only its own grant.
     fn own(&mut self, key: &LockKey, grant: GrantId, now: Instant) -> Option<&mut Row> {
         self.live(key, now).filter(|row| row.grant == grant)
     }
@@ -91,7 +91,7 @@ pub struct ToyStore {
 }
 
 impl ToyStore {
-    /// A connection to the database, as each process has one.
+    /// A connection to the database; each process has one.
     #[must_use]
     pub fn new(database: &Database) -> ToyStore {
         ToyStore {
@@ -106,17 +106,17 @@ impl ToyStore {
 pub fn scheme(database: &Database) -> Scheme {
     let database = database.clone();
     Scheme::new(["toy"], move |request: OpenRequest| {
-        // A parameter that nobody reads is a mistake of the user.
+        // An unknown parameter is a mistake of the user.
         let opened = request.finish().map(|()| ToyStore::new(&database));
         ready(opened.map(|store| Arc::new(store) as Arc<dyn Store>))
     })
 }
 
 /// Each verb takes its step in the call and returns a future that is ready. A store behind a network queues the step in
-/// the call (into a channel to the task that owns the connection) and returns a future of the reply: what a caller drops
-/// before the first poll must still be in line before what it calls next.
+/// the call (into a channel to the task that owns the connection) and returns a future of the reply: a step that is
+/// dropped before the first poll must still come before the caller's next step.
 impl Store for ToyStore {
-    /// What is not said here is refused before the store is asked.
+    /// The client refuses everything else without asking the store.
     fn capabilities(&self) -> Capabilities {
         Capabilities::new([Kind::Lock])
             .name("the toy store")
@@ -127,14 +127,14 @@ impl Store for ToyStore {
     }
 
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
-        // For those who ask the store itself: a client has read the capabilities.
+        // For direct calls of the store: a client has read the capabilities.
         if request.kind != Kind::Lock {
             let message = format!("this store has no locks of kind {}", request.kind);
             return Box::pin(ready(Err(StoreError::not_done(Reason::Unsupported, message))));
         }
         let reply = self.database.transaction(|tables, now| {
             if let Some(row) = tables.live(&request.key, now) {
-                // A waiter sleeps that long at most, since a lease that runs out notifies nobody.
+                // A waiter sleeps that long at most, since an expiry sends no notification.
                 return AcquireReply::busy(Some(row.until - now));
             }
             let row = Row {
@@ -165,8 +165,8 @@ impl Store for ToyStore {
             true
         });
         if !released {
-            // Not an error: the lease was over, or an acquire that nobody knows the outcome of was not carried out. It
-            // never will be, since each step was taken when it was called.
+            // Not an error: the lease was over, or an acquire of unknown outcome was not carried out. It never will be,
+            // since each step was taken when it was called.
             return Box::pin(ready(Ok(ReleaseReply::NotHeld { repeated: false })));
         }
         self.database.notify(&request.key);
@@ -176,7 +176,7 @@ impl Store for ToyStore {
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
         let replies = self.database.transaction(|tables, now| {
             let renew = |request: &RenewRequest| match tables.own(&request.key, request.grant, now) {
-                // What was given back is not held: its time is not to be prolonged.
+                // A released lock is not held: its time must not be extended.
                 Some(row) if !row.released => {
                     row.until = now + request.lease;
                     Ok(Renewal::Renewed)
