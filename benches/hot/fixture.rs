@@ -20,7 +20,7 @@ pub(crate) fn runtime() -> Runtime {
         .expect("a runtime")
 }
 
-/// Takes a lock that is free and gives it back.
+/// Takes a lock that is free and releases it.
 pub(crate) async fn pair(lock: &Lock) {
     let guard = lock.acquire().await.expect("it is free");
     guard.release().await.expect("it is held");
@@ -41,7 +41,7 @@ pub(crate) async fn inside<T>(
     }
     let mut scope = dlock::scope::current();
     for guard in &guards {
-        // Each in the frame of the one before.
+        // Each in the frame of the previous one.
         scope = scope
             .wrap(async { guard.scope(async { dlock::scope::current() }).await })
             .await;

@@ -17,7 +17,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 }
 
 /// Removes these directories when this process has ended, in whichever way: for what lives as long as the process, and
-/// is dropped by nobody.
+/// is never dropped.
 ///
 /// # Errors
 /// When no shell can be started.

@@ -106,7 +106,7 @@ pub struct Pair {
     pub holds: Kind,
     /// What it is asked for.
     pub asks: Kind,
-    /// Readers stand back for who asks.
+    /// Readers stand back for the caller.
     pub prefers_writers: bool,
 }
 
@@ -270,7 +270,7 @@ pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<
     panic!("not once in twenty rounds: {what}; instead {missed:?}");
 }
 
-/// Takes the lock, asking once, and gives it back.
+/// Takes the lock, asking once, and releases it.
 ///
 /// # Panics
 /// When it is not free.
@@ -290,10 +290,10 @@ pub async fn is_free_as(client: &LockClient, key: &str, kind: Kind) {
     }
 }
 
-/// Waits for the lock, far less than a lease, and gives it back.
+/// Waits for the lock, far less than a lease, and releases it.
 ///
 /// # Panics
-/// When it does not come free.
+/// When it does not become available.
 pub async fn is_free_soon(client: &LockClient, key: &str) {
     is_free_soon_as(client, key, Kind::Lock).await;
 }
@@ -301,7 +301,7 @@ pub async fn is_free_soon(client: &LockClient, key: &str) {
 /// The same with a lock of this kind; of a read-write lock with both sides.
 ///
 /// # Panics
-/// When it does not come free.
+/// When it does not become available.
 pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: Kind) {
     for kind in sides(kind) {
         let guard = client.lock(key).kind(*kind).wait(SOON + SLACK).acquire().await;

@@ -262,7 +262,7 @@ impl Postgres {
     /// The same through another address.
     ///
     /// # Panics
-    /// When nobody answers.
+    /// When no server answers.
     pub async fn client_at(&self, addr: SocketAddr) -> Client {
         connect(&self.config_at(addr)).await.expect("the server answers")
     }
@@ -311,7 +311,7 @@ impl Postgres {
     pub fn stop(&self) {
         assert!(self.pid().is_some(), "the server runs");
         let deadline = Instant::now() + PATIENCE;
-        // The first of them is the one that could start more.
+        // Only the first of them could start more.
         loop {
             self.signal_all(Signal::SIGSTOP);
             let still = |pid: &Pid| state_of(pid.as_raw()).is_none_or(|state| matches!(state, 'T' | 'Z'));
@@ -394,7 +394,7 @@ impl Postgres {
         self.child.lock().replace(child);
         let deadline = Instant::now() + PATIENCE;
         loop {
-            // Nobody else's server has this password.
+            // No other server has this password.
             let trouble = match connect(&self.config()).await {
                 Ok(_) => return,
                 Err(error) => error,
@@ -438,7 +438,7 @@ impl Drop for Postgres {
     }
 }
 
-/// A table name that nobody has used.
+/// A table name that is unused.
 pub fn fresh_table() -> String {
     format!("records_{:016x}", fastrand::u64(..))
 }
@@ -446,7 +446,7 @@ pub fn fresh_table() -> String {
 /// A connection of the `tokio-postgres` crate, driven by the runtime that this is called in.
 ///
 /// # Errors
-/// When nobody answers, or refuses.
+/// When no server answers, or refuses.
 pub async fn connect(config: &Config) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(async move {

@@ -39,7 +39,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const SHORT: Duration = Duration::from_millis(100);
 const LATER: Duration = Duration::from_millis(250);
 
-/// A key that nobody has used.
+/// An unused key.
 pub fn fresh_key() -> RecordKey {
     RecordKey::new(format!("rule-{:032x}", fastrand::u128(..))).expect("letters, digits and a dash")
 }

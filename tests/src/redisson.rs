@@ -476,7 +476,7 @@ impl Redisson {
             .acquired())
     }
 
-    /// `isLocked()`, by anybody.
+    /// `isLocked()`, by any holder.
     ///
     /// # Errors
     ///
@@ -558,7 +558,7 @@ impl Redisson {
 
     /// Kills the process (`SIGKILL`) and leaves its locks to their leases. Pending calls end with [`Error::Gone`].
     pub fn kill(&self) {
-        // Through the child, not by number: the number of an ended process may belong to somebody else.
+        // Through the child, not by number: the number of an ended process may belong to another process.
         let _ = self.child.lock().start_kill();
     }
 

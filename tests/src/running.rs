@@ -107,7 +107,7 @@ impl Running {
     /// Writes to the command's standard input.
     ///
     /// # Panics
-    /// When nobody reads it.
+    /// When it has no reader.
     pub fn write(&self, text: &[u8]) {
         let mut stdin = self.stdin.lock();
         let stdin = stdin.as_mut().expect("it is open");

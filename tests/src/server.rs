@@ -847,7 +847,7 @@ impl Server {
             .collect()
     }
 
-    /// The channels that somebody is subscribed to, sorted; sharded ones included, patterns not.
+    /// The channels with subscribers, sorted; sharded channels included, patterns not.
     pub async fn pubsub_channels(&self) -> Vec<String> {
         let mut channels: Vec<String> = self.query(&["PUBSUB", "CHANNELS"]).await;
         // Redis 6 has none

@@ -54,7 +54,7 @@ struct Options {
     json: bool,
 }
 
-/// What there is when nobody does anything.
+/// The state without activity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Look {
     /// Operations since the beginning, and how many of them had a lock.
@@ -69,7 +69,7 @@ pub struct Look {
     pub server_kb: u64,
     /// Connections to the server.
     pub connections: usize,
-    /// Channels that somebody listens to.
+    /// Channels with subscribers.
     pub subscriptions: usize,
     /// Keys on the server but for the fence counters.
     pub keys: Vec<String>,
@@ -98,7 +98,7 @@ struct Counts {
     operations: AtomicU64,
     acquired: AtomicU64,
     errors: AtomicU64,
-    /// For names that nobody has used.
+    /// For unused names.
     names: AtomicU64,
 }
 

@@ -251,7 +251,7 @@ impl Store {
         }
     }
 
-    /// Loses all data and tells nobody.
+    /// Loses all data without a notification.
     pub async fn flush(&self) {
         match self {
             Store::Memory(store) => store.clear(),

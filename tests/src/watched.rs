@@ -24,7 +24,7 @@ pub struct Watched {
 pub struct Seen {
     /// Acquire steps.
     pub acquires: AtomicUsize,
-    /// Several locks can be had in one step, which is one acquire step.
+    /// Several locks can be acquired in one step, which is one acquire step.
     pub together: AtomicBool,
     /// Release steps.
     pub releases: AtomicUsize,
@@ -42,7 +42,7 @@ pub struct Seen {
     pub hang_lane: AtomicUsize,
     /// For so many milliseconds the answers to acquires, releases and renewals are on their way.
     pub slow_answers: AtomicUsize,
-    /// Tells of lanes in doubt.
+    /// Tells of suspect lanes.
     pub doubts: DoubtSender,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Assumptions {
     pub(crate) tokens: bool,
     /// `min_hold` and `max_hold` are kept: as exclusion, and no store's clock steps at all.
     pub(crate) hold_times: bool,
-    /// What was given back is free, and an acquire that comes late takes nothing: the store keeps its data, and no clock
+    /// What was released is free, and an acquire that comes late takes nothing: the store keeps its data, and no clock
     /// of a store steps back.
     pub(crate) cleanup: bool,
 }
@@ -97,7 +97,7 @@ fn spread(plan: &Plan, of: impl Fn(&StoreClock) -> i64) -> i64 {
     all().max().unwrap_or(0) - all().min().unwrap_or(0)
 }
 
-/// By how many millionths the clock of a process and that of a store run apart at the most.
+/// By how many millionths the clock of a process and that of a store run apart at most.
 fn most_drift(plan: &Plan) -> i64 {
     let process = |process: &crate::plan::Process| match plan.runtimes {
         Runtimes::One => 0,

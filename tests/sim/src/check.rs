@@ -128,11 +128,11 @@ pub(crate) struct Write {
 /// Something that is looked at later.
 #[derive(Debug)]
 pub(crate) enum Due {
-    /// A key came free then: somebody who waited has it by now.
+    /// A key became available then: a waiter has it by now.
     Taken { key: LockKey, free_since: Millis },
     /// A latch was opened then.
     Opened { key: LockKey, at: Millis },
-    /// A record was completed then: those who waited for it know by now.
+    /// A record was completed then: its waiters know by now.
     Answered { record: String, since: Millis },
     /// The `max_hold` of a section is over.
     Over { section: u64 },
@@ -533,7 +533,7 @@ impl World {
         self.checks.left_in_line.remove(&id);
     }
 
-    /// A waiter has the lock: nobody of its process who came before it still waits.
+    /// A waiter has the lock: no earlier waiter of its process still waits.
     pub(crate) fn served(&mut self, waiter: &Waiter) {
         if waiter.is_closed && !waiter.nested {
             let Waiter {
@@ -625,9 +625,9 @@ impl World {
         }
     }
 
-    /// For how long a lock may be free while somebody waits for it.
+    /// For how long a lock may be free while a task waits for it.
     fn patience(&self) -> Millis {
-        // Those that wait for sets are before others, ask when the key comes free, and find another one busy.
+        // Those that wait for sets are before others, ask when the key becomes available, and find another one busy.
         let sets = self
             .checks
             .waiters
@@ -661,7 +661,7 @@ impl World {
         kept + 2 * self.plan.settings.lease + 2 * self.plan.settings.timeout + 1_000
     }
 
-    /// What must be true of a world in which nobody is at work any more.
+    /// What must be true of a world whose users have all ended.
     pub(crate) fn all_done(&mut self, left: &[(usize, sim::Left)]) {
         for (process, left) in left {
             let sim::Left {

@@ -1,4 +1,4 @@
-//! What is looked at again and again: grants that nobody knows of, and locks that nobody uses while somebody waits.
+//! Repeated checks: grants that no client knows of, and unused locks with waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -84,7 +84,7 @@ impl World {
         self.looks.unknown.append(&mut unknown);
     }
 
-    /// A lock that somebody waits for and nobody uses is had by the waiter soon.
+    /// A waiter soon acquires an unused lock.
     fn finds_unused(&mut self, kept: &BTreeSet<LockKey>) {
         let now = self.now;
         if self.checks.waiting().next().is_none() {

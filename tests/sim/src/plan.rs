@@ -194,7 +194,7 @@ pub(crate) enum Change {
     Remove(u32),
 }
 
-/// Takes a lock, works, and gives it back.
+/// Takes a lock, works, and releases it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Lock {
     pub(crate) key: u32,
@@ -342,7 +342,7 @@ pub(crate) enum Trouble {
         late: u32,
         doubled: u32,
         broken: u32,
-        /// By how much at the most, where they are late.
+        /// By how much at most, where they are late.
         by: Millis,
     },
     /// Nothing comes through between a process and a store; `None` is all of them.

@@ -70,7 +70,7 @@ pub(crate) enum Reply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mood {
     Well,
-    /// Nothing is taken any more; what is held is renewed and given back.
+    /// Nothing is taken any more; what is held is renewed and released.
     Full,
     /// Refuses everything that changes something.
     Refuses,
@@ -99,7 +99,7 @@ impl Clock {
 #[derive(Clone)]
 struct Data {
     memory: MemoryStore,
-    /// Grants that were given back: an acquire of one that comes later is refused.
+    /// Grants that were released: an acquire of one that comes later is refused.
     given_back: HashSet<GrantId>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct SimStore {
     pub(crate) epoch: u32,
     up: bool,
     mood: Mood,
-    /// Grants that were given back: an acquire of one that comes later is refused.
+    /// Grants that were released: an acquire of one that comes later is refused.
     given_back: HashSet<GrantId>,
     subscriptions: BTreeMap<Arc<str>, BTreeMap<usize, Watch>>,
 }
@@ -278,7 +278,7 @@ pub(crate) fn carry_out(
         return Err(refused);
     }
     let came_late = with(|world| {
-        // Nobody waits for its reply any more, and by its clock it knows.
+        // No task waits for its reply any more, and by its clock it knows.
         let is_outdated = world.now > sent + world.plan.settings.timeout;
         let store = &mut world.stores[store];
         let is_given_back = match request {

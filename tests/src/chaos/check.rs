@@ -6,7 +6,7 @@
 //!
 //! A loss that was told late is harder to prove: whoever is stopped cannot be told, so a check that answers lost long
 //! after the last one may have come late for reasons that are not dlock's. But between a check that answers held and the
-//! moment at which the store gives the lock to somebody else there is the safety margin of the lease, 10 ms at least. So
+//! moment at which the store gives the lock to another client there is the safety margin of the lease, 10 ms at least. So
 //! when checks follow each other faster than that and somebody else is granted the lock between a "held" and a "lost",
 //! the margin was not kept.
 
@@ -109,7 +109,7 @@ fn lost_data(forgotten: &[Forgotten], hold: &Hold, until: Nanos) -> bool {
 }
 
 /// Whether a grant that was asked for at `asked` may have been lost before `until`: that was before the end of the time, which
-/// had begun by then. Nobody confirms a grant that is lost, so its holder believed in it for one more lease at the most.
+/// had begun by then. Nobody confirms a grant that is lost, so its holder believed in it for one more lease at most.
 fn loses(lost: &Forgotten, hold: &Hold, asked: Nanos, until: Nanos) -> bool {
     lost.key.is_none_or(|key| key == hold.key)
         && lost.from <= until
@@ -163,12 +163,12 @@ impl OfKey<'_> {
         }
     }
 
-    /// Told after somebody else was granted the lock.
+    /// Told after another client was granted the lock.
     fn late_losses(&mut self) {
         for at in 0..self.certain.len() {
             let first = self.certain[at];
             let hold = self.hold(first);
-            // Who was the first to be granted it.
+            // The first client that was granted the lock.
             let mut later = self.certain[at + 1..].iter().copied();
             let Some(second) = later.find(|second| second.from > first.from) else {
                 continue;

@@ -131,7 +131,7 @@ events! {
         Wrote = "wrote" { hold: u64, sent: u64, answer: String, last: u64 }
         /// It is about to give the lock back.
         Let = "let" { hold: u64, how: String }
-        /// The lock is given back, as far as it was told.
+        /// The lock is released, as far as its holder was told.
         Gone = "gone" { hold: u64, answer: String }
         /// It is at rest: nothing is asked for or held.
         Rests = "rests" { held: usize, waited_for: usize }
@@ -162,7 +162,7 @@ events! {
         Rest = "rest" { number: u64 }
         /// All work goes on.
         Go = "go" { number: u64 }
-        /// A lock was not to be had in time.
+        /// A lock was not available in time.
         Stuck = "stuck" { what: String, why: String }
         /// Something was left.
         Leftover = "leftover" { what: String, why: String }

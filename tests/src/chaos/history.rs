@@ -51,7 +51,7 @@ pub(crate) struct Hold {
     pub(crate) lost: Option<Loss>,
     /// When `lost()` had fired, or had not, and the longest time between two checks since one had answered lost.
     pub(crate) told: Option<(Nanos, Nanos)>,
-    /// When it was about to be given back.
+    /// When its release began.
     pub(crate) let_go: Option<Nanos>,
     /// What that answered.
     pub(crate) gone: Option<(Nanos, String)>,

@@ -1,4 +1,4 @@
-//! Writing of logs that survive whoever writes them.
+//! Writing of logs that survive their writers.
 
 use std::fmt;
 use std::fs::File;

@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// Breaks the store on purpose, to see that it is found
     #[arg(long = "break", value_name = "HOW")]
     pub(crate) broken: Option<Break>,
-    /// In how many seconds after the longest lease each lock must be to be had once everything is healed
+    /// In how many seconds after the longest lease each lock must be available once everything is healed
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=600))]
     pub(crate) margin: u16,
     /// Keeps the logs in this directory; by default they are kept only when something is wrong

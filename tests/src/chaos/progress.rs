@@ -14,7 +14,7 @@ pub(crate) async fn show(fiend: Arc<Fiend>) {
     let mut next = LINES;
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        // Nobody asks what went over the network.
+        // The traffic is not needed.
         for link in &fiend.deployment.links {
             link.proxy.forget();
         }

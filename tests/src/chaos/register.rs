@@ -62,7 +62,7 @@ pub(crate) fn serve(log: &Path) -> io::Result<SocketAddr> {
         runtime.block_on(async move {
             let listener = TcpListener::from_std(listener).expect("the listener can be used");
             loop {
-                // Who cannot be let in tries again.
+                // A client that cannot be accepted tries again.
                 if let Ok((stream, _)) = listener.accept().await {
                     tokio::spawn(answer(values.clone(), stream));
                 }

@@ -14,7 +14,7 @@ const AT_LEAST: Duration = Duration::from_secs(1);
 /// How long servers may take for a fail-over that nobody asked for.
 const TO_BE_WHOLE: Duration = Duration::from_secs(20);
 
-/// Brings all to rest, and sees that every lock can be had and that nothing is left.
+/// Brings all to rest, and sees that every lock can be acquired and that nothing is left.
 ///
 /// # Errors
 /// When a server cannot be reached at all.

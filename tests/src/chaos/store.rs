@@ -16,7 +16,7 @@ pub(crate) const KEYS: usize = 6;
 pub(crate) const LONG_KEYS: usize = 2;
 /// The lease of most acquisitions.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
-/// The longest lease that anybody asks for.
+/// The longest lease that a worker asks for.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_millis(3500);
 /// What one step may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(400);

@@ -78,13 +78,13 @@ impl Topology {
         if self.fails_over() { 3 } else { 2 }
     }
 
-    /// How long after everything is healed a lock may be had late beyond its lease.
+    /// How long after everything is healed a lock may be acquired late beyond its lease.
     pub(crate) fn slowness(self) -> Duration {
         match self {
             Topology::Standalone => Duration::ZERO,
             // A member that was started anew does not vote for so long.
             Topology::Quorum => LONGEST_LEASE,
-            // Clients ask for the masters anew, once a second or so when that was in vain before.
+            // Clients ask for the masters anew, about once a second after a failure.
             Topology::Sentinel | Topology::Cluster => Duration::from_secs(2),
         }
     }

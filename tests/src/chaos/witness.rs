@@ -109,7 +109,7 @@ mod tests {
             ("30 begin 1 wipe p1 -\n", 1),
             // It has nothing to do with that lock.
             ("30 begin 1 wipe p2 -\n", 0),
-            // Nobody waits yet, or any more.
+            // No task waits yet, or any more.
             ("15 begin 1 wipe * -\n", 0),
             ("50 begin 1 wipe * -\n", 0),
             ("70 begin 1 wipe * -\n", 0),

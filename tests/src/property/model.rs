@@ -56,7 +56,7 @@ pub(super) struct Grant {
     pub(super) stored: bool,
     /// What its holder knows of its end.
     pub(super) known: Option<Loss>,
-    /// Who is inside in this process.
+    /// The holders of this process.
     pub(super) holds: Vec<u64>,
     /// The write grant that it reads under, and the holds of that from which it was asked.
     pub(super) under: Option<(usize, Vec<u64>)>,
@@ -75,7 +75,7 @@ impl Grant {
 pub(super) enum Answer {
     /// There it is, under a token that is looked at apart.
     Granted,
-    /// Somebody has it until then.
+    /// A client has it until then.
     Busy {
         key: usize,
         until: Option<Span>,
@@ -163,7 +163,7 @@ impl Model {
         permits.map(|(_, grant)| i64::from(grant.wanted.amount)).sum()
     }
 
-    /// Whether somebody has said how many permits there are.
+    /// Whether the number of permits was set.
     pub(super) fn has_permits(&self, key: usize) -> bool {
         self.keys[key].free.is_some()
     }
@@ -226,12 +226,12 @@ impl Model {
         self.keys[key].free.or(total.map(|total| i64::from(total) - held))
     }
 
-    /// Who asks says how many permits there are, where nobody has.
+    /// An acquire sets the number of permits, if there is none.
     pub(super) fn begin(&mut self, key: usize, total: Option<u32>) {
         self.keys[key].free = self.free(key, total);
     }
 
-    /// A number of permits is gone that nobody is known to have.
+    /// Some permits are gone without a known holder.
     pub(super) fn take_unowned(&mut self, key: usize, amount: u32) {
         if let Some(free) = &mut self.keys[key].free {
             *free -= i64::from(amount);
@@ -374,7 +374,7 @@ impl Model {
             .any(|(of, _)| *of == write)
     }
 
-    /// Whether anybody held it.
+    /// Whether a client held it.
     pub(super) fn force(&mut self, key: usize) -> bool {
         let held: Vec<_> = self.stored(key).map(|(at, _)| at).collect();
         for at in &held {

@@ -119,7 +119,7 @@ pub(super) enum Op {
         key: usize,
         kind: Kind,
     },
-    /// The one that waits gives up.
+    /// The waiter gives up.
     GiveUp {
         key: usize,
     },

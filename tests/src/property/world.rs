@@ -153,7 +153,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Those who wait for what is free have it. Where the clock runs on, no lease ends soon, either.
+    /// Waiters for what is free have it. Where the clock runs on, no lease ends soon, either.
     async fn come_to_rest(&mut self) -> Done {
         loop {
             self.model.pass(Instant::now());

@@ -1,4 +1,4 @@
-//! Servers that tell of other servers: their ports are those of other proxies to whoever is behind one.
+//! Servers that name other servers: a client behind a proxy sees the ports of other proxies.
 
 use std::collections::HashMap;
 

@@ -11,7 +11,7 @@ pub async fn the_first_to_ask_has_the_claim(a: &Records, b: &Records) {
     claimed(b, ask(&fresh_key()), 1).await;
 }
 
-/// A result is what everybody gets, whoever asks and however often.
+/// Every caller gets the same result, however often it asks.
 pub async fn a_result_is_given_to_all_who_ask(a: &Records, b: &Records) {
     let key = fresh_key();
     let (token, _) = claimed(a, ask(&key), 1).await;

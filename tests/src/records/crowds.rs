@@ -1,4 +1,4 @@
-//! Many at once, those who wait, and those who went away.
+//! Many callers at once, waiters, and callers that went away.
 
 use super::*;
 
@@ -24,7 +24,7 @@ pub async fn a_watch_wakes_on_completion_and_release(a: &Records, b: &Records) {
             let woken = async {
                 loop {
                     watch.changed().await;
-                    // It may wake for nothing, and whoever woke looks again.
+                    // It may wake for nothing; a woken waiter looks again.
                     match reply(b, leaving(ask(&key))).await {
                         ClaimReply::InProgress { .. } => {}
                         other => break other,
@@ -34,7 +34,7 @@ pub async fn a_watch_wakes_on_completion_and_release(a: &Records, b: &Records) {
             let found = timeout(SOON, woken).await.expect("it is told of the end");
             match found {
                 ClaimReply::Completed { .. } => assert!(complete),
-                // The first to look has it, and the next is told when that one gives it back.
+                // The first to look has it, and the next is told when that one releases it.
                 ClaimReply::Claimed { .. } => {
                     assert!(!complete);
                     break;

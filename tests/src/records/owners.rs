@@ -1,4 +1,4 @@
-//! Who may change a record: its owner, until somebody took over.
+//! Only the owner may change a record, until another client takes over.
 
 use super::*;
 
@@ -39,7 +39,7 @@ pub async fn an_orphan_is_taken_over_and_its_owner_is_out(a: &Records, b: &Recor
     let (token, _) = claimed(a, ask(&key), 6).await;
     changes(b, &key, &before, [NotOwner; 3]).await;
     is_running(b, &key, 6).await;
-    // Its claim sent once more is somebody else's now.
+    // Its repeated claim belongs to another owner now.
     assert!(matches!(
         reply(b, by(&before, ask(&key))).await,
         ClaimReply::InProgress { attempt: 6, .. }
@@ -69,7 +69,7 @@ pub async fn an_orphan_can_be_left(a: &Records, b: &Records) {
     is_completed(b, &key, b"late").await;
 }
 
-/// As long as nobody took over, the claim is its owner's, lease or no lease.
+/// As long as no other owner took over, the claim is its owner's, lease or no lease.
 pub async fn the_owner_of_an_orphan_may_go_on(a: &Records, b: &Records) {
     let key = fresh_key();
     let (token, fence) = orphan(a, &key).await;

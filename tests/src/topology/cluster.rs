@@ -296,7 +296,7 @@ impl Cluster {
         self.nodes.iter().filter_map(|node| node.proxy.as_ref()).collect()
     }
 
-    /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.
+    /// Leaves its files to be removed when the process ends, for one that is never dropped.
     pub(crate) fn stays(&self) {
         let dirs = self.servers().map(|server| server.dir().to_owned());
         child::remove_at_the_end(dirs).expect("a shell can be started");

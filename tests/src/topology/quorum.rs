@@ -68,7 +68,7 @@ impl Independent {
         format!("quorum+{scheme}://{login}{}?{options}", addresses.join(","))
     }
 
-    /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.
+    /// Leaves its files to be removed when the process ends, for one that is never dropped.
     pub(crate) fn stays(&self) {
         let dirs = self.servers.iter().map(|server| server.dir().to_owned());
         child::remove_at_the_end(dirs).expect("a shell can be started");

@@ -232,7 +232,7 @@ impl Replicas {
         &self.sentinels
     }
 
-    /// Leaves its files to be removed when the process ends, for one that is dropped by nobody.
+    /// Leaves its files to be removed when the process ends, for one that is never dropped.
     pub(crate) fn stays(&self) {
         let all = self.servers.iter().chain(&self.sentinels);
         child::remove_at_the_end(all.map(|server| server.dir().to_owned())).expect("a shell can be started");

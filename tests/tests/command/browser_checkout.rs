@@ -154,7 +154,7 @@ impl Browser {
         eventually(&what, async || self.numbers(sku).await == numbers).await;
     }
 
-    /// A picture of the page, where somebody wants to see it.
+    /// A picture of the page, if it is asked for.
     async fn picture(&self, name: &str) {
         if let Some(directory) = env::var_os("DLOCK_SCREENSHOTS") {
             let picture = self.client.screenshot().await.expect("a picture");
@@ -237,7 +237,7 @@ async fn a_crowd_with_locks_and_keys_buys_no_more_than_there_is() {
     assert_eq!(page.count("#sales tbody tr").await, 12);
     page.picture("crowd").await;
 
-    // nothing unsafe is to be had
+    // nothing unsafe is available
     assert_eq!(page.count("[id^=unsafe]").await, 0);
     let source = page.client.source().await.unwrap();
     assert!(!source.contains("/demo/") && !source.contains("without locks"));

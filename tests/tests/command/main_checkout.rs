@@ -263,7 +263,7 @@ async fn holding_the_lock_twice_at_once_takes_twice_as_long() {
     let took = started.elapsed();
     assert!((Duration::from_millis(800)..SLACK).contains(&took), "{took:?}");
 
-    // longer than the time after which a lock layer would answer that somebody else has it
+    // longer than the time after which a lock layer would answer that another client has it
     let started = Instant::now();
     let queue = futures_util::future::join_all((0..7).map(|_| shop.get("/lock?hold_ms=1000"))).await;
     assert!(queue.iter().all(|answer| answer.status == 200), "{queue:?}");

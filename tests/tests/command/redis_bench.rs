@@ -187,7 +187,7 @@ async fn every_workload_runs_on_a_server_and_leaves_nothing_there() {
         assert_sensible(&of, workload);
         assert_server_asked(&of);
         assert_own_figures(&of, workload);
-        // Re-entry asks nobody.
+        // Re-entry sends no request.
         let least = if *workload == "reentrant" { 0.0 } else { 1.0 };
         assert!(number(&of, "server_commands") >= least, "{of}");
         assert_clean(&server).await;
@@ -321,7 +321,7 @@ async fn killed_its_other_processes_end_as_well() {
     ];
     let child = started(&server, "killed:", &[&args[..], &["--lease", "2s"]].concat()).await;
     tell(&child, Signal::SIGKILL);
-    // Theirs are given back, its own end with their lease.
+    // Theirs are released, its own end with their lease.
     assert_clean(&server).await;
 }
 

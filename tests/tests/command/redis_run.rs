@@ -549,7 +549,7 @@ async fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing() {
     for sent in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
         let waiter = Running::start(&url, &["k", "--", "echo", "run"]);
         eventually("it waits", || async { server.pubsub_channels().await.len() == 1 }).await;
-        // There is nobody yet to whom this means anything.
+        // No process yet handles this signal.
         waiter.signal(Signal::SIGUSR1);
         waiter.signal(sent);
         let ended = waiter.all_ended().await;

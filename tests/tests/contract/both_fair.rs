@@ -1,5 +1,5 @@
-//! What a fair lock does, on memory and on a server: who comes first is served first, across processes, whatever
-//! becomes of the others who wait.
+//! Fair locks, on memory and on a server: waiters are served in order of arrival, across processes, whatever happens to
+//! other waiters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Who was served, in what order.
+/// The waiters in the order in which they were served.
 type Order = Arc<Mutex<Vec<usize>>>;
 
 fn fair(client: &LockClient) -> Lock {
@@ -43,7 +43,7 @@ async fn in_queue(store: &Store, count: usize) {
     .await;
 }
 
-/// One who waits for the lock, in its place by the time this returns, and gives it back when it is served.
+/// A waiter that is in the queue by the time this returns, and releases the lock when it is served.
 async fn waiter(store: &Store, client: &LockClient, name: usize, order: &Order) -> JoinHandle<()> {
     let before = queued(store).await;
     let (lock, order) = (fair(client), order.clone());
@@ -62,7 +62,7 @@ async fn all(waiters: Vec<JoinHandle<()>>) {
     }
 }
 
-/// A lease that nobody waits the end of.
+/// A lease that no test waits out.
 async fn long(store: &Store) -> LockClient {
     store.client_with(|builder| builder.lease(90 * SECOND)).await
 }
@@ -276,7 +276,7 @@ on_every_store! {
             assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
             assert!(begun.elapsed() < SLACK, "{:?}", begun.elapsed());
             assert!(next.fencing_token() > guard.fencing_token());
-            // What has expired is not given back, and that is said.
+            // What has expired is not released, and that is said.
             assert!(guard.release().await.unwrap_err().is_lost());
             is_confirmed(&next).await;
             next.release().await.unwrap();
@@ -329,7 +329,7 @@ on_every_store! {
         for waiter in waiters {
             waiter.await.unwrap().unwrap().release().await.unwrap();
         }
-        // With five at once and nobody waiting yet, two wait and two are turned away.
+        // With five callers at once and no waiter yet, two wait and two are refused.
         let won = AtomicUsize::new(0);
         let one = || async {
             if let Ok(guard) = lock.acquire().await {
@@ -340,7 +340,7 @@ on_every_store! {
         };
         tokio::join!(one(), one(), one(), one(), one());
         assert_eq!(won.load(Ordering::SeqCst), 3);
-        // Nobody may wait where somebody else has it.
+        // No caller may wait while another client has it.
         let guard = fair(&store.client().await).acquire().await.unwrap();
         let refused = fair(&client).max_waiters(0).acquire().await;
         assert!(matches!(refused, Err(Error::TooManyWaiters { limit: 0, .. })), "{refused:?}");
@@ -424,7 +424,7 @@ on_every_store! {
             waiters.push(waiter(store, &b, i, &order).await);
         }
         store.flush().await;
-        // Whoever of them asks next finds the lock free, and nobody in front.
+        // The next of them to ask finds the lock free, and no waiter in front.
         all(waiters).await;
         assert_eq!(order.lock().len(), 4);
         assert!(guard.release().await.unwrap_err().is_lost());

@@ -9,7 +9,7 @@ use dlock_tests::{Store, on_every_store, settle};
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A lease that nobody waits the end of.
+/// A lease that no test waits out.
 async fn long(store: &Store) -> LockClient {
     store.client_with(|builder| builder.lease(90 * SECOND)).await
 }

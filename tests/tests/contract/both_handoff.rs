@@ -1,4 +1,4 @@
-//! Handoff inside the process among many who come and go, in two processes: one holder at a time, tokens
+//! Handoff inside the process among many callers, in two processes: one holder at a time, tokens
 //! that only grow, and nothing left behind.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use dlock_tests::{on_every_store, on_quorums};
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 
-/// What the lock protects: one at a time, and nobody with an old token.
+/// What the lock protects: one holder at a time, and none with an old token.
 #[derive(Default)]
 struct Register {
     taken: AtomicBool,

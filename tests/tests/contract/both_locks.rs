@@ -13,7 +13,7 @@ use futures_util::stream::{self, StreamExt};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Counts who is inside at the same time.
+/// Counts the holders at the same time.
 #[derive(Default, Clone)]
 struct Room(Arc<(AtomicUsize, AtomicUsize)>);
 
@@ -251,7 +251,7 @@ on_every_store! {
             let held = guard.is_held();
             assert!(!guard.is_renewed());
             let next = b.lock("k").wait(PATIENCE).acquire().await.unwrap();
-            // Before somebody else has it, the holder is told.
+            // The holder is told before another client has it.
             assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
             assert_eq!(guard.remaining(), Duration::ZERO);
             assert!(guard.lost().await == Loss::Expired && next.fencing_token() > guard.fencing_token());
@@ -309,7 +309,7 @@ on_every_store! {
         let next = b.lock("k").try_acquire().await.unwrap();
         assert!(matches!(guard.ensure(Duration::from_secs(30)).await, Err(Error::Lost { loss: Loss::Gone, .. })));
         assert!(!guard.is_held());
-        // Its release touches nobody else's lock.
+        // Its release touches no other lock.
         assert!(guard.release().await.unwrap_err().is_lost());
         is_confirmed(&next).await;
         next.release().await.unwrap();
@@ -432,7 +432,7 @@ on_every_store! {
         for waiter in waiters {
             waiter.await.unwrap().unwrap().release().await.unwrap();
         }
-        // With five at once and nobody waiting yet, two wait and two are turned away.
+        // With five callers at once and no waiter yet, two wait and two are refused.
         let won = AtomicU32::new(0);
         let one = || async {
             if let Ok(guard) = lock.acquire().await {

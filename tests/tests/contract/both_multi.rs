@@ -1,4 +1,4 @@
-//! Several locks at once, on memory and on a server: all of them or none, nobody waits with one in the hand, and the
+//! Several locks at once, on memory and on a server: all or none, no caller waits while it holds one, and the
 //! loss of one is the loss of the whole.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Clients whose leases nobody waits for: what comes sooner comes by a message.
+/// Clients with leases longer than the test: what comes sooner comes by a notification.
 async fn two(store: &Store) -> (LockClient, LockClient) {
     let long = async || store.client_with(|builder| builder.lease(LEASE)).await;
     (long().await, long().await)
@@ -101,7 +101,7 @@ on_every_store! {
                 let (client, bank) = (clients[i % 2].clone(), bank.clone());
                 tokio::spawn(async move {
                     for _ in 0..10 {
-                        // One in five takes a lock alone, as others do who know nothing of sets.
+                        // One in five takes a single lock, like clients without sets.
                         if i % 5 == 0 {
                             let at = [fastrand::usize(0..6)];
                             client.lock(name(at[0])).wait(PATIENCE).run(|_| bank.around(&at)).await.unwrap();
@@ -146,7 +146,7 @@ on_every_store! {
         assert_eq!((key.as_str(), waited), ("b", Duration::ZERO));
         assert!(remaining.unwrap() <= LEASE);
         assert_eq!(b.held(), 0);
-        // Where each of them is asked for apart, the others are given back behind the answer.
+        // Where each of them is asked for apart, the others are released behind the answer.
         is_free_soon(&a, "a").await;
         is_free_soon(&a, "c").await;
 
@@ -189,7 +189,7 @@ on_every_store! {
         let mut busy = Vec::new();
         for (key, time) in [("a", 71), ("b", 113), ("c", 131)] {
             let client = store.client().await;
-            // There is always one who waits for it.
+            // A task always waits for it.
             for _ in 0..2 {
                 let lock = client.lock(key);
                 busy.push(tokio::spawn(async move {
@@ -346,7 +346,7 @@ on_every_store! {
         for free in ["b", "c", "d"] {
             is_free(&b, free).await;
         }
-        // Whoever has it now keeps it.
+        // The present holder keeps it.
         is_confirmed(&next).await;
         next.release().await.unwrap();
         store.assert_clean(&[&a, &b]).await;

@@ -1,4 +1,4 @@
-//! A writer that readers stand back for, on memory and on servers: who waits for whom, and who goes on when it is over.
+//! A writer that readers stand back for, on memory and on servers: which side waits, and which goes on afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ const SECOND: Duration = Duration::from_secs(1);
 /// What shows that somebody was told, and has not found out by looking again after 5 s.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-/// The lock as those have it who prefer writers.
+/// The lock of clients that prefer writers.
 fn preferring(client: &LockClient) -> RwLock {
     client.rw_lock("k").prefer_writers()
 }
 
-/// Leases so long that nothing but a message wakes anybody in time.
+/// Leases so long that only a notification wakes a waiter in time.
 async fn long(store: &Store) -> LockClient {
     store.client_with(|builder| builder.lease(90 * SECOND)).await
 }
@@ -64,7 +64,7 @@ on_every_store! {
         is_confirmed(&writer).await;
         writer.release().await.unwrap();
         let reader = within(SOON, "the reader's turn", reader).await.unwrap().unwrap();
-        // Nobody stands back any more.
+        // No reader stands back any more.
         assert!(!stand_back(&c).await);
         reader.release().await.unwrap();
         store.assert_clean(&[&a, &b, &c]).await;
@@ -174,7 +174,7 @@ on_every_store! {
                 writer.abort();
                 drop(writer.await);
                 let since = Instant::now();
-                // Sent behind what was under way at the most a moment later.
+                // Sent behind what was under way at most a moment later.
                 eventually("nobody stands back", async || !stand_back(&b).await).await;
                 took.push(since.elapsed());
             }

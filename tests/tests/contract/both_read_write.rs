@@ -17,12 +17,12 @@ fn write(client: &LockClient) -> Lock {
     client.rw_lock("k").write()
 }
 
-/// Leases so long that nothing but a message wakes anybody in time.
+/// Leases so long that only a notification wakes a waiter in time.
 async fn long(store: &dlock_tests::Store) -> LockClient {
     store.client_with(|builder| builder.lease(90 * SECOND)).await
 }
 
-/// The kinds of those who hold "k", sorted.
+/// The kinds of the holders of "k", sorted.
 async fn inside(client: &LockClient) -> Vec<String> {
     let holders = client.holders("k").await.unwrap();
     let mut kinds: Vec<_> = holders.iter().map(|holder| holder.kind.to_string()).collect();

@@ -32,7 +32,7 @@ fn would_deadlock<T>(outcome: Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::WouldDeadlock { .. }))
 }
 
-/// Who is inside at a time: readers, writers.
+/// The holders at a time: readers, writers.
 #[derive(Default)]
 struct Room {
     readers: AtomicUsize,
@@ -140,7 +140,7 @@ on_every_store! {
             assert!(token > guard.fencing_token());
             tokio::task::yield_now().await;
             drop(reading);
-            // Also where it goes to who waits in the same process.
+            // Also where it goes to a waiter of the same process.
             guard.release().await.unwrap();
             let next = waiter.await.unwrap().unwrap();
             assert!(next.fencing_token() > token, "{} after {token}", next.fencing_token());
@@ -231,7 +231,7 @@ on_every_store! {
         let guard = write(&client).acquire().await.unwrap();
         let writing = guard.scope(write(&client).acquire()).await.unwrap();
         let reading = guard.downgrade().await.unwrap();
-        // The writer goes on, and nobody comes in to read beside it.
+        // The writer goes on, and no reader enters beside it.
         assert!(reading.scope(read(&client).try_acquire()).await.unwrap_err().is_busy());
         let mut nested = Box::pin(reading.scope(read(&client).wait(PATIENCE).acquire()));
         assert!(tokio::time::timeout(20 * MS, &mut nested).await.is_err());
@@ -240,7 +240,7 @@ on_every_store! {
         let nested = nested.await.unwrap();
         assert_eq!(nested.fencing_token(), reading.fencing_token());
         drop((nested, reading));
-        // A writer that is around the downgrade keeps nobody out.
+        // A writer that encloses the downgrade excludes no reader.
         let guard = write(&client).acquire().await.unwrap();
         let inner = guard.scope(write(&client).acquire()).await.unwrap();
         let reading = guard.scope(inner.downgrade()).await.unwrap();
@@ -270,7 +270,7 @@ on_every_store! {
         .unwrap();
         let other = client.rw_lock("other");
         read(&client).run(|_| async move { other.write().try_acquire().await.map(drop) }).await.unwrap().unwrap();
-        // What was given back inside keeps nobody out.
+        // A hold that was released inside excludes no one.
         let guard = read(&client).acquire().await.unwrap();
         let frame = guard.scope(async { scope::current() }).await;
         drop(guard);
@@ -367,7 +367,7 @@ on_every_store! {
         let guard = write(&client).fixed_lease(600 * MS).acquire().await.unwrap();
         let reading = guard.scope(read(&client).acquire()).await.unwrap();
         let waiting = Instant::now();
-        // They learn when the writer's time is up, which nobody tells.
+        // They learn of the end of the writer's lease without a notification.
         let reader = within(SOON, "the wait", read(&other).wait(PATIENCE).acquire()).await.unwrap();
         assert!(waiting.elapsed() >= 300 * MS || !guard.is_held(), "{:?}", waiting.elapsed());
         assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));

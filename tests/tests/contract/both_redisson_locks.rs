@@ -47,7 +47,7 @@ async fn left(client: &LockClient, kind: Kind) -> Option<Duration> {
     Some(holder.remaining.expect("every lock of ours ends"))
 }
 
-/// Counts in two halves, so that who is not alone counts wrong.
+/// Counts in two halves, so that a task that is not alone counts wrong.
 async fn count(counter: &AtomicU64) {
     let before = counter.load(Ordering::SeqCst);
     tokio::task::yield_now().await;
@@ -63,7 +63,7 @@ async fn hasty(store: &Store) -> LockClient {
     store.client_with(|builder| builder.lease(900 * MS)).await
 }
 
-/// Takes one of each kind in a process that is gone then: its runtime ends, and nobody gives anything back.
+/// Takes one of each kind in a process that ends then: its runtime ends, and nobody gives anything back.
 fn die_with_all(store: &Store) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -328,7 +328,7 @@ on_every_store! {
             waiters.push(tokio::spawn(client.fair_lock("k").fixed_lease(150 * MS).acquire()));
             settle().await;
         }
-        // Nobody gives anything back.
+        // Nothing is released.
         let mut tokens = vec![first.fencing_token()];
         let mut held = vec![first];
         for waiter in waiters {
@@ -354,7 +354,7 @@ on_every_store! {
         // They give up their places behind the answer.
         settle().await;
         held.release().await.unwrap();
-        // Not even who does not wait at all.
+        // Not even a caller that does not wait at all.
         for client in &clients {
             client.fair_lock("k").try_acquire().await.unwrap().release().await.unwrap();
         }

@@ -40,7 +40,7 @@ async fn long(store: &Store) -> LockClient {
     store.client_with(|builder| builder.lease(90 * SECOND)).await
 }
 
-/// Counts in two halves, so that who is not alone counts wrong.
+/// Counts in two halves, so that a task that is not alone counts wrong.
 async fn count(counter: &AtomicU64) {
     let before = counter.load(Ordering::SeqCst);
     tokio::task::yield_now().await;
@@ -105,7 +105,7 @@ on_every_store! {
             assert!(!both || read(&b).try_acquire().await.is_err_and(|error| error.is_busy()));
             drop(writer);
             sleep(1200 * MS).await;
-            // Others read with it, and nobody writes.
+            // Others read with it, and no task writes.
             let other = read(&b).wait(SOON).acquire().await.unwrap();
             let alone = write(&b).try_acquire().await.is_err_and(|error| error.is_busy());
             let one = reader.is_held();
@@ -255,7 +255,7 @@ on_every_store! {
             let counter = counter.clone();
             tokio::spawn(async move {
                 for _ in 0..5 {
-                    // Each keeps out those who use the same.
+                    // Each excludes callers that use the same.
                     if task % 2 == 0 {
                         unowned.acquire().await.unwrap();
                         unowned.release().await.unwrap();

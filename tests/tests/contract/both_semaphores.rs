@@ -185,7 +185,7 @@ on_every_store! {
         let held = semaphore.acquire_many(2).await.unwrap();
         let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let mut waiters = Vec::new();
-        // One is free, and yet the one who asks for three is served before those who ask for one.
+        // One is free, and yet the caller of three is served before the callers of one.
         for (name, permits) in [(1, 3), (2, 1), (3, 2), (4, 1)] {
             let (semaphore, order) = (b.semaphore("k").wait(PATIENCE), order.clone());
             waiters.push(tokio::spawn(async move {
@@ -213,7 +213,7 @@ on_every_store! {
         let held = [semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap()];
         let many = tokio::spawn(clients[1].semaphore("k").acquire_many(3));
         settle().await;
-        // One is free, and kept for who came first.
+        // One is free, and kept for the first waiter.
         let few = [0, 2].map(|i| tokio::spawn(clients[i].semaphore("k").wait(PATIENCE).acquire()));
         for permit in held {
             settle().await;
@@ -307,7 +307,7 @@ on_every_store! {
     }
 
     /// What one acquisition may take is bounded, so that the store does not do one thing for too long: that much is
-    /// had, renewed and given back, and more is refused before anything is sent.
+    /// had, renewed and released, and more is refused before anything is sent.
     async fn as_many_as_are_allowed_are_had_at_once_and_more_are_refused(store: &Store) {
         let a = store.client().await;
         let semaphore = a.semaphore("k").permits(3000);
@@ -407,7 +407,7 @@ on_every_store! {
         let waiter = tokio::spawn(semaphore.acquire());
         settle().await;
         kept.release().await.unwrap();
-        // Who waits already learns the time, too.
+        // A present waiter learns the time, too.
         let next = within(SOON, "the minimum", waiter).await.unwrap().unwrap();
         assert!(begun.elapsed() >= 400 * MS, "{:?}", begun.elapsed());
         next.release().await.unwrap();
@@ -425,7 +425,7 @@ on_every_store! {
         assert!(!semaphore.set_permits(3).await.unwrap());
         let held = semaphore.acquire_many(3).await.unwrap();
 
-        // Who waits is told when there are more.
+        // A waiter is told when there are more.
         let waiter = tokio::spawn(b.semaphore("k").acquire_many(2));
         settle().await;
         let status = semaphore.add_permits(2).await.unwrap();
@@ -559,7 +559,7 @@ on_every_store! {
         let waiter = tokio::spawn(b.semaphore("k").permits(2).acquire_many(2));
         settle().await;
         assert!(semaphore.delete().await.unwrap());
-        // Who waits is told, and says how many there are.
+        // A waiter is told, and sets the number.
         let two = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
         let told = held.ensure(PATIENCE).await;
         assert!(matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })), "{told:?}");
@@ -590,7 +590,7 @@ on_every_store! {
         assert!(matches!(other.release().await, Err(Error::NoPermitsSet { .. })));
         semaphore.acquire_many(2).await.unwrap();
         assert!(other.try_acquire_many(2).await.unwrap_err().is_busy());
-        // Whoever took them, anybody gives them back.
+        // Any caller may release them.
         other.release().await.unwrap();
         other.try_acquire_many(2).await.unwrap();
         let waiter = tokio::spawn(other.acquire_many(3));

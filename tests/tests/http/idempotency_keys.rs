@@ -297,7 +297,7 @@ async fn a_caller_who_is_not_known_is_refused() {
         request.extensions_mut().insert(User(user));
         assert_eq!(send(&service, request).await.text(), text);
     }
-    // Without a key nobody asks.
+    // Without a key the store is not asked.
     let request = Request::post("/pay").body(Full::default()).unwrap();
     assert_eq!(send(&service, request).await.status(), 200);
     let refusing = IdempotencyLayer::new(

@@ -65,7 +65,7 @@ on_every_store! {
         in_rounds("the first has claimed before it is gone", async || {
             let (run, key) = (Counting::default(), fresh_key());
             let layer = on(&store.client().await).lease(SECOND / 2);
-            // Its claim stands, and nobody renews it.
+            // Its claim stands, and is not renewed.
             let gone = std::thread::spawn({
                 let (service, key) = (around(&layer, run.taking(SECOND * 60)), key.clone());
                 move || {

@@ -284,7 +284,7 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
     }
 
-    // A user who may only read.
+    // A user that may only read.
     let (table, client) = (fresh_table(), server.client().await);
     let (_, records) = server.records(&table).await;
     let user = fresh_table();
@@ -324,7 +324,7 @@ async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
         let mut there = b.watch(&key);
         there.changed().await;
         if listen {
-            // Nothing happens, so nobody is woken.
+            // Nothing happens, so no waiter is woken.
             assert!(timeout(600 * MS, there.changed()).await.is_err());
         }
         // Each time a bit late is possible, always is not.

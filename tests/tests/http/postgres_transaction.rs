@@ -199,7 +199,7 @@ async fn who_lost_the_claim_cannot_complete_and_rolls_back() {
         .unwrap();
     lost(&claim).await;
     assert_eq!(shop.ask(&claim).await, completed(b"other"));
-    // Given back, by its owner, as a first attempt and as a later one.
+    // Released, by its owner, as a first attempt and as a later one.
     let claim = shop.claim(SEC).await;
     shop.records.release(claim.key(), claim.token()).await.unwrap();
     lost(&claim).await;

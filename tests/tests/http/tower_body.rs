@@ -216,7 +216,7 @@ async fn a_client_that_never_reads_loses_the_lock_at_max_hold() {
         let (body, _) = Script::new([Step::Data("a"), Step::Data("b")]);
         let started = tokio::time::Instant::now();
         let mut body = sent(layer, body).await.into_body();
-        // Nobody polls the body, and the next one gets in all the same.
+        // The body is not polled, and the next request still gets in.
         drop(other.lock("k").acquire().await.unwrap());
         assert!(
             (started.elapsed().as_secs_f64() - 10.0).abs() < 0.5,
@@ -404,7 +404,7 @@ mod the_body_of_a_request {
     async fn that_is_too_large_is_refused_before_anything_is_locked() {
         bounded(async {
             let (client, other) = pair().await;
-            // Nobody gets as far as to wait for it.
+            // No request gets as far as to wait for it.
             let _held = other.lock("7").acquire().await.unwrap();
             let service = by_header(&client).body_limit(3).layer(service_fn(echo));
             let announced = Full::from("abcd").map_err(|never| match never {}).boxed_unsync();

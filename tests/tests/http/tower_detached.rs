@@ -268,7 +268,7 @@ mod a_handler_without_its_client {
         .await;
     }
 
-    /// A handler that panics without its client gives the lock back.
+    /// A handler that panics without its client releases the lock.
     #[tokio::test(start_paused = true)]
     async fn gives_the_lock_back_when_it_panics() {
         bounded(async {
@@ -317,7 +317,7 @@ mod a_loss {
         LockLayer::new(client.clone(), fixed("a")).fixed_lease(10 * SECOND)
     }
 
-    /// A handler whose lock is lost is stopped, with its client and without; its key is in doubt.
+    /// A handler whose lock is lost is stopped, with its client and without; its key counts as ambiguous.
     #[tokio::test(start_paused = true)]
     async fn stops_the_handler_with_its_client_and_without() {
         bounded(async {

@@ -270,7 +270,7 @@ async fn a_body_that_breaks_off_is_refused() {
 #[tokio::test]
 async fn fixed_keys() {
     assert_eq!(key_of(fixed("report"), get("/")).await, some("report"));
-    // Nobody but us can have made this mistake.
+    // Only this service can have made this mistake.
     refused(key_of(fixed("order:{id}"), get("/")).await, 500, "mistake");
 }
 

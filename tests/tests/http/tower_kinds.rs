@@ -424,7 +424,7 @@ async fn requests_that_read_stand_back_for_one_that_writes_where_writers_are_pre
             let told = write.await.unwrap().unwrap();
             assert_eq!(text(told).await, "1 write true");
         }
-        // A lock without readers has nobody who stands back.
+        // A lock without readers has none that stand back.
         let wrong = LockLayer::new(a.clone(), query("doc")).prefer_writers();
         assert!(wrong.check().unwrap_err().to_string().contains("prefer_writers"));
         assert_eq!((a.held(), b.held(), store.held()), (0, 0, 0));

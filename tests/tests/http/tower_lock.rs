@@ -1,4 +1,4 @@
-//! The lock layer, rule by rule: who gets in, what the others are told, and that nothing is left behind.
+//! The lock layer, rule by rule: which requests get in, the responses of the others, and that nothing is left behind.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};

@@ -96,10 +96,10 @@ async fn they_exclude_each_other_under_contention() {
     store.assert_clean(&[&c, &d]).await;
 }
 
-/// Who was served, in what order.
+/// The waiters in the order in which they were served.
 type Order = Arc<Mutex<Vec<usize>>>;
 
-/// Those of both sides wait in turns behind a holder of either side, and are served in the order in which they came.
+/// Those of both sides wait in turns behind a holder of either side, and are served in order of arrival.
 async fn served_in_order(name: &'static str, java_holds: bool) {
     let store = Store::server().await;
     let server = store.as_server();

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(90);
 const NAMES: [&str; 2] = ["order:42", "{shop}:order:42"];
 
 async fn java(store: &Store) -> Redisson {
-    // Whoever is not told waits for 90 s.
+    // Without a notification a waiter waits for 90 s.
     Redisson::on_with(store, &Options::new().watchdog(LONG)).await
 }
 

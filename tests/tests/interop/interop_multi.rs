@@ -16,7 +16,7 @@ const MS: Duration = Duration::from_millis(1);
 const JAVAS: &str = "c,a,b";
 const OURS: [&str; 3] = ["a", "b", "c"];
 
-/// Waits until somebody is subscribed to the releases of the key, and a little longer.
+/// Waits until a client is subscribed to the releases of the key, and a little longer.
 async fn waited_for(server: &Server, name: &str) {
     let channel = format!("redisson_lock__channel:{{{name}}}");
     eventually("the waiter is subscribed", || async {

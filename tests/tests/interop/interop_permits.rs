@@ -603,7 +603,7 @@ async fn a_number_of_permits_without_an_owner_is_shared() {
         agree(1).await;
         assert!(semaphore.try_acquire_many(2).await.unwrap_err().is_busy());
         assert!(!call(&["tryAcquire", "2", "0"]).await.acquired());
-        // Each gives back what the other took.
+        // Each releases what the other acquired.
         call(&["release", "2"]).await;
         semaphore.release_many(2).await.unwrap();
         agree(5).await;

@@ -325,7 +325,7 @@ async fn each_side_can_force_the_other_out() {
         assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
         is_confirmed(&guard).await;
         guard.release().await.unwrap();
-        // Neither may be opened by who does not hold it.
+        // Only the holder may open either of them.
         let guard = client.lock(raw(name)).acquire().await.unwrap();
         let error = java.unlock(1, Kind::Plain, name).await.unwrap_err();
         assert!(error.is_thrown("IllegalMonitorStateException"), "{error}");
@@ -337,7 +337,7 @@ async fn each_side_can_force_the_other_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forced_release_wakes_the_other_sides_waiters() {
     let store = Store::server().await;
-    // Whoever is not told waits for 30 s at least.
+    // Without a notification a waiter waits for at least 30 s.
     let java = Redisson::on_with(&store, &Options::new().watchdog(90 * SECOND)).await;
     let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;
     // A Java waiter behind dlock, forced out by dlock.

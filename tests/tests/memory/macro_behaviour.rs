@@ -10,12 +10,12 @@ use futures_util::FutureExt;
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-/// Whether nobody holds the lock, as somebody sees it who is not inside of it.
+/// Whether the lock has no holder, as seen from outside.
 async fn is_free(client: &LockClient, key: &str) -> bool {
     client.lock(key).try_acquire().await.is_ok()
 }
 
-/// Counts who is inside, and remembers when two were.
+/// Counts the holders, and remembers when there were two.
 #[derive(Default)]
 struct Room {
     inside: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Everything that the caller passed is dropped before the lock is given back, and in the usual order.
+//! Everything that the caller passed is dropped before the lock is released, and in the usual order.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

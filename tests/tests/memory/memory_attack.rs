@@ -269,7 +269,7 @@ fn a_release_goes_on_when_the_runtime_that_awaited_it_ends() {
             sleep(10 * MS).await;
         }
         assert_eq!(store.held(), 0);
-        // And whoever comes after it.
+        // And the next caller.
         drop(client.lock("3").acquire().await.unwrap());
         sleep(50 * MS).await;
         assert_eq!(store.held(), 0);
@@ -337,7 +337,7 @@ struct Manners {
     panics: AtomicUsize,
 }
 
-/// A store of somebody else.
+/// A third-party store.
 struct Strange(Arc<MemoryStore>, Arc<Manners>);
 
 impl Strange {
@@ -535,7 +535,7 @@ fn calls_outside_of_a_runtime_wait_and_release() {
     let next = next.unwrap();
     block_on(two.shutdown(Duration::from_millis(20)));
     drop(runtime);
-    // Nobody answers any more, and nothing panics.
+    // No request is answered any more, and nothing panics.
     let _ = block_on(next.release());
     let closed = block_on(one.lock("k").acquire());
     assert!(matches!(closed, Err(dlock::Error::ClientClosed)), "{closed:?}");

@@ -1,4 +1,4 @@
-//! Rule 19 on memory: an acquire that is dropped at any poll leaves nothing and takes nobody's wake-up.
+//! Rule 19 on memory: an acquire that is dropped at any poll leaves nothing and takes no other waiter's wake-up.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,5 +1,5 @@
-//! The times of fair locks by a paused clock: what the dead cost, who keeps a place and who gets it back, and how
-//! often who waits asks.
+//! The times of fair locks under a paused clock: the cost of dead waiters, which waiters keep or regain a position, and
+//! how often a waiter asks.
 //!
 //! The clock moves by `sleep`, never by `advance`; every test runs inside a few virtual hours, because a dead-lock
 //! never idles once there is a watchdog.
@@ -21,9 +21,9 @@ use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
-/// For how long a place is kept for one who is not heard of.
+/// For how long a position is kept for a waiter that does not ask.
 const PLACE: Duration = Duration::from_secs(5);
-/// How often who waits asks.
+/// How often a waiter asks.
 const ASKS: Duration = Duration::from_millis(1500);
 
 async fn client(store: &MemoryStore) -> LockClient {
@@ -32,14 +32,14 @@ async fn client(store: &MemoryStore) -> LockClient {
 
 type Acquire = Pin<Box<dyn Future<Output = Result<LockGuard, Error>> + Send>>;
 
-/// One who stands in the queue and is not polled any more.
+/// A waiter in the queue that is not polled any more.
 async fn silent(client: &LockClient) -> Acquire {
     let mut acquire: Acquire = Box::pin(client.fair_lock("k").acquire());
     assert!(poll!(&mut acquire).is_pending());
     acquire
 }
 
-/// Who was served, and when.
+/// The served waiters, and when.
 type Served = Arc<Mutex<Vec<(usize, Duration)>>>;
 
 fn waiter(client: &LockClient, name: usize, begun: Instant, served: &Served) -> JoinHandle<()> {
@@ -247,7 +247,7 @@ fn nothing_is_asked_for_who_is_not_polled_when_it_should_be() {
         let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
         let guard = a.fair_lock("k").acquire().await.unwrap();
-        // Behind the holder in its own process, so that it would be asked for when that gives the lock back.
+        // Behind the holder in its own process, so that it would be asked for when that releases the lock.
         let silent = silent(&a).await;
         let served = Served::default();
         let others = [
@@ -260,7 +260,7 @@ fn nothing_is_asked_for_who_is_not_polled_when_it_should_be() {
         for other in others {
             other.await.unwrap();
         }
-        // Its place, and not a lease that nobody renews.
+        // Its position, and not a lease that is not renewed.
         assert!(released.elapsed() <= SEC + 2 * MS, "{:?}", released.elapsed());
         assert_eq!(order(&served), [2, 3]);
         silent.await.unwrap().release().await.unwrap();
@@ -446,7 +446,7 @@ fn a_release_between_a_question_and_the_look_at_its_answer_is_not_missed() {
         // By then it listens.
         sleep(SEC).await;
         let released = Instant::now();
-        // The second is asked for behind the release; the first has the lock and gives it back before it is polled.
+        // The second is asked for behind the release; the first has the lock and releases it before it is polled.
         guard.release().await.unwrap();
         first.await.unwrap();
         second.await.unwrap();

@@ -1,4 +1,4 @@
-//! Frames: what a wrapper adds to those in which its future is polled, who goes first inside one, and what all that costs.
+//! Frames: what a wrapper adds to those in which its future is polled, the order inside a frame, and the cost.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -385,7 +385,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
     future.now_or_never()
 }
 
-/// A branch that was called and is not polled, as in a `select!` that works on another one, keeps nobody out, and comes in
+/// A branch that was called and is not polled, as in a `select!` that works on another one, excludes no other, and comes in
 /// when it is polled.
 #[tokio::test(start_paused = true)]
 async fn branch_that_is_not_polled_keeps_nobody_out() {
@@ -398,7 +398,7 @@ async fn branch_that_is_not_polled_keeps_nobody_out() {
         for waiter in &mut unpolled {
             assert!(poll_once(waiter.as_mut()).is_none());
         }
-        // One who waited before, and one who comes later.
+        // An earlier waiter, and a later one.
         let before = async { asking.acquire().await.map(drop) };
         let later = async {
             drop(inside);
@@ -422,7 +422,7 @@ async fn branch_that_is_not_polled_keeps_nobody_out() {
     .unwrap();
 }
 
-/// Branches wait for each other, and not for what is nested in one of them: that enters past those who wait outside.
+/// Branches wait for each other, and not for what is nested in one of them: that enters past waiters outside.
 #[tokio::test]
 async fn nested_call_enters_past_the_branches_that_wait() {
     let client = LockClient::memory();
@@ -434,7 +434,7 @@ async fn nested_call_enters_past_the_branches_that_wait() {
         assert!(poll_once(waiting.as_mut()).is_none());
         for _ in 0..3 {
             let nested = inside.scope(asking.try_acquire()).await.unwrap();
-            // Also past those who wait inside.
+            // Also past the waiters inside.
             let mut next = Box::pin(inside.scope(asking.acquire()));
             assert!(poll_once(next.as_mut()).is_none());
             let deeper = nested.scope(asking.try_acquire());
@@ -492,7 +492,7 @@ async fn readers_come_in_together_and_sets_have_their_turn() {
     assert!(turns.get() < 10_000);
 }
 
-/// A frame whose guard is given back at the moment at which it asks has no lock: the acquire is an ordinary one, and no
+/// A frame whose guard is released at the moment at which it asks has no lock: the acquire is an ordinary one, and no
 /// loss is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frame_whose_guard_is_given_back_meanwhile_asks_anew() {

@@ -1,4 +1,4 @@
-//! Rule 24 under a paused clock: a lock that is released goes to the next who waits in this process without
+//! Rule 24 under a paused clock: a released lock goes to the next waiter of this process without
 //! the store, in arrival order, and every other rule holds in the middle of such a chain.
 
 use std::future::Future;
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-/// Who listens only.
+/// A client that only listens.
 const NOBODY: GrantId = GrantId::from_parts(0, 0);
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ async fn held(lock: &Lock, behind: usize, time: Duration) -> (LockGuard, Vec<Wai
     (guard, waiters)
 }
 
-/// Held, with two who wait behind.
+/// Held, with two waiters behind.
 async fn held_before_two(lock: &Lock) -> (LockGuard, [Waiting; 2]) {
     let (guard, waiters) = held(lock, 2, MS).await;
     (guard, waiters.try_into().expect("two"))
@@ -299,7 +299,7 @@ async fn one_that_was_handed_off_is_renewed_and_lost_like_any_other() {
     sleep(10 * LEASE).await;
     assert_eq!(next.state(), HoldState::Held);
     assert!(s.watched.seen().renewals.load(SeqCst) >= 29);
-    // The store forgets: told at the next renewal, and whoever waits behind gets the lock from the store.
+    // The store forgets: told at the next renewal, and the next waiter gets the lock from the store.
     s.store.clear();
     assert_eq!(next.lost().await, Loss::Gone);
     let after = got(after).await;
@@ -478,7 +478,7 @@ async fn a_lock_that_nobody_took_up_yet_does_not_stand_in_the_way_of_another() {
     let guard = lock.acquire().await.unwrap();
     let next = waiting(&lock);
     sleep(MS).await;
-    // Handed off to one who has not looked yet, when the store forgets it and somebody else here gets it.
+    // Handed off to a waiter that has not looked yet, when the store forgets it and another client here gets it.
     drop(guard);
     s.store.clear();
     let another = lock.try_acquire().await.unwrap();
@@ -501,7 +501,7 @@ async fn a_release_that_is_not_polled_on_keeps_nobody_waiting() {
     s.watched.seen().slow_answers.store(2, SeqCst);
     let mut release = Box::pin(next.release());
     poll_once(release.as_mut());
-    // The store has it back, only nobody looks at the answer.
+    // The store has it back, but the reply is not read.
     let begin = Instant::now();
     let after = got(after).await;
     assert!(begin.elapsed() <= 2 * SEC, "{:?}", begin.elapsed());
@@ -594,7 +594,7 @@ async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usi
     (asked as f64 / had.iter().sum::<usize>() as f64, had)
 }
 
-/// However many processes wait for a lock, a few of them ask for it when it comes free.
+/// However many processes wait for a lock, a few of them ask for it when it becomes available.
 #[tokio::test(start_paused = true)]
 async fn crowd_of_processes_asks_a_few_times_for_each_handoff() {
     for hold in [MS, 50 * MS, 500 * MS] {

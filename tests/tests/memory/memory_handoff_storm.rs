@@ -24,7 +24,7 @@ const KEYS: usize = 2;
 /// What is allowed to happen.
 #[derive(Clone, Copy, PartialEq)]
 enum Weather {
-    /// Callers come and go; all want the same, and are served in the order in which they came.
+    /// Callers come and go; all want the same, and are served in order of arrival.
     Fair,
     /// All options, leases that run out: still one holder at a time by any holder's own clock, and tokens
     /// that grow.
@@ -39,7 +39,7 @@ enum Weather {
 struct Register {
     inside: Vec<Held>,
     tokens: Vec<u64>,
-    /// Who came last to be served, of each process.
+    /// The last served waiter of each process.
     served: [u64; 2],
     came: u64,
 }
@@ -194,7 +194,7 @@ impl World {
         let mut register = self.registers[key].lock();
         let token = guard.fencing_token();
         if !guard.is_held() {
-            // So long ago that somebody else has been here perhaps.
+            // So long ago that another client may have held it.
             return;
         }
         match self.weather {

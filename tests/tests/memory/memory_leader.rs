@@ -17,7 +17,7 @@ const MS: Duration = Duration::from_millis(1);
 /// The default.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Who led when, as those who did have said.
+/// The leaders and their times, as they reported them.
 #[derive(Debug, Clone, Default)]
 struct Diary {
     leading: Arc<AtomicUsize>,
@@ -99,7 +99,7 @@ fn one_of_many_leads_and_terms_have_growing_tokens() {
 fn after_a_crash_another_one_leads_when_the_lease_is_over_and_not_before() {
     paused(async {
         let (store, diary) = (TestStore::new(), Diary::default());
-        // Of who has crashed nothing is left but the lease.
+        // A crashed candidate leaves nothing but its lease.
         let crashed = store.busy_for("l", LEASE);
         let began = Instant::now();
         let leader = store.client().leader("l");

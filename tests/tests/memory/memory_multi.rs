@@ -81,7 +81,7 @@ fn one_that_is_busy_costs_the_others_nothing_or_a_moment() {
             assert!(error.is_busy(), "{error}");
             let releases = setting.watched.seen().releases.load(SeqCst);
             assert_eq!(releases, if together { 0 } else { 2 });
-            // What was had is given back when the answer is there, not some time later.
+            // Acquired locks are released when the reply arrives, not some time later.
             drop(setting.b.multi(["a", "b"]).try_acquire().await.unwrap());
             drop(busy);
             setting.assert_clean("").await;
@@ -166,7 +166,7 @@ fn min_hold_keeps_all_of_them_taken() {
                 .acquire()
                 .await
                 .unwrap();
-            // From here on, and for the one that was had first as well.
+            // From here on, and for the first lock as well.
             let had = Instant::now();
             guard.release().await.unwrap();
             for key in ["a", "b"] {
@@ -282,7 +282,7 @@ fn whatever_fails_half_way_nothing_stays() {
             assert!(error.is_unavailable(), "{fault:?}: {error}");
             sleep(SEC).await;
             assert_eq!(store.held(), 0, "{fault:?}");
-            // Who waits goes on where that makes sense.
+            // A waiter goes on where that makes sense.
             store.fail_next(Step::Acquire, fault);
             let outcome = a.multi(["a", "b"]).acquire().await;
             match fault {

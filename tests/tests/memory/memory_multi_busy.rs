@@ -1,5 +1,5 @@
-//! Several locks at once, each of which is busy all the time: whoever wants them all gets them in the end, and nobody waits
-//! for ever for somebody who waits as well. By a paused clock, on a store that grants several in one step and on one that
+//! Several locks at once, each of which is busy all the time: a caller of all of them gets them in the end, and no caller
+//! waits for ever for another waiter. By a paused clock, on a store that grants several in one step and on one that
 //! does not.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-/// How many looks in vain it takes until the keys are taken one after the other.
+/// After how many failed attempts the keys are acquired one after the other.
 const LOOKS: usize = 8;
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
@@ -49,7 +49,7 @@ impl Setting {
 }
 
 /// Has each of the keys busy all the time: a process has it, in which there is always somebody who waits for it. Their
-/// times are such that the keys come free at different moments.
+/// times are such that the keys become available at different moments.
 async fn load(setting: &Setting) -> Vec<JoinHandle<()>> {
     let mut tasks = Vec::new();
     for (key, time) in KEYS.iter().zip([71, 113, 131]) {
@@ -77,7 +77,7 @@ async fn stop(tasks: Vec<JoinHandle<()>>) {
 }
 
 /// Has a call find one of "a" and "b" free and the other one busy, until it takes them in order; then it has "a", and
-/// "b" is held by who is given back.
+/// "b" is held by a guard that is released.
 async fn drive_until_it_holds_a(others: &LockClient) -> dlock::LockGuard {
     // It waits for whichever was busy last.
     let mut held = others.lock("a").acquire().await.unwrap();
@@ -90,7 +90,7 @@ async fn drive_until_it_holds_a(others: &LockClient) -> dlock::LockGuard {
         held = next;
     }
     assert_eq!(held.key().as_str(), "a");
-    // The eighth was in vain because of "a": that is what it takes first.
+    // The eighth failed because of "a": it takes "a" first.
     let b = others.lock("b").acquire().await.unwrap();
     held.release().await.unwrap();
     sleep(20 * MS).await;
@@ -217,7 +217,7 @@ fn what_it_holds_while_it_waits_is_renewed_and_given_back_when_the_wait_is_over(
                 None => {
                     b.release().await.unwrap();
                     let guard = call.await.unwrap().unwrap();
-                    // The lease begins for both when the last is had.
+                    // The lease begins for both when the last is acquired.
                     assert!(guard.remaining() > 180 * MS, "{:?}", guard.remaining());
                     assert!(!guard.is_renewed());
                     guard.release().await.unwrap();
@@ -290,7 +290,7 @@ fn rule_19_dropped_at_any_moment_on_its_way_it_leaves_nothing() {
     }
 }
 
-/// A shutdown knows what a call has that is not done: it is counted as held, and given back before the shutdown ends, also
+/// A shutdown knows what a call has that is not done: it is counted as held, and released before the shutdown ends, also
 /// when nobody polls the call any more.
 #[test]
 fn shutdown_gives_back_what_a_set_has_so_far() {
@@ -330,7 +330,7 @@ fn shutdown_gives_back_what_a_set_has_so_far() {
     }
 }
 
-/// The same for the places of those who wait at the store: nobody waits behind a client that is shut down.
+/// The same for the places of waiters at the store: nobody waits behind a client that is shut down.
 #[test]
 fn shutdown_gives_up_the_places_of_calls_that_wait() {
     paused(async {

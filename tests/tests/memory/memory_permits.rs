@@ -48,7 +48,7 @@ fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::OutcomeUnknown { .. }))
 }
 
-/// Somebody who asks the store once, and is never heard of again.
+/// A waiter that asks the store once, and never again.
 async fn asks_once(store: &MemoryStore, name: &str, permits: u32, number: u64) -> AcquireReply {
     let grant = GrantId::from_parts(7, number);
     let mut request = AcquireRequest::new(Kind::Permit, LockKey::from(name), grant, 30 * SEC);

@@ -165,7 +165,7 @@ async fn client(members: &[Member]) -> LockClient {
     builder.build().await.unwrap()
 }
 
-/// Somebody else takes "k" on one member: under which grant, and the member's store.
+/// Another client takes "k" on one member; returns its grant, and the member's store.
 async fn somebody_has(member: &Member, lease: Duration) -> (GrantId, Arc<MemoryStore>) {
     let (other, store) = (GrantId::from_parts(7, 7), Arc::new(member.memory.clone()));
     let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, lease);
@@ -173,7 +173,7 @@ async fn somebody_has(member: &Member, lease: Duration) -> (GrantId, Arc<MemoryS
     (other, store)
 }
 
-/// Nothing is held anywhere, and nobody listens.
+/// Nothing is held anywhere, and there are no subscribers.
 async fn assert_clean(members: &[Member]) {
     sleep(5 * SEC).await;
     for (at, member) in members.iter().enumerate() {
@@ -326,7 +326,7 @@ fn what_a_bare_majority_granted_is_soon_on_every_member() {
     paused(async {
         let m = members(3).await;
         let a = client(&m).await;
-        // Somebody else has one member, who gives it back when the others have decided.
+        // Another client has one member, and releases it when the others have decided.
         let (other, of_other) = somebody_has(&m[2], SEC).await;
         let guard = a.lock("k").acquire().await.unwrap();
         let fixed = a.lock("j").fixed_lease(SEC).acquire().await.unwrap();

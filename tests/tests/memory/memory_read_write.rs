@@ -187,7 +187,7 @@ fn a_dead_writer_keeps_readers_out_for_as_long_as_its_place_is_kept() {
             panic!("readers stand back")
         };
         assert_eq!(remaining, Some(PLACE - SEC));
-        // A writer has nobody to stand back for.
+        // A writer has no one to stand back for.
         drop(b.rw_lock("k").write().try_acquire().await.unwrap());
         drop(b.rw_lock("k").read().acquire().await.unwrap());
         assert!(
@@ -207,7 +207,7 @@ fn the_places_of_dead_writers_leave_nothing_behind() {
         inside.release().await.unwrap();
         assert_eq!(store.queued(), 1);
         sleep(PLACE).await;
-        // Of a key that nobody asks for any more, when somebody waits for another one.
+        // Of an unused key, when a client waits for another one.
         let held = a.rw_lock("j").read().acquire().await.unwrap();
         let writer = tokio::spawn(b.rw_lock("j").prefer_writers().write().acquire());
         sleep(MS).await;
@@ -305,7 +305,7 @@ fn each_of_several_writers_of_a_process_waits_for_those_readers_at_most_who_came
         assert!(readers.iter().all(|reader| !reader.is_finished()));
         first.release().await.unwrap();
         let released = Instant::now();
-        // Who is next is open, and everybody has a turn.
+        // The order is open, and every client is served.
         let done = readers.into_iter().chain(writers).map(async |task| {
             let guard = task.await.unwrap().unwrap();
             sleep(10 * MS).await;

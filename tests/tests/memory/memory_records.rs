@@ -141,7 +141,7 @@ fn who_waits_wakes_on_completion_or_looks_at_the_end_of_the_lease() {
         tokio::join!(work, watch.changed());
         assert_eq!(begun.elapsed(), 3 * SEC);
         drop(watch);
-        // Of the end of a lease nobody tells, and nobody is woken for an extension or another key.
+        // The end of a lease sends no notification, and neither does an extension or another key.
         let (other, next) = (fresh_key(), fresh_key());
         let (token, _) = claimed(&a, ask_for(&next, 15 * SEC, DAY), 1).await;
         let mut watch = b.watch(&next);
@@ -266,7 +266,7 @@ fn a_policy_counts_when_it_is_asked_for() {
         left.on_orphan = OnOrphan::Leave;
         claimed(&records, left, 1).await;
         sleep(SEC).await;
-        // Who took the claim said nothing of what becomes of it; who asks next does.
+        // The claim's owner did not say what happens to it; the next caller does.
         assert_eq!(
             records.claim(leaving(ask(&key))).await.unwrap(),
             ClaimReply::Orphan { attempt: 1 }

@@ -157,7 +157,7 @@ async fn lock_that_is_held_in_the_process_is_reported_as_busy() {
     }
 }
 
-/// "Busy" from before the lock was given back does not hold for ever: a store that has been silent since is at fault.
+/// "Busy" from before the lock was released does not hold for ever: a store that has been silent since is at fault.
 #[tokio::test(start_paused = true)]
 async fn store_that_falls_silent_after_a_release_is_not_reported_as_busy() {
     let s = setting().await;
@@ -322,7 +322,7 @@ async fn handed_off_lock_goes_on_when_its_waiter_is_not_polled() {
     }
 }
 
-/// The head of a queue that is not polled blocks nobody behind it while the lock is free.
+/// The head of a queue that is not polled blocks no waiter behind it while the lock is free.
 #[tokio::test(start_paused = true)]
 async fn head_that_is_not_polled_blocks_nobody_behind_it() {
     for kind in [Kind::Lock, Kind::Write, Kind::Read, Kind::Fenced, Kind::Fair] {
@@ -383,7 +383,7 @@ async fn head_that_waits_for_permits_or_several_keys_and_is_not_polled_blocks_no
     assert!(s.watched.memory().is_empty());
 }
 
-/// A lock that the store granted is given back when the waiter does not come for it.
+/// A lock that the store granted is released when the waiter does not come for it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_given_back_when_its_waiter_is_not_polled() {
     for kind in [Kind::Lock, Kind::Write, Kind::Fenced, Kind::Fair] {

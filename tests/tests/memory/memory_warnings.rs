@@ -87,7 +87,7 @@ async fn wait_for_more_permits_than_there_are_is_warned_of() {
     drop(waiting.await.unwrap().unwrap());
 }
 
-/// A semaphore whose permits nobody has set is waited for, and the log says what is missing.
+/// A call waits for a semaphore without permits, and the log says what is missing.
 #[tokio::test(start_paused = true)]
 async fn semaphore_without_permits_is_warned_of_and_waited_for() {
     let log = Log::default();

@@ -1,5 +1,5 @@
 //! The watchdog where many are held and renewals go wrong in every way there is: refused, lost, answered late, in part
-//! or never, by a panic, and with servers that are in doubt. A model of what the store has confirmed says of each
+//! or never, by a panic, and with suspect servers. A model of what the store has confirmed says of each
 //! hold until when it lasts: it is told then, neither before nor long after, and what can be kept is kept.
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-/// So late a loss is told at the most: where many are held they are looked at together, by a timer of whole milliseconds.
+/// So late a loss is told at most: where many are held they are looked at together, by a timer of whole milliseconds.
 const LATE: Duration = Duration::from_millis(12);
 const LANES: u32 = 4;
 
@@ -76,7 +76,7 @@ impl Moody {
         })
     }
 
-    /// Somebody has got the lock; the grant is answered.
+    /// A client has acquired the lock; the grant is answered.
     fn comes_in(&self, token: u64) -> GrantId {
         let mut model = self.model.lock();
         let (_, &id) = (model.by_token.range(token..).next()).expect("a token that was granted");
@@ -251,7 +251,7 @@ fn count(what: &AtomicUsize) {
     what.fetch_add(1, SeqCst);
 }
 
-/// Some lock of many: nearly all are for one alone, some are wanted by several, who hand them on.
+/// Some lock of many: nearly all are for one alone, some are wanted by several, who hand them off.
 fn some_lock(client: &LockClient, rng: &mut Rng, me: usize) -> (Lock, Option<Duration>) {
     let some_time = rng.u32(1..20) * SEC / 2;
     let own = format!("own{me}");

@@ -1,4 +1,4 @@
-//! Passwords and prefixes in every topology: who has them gets in and goes on through a fail-over, who has not is told at
+//! Passwords and prefixes in every topology: a client with them gets in and goes on through a fail-over, another is told at
 //! once, and no password goes to where it does not belong.
 
 use std::time::Duration;
@@ -148,7 +148,7 @@ async fn the_members_of_a_quorum_have_a_password() {
     is_refused(&url.replace(&format!(":{PASSWORD}@"), ""), "no password").await;
 }
 
-/// A name with one prefix is another lock than with another one, and nobody sees more of a prefix than its own part.
+/// The same name with two prefixes is two locks, and no client sees more than its own prefix.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prefixes_keep_locks_apart_in_every_topology() {
     let flavor = Flavor::from_env();

@@ -116,7 +116,7 @@ async fn a_user_with_one_permission_less_cannot() {
             outcome.is_err() || *missing == "+unsubscribe",
             "{missing} is not needed"
         );
-        // What was had ends with its lease at the latest, never later.
+        // A grant ends with its lease at the latest.
         eventually("every hold has an end", || async {
             let server = store.as_server();
             server.try_query::<bool>(&["EXISTS", "shop:k"]).await == Ok(false)
@@ -778,7 +778,7 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
     }
     cluster.end_move(slot, from, to).await;
     at_work(&a, &b, "shop:0").await.unwrap();
-    // Who may not listen looks now and then, and who may not tell keeps the others waiting.
+    // A user that may not listen polls, and a user that may not notify makes others wait.
     let [listen, tell] = match flavor {
         Flavor::Redis62 => ["-subscribe", "-publish"],
         Flavor::Redis | Flavor::Valkey => ["-ssubscribe", "-spublish"],
@@ -795,7 +795,7 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
     for server in cluster.servers() {
         give(server, "svc", headings).await;
     }
-    // Who may not ask where the slots are has no way in.
+    // A user that may not ask for the slots cannot connect.
     for server in cluster.servers() {
         let rule = ["ACL", "SETUSER", "svc", "-cluster", "+cluster|info"];
         server.command(&rule).await;

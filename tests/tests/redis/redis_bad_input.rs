@@ -526,7 +526,7 @@ async fn a_full_server_refuses_locks_and_takes_them_back() {
     let error = fails("acquire on a full server", client.lock("k").acquire()).await;
     assert_refused(&error, &["\"k\"", "OOM", "memory"]);
     assert_eq!(server.keys().await, ["dlock:fence", "held"]);
-    // What is held is renewed, seen and given back.
+    // What is held is renewed, seen and released.
     dlock_tests::faults::is_confirmed(&guard).await;
     assert!(client.inspect("held").await.unwrap().is_some());
     assert!(client.lock("held").try_acquire().await.unwrap_err().is_busy());

@@ -1,5 +1,5 @@
 //! Rule 19 on a real server behind a slow network: an acquire that is dropped at any poll leaves no lock, no
-//! place in line and no subscription, and takes nobody's wake-up.
+//! position in the queue and no subscription, and takes nobody's wake-up.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -63,7 +63,7 @@ async fn case(store: &Store, pair: Pair, n: usize, busy: bool, second_in_line: b
         let guard = first.await.unwrap().unwrap();
         guard.release().await.unwrap();
     }
-    // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
+    // The next caller finds nothing in the way for long: whatever was under way is undone.
     is_free_soon_as(&a, &key, pair.asks).await;
     eventually("no hold and no waiter is left", || async {
         [&a, &b]
@@ -77,7 +77,7 @@ async fn case(store: &Store, pair: Pair, n: usize, busy: bool, second_in_line: b
 async fn dropped_at_any_poll(busy: bool, second_in_line: bool) {
     const MOST: usize = 16;
     let store = Store::server().await;
-    // A free lock is had at some poll, however slow the machine is.
+    // A free lock is acquired at some poll, however slow the machine is.
     let polls = |n| if n == MOST - 1 && !busy { usize::MAX } else { n };
     for pair in Pair::ALL {
         let done = (0..MOST).map(|n| case(&store, pair, polls(n), busy, second_in_line));
@@ -217,7 +217,7 @@ async fn dropped_acquire_is_undone_before_the_next_attempt() {
         }
         let multi = client.multi(["k", "l", "m"]);
         let mut acquire = Box::pin(multi.acquire());
-        // On a fast machine it is there already, and given back.
+        // On a fast machine it is there already, and released.
         let _ = futures_util::poll!(&mut acquire);
         drop(acquire);
         let guards = multi.try_acquire().await;

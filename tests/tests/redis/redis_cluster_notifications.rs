@@ -1,4 +1,4 @@
-//! Who waits in a Cluster is told, whatever it waits for and wherever the slot has gone meanwhile, and asks for nothing.
+//! A waiter in a Cluster is told, for every kind of lock and wherever its slot has moved, and sends no request.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::task::JoinHandle;
 
 const MS: Duration = Duration::from_millis(1);
-/// So long that nobody looks at a lease meanwhile: who waits looks every 30 s then, and [`SOON`] is less.
+/// So long that no lease ends during a test: a waiter looks every 30 s then, and [`SOON`] is less.
 const LEASE: Duration = Duration::from_secs(3600);
 
-/// Somebody who waits, and what it waits for.
+/// A waiter, and what it waits for.
 struct Waiting {
     /// The name of the lock, or whatever it is.
     name: String,
@@ -51,7 +51,7 @@ async fn uninformed(cluster: &Cluster) -> (LockClient, LockClient) {
     clients
 }
 
-/// Waits until somebody listens for news of this name there.
+/// Waits until a client listens for notifications of this name there.
 async fn is_heard_of_at(server: &Server, name: &str) {
     eventually("somebody listens there", async || {
         let channels = server.pubsub_channels().await;
@@ -184,7 +184,7 @@ async fn are_woken_at(server: &Server, all: Vec<Waiting>) {
     }
 }
 
-/// Whatever `b` waits for and `a` gives back, on whichever server.
+/// `b` waits and `a` releases, on any server.
 async fn all_are_woken_on_every_shard(cluster: &Cluster, a: &LockClient, b: &LockClient) {
     for shard in 0..3 {
         let server = cluster.server(shard);
@@ -252,7 +252,7 @@ async fn a_server_that_loses_a_slot_tells_who_listens_there() {
         let (from, to) = (cluster.server(from), cluster.server(to));
         settle().await;
         cluster.move_slot(slot_of(&name), from, to).await;
-        // Nobody looks for other reasons for half a minute.
+        // No client looks for other reasons for half a minute.
         within(SOON, "the way there", is_heard_of_at(to, &name)).await;
     }
     guard.release().await.unwrap();
@@ -380,7 +380,7 @@ async fn two_thousand_waiters_cost_two_connections_for_each_master() {
         .iter()
         .map(|proxy| proxy.connections_open())
         .collect::<Vec<_>>();
-    // One of the holder, two of the one who waits.
+    // One of the holder, two of the waiter.
     assert_eq!(connections, [3, 3, 3]);
     for guard in guards {
         guard.unwrap().release().await.unwrap();

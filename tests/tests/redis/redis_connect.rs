@@ -259,7 +259,7 @@ async fn client_with_dead_connections(server: &Server) -> (Proxy, LockClient) {
     (proxy, client)
 }
 
-/// A connection that died while nobody used it costs an acquire a part of the time of one step, not several such times.
+/// A connection that died while idle costs an acquire a part of the time of one step, not several such times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connection_that_is_dead_is_replaced_within_one_step() {
     let server = Server::start(Flavor::from_env()).await;
@@ -285,7 +285,7 @@ async fn waiter_on_a_dead_subscription_is_served_within_one_step() {
     assert!(begun.elapsed() < STEP, "it took {:?}", begun.elapsed());
 }
 
-/// A dead connection is found while nobody uses it, and replaced before the next caller comes.
+/// A dead connection is found while it is idle, and replaced before the next caller comes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_are_tested() {
     let server = Server::start(Flavor::from_env()).await;

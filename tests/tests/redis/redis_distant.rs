@@ -1,4 +1,4 @@
-//! A server that is far away: nobody waits for the round trip of somebody else.
+//! A server that is far away: no caller waits for the round trip of another.
 
 use std::time::Duration;
 

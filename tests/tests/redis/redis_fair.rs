@@ -16,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const PATIENT: i64 = 300_000;
 /// What one of ours has.
 const PLACE: i64 = 5_000;
-/// A little more than the time between two questions of one who waits.
+/// A little more than the time between two requests of a waiter.
 const NEXT_QUESTION: Duration = Duration::from_millis(1700);
 
 const QUEUE: &str = "redisson_lock_queue:{k}";
@@ -36,7 +36,7 @@ async fn queue(server: &Server) -> Vec<String> {
     server.query(&["LRANGE", QUEUE, "0", "-1"]).await
 }
 
-/// Until when one keeps its place, in ms from now; `None` for one who has none.
+/// Until when a waiter keeps its position, in ms from now; `None` without a position.
 async fn left(server: &Server, id: &str) -> Option<i64> {
     let time: Option<i64> = server.query(&["ZSCORE", TIMES, id]).await;
     Some(time? - now(server).await)
@@ -62,7 +62,7 @@ async fn java_takes(server: &Server, thread: u32, patience: i64) {
     server.command(&["PEXPIRE", "k", "30000"]).await;
 }
 
-/// It gives the lock back: whoever is over its time goes, the first who stays is told.
+/// It releases the lock: whoever is over its time goes, the first who stays is told.
 async fn java_leaves(server: &Server) {
     for id in queue(server).await {
         if left(server, &id).await.is_none_or(|left| left > 0) {
@@ -78,10 +78,10 @@ async fn java_leaves(server: &Server) {
     }
 }
 
-/// Who was served, in what order.
+/// The waiters in the order in which they were served.
 type Order = Arc<Mutex<Vec<u32>>>;
 
-/// One of ours waits: its id, and the task that gives the lock back when it was served.
+/// One of ours waits: its id, and the task that releases the lock when it was served.
 async fn waits(server: &Server, client: &LockClient, name: u32, order: &Order) -> (String, JoinHandle<()>) {
     let before = queue(server).await.len();
     let (lock, order) = (client.fair_lock("k").wait(PATIENCE), order.clone());
@@ -135,7 +135,7 @@ async fn who_waits_stands_in_a_list_and_has_a_time_in_a_sorted_set() {
                 if left < PLACE - 2500 {
                     return Err(left);
                 }
-                // Nobody's time drifts away.
+                // No waiter's time drifts away.
                 assert!(left <= PLACE, "{id}: {left}");
             }
             tokio::time::sleep(NEXT_QUESTION).await;
@@ -226,7 +226,7 @@ async fn ours_survives_when_one_of_redissons_takes_the_lock_after_a_long_wait() 
         if after <= 0 {
             return Err(after);
         }
-        // And gives it back at once, so that nobody could ask in between.
+        // And releases it at once, so that no client could ask in between.
         java_leaves(server).await;
         within(SOON, "it is served", task).await.unwrap();
         store.assert_clean(&[&a, &b]).await;
@@ -307,7 +307,7 @@ async fn those_of_redisson_behind_ours_keep_their_distance() {
     assert!(near(behind(&first, 3).await, PATIENT));
     guard.release().await.unwrap();
     one.await.unwrap();
-    // Nobody of ours waits any more: the queue of the others has no end.
+    // No dlock waiter is left: the queue of the others does not expire.
     eventually("the queue has no end", || async {
         server.ttl(QUEUE).await.is_none() && server.ttl(TIMES).await.is_none()
     })
@@ -325,7 +325,7 @@ async fn those_whose_time_is_over_and_those_who_have_none_hold_nobody_up() {
         java_waits(server, thread, -10).await;
     }
     server.command(&["RPUSH", QUEUE, &java(3)]).await;
-    // Also for one who only tries.
+    // Also for a caller that only tries.
     let guard = a.fair_lock("k").try_acquire().await.unwrap();
     guard.release().await.unwrap();
     store.assert_clean(&[&a, &b]).await;
@@ -348,7 +348,7 @@ async fn a_lost_message_costs_a_second_and_a_half_and_no_lease() {
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let (_, task) = waits(server, &b, 1, &order).await;
         settle().await;
-        // Told to nobody: what Redisson's scripts do when the one who waits has no subscription yet.
+        // Told to nobody: what Redisson's scripts do when the waiter has no subscription yet.
         let _: i64 = server.query(&["DEL", "k"]).await;
         within(2 * SECOND, "the next question", task).await.unwrap();
         assert!(guard.release().await.unwrap_err().is_lost());
@@ -374,7 +374,7 @@ fn stranger(client: u32, number: usize) -> String {
     format!("{client:08x}-0000-8000-8000-000000000000:{number}")
 }
 
-/// Protects "No step on a fair lock looks at the whole queue": the same commands in a long queue, and none that walks
+/// Protects "No step on a fair lock scans the whole queue": the same commands in a long queue, and none that walks
 /// along it, also behind a waiter of Redisson's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn question_of_a_waiter_costs_the_same_in_a_long_queue() {
@@ -457,7 +457,7 @@ async fn waiters_of_a_killed_process_leave_the_queue_in_parts() {
     store.assert_clean(&[&a, &b]).await;
 }
 
-/// Protects "A waiter that gives up moves nobody back" where it stands amid a long queue, out of which nothing can be
+/// Protects "A waiter that gives up moves no other waiter back" where it is amid a long queue, out of which nothing can be
 /// taken at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_gives_up_amid_a_long_queue_is_passed_by() {
@@ -499,7 +499,7 @@ async fn waiter_that_gives_up_amid_a_long_queue_is_passed_by() {
     store.assert_clean(&[&a, &b]).await;
 }
 
-/// Protects "nothing is kept for a name": what those leave behind who gave up amid a long queue has an end.
+/// Protects "A waiter that gives up amid a long queue is skipped, and its entry there expires".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_in_which_all_have_given_up_has_an_end() {
     let (store, a, b) = setting().await;
@@ -532,7 +532,7 @@ async fn queue_in_which_all_have_given_up_has_an_end() {
     store.assert_clean(&[&a, &b]).await;
 }
 
-/// Protects "Those who wait are served in the order in which they came" where many were taken for gone: they are back in
+/// Protects "Waiters are served in order of arrival" where many were taken for gone: they are back in
 /// front of all who came later, in their order.
 // One thread, so that waiters ask in the order of their numbers.
 #[tokio::test]
@@ -590,7 +590,7 @@ async fn other_data_in_place_of_a_queue_is_named_and_stays_and_fails_no_release(
     let server = store.as_server();
     for key in [QUEUE, TIMES] {
         server.command(&["SET", key, "text"]).await;
-        // The times are looked at when somebody waits.
+        // The times are read when a client waits.
         let held = (key == TIMES).then(|| a.fair_lock("k").try_acquire());
         let held = match held {
             Some(held) => Some(held.await.unwrap()),
@@ -651,7 +651,7 @@ async fn who_is_next_in_one_process_gets_it_without_a_round_trip_and_nobody_else
         let order: Vec<_> = served.iter().map(|(who, _)| *who).collect();
         assert_eq!(order, ["a", "b", "c", "elsewhere", "d", "e"]);
         assert!(served.is_sorted_by_key(|(_, token)| *token), "{served:?}");
-        // Nothing of those who did not ask the store stays in its queue.
+        // Waiters that did not ask the store leave nothing in its queue.
         store.assert_clean(&[&client, &other]).await;
         let asked = proxy.count(step("fair"));
         // "a" behind the release, "d" behind that of "c" and when it is its turn; nobody else.
@@ -687,7 +687,7 @@ async fn in_one_process_the_question_of_the_next_travels_with_the_release() {
         let (releases, asks) = (step("release_fair"), step("fair"));
         let together = proxy.count(move |command| releases(command) && asks(command));
         store.assert_clean(&[&client]).await;
-        // The last one has nobody behind it.
+        // The last one has no waiter behind it.
         if together == MANY { Ok(()) } else { Err(together) }
     })
     .await;
@@ -715,7 +715,7 @@ async fn a_counter_that_is_not_there_begins_with_the_servers_clock_and_goes_on_b
     assert_eq!(server.query::<String>(&["GET", COUNTER]).await, "42");
     assert_eq!(server.ttl(COUNTER).await, None);
     guard.release().await.unwrap();
-    // Asking in vain counts nothing.
+    // Asking without success counts nothing.
     let guard = client.lock("k").acquire().await.unwrap();
     assert!(client.fenced_lock("k").try_acquire().await.unwrap_err().is_busy());
     guard.release().await.unwrap();

@@ -124,7 +124,7 @@ async fn when_the_leader_is_killed_another_process_leads_once_its_lease_is_over(
 #[tokio::test]
 async fn a_leader_that_is_asked_to_end_is_followed_at_once() {
     let server = Server::start(Flavor::from_env()).await;
-    // Nobody waits for the end of this lease.
+    // No task waits for the end of this lease.
     let first = Scheduler::start(&server, "300s");
     first.has_run(1).await;
     let second = Scheduler::start(&server, "300s");

@@ -31,7 +31,7 @@ async fn close(client: &LockClient) -> Vec<dlock::LockGuard> {
     held
 }
 
-/// One who waits for that.
+/// A waiter for that.
 fn wait(client: &LockClient, kind: Kind) -> JoinHandle<Result<(), Error>> {
     let name = format!("the-{kind}");
     let client = client.clone();
@@ -45,7 +45,7 @@ fn wait(client: &LockClient, kind: Kind) -> JoinHandle<Result<(), Error>> {
     })
 }
 
-/// Whether all who wait are subscribed.
+/// Whether all waiters are subscribed.
 async fn all_are_subscribed(server: &Server) {
     eventually("all are subscribed", || async {
         server.pubsub_channels().await.len() == ALL.len()

@@ -297,7 +297,7 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_set() {
     const MOST: usize = 16;
     for busy in [false, true] {
         let store = Store::server().await;
-        // Free ones are had at some poll, however slow the machine is.
+        // Free ones are acquired at some poll, however slow the machine is.
         let polls = |n| if n == MOST - 1 && !busy { usize::MAX } else { n };
         let done = join_all((0..MOST).map(|n| case(&store, polls(n), busy))).await;
         assert!(!done[0] && !done[1]);

@@ -28,7 +28,7 @@ async fn an_acquire_does_not_overtake_a_release_that_has_to_be_sent_again_with_t
         sleep(20 * MS).await;
         release.release();
         acquire.caught().await;
-        // Somebody else brings the script back in between.
+        // Another client loads the script again in between.
         let other = b.lock("other").try_acquire().await.unwrap();
         other.release().await.unwrap();
         acquire.release();
@@ -63,7 +63,7 @@ async fn an_acquire_does_not_overtake_a_release_whose_call_was_refused_for_the_s
         drop(guard);
         let (forbidden, next) = tokio::join!(a.lock("private:k").try_acquire(), async {
             held.caught().await;
-            // In a call of its own, behind the one that is refused.
+            // In a call of its own, behind the refused one.
             let next = tokio::spawn(a.lock("shop:k").try_acquire());
             sleep(20 * MS).await;
             held.release();

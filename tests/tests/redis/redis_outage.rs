@@ -77,7 +77,7 @@ async fn rule_13_a_clock_that_steps_forward_ends_leases_early_and_the_holder_is_
     let renewed = a.lock("r").acquire().await.unwrap();
     let day = Duration::from_secs(24 * 3600);
     clock.set(day).unwrap();
-    // Nobody has told the holder of a fixed lease, and nobody can: only the token tells the two apart.
+    // The holder of a fixed lease is not told, and cannot be: only the token distinguishes the two.
     let next = within(SOON, "the lock", b.lock("k").wait(PATIENCE).acquire())
         .await
         .unwrap();

@@ -434,7 +434,7 @@ async fn who_waits_is_woken_though_the_message_passes_while_the_subscription_is_
         });
         is_subscribed(store.as_server(), 3).await;
         let id = subscriber(&proxy);
-        // Half open it stays until the next ping, in 5 s at the most.
+        // Half open it stays until the next ping, in 5 s at most.
         let limit = if half_open {
             proxy.block_connection(id, Direction::ToClient);
             5 * SECOND + TIMEOUT
@@ -496,7 +496,7 @@ async fn a_place_in_the_queue_is_kept_by_looks_and_the_queue_is_gone_with_those_
     })
     .await;
     assert!(server.ttl("{k}:dlock:queue").await.is_some());
-    // For longer than a place is kept for who is not heard of.
+    // For longer than the position of a silent waiter is kept.
     tokio::time::sleep(6 * SECOND).await;
     assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
     held.release().await.unwrap();
@@ -567,7 +567,7 @@ async fn dropped_at_any_poll(busy: bool, permits: u32, owned: bool) {
             if had && !owned {
                 unowned.release_many(permits).await.unwrap();
             }
-            // Whoever comes next finds nothing in the way for long: whatever was under way is undone.
+            // The next caller finds nothing in the way for long: whatever was under way is undone.
             let all = within(SOON, &case, semaphore.acquire_many(2)).await.unwrap();
             all.release().await.unwrap();
             has(&semaphore, 2).await;

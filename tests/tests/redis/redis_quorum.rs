@@ -1,4 +1,4 @@
-//! A quorum of real servers: which of them may be away, what becomes of those who come back, and what a lost answer
+//! A quorum of real servers: which of them may be away, what happens to those that return, and what a lost reply
 //! leaves behind.
 
 use std::sync::Arc;
@@ -200,7 +200,7 @@ async fn the_answer_of_those_who_have_no_vote_yet_may_be_lost() {
         let begun = Instant::now();
         let lock = a.lock("k").wait(PATIENCE);
         let guard = answered(|| lock.acquire()).await.unwrap();
-        // It counts from the question of which the answer was lost, and nobody votes before.
+        // It counts from the request whose reply was lost, and no member votes before.
         assert!(begun.elapsed() >= max_lease, "{:?}", begun.elapsed());
         assert!(faults.iter().all(Fault::fired));
         guard.release().await.unwrap();
@@ -217,7 +217,7 @@ async fn a_minority_may_be_away_from_the_beginning_and_comes_in_later() {
     let guard = a.lock("k").lease(Duration::from_secs(3)).acquire().await.unwrap();
     assert!(!q.servers[1].keys().await.contains(&"k".to_owned()));
     q.proxies[1].accept();
-    // At a renewal the one that does not have it is asked for it.
+    // A renewal asks the member without the grant for it.
     eventually("the lock is on the third, too", || async {
         q.servers[1].keys().await.contains(&"k".to_owned())
     })
@@ -260,7 +260,7 @@ async fn the_reply_of_any_step_may_be_lost_on_any_member() {
                 );
                 drop(guard);
                 is_free_soon(&b, "k").await;
-                // The token goes to those who were quick enough to be the majority.
+                // The token goes to the members that formed the majority.
                 let struck = faults.iter().any(Fault::fired);
                 assert!(
                     struck || (name == "raise_fence" && members.len() == 1),

@@ -199,7 +199,7 @@ async fn each_release_is_told_as_redisson_tells_it() {
         assert_eq!(told().await, is("1"));
         reading.release().await.unwrap();
         assert_eq!(told().await, is("0"));
-        // Those who wait learn how long a minimum lasts.
+        // Waiters learn how long a minimum lasts.
         for (side, message) in [(lock(&a).read(), "0"), (lock(&a).write(), "1")] {
             side.min_hold(50 * MS)
                 .acquire()
@@ -281,7 +281,7 @@ async fn a_downgrade_whose_replies_are_lost_leaves_a_reader_or_nothing() {
                 }
                 let reading = outcome.unwrap();
                 assert!(b.rw_lock("k").write().try_acquire().await.unwrap_err().is_busy());
-                // The write lock is given back: others may read.
+                // The write lock is released: others may read.
                 eventually("readers come in", async || {
                     b.rw_lock("k").read().try_acquire().await.is_ok()
                 })
@@ -496,7 +496,7 @@ async fn commands_of<T>(server: &Server, step: impl Future<Output = T>) -> (u64,
     (server.commands().await.values().sum(), done)
 }
 
-/// Protects "A reader enters, renews and leaves at the same cost, however many readers are inside".
+/// Protects "A reader enters, renews and leaves at the same cost to the server from one reader to 10,000".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reader_costs_the_same_among_few_and_among_many() {
     in_rounds("no renewal comes between", async || {
@@ -651,7 +651,7 @@ async fn index_of_readers_counts_for_nothing_when_it_is_not_that_of_the_hash() {
     store.assert_clean(&[&a, &b]).await;
 }
 
-/// Protects "A reader leaves at the same cost": what dead processes left behind goes in bounded parts, and holds nobody up.
+/// Protects "A reader leaves at the same cost": dead readers are removed in bounded parts, and delay no caller.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_dead_processes_go_in_parts_and_hold_no_writer_up() {
     let (store, a, b) = two().await;
@@ -704,7 +704,7 @@ async fn other_data_in_place_of_the_index_is_named_and_stays_and_fails_no_renewa
     is_confirmed(&held).await;
     assert_eq!(inside(server, "k").await.1.len(), 1);
     held.release().await.unwrap();
-    // With the lock, which nobody holds any more, its index goes as well.
+    // With the lock, which has no holder any more, its index goes as well.
     b.rw_lock("k")
         .write()
         .acquire()

@@ -42,7 +42,7 @@ where
     panic!("no answer, however often")
 }
 
-/// Waits until nobody has this record.
+/// Waits until this record has no owner.
 async fn is_given_back(store: &Store, key: &RecordKey, case: &str) {
     eventually(&format!("no claim stays that nobody has: {case}"), || async {
         !store.as_server().keys().await.contains(&name(key))
@@ -50,7 +50,7 @@ async fn is_given_back(store: &Store, key: &RecordKey, case: &str) {
     .await;
 }
 
-/// The keys of one life, and who had them.
+/// The keys of one life, and their owners.
 struct Life {
     done: RecordKey,
     done_by: ClaimToken,
@@ -151,7 +151,7 @@ async fn a_step_that_arrives_late_changes_nothing_whichever_it_is() {
         if !held.fired() {
             break;
         }
-        // Somebody else has the key that was given back.
+        // Another client has the key that was released.
         let (other, _) = claimed(&beside, ask(&life.released), 1).await;
         held.release();
         held.answered().await;
@@ -184,7 +184,7 @@ async fn a_claim_that_is_answered_too_late_is_refused_by_the_server() {
             return Err(error);
         }
         assert_eq!(error.outcome, Outcome::Unknown, "{error:?}");
-        // Nobody released it. The server's clock is known to a few milliseconds.
+        // It was not released. The server's clock is known to a few milliseconds.
         sleep(100 * MS).await;
         held.release();
         let answer = held.answered().await;
@@ -378,7 +378,7 @@ async fn who_waits_learns_of_what_happened_while_it_heard_nothing() {
     within(SOON, "the look", found).await;
 }
 
-/// Counts who is at work on a key.
+/// Counts the tasks at work on a key.
 #[derive(Default)]
 struct Bench {
     at_work: AtomicUsize,
@@ -430,7 +430,7 @@ async fn under_a_storm_of_faults_work_is_done_once_and_no_claim_is_left() {
                                 insist(|| records.complete(key, &token, b"x".to_vec(), DAY)).await;
                             assert_eq!(reply, OwnerReply::Done);
                         } else {
-                            // Somebody else may have it since the copy that came through.
+                            // Another client may have it since the copy that came through.
                             let (reply, again) = insist(|| records.release(key, &token)).await;
                             assert!(reply == OwnerReply::Done || again || worker % 3 != 0, "{reply:?}");
                         }

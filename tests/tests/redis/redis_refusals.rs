@@ -1,5 +1,5 @@
 //! A server that refuses for a while: it is full, cannot save, lacks replicas, or was made a replica for a moment. New
-//! locks are refused there at once; what is held is renewed and given back as soon as the server lets it, of every kind.
+//! locks are refused there at once; what is held is renewed and released as soon as the server lets it, of every kind.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ fn assert_refused(error: &Error, trouble: Trouble) {
     );
 }
 
-/// No memory is needed to renew and to give back: a server that is full must not cost anybody its lock, and it gets no
+/// Renewals and releases need no memory: a full server must not cost a holder its lock, and it gets no
 /// emptier by refusing releases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_held_is_renewed_and_given_back_on_a_full_server() {
@@ -253,7 +253,7 @@ async fn claims_are_extended_completed_and_released_on_a_full_server() {
     claimed(&records, ask(&keys[3]), 3).await;
 }
 
-/// What is given back while the server refuses is given back when it does no more, and whoever waits has it then.
+/// A release that the server refuses is repeated until the server takes it, and a waiter has the lock then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_is_refused_for_a_moment_is_repeated() {
     for trouble in Trouble::ALL {

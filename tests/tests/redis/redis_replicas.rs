@@ -268,7 +268,7 @@ async fn a_renewal_that_is_not_acknowledged_is_a_doubt_and_in_the_end_the_loss_c
     .await;
     pair.replica.stop();
     guard.lost().await;
-    // Master's own lease was renewed all the while: nobody else has had it before the holder was told.
+    // The master's own lease was renewed all the while: no other client had the lock before the holder was told.
     let left = b
         .inspect("k")
         .await

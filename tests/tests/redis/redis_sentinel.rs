@@ -71,7 +71,7 @@ async fn a_master_that_is_killed_or_stopped_is_replaced_and_its_holders_are_told
         let known = replicas.master().await.keys().await.contains(&"k".to_owned());
         assert_eq!(known, state == HoldState::Held);
         if stopped {
-            // What is released on the old one, while it takes itself for the master, nobody else hears of.
+            // A release on the old master, while it still acts as master, reaches no other client.
             eventually("the clients have left the old one", || async {
                 let clients = master.client_list().await;
                 !clients.iter().any(|client| client["name"].starts_with("dlock:"))

@@ -163,7 +163,7 @@ async fn life_of_a_lock(kind: Kind, a: &LockClient, b: &LockClient) {
                     .unwrap();
                 reader.release().await.unwrap();
             }
-            // Then it is given back.
+            // Then it is released.
             Err(error) => assert!(error.is_unavailable(), "{error}"),
         }
         let next = answered(|| theirs.clone().wait(PATIENCE).acquire()).await;
@@ -218,7 +218,7 @@ async fn life_of_semaphores(a: &LockClient, b: &LockClient) {
     let busy = answered(|| theirs.acquire_many(4)).await;
     assert!(busy.is_err_and(|error| error.is_busy()));
     permit.release().await.unwrap();
-    // The last question of who gave up may have come behind the release, and is taken back then.
+    // The last request of a waiter that gave up may come after the release, and is then undone.
     eventually("all are back", || async {
         answered(|| owned.available()).await.unwrap() == 5
     })

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// All that was logged by anybody in this process, at every level.
+/// Everything that this process logged, at every level.
 static LOG: LazyLock<Arc<Mutex<Vec<u8>>>> = LazyLock::new(Arc::default);
 
 struct ToLog;
@@ -214,7 +214,7 @@ async fn passwords_are_decoded_and_told_to_nobody() {
             cause = inner.source();
         }
     }
-    // A connection that is lost and cannot be had again, and one that is: that is logged too.
+    // A lost connection that cannot be opened again, and one that can: that is logged too.
     let client = LockClient::builder()
         .url(format!("redis://:{ENCODED}@{addr}"))
         .retry_for(300 * MS)

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Waits for the lock in the background, and gives it back when it came.
+/// Waits for the lock in the background, and releases it when it came.
 fn wait_for(client: &LockClient, key: &str) -> tokio::task::JoinHandle<()> {
     let lock = client.lock(key);
     tokio::spawn(async move {
@@ -50,7 +50,7 @@ async fn rule_23_a_lost_message_costs_no_lease() {
     let waiter = wait_for(&a, "k");
     is_subscribed(store.as_server(), "k").await;
     settle().await;
-    // On a machine that stood still it was lost, which is given back just as well.
+    // On a machine that stood still it was lost, which is released just as well.
     let _ = guard.release().await;
     within(1500 * MS, "the look", waiter).await.unwrap();
     store.assert_clean(&[&a, &b]).await;
@@ -65,7 +65,7 @@ async fn rule_23_a_message_that_passes_while_the_subscription_is_cut_is_made_up_
         is_subscribed(store.as_server(), "k").await;
         settle().await;
         let id = subscriber(&proxy);
-        // Half open it stays until the next ping, in 5 s at the most.
+        // Half open it stays until the next ping, in 5 s at most.
         let limit = if half_open {
             proxy.block_connection(id, Direction::ToClient);
             Duration::from_secs(5) + TIMEOUT
@@ -95,7 +95,7 @@ async fn rule_23_a_release_before_the_subscription_stands_is_seen_by_the_look_af
             late.caught().await;
             guard.release().await.unwrap();
             tokio::time::sleep(TIMEOUT / 2).await;
-            // Nobody could tell it, unless the client has subscribed once more.
+            // It gets no notification, unless the client has subscribed once more.
             let early = waiter.is_finished();
             late.release();
             within(SOON, "the look", waiter).await.unwrap();
@@ -206,7 +206,7 @@ async fn where_subscriptions_are_forbidden_waiters_look_now_and_then() {
         tokio::time::sleep(1000 * MS).await;
         let seen = (proxy.count(step("acquire")), proxy.connections_seen());
         let took = began.elapsed();
-        // The holder may not tell either, and still gives the lock back.
+        // The holder may not tell either, and still releases the lock.
         guard.release().await.unwrap();
         within(SOON, "a look", waiter).await.unwrap();
         store.assert_clean(&[&a, &b]).await;

@@ -106,7 +106,7 @@ async fn a_holder_with_a_negative_number_is_waited_for_as_any_other() {
     assert!(busy.is_busy(), "{busy}");
     assert_eq!(client.inspect("read").await.unwrap().unwrap().id, JAVA);
 
-    // A writer keeps readers out, and those who read under it go on when it has gone.
+    // A writer excludes readers, and readers under it go on after its release.
     hold("write", &["mode", "write", &format!("{JAVA}:write"), "1"]).await;
     let busy = client.rw_lock("write").read().try_acquire().await.unwrap_err();
     assert!(busy.is_busy(), "{busy}");

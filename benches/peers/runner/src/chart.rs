@@ -33,7 +33,7 @@ struct Panel {
     show: fn(f64) -> String,
 }
 
-/// What the picture shows, for those who do not see it.
+/// The text alternative of the picture.
 #[must_use]
 pub fn title(results: &Results) -> String {
     format!("Locks on {}, {} cores", results.server, results.cores)

@@ -1,4 +1,4 @@
-//! Who takes part.
+//! The libraries that take part.
 
 use std::path::Path;
 use std::process::Command;

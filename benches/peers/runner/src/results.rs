@@ -19,7 +19,7 @@ pub struct Results {
     pub rounds: u32,
     /// For how long rates were measured.
     pub seconds: f64,
-    /// Who was not measured, and why.
+    /// The libraries that were not measured, and why.
     pub left_out: Vec<LeftOut>,
     /// In the order in which they were measured.
     pub runs: Vec<Run>,
@@ -49,7 +49,7 @@ pub struct Run {
     /// Acquisitions with their releases, of all tasks but a lone one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pairs_per_s: Option<f64>,
-    /// Half waited no longer, in µs. With several processes that of the one that waited longer.
+    /// Median wait, in µs. With several processes, that of the process with the longer wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
     /// 99 of 100 waited no longer.
@@ -85,12 +85,12 @@ pub struct Run {
     /// What it ran on.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub runtime: String,
-    /// The one that waited alone.
+    /// The process that waited alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lone: Option<Lone>,
 }
 
-/// How the one that waited alone fared.
+/// The result of the process that waited alone.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lone {

@@ -15,7 +15,7 @@ pub enum Workload {
     Processes,
     /// 16 tasks of one process want one lock, and so does one task of another process.
     Lone,
-    /// One client waits for a lock that another one gives back.
+    /// One client waits for a lock that another one releases.
     Wakeup,
     /// 100,000 locks are held and renewed.
     Held,

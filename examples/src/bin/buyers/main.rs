@@ -63,7 +63,7 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     match run(args).await {
         Ok(tally) => {
-            // Who closes the pipe early has seen enough.
+            // A reader that closes the pipe early has seen enough.
             let _ = writeln!(std::io::stdout(), "{tally}");
             if tally.is_bad() {
                 ExitCode::FAILURE

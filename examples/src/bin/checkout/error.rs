@@ -134,7 +134,7 @@ fn store(error: &StoreError) -> Response {
     }
 }
 
-/// The idempotency key of the request is given back, and the same request runs again.
+/// The idempotency key of the request is released, and the same request runs again.
 fn worth_a_retry(mut answer: Response) -> Response {
     answer.extensions_mut().insert(Outcome::Retry);
     answer

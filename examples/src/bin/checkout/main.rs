@@ -6,7 +6,7 @@
 //! | `routes.rs` | the HTTP side, with the lock and the idempotency keys as layers on routes |
 //! | `page.rs`, `page.html` | the page at `/`, and what is shown on it live |
 //! | `demo.rs` | what goes wrong otherwise, with `--demo` |
-//! | `board/` | who waits, who holds, what was sold: the notes from which the page is made |
+//! | `board/` | waiters, holders, sales: the notes from which the page is made |
 //! | `store/` | stock and accounts, in memory or on Redis, with the check of the fencing token |
 //! | `error.rs` | what is answered when something goes wrong |
 //! | `server.rs` | the port, the signals, the end |
@@ -101,7 +101,7 @@ async fn run(args: Args) -> Result<(), String> {
 }
 
 async fn open_locks(args: &Args) -> Result<LockClient, String> {
-    // Nobody asks for a lock then, and nobody has to wait for the server that is named.
+    // No lock is requested then, so there is no need to wait for the named server.
     let url = if args.without_locks {
         "memory://"
     } else {

@@ -56,7 +56,7 @@ async fn note_replays(State(shop): Shared, request: Request, next: Next) -> Resp
     let (path, key) = (request.uri().path().to_owned(), key_of(&request));
     let response = next.run(request).await;
     if let Some(key) = key.filter(|_| response.headers().contains_key(REPLAYED)) {
-        // Whoever knows the key can ask for the answer, so not all of it goes into the log.
+        // Every client that knows the key can ask for the response, so the log has only a part of it.
         let begin: String = key.chars().take(8).collect();
         tracing::info!(
             path,
@@ -80,7 +80,7 @@ fn key_of(request: &Request) -> Option<String> {
     Some(header.trim().trim_matches('"').to_owned())
 }
 
-/// One charge at a time per account: the layer takes the lock before the handler runs and gives it back
+/// One charge at a time per account: the layer takes the lock before the handler runs and releases it
 /// after, and the handler knows nothing of it.
 fn charge_route(shop: &Arc<Shop>) -> MethodRouter<Arc<Shop>> {
     let route = post(charge);
@@ -177,7 +177,7 @@ async fn buy(
     Ok(sold(&sale))
 }
 
-/// The answer to who has bought something.
+/// The response to a purchase.
 pub(crate) fn sold(sale: &Sale) -> (StatusCode, axum::Json<Value>) {
     let answer = json!({ "order": sale.order, "fencing_token": sale.token });
     (StatusCode::CREATED, axum::Json(answer))

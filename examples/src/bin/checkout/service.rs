@@ -67,7 +67,7 @@ impl Shop {
         &self.board
     }
 
-    /// How long a request waits for its lock before it is told that somebody else has it.
+    /// How long a request waits for its lock before it is told that another client has it.
     pub(crate) fn wait(&self) -> Duration {
         self.wait
     }
@@ -112,7 +112,7 @@ impl Shop {
             .await
     }
 
-    /// Says on the board that somebody begins to wait for the lock of this article or account.
+    /// Notes on the board that a request begins to wait for the lock of this article or account.
     fn turn(&self, kind: &str, name: &Name) -> Turn {
         self.board.turn(format!("{kind}:{name}"), true)
     }
@@ -155,7 +155,7 @@ impl Shop {
         self.put_now(sku, stock, turn).await
     }
 
-    /// Read, think, write. Right only while nobody else does the same.
+    /// Read, think, write. Correct only while no other task does the same.
     async fn buy_now(&self, sku: &Name, quantity: u64, turn: Turn) -> Result<Sale, Error> {
         let record = item_key(sku);
         let token = fencing_token();
@@ -255,7 +255,7 @@ impl Shop {
             .ok()
     }
 
-    /// Brings the board up to date while somebody looks at it, where other copies sell as well. Never ends.
+    /// Updates the board while a page shows it, where other copies sell as well. Never ends.
     pub(crate) async fn keep_up(&self, always: &[&str]) {
         let mut ticks = tokio::time::interval(LOOK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

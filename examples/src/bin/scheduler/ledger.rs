@@ -31,7 +31,7 @@ return '1'
 pub(crate) enum Refusal {
     /// A newer leader has been here, with this token.
     Fenced(u64),
-    /// Nobody knows.
+    /// Unknown.
     Unavailable(String),
 }
 

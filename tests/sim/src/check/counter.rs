@@ -1,4 +1,4 @@
-//! What must be true of numbers that nobody holds: unowned permits and latches.
+//! What must be true of numbers without holders: unowned permits and latches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ pub(super) struct CounterChecks {
     unowned: BTreeMap<LockKey, Unowned>,
     latches: BTreeMap<LockKey, Latch>,
     waiters: BTreeMap<u64, LatchWaiter>,
-    /// A process is gone, and nobody knows what it had taken.
+    /// A process is gone, and what it had taken is unknown.
     is_inexact: bool,
 }
 
-/// How many permits users have taken and not given back, as far as they know: at least and at most.
+/// How many permits users have taken and not released, as far as they know: at least and at most.
 #[derive(Default)]
 struct Unowned {
     least: i64,
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Unowned permits are being given back: from now on others may have them.
+    /// Unowned permits are being released: from now on others may have them.
     pub(crate) fn gives(&mut self, key: &LockKey, amount: u32) {
         let unowned = self.checks.counters.unowned.entry(key.clone()).or_default();
         unowned.least -= i64::from(amount);
@@ -138,7 +138,7 @@ impl World {
         let unowned = self.checks.counters.unowned.entry(key.clone()).or_default();
         match outcome {
             Ok(()) => unowned.most -= i64::from(amount),
-            // Given back once, or not at all.
+            // Released once, or not at all.
             Err(Error::OutcomeUnknown { .. }) => {}
             Err(_) => unowned.least += i64::from(amount),
         }

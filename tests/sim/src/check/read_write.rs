@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// A writer reads on: nobody has written in between.
+    /// A writer reads on: no other writer wrote in between.
     pub(super) fn nobody_wrote(&mut self, section: &Section) {
         let newest = self.checks.begun.get(&section.key).copied();
         if let (Some(write), Some(newest)) = (section.stands_for, newest)

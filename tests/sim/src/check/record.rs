@@ -500,7 +500,7 @@ impl World {
         }
     }
 
-    /// Those who wait for a result are told of it soon.
+    /// Waiters for a result are told of it soon.
     fn is_completed(&mut self, key: &RecordKey) {
         let records = &self.checks.records;
         let record = records.name_of(key).to_owned();
@@ -786,7 +786,7 @@ impl World {
         }
     }
 
-    /// What must be true of the records of a world in which nobody is at work any more.
+    /// What must be true of the records of a world whose users have all ended.
     pub(crate) fn records_left(&mut self, store: usize) {
         let now = self.store_instant(store);
         let records = &self.checks.records;

@@ -23,7 +23,7 @@ pub(crate) struct Times {
     asked: BTreeMap<GrantId, Millis>,
     /// Until when `min_hold` keeps others out.
     kept: BTreeMap<LockKey, Vec<Kept>>,
-    /// Holds with a `max_hold` that nobody else had since.
+    /// Holds with a `max_hold` whose lock no other client acquired since.
     limited: BTreeMap<GrantId, u64>,
     /// The greatest token that a section had which began up to then.
     order: BTreeMap<LockKey, Vec<(Millis, u64)>>,

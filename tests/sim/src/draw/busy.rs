@@ -47,7 +47,7 @@ pub(super) fn add(plan: &mut Plan) {
     }
 }
 
-/// Takes a lock, sleeps, and gives it back.
+/// Takes a lock, sleeps, and releases it.
 pub(super) fn lock(key: u32, kind: Kind, lasts: Millis) -> Lock {
     Lock {
         key,

@@ -10,7 +10,7 @@ pub(crate) struct Records {
     /// Of a claim.
     pub(crate) lease: Millis,
     pub(crate) retention: Millis,
-    /// Nobody takes over what was begun and not ended.
+    /// Orphans are not taken over.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) leaves_orphans: bool,
     /// For how long a request waits for an equal one.
@@ -95,7 +95,7 @@ pub(crate) enum Answer {
     Streams,
     /// By a 409 of its own, which is a result.
     Refuses,
-    /// By a 502: nobody knows how far it got.
+    /// By a 502: how far it got is unknown.
     Fails,
     Panics,
     /// By an error of the service.

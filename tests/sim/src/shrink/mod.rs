@@ -25,7 +25,7 @@ pub(crate) struct Shrunk {
     pub(crate) tries: u64,
 }
 
-/// Cuts a plan whose world ended with this violation, for so long at the most.
+/// Cuts a plan whose world ended with this violation, for so long at most.
 pub(crate) fn shrink(plan: &Plan, violation: &Violation, limit: Duration) -> Shrunk {
     let mut shrinker = Shrinker {
         plan: serde_json::to_value(plan).expect("a plan as JSON"),

@@ -11,7 +11,7 @@ use super::sleep;
 use crate::plan::Habit;
 use crate::world::with;
 
-/// Polls a future as somebody with this habit does; `None` where it was dropped.
+/// Polls a future as a user with this habit does; `None` where it was dropped.
 pub(super) async fn with_habit<F: Future>(make: impl Fn() -> F, habit: Option<Habit>) -> Option<F::Output> {
     let future = make();
     match habit {

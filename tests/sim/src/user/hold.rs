@@ -20,7 +20,7 @@ use crate::world::{World, if_any, with};
 
 pub(super) type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Takes a lock, works and gives it back. `around` are the frames in which that is done.
+/// Takes a lock, works and releases it. `around` are the frames in which that is done.
 pub(super) fn hold(me: Me, client: LockClient, task: Lock, around: Vec<Frame>) -> Boxed {
     let task = Arc::new(task);
     Box::pin(async move {
@@ -44,7 +44,7 @@ pub(super) fn hold(me: Me, client: LockClient, task: Lock, around: Vec<Frame>) -
     })
 }
 
-/// Works by a call that takes a lock, runs a future, and gives it back.
+/// Works by a call that takes a lock, runs a future, and releases it.
 fn run(
     me: Me,
     client: LockClient,

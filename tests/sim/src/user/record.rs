@@ -19,7 +19,7 @@ const TRIES: u32 = 4;
 /// Between two tries.
 const PAUSE: Millis = 20;
 
-/// One who asks, until it is dropped.
+/// A caller, until it is dropped.
 pub(super) struct Asks {
     pub(super) id: u64,
     pub(super) since: Millis,
@@ -86,7 +86,7 @@ pub(super) async fn record(me: Me, client: &LockClient, task: &record::Record) {
         Duration::from_millis(common.retention),
     );
     for _ in 0..=task.retries {
-        // Each time with a new token: an old one was given back.
+        // Each time with a new token: an old one was released.
         let token = ClaimToken::new();
         let mut request = ClaimRequest::new(key.clone(), token, [task.variant; 32], lease, retention);
         if common.leaves_orphans {

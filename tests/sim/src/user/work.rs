@@ -59,7 +59,7 @@ struct Worker<'a> {
     frames: &'a [Frame],
 }
 
-/// Works, and gives back what is held.
+/// Works, and releases its holds.
 pub(super) async fn work(
     me: Me,
     client: LockClient,

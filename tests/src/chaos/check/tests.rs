@@ -345,7 +345,7 @@ fn a_lost_grant_may_be_handed_to_one_who_asked_late_by_one_who_did_not_wait() {
     let splits = "59 splits 50 58 0 -\n";
     // Once in the order of requests; that of the holds is excused in any case.
     assert_eq!(found(&with(heir, splits)), [0, 0, 1]);
-    // Who asked after the other was granted cannot have left it.
+    // A holder that asked after the other grant cannot have left the lock.
     let late = heir.replace("53 ask 2", "61 ask 2").replace("56 quit", "62 quit");
     assert_eq!(found(&with(&late, splits))[0], 1);
     assert!(found(&with(heir, ""))[0] > 0);

@@ -42,7 +42,7 @@ pub(crate) enum Kind {
     ForceRelease,
     /// Connections are closed, and new ones refused.
     NetCut,
-    /// Nothing goes over the network, and nobody is told.
+    /// Nothing passes the network, and no side is told.
     NetHang,
     /// Nothing comes to the server.
     NetHangToServer,
@@ -54,7 +54,7 @@ pub(crate) enum Kind {
     NetSlow,
     /// The server has done it, and its answer is lost.
     ReplyLost,
-    /// A command is late, and arrives when nobody waits for it any more.
+    /// A command is late, and arrives when its caller waits no longer.
     LateCommand,
     /// Messages of pub/sub are lost.
     MessagesLost,
@@ -144,7 +144,7 @@ pub(crate) struct Fault {
     rng: Rng,
 }
 
-/// Those who make faults.
+/// The tasks that inject faults.
 #[derive(Debug)]
 pub(crate) struct Fiend {
     pub(crate) deployment: Arc<Deployment>,

@@ -74,7 +74,7 @@ impl Slot<'_> {
 
     async fn go(&self, from: &Server, to: &Server, lasts: Duration) -> RedisResult<()> {
         let number = self.number.to_string();
-        // Whoever tries again may find it there.
+        // A retry may find it there.
         let is_there = match self.set(to, "IMPORTING", from).await {
             Err(error) if error.to_string().contains("already the owner") => true,
             outcome => outcome.map(|_| false)?,

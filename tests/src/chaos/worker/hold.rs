@@ -92,7 +92,7 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// The last check is written down whenever it was: the lock is given back next.
+    /// The last check is written down whenever it was: the lock is released next.
     pub(super) fn last_check(&mut self, view: &Held) -> bool {
         let held = self.check(view);
         if held && self.written != self.held {

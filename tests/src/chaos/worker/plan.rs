@@ -34,7 +34,7 @@ pub(super) enum Terms {
     MinHold(Duration),
 }
 
-/// How it is given back.
+/// How it is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Release,

@@ -1,4 +1,4 @@
-//! One task of a worker: it locks, works, writes and gives back, for ever.
+//! One task of a worker: it locks, works, writes and releases, for ever.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;

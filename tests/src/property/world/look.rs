@@ -8,7 +8,7 @@ use super::{Done, Real, World, wrong};
 use crate::property::ops::{KEYS, Step};
 
 impl World<'_> {
-    /// Who is inside, and what is counted, as the store sees it.
+    /// The holders and the counters, as the store sees them.
     pub(super) async fn look(&mut self, owner: usize, key: usize) -> Done {
         let began = Instant::now();
         let client = &self.clients[owner];

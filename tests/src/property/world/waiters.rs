@@ -1,4 +1,4 @@
-//! Who waits, one for each name.
+//! The waiters, one for each name.
 
 use dlock::{Error, Kind, LockGuard, Permit};
 use tokio::task::JoinHandle;
@@ -60,7 +60,7 @@ impl World<'_> {
         self.waiters[key] = Some(Waiter { wanted, task });
     }
 
-    /// The first of those who wait for what is free has it, and nobody for what is not. Whether there was one; time
+    /// The first waiter for a free name has it, and none for a busy one. Whether there was one; time
     /// may have gone on then.
     pub(super) async fn serve(&mut self) -> Result<bool, Halt> {
         for key in 0..KEYS {

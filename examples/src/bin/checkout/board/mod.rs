@@ -1,4 +1,4 @@
-//! What is going on here, for the page: who waits, who holds, what was sold and what was replayed.
+//! The activity of this process, for the page: waiters, holders, sales and replays.
 //!
 //! These are the notes of this process about its own calls, not a look into the lock store: the functions of
 //! the shop say when they begin to wait, when they are let in, and when they are done. Nothing depends on
@@ -47,7 +47,7 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody begins to wait for a key.
+    /// A request begins to wait for a key.
     pub(crate) fn turn(self: &Arc<Self>, key: impl Into<String>, locked: bool) -> Turn {
         let (key, now) = (key.into(), Instant::now());
         self.state().change_key(&key, |row| {
@@ -124,7 +124,7 @@ impl Board {
         remember(&mut state.replays, row);
     }
 
-    /// The articles that somebody is looking at; nothing while nobody looks.
+    /// The articles that an open page shows; nothing without an open page.
     pub(crate) fn watched(&self) -> Option<Vec<String>> {
         let state = self.state();
         let watched = state.events.as_ref()?.receiver_count() > 0;
@@ -196,7 +196,7 @@ pub(crate) struct Sold<'a> {
     pub(crate) token: Option<u64>,
 }
 
-/// One who waits for a key, then is let in, and then is done: when this is dropped.
+/// A request that waits for a key, then is let in, and is done when this is dropped.
 pub(crate) struct Turn {
     board: Arc<Board>,
     key: String,

@@ -39,7 +39,7 @@ pub(super) struct ItemRow {
     pub(super) touched: Instant,
 }
 
-/// Who is at a key.
+/// The requests at a key.
 #[derive(Serialize)]
 pub(super) struct KeyRow {
     pub(super) key: String,
@@ -162,7 +162,7 @@ fn send(events: Option<&broadcast::Sender<Event>>, name: &str, row: &impl Serial
     if let Some(events) = events.filter(|events| events.receiver_count() > 0)
         && let Ok(text) = serde_json::to_string(row)
     {
-        // Who went away in the meantime misses nothing.
+        // A page that went away in the meantime misses nothing.
         let _ = events.send(Event::default().event(name).data(text));
     }
 }

@@ -48,7 +48,7 @@ pub(crate) enum Store {
 /// Why a record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// Somebody with a newer token has been at the record. Nothing was changed.
+    /// A holder with a newer token has changed the record. Nothing was changed.
     #[error("the record was taken over by a newer holder of the lock: token {ours} is older than {last}")]
     Fenced { ours: u64, last: u64 },
     /// The store does not answer.
@@ -123,7 +123,7 @@ impl Store {
         }
     }
 
-    /// Adds to a number and answers what it is now: one atomic step, whoever else does the same.
+    /// Adds to a number and returns the sum: one atomic step.
     pub(crate) async fn add(&self, key: &str, more: u64) -> Result<u64, StoreError> {
         match self {
             Store::Memory(store) => store.add(key, more),

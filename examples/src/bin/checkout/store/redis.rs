@@ -76,7 +76,7 @@ struct Slot {
 enum Failure {
     /// It was never sent, or the server said that it did not do it.
     NotDone(String),
-    /// It was sent, and nobody knows.
+    /// It was sent, and the outcome is unknown.
     Unknown(String),
     /// The key holds something else.
     Foreign,
@@ -200,7 +200,7 @@ impl RedisStore {
         outcome
     }
 
-    /// The connection, opened if there is none. The first who needs it opens it, the others wait for that.
+    /// The connection, opened if there is none. The first caller opens it, the others wait for it.
     async fn connected(&self) -> Result<(MultiplexedConnection, u64), RedisError> {
         let mut slot = self.connection.lock().await;
         if let Some(connection) = &slot.open {
