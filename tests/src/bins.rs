@@ -120,7 +120,7 @@ pub fn output(mut command: Command, limit: Duration) -> Output {
     finish(child, &what, limit)
 }
 
-/// Waits until a child has ended whose output nobody else reads.
+/// Waits until a child has ended whose output has no other reader.
 ///
 /// # Panics
 /// When it does not end within `limit`.
@@ -259,7 +259,7 @@ impl Checkout {
             .args(["--listen", address])
             .args(args)
             .env_remove("RUST_LOG");
-        // A file has what was printed before an answer when the answer comes; a pipe is read by somebody a moment later.
+        // A file has what was printed before an answer when the answer comes; a pipe is read a moment later.
         let log = NamedTempFile::with_prefix("dlock-").expect("a file for what it says");
         let writer = || fs::OpenOptions::new().append(true).open(log.path());
         command

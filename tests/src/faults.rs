@@ -99,7 +99,7 @@ pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
     move |command| command.is_script() && command.args().iter().any(|arg| &arg[..] == name.as_bytes())
 }
 
-/// A lock that is held as one thing, and what it is asked for meanwhile by those who have to wait.
+/// A lock that is held as one kind, and the kind that waiters request meanwhile.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     /// What it is held as.
@@ -111,7 +111,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Those who hold and those who ask exclude each other in each of these ways.
+    /// The pairs of holder and caller that exclude each other.
     pub const ALL: [Pair; 7] = [
         Pair::same(Kind::Lock),
         Pair::same(Kind::Fair),
@@ -310,7 +310,7 @@ pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: Kind) {
     }
 }
 
-/// Readers come in where others read, and writers where readers stand back: who sees whether it is free asks as both.
+/// Readers come in where others read, and writers where readers stand back: a test of availability asks as both.
 fn sides(kind: Kind) -> &'static [Kind] {
     match kind {
         Kind::Read | Kind::Write => &[Kind::Read, Kind::Write],

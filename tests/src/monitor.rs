@@ -15,7 +15,7 @@ use crate::server::Server;
 pub struct Seen {
     /// The command.
     pub command: Command,
-    /// Who sent it: `127.0.0.1:40312`, `unix:…`, or `lua` for what a script did.
+    /// The sender: `127.0.0.1:40312`, `unix:…`, or `lua` for what a script did.
     pub source: String,
 }
 

@@ -19,7 +19,7 @@ static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
 pub(crate) struct Port(u16);
 
 impl Port {
-    /// Finds one that nobody listens on right now. Another process may still be quicker to bind it.
+    /// Finds one without a listener right now. Another process may still be quicker to bind it.
     pub(crate) fn reserve() -> Self {
         let mut taken = TAKEN.lock();
         let taken = taken.get_or_insert_default();

@@ -140,7 +140,7 @@ impl Postgres {
         );
     }
 
-    /// Ends a primary and starts it again as a standby, that only reads and follows nobody.
+    /// Ends a primary and starts it again as a standby, that only reads and follows no primary.
     ///
     /// # Panics
     /// When that fails.

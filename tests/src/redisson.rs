@@ -33,7 +33,7 @@ const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop");
 const START_WITHIN: Duration = Duration::from_secs(60);
 const STDERR_LINES_KEPT: usize = 40;
 
-/// The Java thread of the questions in which it does not matter who asks: no caller's blocking call holds them up.
+/// The Java thread of the requests in which the caller does not matter: no caller's blocking call holds them up.
 const ANY_THREAD: u32 = u32::MAX;
 
 /// What a call gave, and when.
@@ -512,7 +512,7 @@ impl Redisson {
             .number())
     }
 
-    /// `remainTimeToLive()` in milliseconds: -2 when nobody holds it, -1 when it never expires.
+    /// `remainTimeToLive()` in milliseconds: -2 without a holder, -1 when it never expires.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ pub struct Running {
     stderr: Pipe,
 }
 
-/// What was said so far, and whether nobody is left who could say more.
+/// The output so far, and whether no writer is left.
 #[derive(Debug, Clone, Default)]
 struct Pipe(Arc<Mutex<(String, bool)>>);
 
@@ -141,7 +141,7 @@ impl Running {
         .await;
     }
 
-    /// Waits until neither it nor anything that it has started is left: until nobody has its standard output open.
+    /// Waits until neither it nor anything that it has started is left: until no process has its standard output open.
     pub async fn is_gone(&self) {
         eventually("all processes of the command have ended", || async {
             self.stdout.has_ended()

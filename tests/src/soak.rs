@@ -165,7 +165,7 @@ impl Soak {
             self.client.held() == 0 && self.client.waited_for() == 0
         })
         .await;
-        // Leases that nobody ended, subscriptions and connections that are being ended.
+        // Leases that were not ended, subscriptions and connections that are being ended.
         let over = eventually("only the fence is left", async || self.keys().await.is_empty());
         if timeout(Duration::from_secs(30), over).await.is_err() {
             panic!("left on the server: {:?}", self.keys().await);

@@ -279,7 +279,7 @@ impl Store {
                 assert_eq!(store.watched(), 0, "a watch is left in memory");
                 assert_eq!(store.queued(), 0, "a place in a queue is left in memory");
             }
-            // A majority has answered when somebody goes on, and the others do a moment later.
+            // A majority has answered when a caller goes on, and the others do a moment later.
             Store::Quorum(members) => {
                 let is_clean = |store: &MemoryStore| store.is_empty() && store.watched() == 0;
                 eventually("no lock and no watch is left in a member", || async {

@@ -14,7 +14,7 @@ const LEAST_AWAY: u64 = 6;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Assumptions {
     /// One holder at a time, and a holder is told of its loss before its store can grant the lock to another one: clocks
-    /// run within 1 %, no store's clock steps forward by more than the margin, nobody forces locks open, and the store
+    /// run within 1 %, no store's clock steps forward by more than the margin, no lock is forced open, and the store
     /// keeps its data; of a quorum, members that lost theirs abstain.
     pub(crate) exclusion: bool,
     /// Fencing tokens grow: no clock of a store that lost data went back, a fail-over takes longer than 5 ms, and the

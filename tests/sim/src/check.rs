@@ -305,7 +305,7 @@ impl World {
         matches!(sim::peek(held, now), HoldState::Lost(_))
     }
 
-    /// An acquire ended with a loss that is none: somebody gave the lock back.
+    /// An acquire ended with a false loss: the lock was released.
     pub(crate) fn told_released(&mut self, (process, user): (usize, usize), key: &LockKey) {
         let story = format!(
             "p{process}/u{user} wants {key} and is told that it is lost, though it was given back: it could have it"
@@ -652,7 +652,7 @@ impl World {
 
     /// For how long nothing has to have gone wrong, so that nothing of it is felt any more.
     pub(crate) fn settling(&self, waiter: &Waiter) -> Millis {
-        // Positions of waiters that are gone are kept for so long, and who stands for a lead pauses after a failure.
+        // Positions of dead waiters are kept for so long, and a candidate pauses after a failure.
         let kept = match waiter.kind {
             Kind::Fair | Kind::Read | Kind::Write | Kind::Permit => 5_000,
             _ if waiter.is_leader => 1_500,

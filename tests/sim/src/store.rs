@@ -225,7 +225,7 @@ impl SimStore {
         all.into_iter().flat_map(|all| all.keys().copied()).collect()
     }
 
-    /// What it has told since this was asked last, and whether that was of somebody who took the lock.
+    /// Its notifications since the last call, and whether they were of a client that took the lock.
     pub(crate) fn told(&self) -> Vec<(Arc<str>, bool)> {
         let notifications = sim::told(&self.memory).into_iter().map(|topic| (topic, false));
         let taken = sim::taken(&self.memory).into_iter().map(|topic| (topic, true));

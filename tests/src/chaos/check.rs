@@ -1,13 +1,13 @@
 //! What is wrong with a history.
 //!
 //! All of it is evidence, none a guess. A hold is certain from the return of its acquire to the beginning of the last
-//! check that answered held (a loss is final, so whoever had asked in between would have been answered the same), and
+//! check that answered held (a loss is final, so a check in between would have had the same answer), and
 //! two certain holds of one key at a time are a violation whatever the reason.
 //!
-//! A loss that was told late is harder to prove: whoever is stopped cannot be told, so a check that answers lost long
+//! A loss that was told late is harder to prove: a stopped process cannot be told, so a check that answers lost long
 //! after the last one may have come late for reasons that are not dlock's. But between a check that answers held and the
 //! moment at which the store gives the lock to another client there is the safety margin of the lease, 10 ms at least. So
-//! when checks follow each other faster than that and somebody else is granted the lock between a "held" and a "lost",
+//! when checks follow each other faster than that and another client is granted the lock between a "held" and a "lost",
 //! the margin was not kept.
 
 use std::collections::{BTreeMap, HashMap};
@@ -109,7 +109,7 @@ fn lost_data(forgotten: &[Forgotten], hold: &Hold, until: Nanos) -> bool {
 }
 
 /// Whether a grant that was asked for at `asked` may have been lost before `until`: that was before the end of the time, which
-/// had begun by then. Nobody confirms a grant that is lost, so its holder believed in it for one more lease at most.
+/// had begun by then. No server confirms a lost grant, so its holder believed in it for one more lease at most.
 fn loses(lost: &Forgotten, hold: &Hold, asked: Nanos, until: Nanos) -> bool {
     lost.key.is_none_or(|key| key == hold.key)
         && lost.from <= until
@@ -310,7 +310,7 @@ fn tokens_in_order_of_requests(history: &History, holds: &[usize], findings: &mu
     }
 }
 
-/// Whether the second may have been handed a grant that somebody else in its process had asked for before the first was
+/// Whether the second may have been handed a grant that another task of its process had asked for before the first was
 /// granted, and had not waited for; and that grant was lost.
 fn is_left_by_another(history: &History, holds: &[usize], first: &Hold, second: &Hold) -> bool {
     let (Some(granted), Some(until)) = (first.granted, second.granted) else {
@@ -332,7 +332,7 @@ fn is_left_by_another(history: &History, holds: &[usize], first: &Hold, second: 
         .any(|lost| origins.iter().any(|asked| loses(lost, second, *asked, until)))
 }
 
-/// The register took no older token, and refused nobody who held the lock.
+/// The register accepted no older token, and refused no holder of the lock.
 fn register(history: &History, findings: &mut Findings) {
     let by_id: HashMap<_, _> = history
         .holds

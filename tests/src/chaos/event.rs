@@ -152,7 +152,7 @@ events! {
         /// Between `from` and the time of this line the store may have forgotten what it had granted of `key`, a
         /// number or `*`.
         Loses = "loses" { from: u64, key: String }
-        /// Another server took over, and what the one before it was asked of `key` between `from` and `to` may be lost.
+        /// Another server took over, and requests on `key` to the former one between `from` and `to` may be lost.
         Splits = "splits" { from: u64, to: u64, key: usize, why: String }
         /// The fault could not be made, and counts for nothing.
         Missed = "missed" { fault: u64 }

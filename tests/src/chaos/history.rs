@@ -382,7 +382,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The whole lines of a log: whoever writes one may be killed in the middle.
+/// The whole lines of a log: its writer may be killed in the middle of one.
 fn lines<E>(text: &str) -> anyhow::Result<Vec<Line<E>>>
 where
     Line<E>: FromStr,

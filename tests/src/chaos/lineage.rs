@@ -1,4 +1,4 @@
-//! Which server has whose data: who is master of each group, and what is lost when another one takes over.
+//! The lineage of data: the master of each group, and what is lost when another server takes over.
 //!
 //! Replication is asynchronous, so a fail-over may lose what the old master was asked last, and what it is asked until it
 //! learns that it is master no more. When exactly that was is measured, so that nothing else is excused by it: all servers
@@ -284,7 +284,7 @@ impl Group {
     }
 }
 
-/// Those who look who has whose data, in each group that has replicas.
+/// The tasks that follow the lineage of data, in each group with replicas.
 #[derive(Debug)]
 pub(super) struct Lineage {
     groups: Vec<Arc<Mutex<Group>>>,
@@ -384,7 +384,7 @@ async fn watch(at: usize, group: Arc<Mutex<Group>>, deployment: Arc<Deployment>,
 
 async fn look(server: &Server, connection: &mut Option<MultiplexedConnection>) -> Seen {
     let asked = clock::now();
-    // Who ended before the question and is there again is seen at the next one.
+    // A server that ended before the request and is back is seen at the next one.
     let ran = server.pid();
     let answer = tokio::time::timeout(PATIENCE, async {
         if connection.is_none() {

@@ -1,4 +1,4 @@
-//! Quiet times: everything is healed, nobody asks for anything new, and what must be possible then is seen.
+//! Quiet times: everything is healed, no worker sends new requests, and the checks of that state run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::team::Restless;
 
 /// Tries are not given up before this, however much time others took.
 const AT_LEAST: Duration = Duration::from_secs(1);
-/// How long servers may take for a fail-over that nobody asked for.
+/// How long servers may take for a fail-over on their own.
 const TO_BE_WHOLE: Duration = Duration::from_secs(20);
 
 /// Brings all to rest, and sees that every lock can be acquired and that nothing is left.

@@ -160,7 +160,7 @@ async fn storms(
             return Ok(());
         }
     }
-    // On a slow machine, or where a kind of fault mostly came while nobody held or waited: some more of those.
+    // On a slow machine, or where a kind of fault mostly came without holders or waiters: some more of those.
     let last = begun + total + total / 2;
     while options.broken.is_none() && Instant::now() < last {
         let counts = witnessed(&History::load(dir)?);

@@ -46,7 +46,7 @@ impl Plan {
                 seed: rng.u64(..),
             }));
         }
-        // What waits for long comes next, whoever else could begin.
+        // The fault that has waited longest comes next.
         let could = if self.passed > PATIENCE {
             1
         } else {

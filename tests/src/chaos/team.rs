@@ -61,7 +61,7 @@ pub(crate) struct Team {
     log: Arc<Log>,
     /// What they were told last.
     order: Mutex<String>,
-    /// Processes that ended by themselves though nobody had told them to.
+    /// Processes that ended by themselves, without an order.
     pub(crate) failures: Mutex<Vec<String>>,
 }
 
@@ -169,7 +169,7 @@ impl Team {
     }
 
     fn tell_all(&self, order: String) {
-        // Who is started later is told by the one who starts it.
+        // A process that starts later is told at its start.
         self.order.lock().clone_from(&order);
         for slot in &self.slots {
             if let Some(worker) = &slot.lock().worker {
@@ -234,7 +234,7 @@ impl Team {
         Restless { life, up: true, busy }
     }
 
-    /// All end in good order. Those who do not.
+    /// Ends all in good order; returns the processes that do not.
     pub(crate) async fn end(&self) -> Vec<Life> {
         self.tell_all("end".to_owned());
         let mut left = Vec::new();

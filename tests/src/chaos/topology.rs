@@ -349,7 +349,7 @@ impl Deployment {
         }
     }
 
-    /// What is on the servers though nobody holds or waits: keys and subscriptions.
+    /// What is on the servers without holders and waiters: keys and subscriptions.
     ///
     /// # Errors
     /// When a server does not answer.

@@ -8,7 +8,7 @@ use super::history::History;
 /// So often a kind of fault has to come, or the run proves nothing about it.
 pub(crate) const ENOUGH: u64 = 5;
 
-/// For each kind, how many faults came while somebody held a lock and somebody else waited for it: where the fault strikes
+/// For each kind, how many faults came while one task held a lock and another waited for it: where the fault strikes
 /// one process, that one had to be among the two.
 pub(crate) fn witnessed(history: &History) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();

@@ -9,7 +9,7 @@
 //!
 //! A sequence goes on one step at a time, so that there is one right answer to each. What waits meanwhile is one waiter
 //! for each name, which must have it as soon as the model says that it is free, and not before. After each step the
-//! store's own view is compared, too: who is inside and for how long, and what is counted.
+//! store's own view is compared, too: the holders, their leases, and the counters.
 //!
 //! On memory the clock is paused, and time passes exactly as far as a sequence says. On a server it runs on: no step is
 //! begun shortly before a lease ends, and a sequence in which one ended all the same in the midst of a step is gone

@@ -184,7 +184,7 @@ impl Model {
         }
     }
 
-    /// What is in the way of this, as an answer. How many permits there are is said by who asks first.
+    /// What is in the way of this, as an answer. The first caller sets the number of permits.
     pub(super) fn in_the_way(&self, wanted: &Wanted, total: Option<u32>) -> Option<Answer> {
         let Wanted {
             key, kind, amount, ..
@@ -473,7 +473,7 @@ impl Model {
     }
 }
 
-/// What a frame says to a question of who is inside.
+/// What a frame replies to a question about its holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Within {
     /// One hold more.

@@ -89,7 +89,7 @@ pub(super) enum Op {
         key: usize,
         kind: Kind,
     },
-    /// Permits, and how many there shall be where nobody has said so.
+    /// Permits, and their number if none was set.
     TakePermits {
         owner: usize,
         key: usize,
@@ -147,7 +147,7 @@ pub enum Stress {
     All,
     /// Plain, fair and fenced locks, alone and in sets.
     Locks,
-    /// Readers, writers, and who reads under a write lock.
+    /// Readers, writers, and readers under a write lock.
     ReadWrite,
     /// Permits with and without an owner, and latches.
     Counters,

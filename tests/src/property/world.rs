@@ -27,7 +27,7 @@ const SLACK: Duration = Duration::from_millis(50);
 const STEP: Duration = Duration::from_millis(60);
 /// How long after that it is surely over.
 const OVER: Duration = Duration::from_millis(5);
-/// A wake-up that does not come. Who hears of nothing looks again after half a minute.
+/// A missing wake-up. A waiter without notifications looks again after half a minute.
 const NEVER: Duration = Duration::from_secs(20);
 
 /// Why a sequence was not gone through.
@@ -165,7 +165,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// When a lease ends that may be over for somebody by then.
+    /// When a lease ends that may be over for a client by then.
     fn ending(&self, by: Instant) -> Option<Instant> {
         let alive = self.model.grants.iter().filter(|grant| {
             let told = grant.known.is_some() || grant.holds.is_empty();
@@ -207,7 +207,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Does it. Who did it and to which names, if to any.
+    /// Does it. Returns the actor, and the names, if any.
     async fn step(&mut self, op: &Op, began: Instant) -> Result<Option<(usize, Vec<usize>)>, Halt> {
         match *op {
             Op::Take {

@@ -1,4 +1,4 @@
-//! The connections: who is let in, and how bytes get from one side to the other.
+//! The connections: which are accepted, and how bytes get from one side to the other.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! What a claim is answered: who has it, who is told what, and in which order that is judged.
+//! The replies to a claim: its owner, the replies to others, and the order of the checks.
 
 use super::*;
 

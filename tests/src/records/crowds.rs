@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Who watches a record looks when it has begun to, and when it is completed or released.
+/// A watcher of a record looks at the beginning, and when it is completed or released.
 pub async fn a_watch_wakes_on_completion_and_release(a: &Records, b: &Records) {
     const SOON: Duration = Duration::from_secs(60);
     for complete in [true, false] {

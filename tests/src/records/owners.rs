@@ -51,7 +51,7 @@ pub async fn an_orphan_is_taken_over_and_its_owner_is_out(a: &Records, b: &Recor
     is_completed(b, &key, b"six").await;
 }
 
-/// With `Leave` nobody takes over, and everybody is told which attempt it was.
+/// With `Leave` no claim takes over, and every caller is told which attempt it was.
 pub async fn an_orphan_can_be_left(a: &Records, b: &Records) {
     let key = fresh_key();
     let (token, _) = orphan(a, &key).await;

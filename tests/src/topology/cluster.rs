@@ -559,7 +559,7 @@ impl Cluster {
         keys
     }
 
-    /// The channels with `part` in their names that somebody is subscribed to, on whichever server.
+    /// The channels with `part` in their names that have subscribers, on any server.
     pub async fn pubsub_channels(&self, part: &str) -> Vec<String> {
         let mut channels = Vec::new();
         for server in self.alive() {

@@ -1,4 +1,4 @@
-//! Servers that know nothing of each other, for those who ask a majority of them.
+//! Independent servers, for clients that ask a majority of them.
 
 use std::fmt;
 
@@ -86,7 +86,7 @@ impl Independent {
         keys
     }
 
-    /// The channels with `part` in their names that somebody is subscribed to, on whichever server.
+    /// The channels with `part` in their names that have subscribers, on any server.
     pub async fn pubsub_channels(&self, part: &str) -> Vec<String> {
         let all = join_all(self.servers.iter().map(Server::pubsub_channels)).await;
         all.into_iter()

@@ -169,7 +169,7 @@ impl Replicas {
     pub async fn start_behind_proxy(flavor: Flavor) -> Replicas {
         let master = Server::start(flavor).await;
         let proxy = Proxy::start(master.addr());
-        // There is nobody who could take its place.
+        // No server could take its place.
         let builder = Replicas::builder(flavor);
         let sentinel = || builder.sentinel(proxy.addr(), 60_000).start();
         let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());

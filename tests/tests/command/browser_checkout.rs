@@ -384,7 +384,7 @@ async fn replay_names_an_order_that_left_the_list_of_sales() {
     page.close().await;
 }
 
-/// What the page cannot know it does not show: how long a lock is held while nobody answers.
+/// What the page cannot know it does not show: how long a lock is held while no copy answers.
 #[tokio::test]
 async fn held_for_stands_still_while_the_service_is_gone() {
     let shop = Checkout::start(&[]);

@@ -592,7 +592,7 @@ async fn events_begin_with_what_is_so_and_go_on_with_what_changes() {
     assert!(shop.url().ends_with(sale["copy"].as_str().unwrap()));
     assert!(!said.contains("cart-12345"), "keys are nobody else's business");
 
-    // who looks does not keep it from ending
+    // an open page does not keep it from ending
     let (rest, ()) = tokio::join!(reqwest::get(format!("{}/events", shop.url())), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         shop.signal(Signal::SIGINT);

@@ -128,7 +128,7 @@ async fn when_a_copy_is_killed_the_other_goes_on_selling_within_the_lease() {
             let answer = match first.buy("sneaker").await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    // It may have bought something or not; a buyer who is told nothing comes again.
+                    // It may have bought something or not; a buyer without a response comes again.
                     *broken.lock() += 1;
                     b.buy("sneaker").await.expect("the other copy answers")
                 }

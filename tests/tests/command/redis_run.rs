@@ -1,4 +1,4 @@
-//! `dlock run`: the command, its status, its signals, and who may run when. What becomes of it when the lock is lost
+//! `dlock run`: the command, its status, its signals, and its turns. What happens when the lock is lost
 //! stands in `redis_run_lost.rs`, the terminal in `redis_run_terminal.rs`.
 
 use std::ffi::{OsStr, OsString};
@@ -138,7 +138,7 @@ async fn commands_of_one_key_exclude_each_other_and_those_of_others_do_not() {
     let (server, url) = server().await;
     let count = server.data_dir().join("count");
     fs::write(&count, "0").unwrap();
-    // Reads, thinks, and writes: whoever comes in between is not counted.
+    // Reads, thinks, and writes: a write in between is not counted.
     let script = format!("n=$(cat {0}); sleep 0.02; echo $((n + 1)) > {0}", count.display());
     let runs: Vec<_> = (0..12).map(|_| Running::script(&url, &["k"], &script)).collect();
     for running in &runs {

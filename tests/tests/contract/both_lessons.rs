@@ -65,7 +65,7 @@ on_every_store! {
                 let take = scope.spawn(move || runtime.block_on(lock.acquire()));
                 tokio::task::block_in_place(|| take.join().unwrap().unwrap())
             });
-            // A task that has it re-enters on whatever thread it goes on, and nobody else does.
+            // A task that has it re-enters on whatever thread it goes on, and no other task does.
             let lock = client.lock(&*name).kind(kind);
             let guard = tokio::spawn(async move {
                 let inner = taken.scope(async {

@@ -486,7 +486,7 @@ on_every_store! {
         assert!(!writer.is_finished());
         one.release().await.unwrap();
         let writer = within(SOON, "the wake-up", writer).await.unwrap().unwrap();
-        // And likewise a reader that is kept out gives back what it had.
+        // And likewise an excluded reader releases what it had.
         let error = read(&a, ["b", "c"]).try_acquire().await.unwrap_err();
         assert!(matches!(&error, Error::NotAcquired { key, .. } if key.as_str() == "c"), "{error}");
         drop(write(&b, ["Z", "b"]).try_acquire().await.unwrap());

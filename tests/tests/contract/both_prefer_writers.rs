@@ -7,7 +7,7 @@ use dlock_tests::faults::{PATIENCE, SOON, in_rounds, is_confirmed, within};
 use dlock_tests::{Store, eventually, on_every_store, settle};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// What shows that somebody was told, and has not found out by looking again after 5 s.
+/// Shows that a waiter was notified, and did not find out by asking again after 5 s.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// The lock of clients that prefer writers.
@@ -75,7 +75,7 @@ on_every_store! {
         let reads = async |client: LockClient| {
             let lock = client.rw_lock("k").read();
             let mut inside = lock.acquire().await.unwrap();
-            // Each comes before the one before it has left.
+            // Each comes before the previous one has left.
             loop {
                 let next = tokio::time::timeout(Duration::from_millis(20), lock.acquire()).await;
                 inside.release().await.unwrap();

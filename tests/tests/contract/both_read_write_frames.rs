@@ -1,5 +1,5 @@
 //! Read-write locks and frames, on memory and on a server: nested calls enter, a writer may read and stay a reader,
-//! and a reader who asks to write is told at once that it would wait for itself.
+//! and a reader that asks to write is told at once that it would wait for itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

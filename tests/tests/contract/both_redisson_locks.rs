@@ -63,7 +63,7 @@ async fn hasty(store: &Store) -> LockClient {
     store.client_with(|builder| builder.lease(900 * MS)).await
 }
 
-/// Takes one of each kind in a process that ends then: its runtime ends, and nobody gives anything back.
+/// Takes one of each kind in a process that ends then: its runtime ends, and nothing is released.
 fn die_with_all(store: &Store) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -370,7 +370,7 @@ on_every_store! {
             });
             let outcomes: Vec<_> = join_all(asking).await.into_iter().map(Result::unwrap).collect();
             let had: Vec<_> = outcomes.iter().flatten().collect();
-            // Where no step takes them all, those who came at the same time may have been in each other's way.
+            // Where no step takes them all, callers that came at the same time may have blocked each other.
             let least = usize::from(matches!(store, Store::Memory(_) | Store::Server(_)));
             assert!((least..=1).contains(&had.len()), "{had:?}");
             assert!(had.iter().all(|guard| guard.is_held()));

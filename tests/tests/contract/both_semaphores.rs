@@ -339,7 +339,7 @@ on_every_store! {
         settle().await;
         dropped.abort();
         drop(dropped.await);
-        // The one who waited behind is told, and does not wait until the place is found empty.
+        // The waiter behind is told, and does not wait until the place is found empty.
         let one = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
         one.release().await.unwrap();
         held.release().await.unwrap();

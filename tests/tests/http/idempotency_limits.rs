@@ -40,7 +40,7 @@ async fn detached_handlers_are_bounded_and_none_is_dropped() {
             assert!(refused.not_started() && Problem::Overloaded.is_retryable());
         }
         assert_eq!((run.count(), layer.stats().overloaded), (2, 2));
-        // Whoever asks for what is under way is told so, as ever.
+        // A request for work in progress is told so, as ever.
         assert_eq!(
             send(&service, post("a")).await.problem(),
             problem(409, "in-progress")

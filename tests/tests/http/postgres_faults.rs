@@ -155,7 +155,7 @@ async fn each_step(arm: impl Fn(&PgProxy, &'static str) -> PgFault, limit: Durat
                 true => assert_eq!(outcome.unwrap(), step.answer(), "{step:?}"),
                 false => is_unknown(outcome),
             }
-            // Whoever repeats it gets the answer that was lost, here and there.
+            // A repeated request gets the lost response, here and there.
             for records in [&behind, &beside] {
                 let again = dlock_tests::faults::answered(|| step.run(records, &claim)).await;
                 assert_eq!(again.unwrap(), step.answer(), "{step:?} again");
@@ -250,7 +250,7 @@ async fn a_frozen_server_answers_nobody_and_keeps_nobody_waiting() {
         let sent = matches!(&outcome, Err(error) if error.outcome == Outcome::Unknown);
         if sent {
             is_unknown(outcome);
-            // There is no connection any more, and none to be had: nothing is sent.
+            // There is no connection any more, and none is available: nothing is sent.
             for _ in 0..2 {
                 let extend = records.extend(&key, &token, SEC, DAY);
                 is_not_done(within(TIMEOUT, "extend", extend).await, Reason::Unreachable);
@@ -298,7 +298,7 @@ async fn what_was_committed_survives_a_kill_and_connections_come_back_by_themsel
             false => server.kill(),
         }
         let claim = || within(TIMEOUT, "claim", records.claim(ask(&fresh_key())));
-        // Until the end of the connection is noticed, nobody can tell what became of what was sent.
+        // Until the end of the connection is noticed, the outcome of what was sent is unknown.
         let noticed = |error: &StoreError| error.outcome == Outcome::NotDone;
         eventually("it is noticed", || async {
             claim().await.is_err_and(|error| noticed(&error))
@@ -501,7 +501,7 @@ async fn records_leave_a_server_that_became_read_only() {
         )
     })
     .await;
-    // Waiters hear of what happens there, though nobody closed the connection to the other one.
+    // Waiters hear of what happens there, though the connection to the other one was not closed.
     let (token, _) = claimed(&beside, ask(&noise), 1).await;
     beside.complete(&noise, &token, b"x".to_vec(), DAY).await.unwrap();
     within(PATIENCE, "the notification", watch.changed()).await;

@@ -191,7 +191,7 @@ async fn what_is_forgotten_is_removed_in_small_steps_and_by_itself() {
         rows(&client, &table).await == 1
     })
     .await;
-    // One that somebody is at is left alone, and holds nobody up.
+    // A claimed one is left alone, and delays no caller.
     let mut other = server.client().await;
     let (token, _) = claimed(&records, ask_for(&goes, 500 * MS, 500 * MS), 1).await;
     let tx = other.transaction().await.unwrap();

@@ -85,12 +85,12 @@ impl Shop {
     }
 }
 
-/// Sees that the step is given up by the server, for somebody else has the row, and is not done.
+/// Sees that the step is given up by the server, for another client has the row, and is not done.
 async fn is_undecided<T: Debug, F>(step: impl Fn() -> F)
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    // Where even that comes too late, nobody can tell what became of it.
+    // Where even that comes too late, the outcome is unknown.
     in_rounds("the server gives it up in time", async || {
         let error = step().await.unwrap_err();
         assert_eq!(error.reason, Reason::Unreachable, "{error:?}");

@@ -399,7 +399,7 @@ mod a_body {
         Ok(Response::new(ticking()))
     }
 
-    /// With `until_body` the lock is held until the body that nobody waits for has been read to its end.
+    /// With `until_body` the lock is held until the body without a waiting client has been read to its end.
     #[tokio::test(start_paused = true)]
     async fn that_is_read_on_without_its_client_keeps_the_lock() {
         bounded(async {
@@ -446,7 +446,7 @@ mod a_body {
         .await;
     }
 
-    /// Without `until_body` the lock ends with the head, whoever reads the body.
+    /// Without `until_body` the lock ends with the head, however the body is read.
     #[tokio::test(start_paused = true)]
     async fn keeps_no_lock_that_ends_with_the_head() {
         bounded(async {

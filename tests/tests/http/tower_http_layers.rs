@@ -218,7 +218,7 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// Lets in whoever names a user, and refuses all others by an empty body of the inner service's type.
+/// Lets in requests that name a user, and refuses all others by an empty body of the inner service's type.
 struct Authorize<R>(PhantomData<fn() -> R>);
 
 impl<R> Default for Authorize<R> {

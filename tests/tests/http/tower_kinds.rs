@@ -1,4 +1,4 @@
-//! The lock layer with kinds and with several keys per request: who shares, who waits, what is taken together, and what
+//! The lock layer with kinds and with several keys per request: sharing, waiting, what is taken together, and what
 //! becomes of it when one of them is lost.
 
 use std::convert::Infallible;

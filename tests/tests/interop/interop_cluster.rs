@@ -38,7 +38,7 @@ async fn acquire(client: LockClient, kind: Kind, name: String, wait: Duration) -
     }
 }
 
-/// The lock goes to and fro: whoever waits on one side is woken by the release of the other. Nothing else would wake them
+/// The lock goes to and fro: a waiter on one side is woken by the release of the other. Nothing else would wake them
 /// within [`SLACK`], since leases are so long that they are looked at every 30 s.
 async fn go_to_and_fro(java: &Redisson, client: &LockClient, kind: Kind, name: &str) {
     let ask = |wait| acquire(client.clone(), kind, name.to_owned(), wait);
@@ -119,7 +119,7 @@ async fn is_told<T>(
     assert!(!waiter.is_finished(), "{name}: two have it");
     let released = Instant::now();
     release.await.unwrap();
-    // Whoever looks for other reasons does so every 30 s.
+    // A client that looks for other reasons does so every 30 s.
     let got = within(SOON, format!("the wake-up by Java of {name}"), waiter).await;
     println!("{name}: {:?}, Java's own answer included", released.elapsed());
     got.unwrap().unwrap()

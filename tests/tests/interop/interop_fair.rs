@@ -396,7 +396,7 @@ async fn each_side_can_force_the_other_out_and_wakes_who_is_first() {
             matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })),
             "{told:?}"
         );
-        // What was lost is not reported as given back, and touches nobody else's.
+        // What was lost is not reported as released, and touches no other lock.
         assert!(guard.release().await.unwrap_err().is_lost());
         is_confirmed(&next).await;
 

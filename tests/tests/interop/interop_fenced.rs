@@ -39,7 +39,7 @@ fn beside(prefix: &str, name: &str) -> String {
     }
 }
 
-/// Waits until somebody waits for the lock, and a little longer: for their look after subscribing.
+/// Waits until the lock has a waiter, and a little longer: for its look after subscribing.
 async fn waited_for(server: &Server, name: &str) {
     let channel = beside("redisson_lock__channel", name);
     eventually("somebody is subscribed", || async {

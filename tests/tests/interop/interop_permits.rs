@@ -365,7 +365,7 @@ async fn who_waits_on_either_side_is_told_of_permits_that_are_added_or_set() {
     let name = NAMES[0];
     let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(name));
     let channel = semaphore_channel(name);
-    // Whoever waits before anybody has said how many there are, too.
+    // A waiter that comes before the number is set, too.
     for (rust, how) in [
         (false, "trySetPermits"),
         (false, "addPermits"),
@@ -552,7 +552,7 @@ async fn each_side_can_give_back_what_the_other_holds_and_a_permit_comes_back_on
     for name in NAMES {
         let (permits, semaphore) = (Permits { java: &java, name }, client.semaphore(raw(name)));
         semaphore.set_permits(3).await.unwrap();
-        // Java gives back one of two that dlock holds together: they are lost, and what is left comes back too.
+        // Java releases one of two that dlock holds together: they are lost, and the other is released too.
         let two = semaphore.acquire_many(2).await.unwrap();
         let holders = client.holders(raw(name)).await.unwrap();
         permits.release(1, &holders[0].id).await.unwrap();
@@ -677,7 +677,7 @@ async fn a_latch_is_shared() {
         assert!(opened.elapsed() < SLACK);
         assert!(threads.iter().all(Answer::acquired) && tasks.into_iter().all(|open| open.unwrap()));
 
-        // A latch that dlock deletes is open to both. (Who waits for one that Redisson deletes finds out too.)
+        // A latch that dlock deletes is open to both. (A waiter for one that Redisson deletes finds out too.)
         assert!(latch.try_set_count(2).await.unwrap());
         let delete = async {
             waited_for(store.as_server(), &latch_channel(name), 1).await;

@@ -481,7 +481,7 @@ async fn waiter_whose_first_question_was_not_done_overtakes_nobody() {
     assert_eq!(*order.lock(), ["first", "second"]);
 }
 
-/// A lock that a shutdown gives back while its grant is on its way to the waiter is not the waiter's.
+/// A lock that a shutdown releases while its grant is on its way to the waiter is not the waiter's.
 #[tokio::test(start_paused = true)]
 async fn grant_that_a_shutdown_has_given_back_is_no_guard() {
     let memory = MemoryStore::new();

@@ -103,7 +103,7 @@ async fn wrapped_future_is_in_the_frames_in_which_it_is_polled() {
     for (name, future, _keep) in wrappers(&client, ask).await {
         assert_eq!(outer.run(|_| future).await.unwrap(), Some(true), "{name}");
     }
-    // A handle carries on purpose what is around whoever asks for it, and adds that too.
+    // A handle carries on purpose the frames of its caller, and adds its own.
     let guard = client.lock("g").acquire().await.unwrap();
     let handle = guard.scope(async { scope::current() }).await;
     let both = async { client.lock("g").try_acquire().await.is_ok() && ask().await };
@@ -157,7 +157,7 @@ async fn body() -> usize {
     bytes.len()
 }
 
-/// Measures the eight futures that each wrap the one before, the first of them the body.
+/// Measures the eight futures that each wrap the previous one, the first of them the body.
 macro_rules! nested {
     ($name:literal, $body:expr, $wrap:expr) => {{
         let mut sizes = Vec::new();
@@ -450,7 +450,7 @@ async fn nested_call_enters_past_the_branches_that_wait() {
     .unwrap();
 }
 
-/// Readers of a write frame come in together, also those who waited for a branch that wrote; a set of locks gets its turn
+/// Readers of a write frame enter together, also readers that waited for a branch that wrote; a set of locks gets its turn
 /// among branches that never pause.
 #[tokio::test]
 async fn readers_come_in_together_and_sets_have_their_turn() {

@@ -1,5 +1,5 @@
 //! Handoff inside the process where nearly everything goes wrong that can: callers that go away at any
-//! poll, leases that run out, renewals that hang, answers that are slow, releases that nobody polls on, and a
+//! poll, leases that run out, renewals that hang, answers that are slow, releases that are not polled on, and a
 //! store that forgets. One seed is one course of events.
 
 use std::future::Future;
@@ -29,7 +29,7 @@ enum Weather {
     /// All options, leases that run out: still one holder at a time by any holder's own clock, and tokens
     /// that grow.
     Rough,
-    /// The store forgets and takes locks away too, and a client is shut down: nobody waits for ever, nothing
+    /// The store forgets and takes locks away too, and a client is shut down: no task waits for ever, nothing
     /// is left, and no token is used twice.
     Wild,
 }
@@ -345,7 +345,7 @@ async fn course(weather: Weather, seed: u64, parallel: bool) {
         watched.seen().slow_answers.store(0, SeqCst);
         watched.seen().hang_renewals.store(false, SeqCst);
     }
-    // Leases of what nobody could give back, and what `min_hold` keeps.
+    // Leases of grants that no client could release, and what `min_hold` keeps.
     let store = world.watched[0].memory();
     for _ in 0..100 {
         sleep(100 * MS).await;

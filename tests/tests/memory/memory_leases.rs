@@ -250,7 +250,7 @@ fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
         seen.slow_answers.store(0, SeqCst);
         sleep(20 * MS).await;
         assert_eq!(guard.state(), HoldState::Lost(Loss::Gone));
-        // The answer to an acquire; of another lane, nobody doubts it.
+        // The answer to an acquire; of another lane, it is not suspect.
         seen.slow_answers.store(100, SeqCst);
         let here = tokio::spawn(client.lock("1:k").acquire());
         let elsewhere = tokio::spawn(client.lock("2:k").acquire());

@@ -48,7 +48,7 @@ impl Setting {
     }
 }
 
-/// Has each of the keys busy all the time: a process has it, in which there is always somebody who waits for it. Their
+/// Has each of the keys busy all the time: a process has it, in which there is always a waiter for it. Their
 /// times are such that the keys become available at different moments.
 async fn load(setting: &Setting) -> Vec<JoinHandle<()>> {
     let mut tasks = Vec::new();
@@ -291,7 +291,7 @@ fn rule_19_dropped_at_any_moment_on_its_way_it_leaves_nothing() {
 }
 
 /// A shutdown knows what a call has that is not done: it is counted as held, and released before the shutdown ends, also
-/// when nobody polls the call any more.
+/// when the call is not polled any more.
 #[test]
 fn shutdown_gives_back_what_a_set_has_so_far() {
     for (together, polled) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -330,7 +330,7 @@ fn shutdown_gives_back_what_a_set_has_so_far() {
     }
 }
 
-/// The same for the places of waiters at the store: nobody waits behind a client that is shut down.
+/// The same for the places of waiters at the store: no client waits behind a client that is shut down.
 #[test]
 fn shutdown_gives_up_the_places_of_calls_that_wait() {
     paused(async {

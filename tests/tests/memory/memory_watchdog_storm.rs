@@ -251,7 +251,7 @@ fn count(what: &AtomicUsize) {
     what.fetch_add(1, SeqCst);
 }
 
-/// Some lock of many: nearly all are for one alone, some are wanted by several, who hand them off.
+/// Some lock of many: nearly all are for one alone, some are wanted by several, which hand them off.
 fn some_lock(client: &LockClient, rng: &mut Rng, me: usize) -> (Lock, Option<Duration>) {
     let some_time = rng.u32(1..20) * SEC / 2;
     let own = format!("own{me}");

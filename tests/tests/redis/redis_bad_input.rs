@@ -235,7 +235,7 @@ async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
     assert_eq!(text, "x");
 }
 
-/// What stands in place of the last fencing token and is none stops nobody: tokens go on with the server's clock, which is
+/// An invalid value in place of the last fencing token stops no client: tokens go on with the server's clock, which is
 /// ahead of all that were given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fence_that_holds_no_token_is_begun_anew_and_stops_nobody() {
@@ -398,7 +398,7 @@ async fn a_server_that_is_not_there_is_named() {
     assert!(before.elapsed() < BOUND, "{:?}", before.elapsed());
 }
 
-/// A server that is not Redis: says this to whoever connects and to whatever it is asked, and then stays or
+/// A server that is not Redis: says this to every client and every request, and then stays or
 /// goes.
 async fn impostor(says: &'static [u8], stays: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

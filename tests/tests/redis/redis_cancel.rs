@@ -1,5 +1,5 @@
 //! Rule 19 on a real server behind a slow network: an acquire that is dropped at any poll leaves no lock, no
-//! position in the queue and no subscription, and takes nobody's wake-up.
+//! position in the queue and no subscription, and takes no other waiter's wake-up.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -118,7 +118,7 @@ async fn a_consumed_wake_up_goes_to_the_next(pair: Pair) {
         let second = tokio::spawn(a_lock.acquire());
         settle().await;
         guard.release().await.unwrap();
-        // The message is on its way, or has arrived, or the look after it is on its way, or the lock is had.
+        // The message is on its way, or has arrived, or the request after it is in flight, or the lock is acquired.
         tokio::time::sleep(pause * MS).await;
         first.abort();
         drop(first.await);

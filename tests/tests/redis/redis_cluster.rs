@@ -38,7 +38,7 @@ async fn cluster() -> (Cluster, LockClient, LockClient) {
     (cluster, a, b)
 }
 
-/// Takes the lock and counts, again and again until told to stop; who was inside at a time is seen.
+/// Takes the lock and counts, again and again until told to stop; the holders at a time are recorded.
 fn count(
     client: &LockClient,
     key: &str,

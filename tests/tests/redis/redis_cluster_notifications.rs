@@ -199,7 +199,7 @@ async fn all_are_woken_on_every_shard(cluster: &Cluster, a: &LockClient, b: &Loc
 async fn who_waits_is_told_of_every_kind_of_release_and_asks_for_nothing_meanwhile() {
     let (cluster, a, b) = cluster().await;
     all_are_woken_on_every_shard(&cluster, &a, &b).await;
-    // Who waits in a queue asks every 1.5 s, which may be just then; but not five times.
+    // A waiter in a queue asks every 1.5 s, which may be just then; but not five times.
     in_rounds("five in a row are woken at once", async || {
         let mut guard = a.fair_lock("k").acquire().await.unwrap();
         let mut took = Duration::ZERO;
@@ -271,7 +271,7 @@ async fn what_is_released_while_its_slot_is_on_two_servers_is_seen_at_the_end_of
     for key in cluster.keys_in(slot, from).await {
         cluster.move_key(&key, from, to).await;
     }
-    // What needs one key alone happens on the server that the slot goes to, where nobody listens yet; all else waits.
+    // What needs one key alone happens on the server that the slot goes to, which has no subscriber yet; all else waits.
     let mut waiters = Vec::new();
     for waiting in all {
         let released = tokio::spawn(waiting.give_back);

@@ -26,7 +26,7 @@ async fn node_of_a_cluster_is_refused_with_the_url_to_use() {
     assert!(matches!(error, Error::InvalidUrl { .. }), "{error:?}");
     assert!(error.to_string().contains(&use_instead), "{error}");
 
-    // A user who may not ask the server what it is learns it from the first lock, and nothing is released.
+    // A user that may not ask the server what it is learns it from the first lock, and nothing is released.
     let slots = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
     if node.try_query::<String>(&slots).await.is_ok() {
         eventually("the node serves", || async {

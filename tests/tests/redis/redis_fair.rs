@@ -62,7 +62,7 @@ async fn java_takes(server: &Server, thread: u32, patience: i64) {
     server.command(&["PEXPIRE", "k", "30000"]).await;
 }
 
-/// It releases the lock: whoever is over its time goes, the first who stays is told.
+/// It releases the lock: waiters past their time go, the first that stays is told.
 async fn java_leaves(server: &Server) {
     for id in queue(server).await {
         if left(server, &id).await.is_none_or(|left| left > 0) {
@@ -119,7 +119,7 @@ async fn who_waits_stands_in_a_list_and_has_a_time_in_a_sorted_set() {
         let (second, other) = waits(server, &a, 2, &order).await;
         assert_eq!(queue(server).await, [&*first, &*second]);
         settle().await;
-        // The one that has its process's turn listens, on a channel of its own.
+        // The head of its process's queue listens, on a channel of its own.
         let channel = format!("redisson_lock__channel:{{k}}:{first}");
         assert!(server.pubsub_channels().await.contains(&channel));
         for key in [QUEUE, TIMES] {
@@ -297,7 +297,7 @@ async fn those_of_redisson_behind_ours_keep_their_distance() {
     let near = |distance: i64, of: i64| (distance - of).abs() <= 2000;
     assert!(near(behind(&second, 3).await, PATIENT));
     assert!(near(behind(&second, 4).await, 2 * PATIENT));
-    // When the one before them gives up, they move up to the one before that.
+    // When the waiter before them gives up, they move up.
     other.abort();
     assert!(other.await.unwrap_err().is_cancelled());
     eventually("it has left the queue", || async {
@@ -348,7 +348,7 @@ async fn a_lost_message_costs_a_second_and_a_half_and_no_lease() {
         let guard = a.fair_lock("k").acquire().await.unwrap();
         let (_, task) = waits(server, &b, 1, &order).await;
         settle().await;
-        // Told to nobody: what Redisson's scripts do when the waiter has no subscription yet.
+        // A notification without receivers: what Redisson's scripts do when the waiter has no subscription yet.
         let _: i64 = server.query(&["DEL", "k"]).await;
         within(2 * SECOND, "the next question", task).await.unwrap();
         assert!(guard.release().await.unwrap_err().is_lost());
@@ -533,7 +533,7 @@ async fn queue_in_which_all_have_given_up_has_an_end() {
 }
 
 /// Protects "Waiters are served in order of arrival" where many were taken for gone: they are back in
-/// front of all who came later, in their order.
+/// front of all later waiters, in their order.
 // One thread, so that waiters ask in the order of their numbers.
 #[tokio::test]
 async fn many_that_were_taken_for_gone_are_back_in_their_order() {
@@ -654,7 +654,7 @@ async fn who_is_next_in_one_process_gets_it_without_a_round_trip_and_nobody_else
         // Waiters that did not ask the store leave nothing in its queue.
         store.assert_clean(&[&client, &other]).await;
         let asked = proxy.count(step("fair"));
-        // "a" behind the release, "d" behind that of "c" and when it is its turn; nobody else.
+        // "a" behind the release, "d" behind that of "c" and when it is its turn; no other.
         if asked == 3 { Ok(()) } else { Err(asked) }
     })
     .await;
@@ -797,7 +797,7 @@ mod alone {
         java_waits(server, 4, last + PATIENT).await;
         guard.release().await.unwrap();
         java_takes(server, 1, PATIENT).await;
-        // The script of somebody else of Redisson's comes by.
+        // The script of another client of Redisson's runs.
         for id in [&first, &second] {
             assert!(left(server, id).await.unwrap() < 0);
             server.command(&["LREM", QUEUE, "0", id]).await;

@@ -1,4 +1,4 @@
-//! What breaks in other libraries where a server is in between: messages that pass while nobody is subscribed, for
+//! What breaks in other libraries where a server is in between: messages that pass without a subscriber, for
 //! every kind of lock, and the deadlines of a fair queue.
 
 use std::time::Duration;

@@ -112,7 +112,7 @@ async fn several_timeouts_in_a_row_replace_the_connection() {
     eventually("one connection", || async { proxy.connections_open() == 1 }).await;
     let first = proxy.connections()[0].id;
     let before = store.as_server().client_list().await;
-    // Half open: this connection is dead, and nobody says so. New ones are fine.
+    // Half open: this connection is silently dead. New ones are fine.
     for direction in [Direction::ToClient, Direction::ToServer] {
         eventually("one is open", || async { proxy.connections_open() == 1 }).await;
         let id = proxy.connections()[0].id;

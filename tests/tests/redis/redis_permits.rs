@@ -95,7 +95,7 @@ async fn a_semaphore_is_a_number_and_a_set_of_holders_as_redisson_has_them() {
         next.release().await.unwrap();
         assert_eq!(data(&server).await, [name]);
         assert_eq!(server.query::<String>(&["GET", name]).await, "5");
-        // A life that somebody gave to the number holds for the holders too.
+        // An expiry that was set on the number holds for the holders too.
         server.command(&["PEXPIRE", name, "50000"]).await;
         let permit = semaphore.acquire().await.unwrap();
         let left = server.ttl(holders).await.expect("as long as the number");

@@ -158,7 +158,7 @@ async fn a_server_that_started_anew_does_not_vote_until_every_lease_is_over() {
     is_free_soon(&a, "k").await;
     assert!(begun.elapsed() >= max_lease, "{:?}", begun.elapsed());
     is_free(&a, "k").await;
-    // Its data are there, all but those that it had not written yet, for all that anybody knows.
+    // Its data are there, all but those that it may not have written yet.
     q.servers[1].kill();
     q.servers[1].restart().await;
     let told = in_rounds("a server that has no vote", async || {

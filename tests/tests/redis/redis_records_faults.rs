@@ -1,6 +1,6 @@
 //! Records while the network and the server fail: each step with its reply swallowed, and with its command
 //! held back past the timeout and let go later, one by one. Each time the outcome is that without the fault,
-//! or one clear error, and no claim stays that nobody has.
+//! or one clear error, and no claim stays without an owner.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};

@@ -41,7 +41,7 @@ async fn keys_on(cluster: &Cluster, server: &Server) -> [RecordKey; 3] {
     [key().await, key().await, key().await]
 }
 
-/// Claims it for the first time; who has it, and the fence.
+/// Claims it for the first time; returns the owner and the fence.
 async fn claimed(records: &Records, key: &RecordKey) -> (ClaimToken, u64) {
     let token = ClaimToken::new();
     let claim = || records.claim(by(&token, ask(key)));
@@ -199,7 +199,7 @@ async fn is_left_behind(master: &Server, replicas: &[&Server]) {
     master.command(&["CLIENT", "KILL", "TYPE", "replica"]).await;
 }
 
-/// What the new master has of a record that was claimed before: it is the owner's still, or somebody else may begin anew.
+/// The record of an earlier claim on the new master: it is the owner's still, or another client may begin anew.
 async fn the_truth_is_told([a, b]: &[Records; 2], key: &RecordKey, by: &ClaimToken, fence: u64, heard: bool) {
     let outcome = complete(a, key, by, b"first").await;
     if heard {

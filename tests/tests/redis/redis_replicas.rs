@@ -92,7 +92,7 @@ async fn acquires_and_renewals_are_acknowledged_behind_each_other_on_a_connectio
     let (a, b) = (pair.client(LONG).await, pair.beside().await);
     pair.proxy.forget();
     let guard = answered(|| a.lock("k").acquire()).await.unwrap();
-    // The replica has it, with its fencing token, by the time at which it is had here.
+    // The replica has it, with its fencing token, by the time at which it is acquired here.
     let known = pair.replica.keys().await;
     assert_eq!(known, ["dlock:fence", "k"], "the replica has not heard of it");
     is_confirmed(&guard).await;

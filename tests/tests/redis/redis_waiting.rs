@@ -341,7 +341,7 @@ async fn who_gives_up_while_a_subscription_fails_leaves_none_behind() {
     let is_subscribed = async |key: &str| server.pubsub_channels().await.iter().any(|it| it.contains(key));
     let gives_up = wait("k0");
     eventually("k0 is waited for", async || is_subscribed("k0").await).await;
-    // The next subscription is slow, and fails after that; in between somebody comes and somebody goes.
+    // The next subscription is slow, and fails after that; in between waiters come and go.
     let slow = proxy.hold(1, |command| command.is("SUBSCRIBE"));
     let first = wait("k1");
     slow.caught().await;

@@ -22,8 +22,8 @@ use crate::tally::Tally;
 
 /// Lets many buyers at a few copies of the checkout, and counts.
 ///
-/// Ends with 0 when nothing was sold that was not there and nobody bought twice, with 1 when that happened,
-/// with 2 when there was nobody to ask.
+/// Ends with 0 when nothing was oversold and no buyer bought twice, with 1 otherwise,
+/// with 2 when no shop was reachable.
 #[derive(Debug, Parser)]
 #[command(
     name = "buyers",

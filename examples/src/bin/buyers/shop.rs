@@ -103,7 +103,7 @@ impl Shop {
     }
 
     /// Asks the next copy. One that takes no connection has not seen the request, so the one after it is
-    /// asked; one that falls silent may have done what was asked, and nobody is asked again.
+    /// asked; a silent shop may have carried it out, and no shop is asked again.
     pub(crate) async fn ask(
         &self,
         method: Method,

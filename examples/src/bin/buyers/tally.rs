@@ -55,7 +55,7 @@ impl Tally {
         tally
     }
 
-    /// One buyer, who may have asked several times for the same piece. Answers that are equal are one: each
+    /// One buyer, which may have asked several times for the same piece. Answers that are equal are one: each
     /// order is counted, and a purchase that was refused otherwise only when nothing better came of it.
     fn count(&mut self, told: Vec<Result<Answer, String>>) {
         let answers: Vec<Answer> = told.into_iter().flatten().collect();

@@ -97,7 +97,7 @@ fn charge_route(shop: &Arc<Shop>) -> MethodRouter<Arc<Shop>> {
 }
 
 /// Says on the board that a request waits for an account, since the layer that waits does not. The handler
-/// says when the wait is over; the turn ends with the last who has it.
+/// says when the wait is over; the turn ends with its last clone.
 async fn account_turn(
     State(shop): Shared,
     Path(id): Path<String>,

@@ -33,7 +33,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on signals are ours: one that comes before anybody waits for it is not lost.
+    /// Handles signals from now on: a signal that comes before the wait for it is not lost.
     #[cfg(unix)]
     pub(crate) fn new() -> io::Result<Signals> {
         use tokio::signal::unix::{SignalKind, signal};

@@ -1,7 +1,7 @@
 //! Which run was the last of each job, and under which token.
 //!
 //! This is the resource that checks the token. A leader that was stopped and goes on may ask to begin a run while
-//! another one leads; its token is older than the one that stands here, and it is refused.
+//! another one leads; its token is older than the stored one, and it is refused.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -110,7 +110,7 @@ impl World {
         let has_waiter = |position: &Position| {
             let its = |grant: &GrantId| self.process_of(*grant) == Some(position.process);
             let count = of_key.keys().filter(|grant| its(grant)).count();
-            // Some of its positions may be left by calls that are over: then nobody knows which.
+            // Some of its positions may be left by ended calls: then it is unknown which.
             let waiters = || {
                 let all = self.checks.waiters.values();
                 all.filter(|waiter| {

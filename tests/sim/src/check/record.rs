@@ -33,7 +33,7 @@ pub(crate) struct Records {
     known: BTreeMap<Claim, Known>,
     next: u64,
     effects: BTreeMap<u64, Effect>,
-    /// The newest claim of each record under which somebody began.
+    /// The newest claim of each record under which work began.
     begun: BTreeMap<RecordKey, (u64, Claim)>,
     /// What came of each effect that has a result.
     produced: BTreeMap<u64, Produced>,
@@ -424,7 +424,7 @@ impl World {
         }
     }
 
-    /// Whether the owner of a claim knows that nobody can have taken it over, by its own clock and less what clocks
+    /// Whether the owner of a claim knows that no client can have taken it over, by its own clock and less what clocks
     /// drift: records have no safety margin of their own.
     fn is_relied_on(&self, claim: Claim) -> bool {
         self.checks.records.known.get(&claim).is_some_and(|known| {
@@ -587,7 +587,7 @@ impl World {
         self.checks.records.askers.remove(&id);
     }
 
-    /// Somebody works under a claim, of which it was told this attempt and this fence.
+    /// A user works under a claim with this attempt and this fence.
     pub(crate) fn effect_begins(
         &mut self,
         (process, user): (usize, usize),

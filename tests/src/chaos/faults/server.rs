@@ -18,7 +18,7 @@ const TO_BE_WHOLE: Duration = Duration::from_secs(20);
 const STEPS: std::ops::Range<u64> = 300..3000;
 
 impl Fiend {
-    /// Strikes, and waits until those that have the same data agree again who is master.
+    /// Strikes, and waits until the servers with the same data agree on their master again.
     pub(super) async fn strike_servers(
         &self,
         kind: Kind,
@@ -100,7 +100,7 @@ impl Fiend {
         Ok(Made::Yes)
     }
 
-    /// All clocks at a time: whoever takes over from another server has its time.
+    /// All clocks at a time: a server that takes over has the time of the former one.
     pub(super) fn step_clocks(&self, rng: &mut Rng) -> anyhow::Result<Made> {
         let from = clock::now();
         let by = Duration::from_millis(rng.u64(STEPS));

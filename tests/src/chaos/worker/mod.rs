@@ -159,7 +159,7 @@ async fn work(orders: Orders) -> anyhow::Result<()> {
                         println!("bye 0 0");
                         return Ok(());
                     }
-                    // Until it is connected nobody looks what it does; then the last one counts.
+                    // Until it is connected its state is not read; then the last one counts.
                     line => order = line,
                 },
             }

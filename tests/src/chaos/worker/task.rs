@@ -45,7 +45,7 @@ impl Task {
         let mut mode = self.shared.mode.subscribe();
         loop {
             self.shared.busy.fetch_add(1, Ordering::SeqCst);
-            // Looked at when it counts as busy: nobody takes it for resting now.
+            // Read while it counts as busy: it is not taken for resting now.
             let now = *mode.borrow_and_update();
             if now == Mode::Go {
                 let plan = Plan::draw(&mut self.rng, self.often_long);

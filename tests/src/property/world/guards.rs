@@ -205,7 +205,7 @@ impl World<'_> {
                     ..write.wanted
                 };
                 let of = self.granted(wanted, read.fencing_token(), Span::new(began, now), lease)?;
-                // Other writers under the same lock are not around the one that reads from now on.
+                // Other writers under the same lock do not enclose the new reader.
                 self.model.grants[of.0].under = Some((at, vec![hold]));
                 self.model.leave(at, hold);
                 self.hold(owner, Real::Lock(read), vec![of]);

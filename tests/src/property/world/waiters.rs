@@ -21,7 +21,7 @@ pub(super) struct Waiter {
 }
 
 impl World<'_> {
-    /// Begins to wait, if it has to and nobody waits for the name yet.
+    /// Begins to wait, if it must and the name has no waiter yet.
     pub(super) fn wait(&mut self, owner: usize, key: usize, kind: Kind) {
         let wanted = Wanted {
             owner,

@@ -49,7 +49,7 @@ pub(super) struct KeyRow {
     pub(super) most_waiting: usize,
     pub(super) inside: usize,
     pub(super) most_inside: usize,
-    /// Of the one who came in last.
+    /// Of the last holder.
     pub(super) token: Option<u64>,
     /// How long that one has been in.
     pub(super) held_ms: u64,

@@ -108,7 +108,7 @@ impl Store {
         }
     }
 
-    /// Replaces the record. With a token only if nobody with a newer one has been at it; without one
+    /// Replaces the record. With a token only if no newer token has changed it; without one
     /// whatever is there.
     pub(crate) async fn write<T: Serialize>(
         &self,

@@ -129,7 +129,7 @@ impl RedisStore {
     }
 
     pub(super) async fn fence(&self, key: &str, token: u64, initial: &str) -> Result<(), StoreError> {
-        // Whether the fence stands makes no difference to anybody when nothing follows.
+        // Whether the fence stands makes no difference when nothing follows.
         self.guarded(&self.fence, key, token, initial)
             .await
             .map_err(|error| match error {
