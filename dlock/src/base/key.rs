@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rule_28_names_that_would_do_harm_are_refused_with_the_reason() {
+    fn harmful_names_are_refused_with_the_reason() {
         for (name, says) in [
             (String::new(), "empty"),
             ("x".repeat(MAX_KEY_BYTES + 1), "513 bytes"),

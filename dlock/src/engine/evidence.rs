@@ -141,7 +141,7 @@ impl Evidence {
     /// What a call reports whose wait, or whose patience with the store, has ended. `sent` says whether a request of its
     /// own is on its way.
     pub(crate) fn verdict(self, started: Moment, now: Moment, sent: bool) -> Verdict {
-        if broken!(Defect1NoAnswerIsBusy) {
+        if broken!(NoAnswerIsBusy) {
             return Verdict::NotAcquired { remaining: None };
         }
         if let Some((_, error)) = self.failing {

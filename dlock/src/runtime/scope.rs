@@ -181,7 +181,7 @@ impl Frames {
             all: all.cloned(),
         });
         let own: Chain = frames.collect();
-        if broken!(Defect8ScopeCarriesAllFrames)
+        if broken!(ScopeCarriesAllFrames)
             && let Some(outer) = current().chain
         {
             return Frames::adding(Some(join(&outer, &own)));

@@ -28,7 +28,7 @@ pub(crate) struct Unfinished {
 
 impl Unfinished {
     pub(crate) fn add(&self, part: Part) {
-        if broken!(Defect2ShutdownKnowsNoPartialSet) {
+        if broken!(ShutdownIgnoresPartialSet) {
             return;
         }
         self.parts.lock().insert(part.request.grant.number(), part);
@@ -36,7 +36,7 @@ impl Unfinished {
 
     /// The call has done with it, or gives it back itself. `false` where a shutdown has given it back.
     pub(crate) fn remove(&self, number: u64) -> bool {
-        self.parts.lock().remove(&number).is_some() || broken!(Defect2ShutdownKnowsNoPartialSet)
+        self.parts.lock().remove(&number).is_some() || broken!(ShutdownIgnoresPartialSet)
     }
 
     /// All that there is, for a shutdown to give back.

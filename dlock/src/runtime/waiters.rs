@@ -440,7 +440,7 @@ impl Waiters {
     /// Those that were woken, have not been polled since, and were found so before. And whether others were woken, which
     /// are found so now.
     fn overdue(&self) -> (Vec<(LockId, Arc<Waiter>)>, bool) {
-        if broken!(Defect15UnpolledWaiterBlocks) {
+        if broken!(UnpolledWaiterBlocks) {
             return (Vec::new(), false);
         }
         let (mut overdue, mut some_woken) = (Vec::new(), false);

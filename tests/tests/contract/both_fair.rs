@@ -95,7 +95,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_26_who_comes_first_is_served_first_across_processes(store: &Store) {
+    async fn waiters_are_served_in_arrival_order_across_processes(store: &Store) {
         let clients = [long(store).await, long(store).await, long(store).await];
         let order = Order::default();
         let guard = fair(&clients[0]).acquire().await.unwrap();
@@ -110,7 +110,7 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1], &clients[2]]).await;
     }
 
-    async fn rule_24_waiters_of_a_process_come_in_the_order_of_their_first_poll(store: &Store) {
+    async fn waiters_of_a_process_are_served_in_the_order_of_their_first_poll(store: &Store) {
         let client = long(store).await;
         let guard = fair(&client).acquire().await.unwrap();
         let order = Order::default();
@@ -157,7 +157,7 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1]]).await;
     }
 
-    async fn rule_22_try_acquire_asks_once_and_takes_no_place(store: &Store) {
+    async fn try_acquire_asks_once_and_takes_no_position(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let guard = a.fair_lock("k").try_acquire().await.unwrap();
         let error = b.fair_lock("k").try_acquire().await.unwrap_err();
@@ -170,7 +170,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_26_try_acquire_does_not_overtake_who_waits(store: &Store) {
+    async fn try_acquire_overtakes_no_waiter(store: &Store) {
         let (a, b, c) = (long(store).await, long(store).await, long(store).await);
         let guard = fair(&a).acquire().await.unwrap();
         let mut first = Box::pin(fair(&b).acquire());
@@ -188,7 +188,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b, &c]).await;
     }
 
-    async fn rule_26_who_gives_up_moves_nobody_back(store: &Store) {
+    async fn waiter_that_gives_up_moves_no_other_back(store: &Store) {
         let clients = [long(store).await, long(store).await];
         let order = Order::default();
         let guard = fair(&clients[0]).acquire().await.unwrap();
@@ -286,7 +286,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_3_nested_calls_re_enter_and_branches_exclude_each_other(store: &Store) {
+    async fn nested_calls_re_enter_and_branches_exclude_each_other(store: &Store) {
         let client = long(store).await;
         let lock = fair(&client);
         let inner = lock.clone();
@@ -312,7 +312,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_25_one_waiter_too_many_is_refused_at_once(store: &Store) {
+    async fn excess_waiter_is_refused_at_once(store: &Store) {
         let client = long(store).await;
         let guard = fair(&client).acquire().await.unwrap();
         let lock = fair(&client).max_waiters(2);
@@ -348,7 +348,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_8_a_held_fair_lock_is_renewed(store: &Store) {
+    async fn held_fair_lock_is_renewed(store: &Store) {
         in_rounds("it is renewed in time", async || {
             let (a, b) = (store.client().await, long(store).await);
             let guard = fair(&a).lease(900 * MS).acquire().await.unwrap();
@@ -366,7 +366,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_11_min_hold_keeps_the_lock_and_the_order(store: &Store) {
+    async fn min_hold_keeps_the_lock_and_the_order(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let order = Order::default();
         let started = Instant::now();
@@ -380,7 +380,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_12_a_fair_lock_that_is_forced_open_goes_to_who_is_first(store: &Store) {
+    async fn forced_release_of_a_fair_lock_serves_the_first_waiter(store: &Store) {
         let (a, b, c) = (long(store).await, long(store).await, long(store).await);
         let order = Order::default();
         let guard = fair(&a).acquire().await.unwrap();
@@ -394,7 +394,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b, &c]).await;
     }
 
-    async fn rule_18_shutdown_leaves_no_place_in_the_queue(store: &Store) {
+    async fn shutdown_leaves_no_position_in_the_queue(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let order = Order::default();
         let guard = fair(&a).acquire().await.unwrap();

@@ -22,7 +22,7 @@ async fn token(client: &LockClient) -> u64 {
 }
 
 on_every_store! {
-    async fn rule_16_each_acquisition_has_a_greater_token(store: &Store) {
+    async fn each_acquisition_has_a_greater_token(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let mut tokens = Vec::new();
         for i in 0..20 {
@@ -40,7 +40,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_3_who_re_enters_shares_the_token(store: &Store) {
+    async fn re_entering_call_shares_the_token(store: &Store) {
         let client = long(store).await;
         let lock = client.fenced_lock("k");
         let inner = lock.clone();
@@ -53,7 +53,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_22_the_try_form_asks_once(store: &Store) {
+    async fn try_acquire_asks_once(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let guard = a.fenced_lock("k").try_acquire().await.unwrap();
         let asking = b.fenced_lock("k").try_acquire();
@@ -66,7 +66,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_8_the_lease_ends_what_was_given_one_and_nothing_else(store: &Store) {
+    async fn fixed_lease_ends_its_lock_and_no_other(store: &Store) {
         in_rounds("it is held before its lease is over", async || {
             let (a, b) = (long(store).await, long(store).await);
             let guard = a.fenced_lock("k").fixed_lease(300 * MS).acquire().await.unwrap();
@@ -99,7 +99,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_11_max_hold_and_min_hold_are_kept(store: &Store) {
+    async fn max_hold_and_min_hold_are_kept(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let begun = Instant::now();
         let guard = a.fenced_lock("k").min_hold(600 * MS).acquire().await.unwrap();

@@ -102,7 +102,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_18_what_was_dropped_is_free_for_the_next_line(store: &Store) {
+    async fn dropped_lock_is_free_on_the_next_line(store: &Store) {
         let client = store.client().await;
         for _ in 0..50 {
             let guard = client.lock("k").try_acquire().await.unwrap();
@@ -111,7 +111,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_18_guards_are_released_outside_a_runtime_and_in_a_panic(store: &Store) {
+    async fn guards_are_released_outside_a_runtime_and_in_a_panic(store: &Store) {
         let client = store.client().await;
         let guard = client.lock("k").acquire().await.unwrap();
         std::thread::spawn(move || drop(guard)).join().unwrap();
@@ -130,7 +130,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_3_nested_calls_re_enter(store: &Store) {
+    async fn nested_calls_re_enter(store: &Store) {
         let (client, other) = (store.client().await, store.client().await);
         let lock = client.lock("k");
         let inner = lock.clone();
@@ -154,7 +154,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_3_siblings_in_a_frame_exclude_each_other(store: &Store) {
+    async fn siblings_exclude_each_other_in_a_frame(store: &Store) {
         let client = store.client().await;
         let lock = client.lock("k").wait(PATIENCE);
         let (room, inner) = (Room::default(), lock.clone());
@@ -180,7 +180,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_3_siblings_outside_any_frame_exclude_each_other(store: &Store) {
+    async fn siblings_exclude_each_other_outside_any_frame(store: &Store) {
         let client = store.client().await;
         let room = Room::default();
         let visit = || async {
@@ -191,7 +191,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_4_a_bare_guard_encloses_no_code(store: &Store) {
+    async fn bare_guard_encloses_no_code(store: &Store) {
         let client = store.client().await;
         let guard = client.lock("k").acquire().await.unwrap();
         assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
@@ -207,7 +207,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_5_a_spawned_task_inherits_only_on_purpose(store: &Store) {
+    async fn spawned_task_inherits_frames_only_on_purpose(store: &Store) {
         let client = store.client().await;
         let lock = client.lock("k");
         let inner = lock.clone();
@@ -229,7 +229,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_3_a_lost_frame_gives_an_error_and_never_the_lock_afresh(store: &Store) {
+    async fn lost_frame_gives_an_error_and_never_the_lock_afresh(store: &Store) {
         let client = store.client().await;
         let guard = client.lock("k").fixed_lease(150 * MS).acquire().await.unwrap();
         let again = client.lock("k");
@@ -244,7 +244,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_8_a_fixed_lease_ends_by_itself_and_leaks_into_nothing(store: &Store) {
+    async fn fixed_lease_ends_by_itself_and_affects_no_other(store: &Store) {
         in_rounds("it is held before its lease is over", async || {
             let (a, b) = (store.client().await, store.client().await);
             let guard = a.lock("k").fixed_lease(200 * MS).acquire().await.unwrap();
@@ -265,7 +265,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_11_max_hold_ends_a_holder_that_is_stuck(store: &Store) {
+    async fn max_hold_ends_a_stuck_holder(store: &Store) {
         in_rounds("it is renewed until then", async || {
             let client = store.client().await;
             let guard = client.lock("k").lease(300 * MS).max_hold(700 * MS).acquire().await.unwrap();
@@ -279,7 +279,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_11_min_hold_keeps_the_lock_taken(store: &Store) {
+    async fn min_hold_keeps_the_lock_taken(store: &Store) {
         in_rounds("it is asked for before the minimum is over", async || {
             let (a, b) = (store.client().await, store.client().await);
             let started = Instant::now();
@@ -301,7 +301,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_12_a_lock_that_is_forced_open_is_lost_at_the_next_check(store: &Store) {
+    async fn forced_release_is_noticed_at_the_next_check(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         let guard = a.lock("k").acquire().await.unwrap();
         assert!(b.force_release("k").await.unwrap());
@@ -316,7 +316,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_14_run_drops_the_work_when_the_lock_is_lost(store: &Store) {
+    async fn run_drops_the_work_when_the_lock_is_lost(store: &Store) {
         let client = store.client().await;
         let error = client
             .lock("k")
@@ -328,7 +328,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_15_a_release_after_a_forced_one_reports_the_loss(store: &Store) {
+    async fn release_reports_the_loss_after_a_forced_one(store: &Store) {
         let client = store.client().await;
         let guard = client.lock("k").acquire().await.unwrap();
         client.force_release("k").await.unwrap();
@@ -336,7 +336,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_18_shutdown_ends_everything_in_good_order(store: &Store) {
+    async fn shutdown_ends_everything_in_good_order(store: &Store) {
         in_rounds("a lock is given back before the deadline", async || {
             let (a, b) = (store.client().await, store.client().await);
             let stays = a.lock("stays").acquire().await.unwrap();
@@ -364,7 +364,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_18_a_guard_keeps_its_client_alive(store: &Store) {
+    async fn guard_keeps_its_client_alive(store: &Store) {
         in_rounds("renewal goes on", async || {
             let (a, b) = (store.client().await, store.client().await);
             let guard = a.lock("k").lease(300 * MS).acquire().await.unwrap();
@@ -379,7 +379,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_21_futures_are_send_static_and_borrow_nothing(store: &Store) {
+    async fn futures_are_send_static_and_borrow_nothing(store: &Store) {
         fn movable<T: Send + 'static>(value: T) -> T { value }
         let client = store.client().await;
         let work = movable(client.lock("k").run(|held| async move { held.fencing_token() }));
@@ -391,7 +391,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_24_waiters_of_a_process_come_in_their_order(store: &Store) {
+    async fn waiters_of_a_process_are_served_in_arrival_order(store: &Store) {
         let client = store.client().await;
         let guard = client.lock("k").acquire().await.unwrap();
         let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
@@ -415,7 +415,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_25_one_waiter_too_many_is_refused_at_once(store: &Store) {
+    async fn excess_waiter_is_refused_at_once(store: &Store) {
         let client = store.client().await;
         let guard = client.lock("k").acquire().await.unwrap();
         let lock = client.lock("k").max_waiters(2);
@@ -501,25 +501,25 @@ on_quorums! {
     try_acquire_asks_once_and_says_what_is_left_of_the_lease,
     a_wait_ends_when_it_is_over_and_leaves_nothing,
     a_release_wakes_a_waiter_in_another_process,
-    rule_18_what_was_dropped_is_free_for_the_next_line,
-    rule_18_guards_are_released_outside_a_runtime_and_in_a_panic,
-    rule_3_nested_calls_re_enter,
-    rule_3_siblings_in_a_frame_exclude_each_other,
-    rule_3_siblings_outside_any_frame_exclude_each_other,
-    rule_4_a_bare_guard_encloses_no_code,
-    rule_5_a_spawned_task_inherits_only_on_purpose,
-    rule_3_a_lost_frame_gives_an_error_and_never_the_lock_afresh,
-    rule_8_a_fixed_lease_ends_by_itself_and_leaks_into_nothing,
-    rule_11_max_hold_ends_a_holder_that_is_stuck,
-    rule_11_min_hold_keeps_the_lock_taken,
-    rule_12_a_lock_that_is_forced_open_is_lost_at_the_next_check,
-    rule_14_run_drops_the_work_when_the_lock_is_lost,
-    rule_15_a_release_after_a_forced_one_reports_the_loss,
-    rule_18_shutdown_ends_everything_in_good_order,
-    rule_18_a_guard_keeps_its_client_alive,
-    rule_21_futures_are_send_static_and_borrow_nothing,
-    rule_24_waiters_of_a_process_come_in_their_order,
-    rule_25_one_waiter_too_many_is_refused_at_once,
+    dropped_lock_is_free_on_the_next_line,
+    guards_are_released_outside_a_runtime_and_in_a_panic,
+    nested_calls_re_enter,
+    siblings_exclude_each_other_in_a_frame,
+    siblings_exclude_each_other_outside_any_frame,
+    bare_guard_encloses_no_code,
+    spawned_task_inherits_frames_only_on_purpose,
+    lost_frame_gives_an_error_and_never_the_lock_afresh,
+    fixed_lease_ends_by_itself_and_affects_no_other,
+    max_hold_ends_a_stuck_holder,
+    min_hold_keeps_the_lock_taken,
+    forced_release_is_noticed_at_the_next_check,
+    run_drops_the_work_when_the_lock_is_lost,
+    release_reports_the_loss_after_a_forced_one,
+    shutdown_ends_everything_in_good_order,
+    guard_keeps_its_client_alive,
+    futures_are_send_static_and_borrow_nothing,
+    waiters_of_a_process_are_served_in_arrival_order,
+    excess_waiter_is_refused_at_once,
     a_waiter_in_front_that_gives_up_leaves_its_place_to_the_next,
     people_can_look_at_locks,
     ten_thousand_cycles_leave_nothing,

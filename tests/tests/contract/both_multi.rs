@@ -257,7 +257,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_25_one_waiter_too_many_is_refused_at_once(store: &Store) {
+    async fn excess_waiter_is_refused_at_once(store: &Store) {
         let (a, b) = two(store).await;
         let busy = a.lock("b").acquire().await.unwrap();
         let waiter = tokio::spawn(b.multi(["a", "b"]).acquire());
@@ -271,7 +271,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_16_each_lock_has_a_token_of_its_own_that_grows(store: &Store) {
+    async fn each_lock_of_a_set_has_a_growing_token_of_its_own(store: &Store) {
         let (a, b) = two(store).await;
         let mut last = [0, 0];
         for i in 0..20 {
@@ -370,7 +370,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_3_a_set_re_enters_what_the_frame_holds_and_is_re_entered(store: &Store) {
+    async fn set_re_enters_the_locks_of_its_frame_and_is_re_entered(store: &Store) {
         let (a, b) = two(store).await;
         let client = a.clone();
         let work = a.lock("a").run(move |outer| async move {
@@ -400,7 +400,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_3_siblings_exclude_each_other_and_keep_nothing_while_they_wait(store: &Store) {
+    async fn siblings_exclude_each_other_and_keep_nothing_while_they_wait(store: &Store) {
         let (a, b) = two(store).await;
         let client = a.clone();
         let bank = Bank::new(2);
@@ -497,7 +497,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_18_shutdown_ends_those_who_wait_and_those_who_hold(store: &Store) {
+    async fn shutdown_ends_waiters_and_holders(store: &Store) {
         let (a, b) = two(store).await;
         let guard = a.multi(["a", "b"]).acquire().await.unwrap();
         let waiter = tokio::spawn(a.multi(["b", "c"]).acquire());
@@ -511,7 +511,7 @@ on_every_store! {
         store.assert_clean(&[&b]).await;
     }
 
-    async fn rule_21_futures_are_send_static_and_borrow_nothing(store: &Store) {
+    async fn futures_are_send_static_and_borrow_nothing(store: &Store) {
         fn movable<T: Send + 'static>(value: T) -> T { value }
         let client = store.client().await;
         let work = movable(client.multi(["a", "b"]).run(|held| async move { held.fencing_token() }));
@@ -532,16 +532,16 @@ on_quorums! {
     a_key_that_is_named_twice_counts_once,
     what_makes_no_sense_is_refused_before_anything_is_sent,
     the_wait_is_for_all_of_them_together,
-    rule_25_one_waiter_too_many_is_refused_at_once,
-    rule_16_each_lock_has_a_token_of_its_own_that_grows,
+    excess_waiter_is_refused_at_once,
+    each_lock_of_a_set_has_a_growing_token_of_its_own,
     the_loss_of_one_is_the_loss_of_the_whole,
     a_release_goes_on_through_failures_and_tells_them_all,
     dropped_guards_give_all_back_also_in_a_panic_and_outside_a_runtime,
-    rule_3_a_set_re_enters_what_the_frame_holds_and_is_re_entered,
-    rule_3_siblings_exclude_each_other_and_keep_nothing_while_they_wait,
+    set_re_enters_the_locks_of_its_frame_and_is_re_entered,
+    siblings_exclude_each_other_and_keep_nothing_while_they_wait,
     the_current_hold_in_a_set_is_all_of_it,
     a_lost_member_fails_its_re_entry_and_no_other,
     sets_of_readers_share_and_keep_writers_out,
-    rule_18_shutdown_ends_those_who_wait_and_those_who_hold,
-    rule_21_futures_are_send_static_and_borrow_nothing,
+    shutdown_ends_waiters_and_holders,
+    futures_are_send_static_and_borrow_nothing,
 }

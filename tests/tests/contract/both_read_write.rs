@@ -113,7 +113,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn rule_18_what_was_dropped_is_free_for_the_next_line(store: &Store) {
+    async fn dropped_lock_is_free_on_the_next_line(store: &Store) {
         let client = store.client().await;
         for _ in 0..50 {
             drop((read(&client).try_acquire().await.unwrap(), read(&client).try_acquire().await.unwrap()));
@@ -150,7 +150,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_8_each_reader_is_renewed_for_itself(store: &Store) {
+    async fn each_reader_is_renewed_for_itself(store: &Store) {
         in_rounds("both are renewed in time", async || {
             let (a, b) = (store.client().await, store.client().await);
             let readers = [
@@ -170,7 +170,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_11_min_hold_keeps_others_out_on_either_side(store: &Store) {
+    async fn min_hold_keeps_others_out_on_either_side(store: &Store) {
         in_rounds("it is asked for before the minimum is over", async || {
             let (a, b) = (store.client().await, store.client().await);
             for (held, wanted) in [(read(&a), write(&b)), (write(&a), read(&b))] {
@@ -195,7 +195,7 @@ on_every_store! {
         .await;
     }
 
-    async fn rule_11_max_hold_ends_a_reader_that_is_stuck(store: &Store) {
+    async fn max_hold_ends_a_stuck_reader(store: &Store) {
         in_rounds("it is renewed until then", async || {
             let (a, b) = (store.client().await, store.client().await);
             let stuck = read(&a).lease(600 * MS).max_hold(1000 * MS).acquire().await.unwrap();
@@ -286,11 +286,11 @@ on_quorums! {
     readers_share_and_a_writer_is_alone,
     who_is_refused_learns_what_is_left_of_the_longest_lease,
     the_last_reader_wakes_a_writer_and_a_writer_wakes_all_readers,
-    rule_18_what_was_dropped_is_free_for_the_next_line,
+    dropped_lock_is_free_on_the_next_line,
     each_reader_has_a_lease_of_its_own,
-    rule_8_each_reader_is_renewed_for_itself,
-    rule_11_min_hold_keeps_others_out_on_either_side,
-    rule_11_max_hold_ends_a_reader_that_is_stuck,
+    each_reader_is_renewed_for_itself,
+    min_hold_keeps_others_out_on_either_side,
+    max_hold_ends_a_stuck_reader,
     a_forced_release_ends_all_holders_and_wakes_everybody,
     another_kind_of_lock_by_the_same_name_is_a_clear_error,
     people_can_look_at_all_who_are_inside,

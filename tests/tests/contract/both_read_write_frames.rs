@@ -68,7 +68,7 @@ impl Room {
 }
 
 on_every_store! {
-    async fn rule_3_a_read_in_a_read_frame_and_a_write_in_a_write_frame_enter(store: &Store) {
+    async fn read_enters_a_read_frame_and_write_a_write_frame(store: &Store) {
         let (client, other) = (store.client().await, store.client().await);
         for lock in [read(&client), write(&client)] {
             let inner = lock.clone();
@@ -86,7 +86,7 @@ on_every_store! {
         store.assert_clean(&[&client, &other]).await;
     }
 
-    async fn rule_3_siblings_that_read_do_not_exclude_each_other(store: &Store) {
+    async fn reading_siblings_do_not_exclude_each_other(store: &Store) {
         let client = store.client().await;
         let room = Arc::new(Room::default());
         let (lock, visits, looking) = (read(&client), room.clone(), client.clone());
@@ -130,7 +130,7 @@ on_every_store! {
         store.assert_clean(&[&client, &other]).await;
     }
 
-    async fn rule_16_the_next_writer_has_a_greater_token_than_who_read_under_the_last(store: &Store) {
+    async fn next_writer_has_a_greater_token_than_readers_under_the_last(store: &Store) {
         let client = store.client().await;
         for _ in 0..20 {
             let guard = write(&client).acquire().await.unwrap();
@@ -249,7 +249,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_6_a_reader_who_asks_to_write_is_told_at_once_that_it_would_deadlock(store: &Store) {
+    async fn reader_that_asks_to_write_is_refused_at_once_as_a_deadlock(store: &Store) {
         let client = store.client().await;
         let (lock, asking) = (read(&client), write(&client));
         let inner = lock.clone();
@@ -292,7 +292,7 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn rule_3_siblings_in_a_write_frame_exclude_each_other_unless_both_read(store: &Store) {
+    async fn siblings_in_a_write_frame_exclude_each_other_unless_both_read(store: &Store) {
         let client = store.client().await;
         let room = Arc::new(Room::default());
         let (lock, visits) = (write(&client).wait(PATIENCE), room.clone());
@@ -336,7 +336,7 @@ on_every_store! {
         store.assert_clean(&[&client, &other]).await;
     }
 
-    async fn rule_3_a_lost_write_frame_gives_no_read_lock(store: &Store) {
+    async fn lost_write_frame_gives_no_read_lock(store: &Store) {
         let (client, other) = (store.client().await, store.client().await);
         let guard = write(&client).fixed_lease(150 * MS).acquire().await.unwrap();
         let error = guard
@@ -382,17 +382,17 @@ on_every_store! {
 }
 
 on_quorums! {
-    rule_3_a_read_in_a_read_frame_and_a_write_in_a_write_frame_enter,
-    rule_3_siblings_that_read_do_not_exclude_each_other,
+    read_enters_a_read_frame_and_write_a_write_frame,
+    reading_siblings_do_not_exclude_each_other,
     a_writer_may_read_and_keeps_others_out,
     a_writer_that_leaves_its_read_behind_lets_readers_in_and_no_writer,
     a_downgrade_has_no_gap_for_a_writer_and_lets_readers_in,
     a_downgrade_keeps_what_was_left_of_a_fixed_lease_and_refuses_what_is_no_write_lock,
     read_nested_in_a_downgraded_lock_waits_for_a_nested_writer,
-    rule_6_a_reader_who_asks_to_write_is_told_at_once_that_it_would_deadlock,
+    reader_that_asks_to_write_is_refused_at_once_as_a_deadlock,
     a_writer_that_reads_may_write_inside_and_a_reader_that_is_left_may_not,
-    rule_3_siblings_in_a_write_frame_exclude_each_other_unless_both_read,
+    siblings_in_a_write_frame_exclude_each_other_unless_both_read,
     sets_of_locks_keep_the_same_rules,
-    rule_3_a_lost_write_frame_gives_no_read_lock,
+    lost_write_frame_gives_no_read_lock,
     a_read_outlives_the_lease_of_the_writer_it_came_in_under,
 }

@@ -290,7 +290,7 @@ mod who_gets_in {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rule_2_the_handler_runs_in_the_frame_and_re_enters() {
+    async fn handler_runs_in_the_frame_and_re_enters() {
         bounded(async {
             let client = LockClient::memory();
             let (outer, inner) = (client.clone(), client.clone());
@@ -433,7 +433,7 @@ mod what_the_others_are_told {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rule_25_too_many_waiters_are_sent_away_at_once() {
+    async fn excess_waiters_are_refused_at_once() {
         bounded(async {
             let (client, other) = pair().await;
             let _held = other.lock("7").acquire().await.unwrap();
@@ -629,7 +629,7 @@ mod ends {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rule_20_a_release_that_fails_takes_nothing_away_from_the_answer() {
+    async fn failed_release_leaves_the_response_whole() {
         bounded(async {
             let (client, _, deaf) = flaky().await;
             deaf.store(true, Ordering::Relaxed);

@@ -152,7 +152,7 @@ async fn served_in_order(name: &'static str, java_holds: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_26_waiters_of_both_sides_are_served_in_the_order_in_which_they_came() {
+async fn waiters_of_both_sides_are_served_in_arrival_order() {
     served_in_order(NAMES[0], false).await;
     served_in_order(NAMES[1], true).await;
 }
@@ -260,7 +260,7 @@ async fn ours_keeps_its_place_while_java_waits_and_holds_before_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_26_a_dead_waiter_of_ours_costs_java_seconds() {
+async fn dead_waiter_of_ours_delays_java_by_seconds() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (Redisson::on(&store).await, store.client().await);

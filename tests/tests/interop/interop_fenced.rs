@@ -51,7 +51,7 @@ async fn waited_for(server: &Server, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_16_both_sides_count_together() {
+async fn both_sides_draw_tokens_from_one_counter() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (java(&store).await, client(&store).await);
@@ -81,7 +81,7 @@ async fn rule_16_both_sides_count_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_16_under_contention_every_token_is_given_once() {
+async fn every_token_is_given_once_under_contention() {
     const TIMES: usize = 15;
     let store = Store::server().await;
     let (java, client) = (java(&store).await, client(&store).await);

@@ -1,4 +1,4 @@
-//! Rule 19 on memory: an acquire that is dropped at any poll leaves nothing and takes no other waiter's wake-up.
+//! Cancelled acquires on memory: an acquire that is dropped at any poll leaves nothing and takes no other waiter's wake-up.
 
 use std::future::Future;
 use std::pin::pin;
@@ -73,7 +73,7 @@ async fn dropped_after(n: usize, pair: Pair, slow: usize, busy: bool, second_in_
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
+async fn dropped_acquire_leaves_nothing_at_any_poll() {
     for pair in Pair::ALL {
         // Answers that are there at once, and such as come while others poll.
         for slow in [0, 2, 5] {
@@ -89,7 +89,7 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
+async fn dropped_waiter_passes_its_wake_up_to_the_next() {
     for (pair, n) in Pair::ALL
         .into_iter()
         .flat_map(|pair| (0..6).map(move |n| (pair, n)))
@@ -123,7 +123,7 @@ async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_18_a_release_that_is_dropped_half_way_goes_on() {
+async fn dropped_release_goes_on() {
     let client = LockClient::memory();
     for n in 0..3 {
         let guard = client.lock("k").acquire().await.unwrap();
@@ -141,7 +141,7 @@ async fn rule_18_a_release_that_is_dropped_half_way_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_6_a_wait_inside_the_own_frame_ends_when_a_sibling_leaves_or_the_wait_is_over() {
+async fn waiter_inside_its_own_frame_ends_when_a_sibling_leaves_or_the_wait_is_over() {
     let client = LockClient::memory();
     let lock = client.lock("k");
     let (inner, again) = (lock.clone(), lock.clone().wait(Duration::from_secs(5)));

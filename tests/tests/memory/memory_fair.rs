@@ -60,7 +60,7 @@ fn order(served: &Served) -> Vec<usize> {
 }
 
 #[test]
-fn rule_26_a_dead_waiter_in_front_costs_five_seconds() {
+fn dead_head_waiter_delays_the_queue_by_five_seconds() {
     paused(async {
         let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
@@ -81,7 +81,7 @@ fn rule_26_a_dead_waiter_in_front_costs_five_seconds() {
 }
 
 #[test]
-fn rule_26_a_dead_process_costs_no_more_however_many_waited_in_it() {
+fn dead_process_delays_the_queue_no_longer_with_many_waiters() {
     paused(async {
         let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
@@ -106,7 +106,7 @@ fn rule_26_a_dead_process_costs_no_more_however_many_waited_in_it() {
 }
 
 #[test]
-fn rule_26_while_the_lock_is_held_the_dead_cost_nothing() {
+fn dead_waiters_delay_nobody_while_the_lock_is_held() {
     paused(async {
         let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);
@@ -124,7 +124,7 @@ fn rule_26_while_the_lock_is_held_the_dead_cost_nothing() {
 }
 
 #[test]
-fn rule_26_who_was_silent_for_long_is_before_those_who_came_later() {
+fn silent_waiter_returns_before_later_ones() {
     paused(async {
         let store = MemoryStore::new();
         let (a, b, c) = (client(&store).await, client(&store).await, client(&store).await);

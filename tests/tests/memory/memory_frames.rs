@@ -66,7 +66,7 @@ async fn wrappers<T: Send + 'static>(
     ]
 }
 
-/// Rule 5: a wrapper that is made in a frame and polled by another task is in its own frame alone. Were it in that one too,
+/// A wrapper that is made in a frame and polled by another task is in its own frame alone. Were it in that one too,
 /// the task would be inside beside the holder.
 #[tokio::test]
 async fn wrapped_future_leaves_behind_the_frames_in_which_it_was_made() {
@@ -90,7 +90,7 @@ async fn wrapped_future_leaves_behind_the_frames_in_which_it_was_made() {
         .unwrap();
 }
 
-/// Rule 5: a wrapper that is made outside of a frame and polled inside is in both. Were it in its own alone, a nested call
+/// A wrapper that is made outside of a frame and polled inside is in both. Were it in its own alone, a nested call
 /// would wait for itself.
 #[tokio::test]
 async fn wrapped_future_is_in_the_frames_in_which_it_is_polled() {
@@ -111,7 +111,7 @@ async fn wrapped_future_is_in_the_frames_in_which_it_is_polled() {
     assert!(outer.run(|_| scope::Scope::default().wrap(ask())).await.unwrap());
 }
 
-/// Rule 5: the frames are those of each poll, also of one future that is polled now here and now there.
+/// The frames are those of each poll, also of one future that is polled now here and now there.
 #[tokio::test]
 async fn frames_are_those_around_each_poll() {
     let client = LockClient::memory();
@@ -300,7 +300,7 @@ async fn branch(lock: &Lock, turns: &Cell<usize>, end: &Cell<usize>) {
     }
 }
 
-/// Rule 3: branches that exclude each other inside a frame are served in the order in which they ask, so none starves,
+/// Branches that exclude each other inside a frame are served in the order in which they ask, so none starves,
 /// though each asks again the moment it has left.
 #[tokio::test]
 async fn branches_of_a_frame_take_turns() {

@@ -1,4 +1,4 @@
-//! Rule 24 under a paused clock: a released lock goes to the next waiter of this process without
+//! Handoff under a paused clock: a released lock goes to the next waiter of this process without
 //! the store, in arrival order, and every other rule holds in the middle of such a chain.
 
 use std::future::Future;

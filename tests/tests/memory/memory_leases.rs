@@ -28,7 +28,7 @@ async fn watched() -> (Watched, LockClient) {
 }
 
 #[test]
-fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds() {
+fn lock_is_held_for_an_hour_with_one_renewal_every_ten_seconds() {
     paused(async {
         let (watched, client) = watched().await;
         let guard = client.lock("k").acquire().await.unwrap();
@@ -41,7 +41,7 @@ fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds() {
 }
 
 #[test]
-fn rule_9_forty_cycles_multiply_no_timer_and_nothing_ticks_after_the_last_release() {
+fn timers_do_not_multiply_over_forty_cycles_and_end_with_the_last_release() {
     paused(async {
         let (watched, client) = watched().await;
         for _ in 0..40 {
@@ -64,7 +64,7 @@ fn rule_9_forty_cycles_multiply_no_timer_and_nothing_ticks_after_the_last_releas
 }
 
 #[test]
-fn rule_9_many_grants_travel_in_few_renewals() {
+fn many_grants_are_renewed_in_few_requests() {
     paused(async {
         let (watched, client) = watched().await;
         let mut guards = Vec::new();
@@ -81,7 +81,7 @@ fn rule_9_many_grants_travel_in_few_renewals() {
 }
 
 #[test]
-fn rule_9_a_lane_that_hangs_delays_no_other() {
+fn hanging_lane_delays_no_other() {
     paused(async {
         let (watched, client) = watched().await;
         watched.seen().hang_lane.store(1, SeqCst);
@@ -94,7 +94,7 @@ fn rule_9_a_lane_that_hangs_delays_no_other() {
 }
 
 #[test]
-fn rule_10_a_failed_renewal_is_tried_again_with_urgency_and_is_no_loss_yet() {
+fn failed_renewal_is_retried_with_urgency_and_is_no_loss_yet() {
     paused(async {
         let (watched, client) = watched().await;
         let guard = client.lock("k").acquire().await.unwrap();
@@ -116,7 +116,7 @@ fn rule_10_a_failed_renewal_is_tried_again_with_urgency_and_is_no_loss_yet() {
 }
 
 #[test]
-fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
+fn holder_is_lost_before_the_store_gives_the_key_away() {
     paused(async {
         let store = MemoryStore::new();
         let watched = Watched::new(store.clone());
@@ -155,7 +155,7 @@ fn rule_13_the_holder_is_lost_before_the_store_gives_the_key_away() {
 }
 
 #[test]
-fn rule_13_a_stalled_runtime_cannot_lie() {
+fn stalled_runtime_reports_no_expired_hold() {
     // Without a paused clock: the watchdog is kept from running, and the clock goes on.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -173,7 +173,7 @@ fn rule_13_a_stalled_runtime_cannot_lie() {
 }
 
 #[test]
-fn rule_13_lost_is_final_even_if_the_renewal_comes_through_late() {
+fn loss_is_final_when_the_renewal_succeeds_late() {
     paused(async {
         let store = TestStore::new();
         let client = store.client();
@@ -191,7 +191,7 @@ fn rule_13_lost_is_final_even_if_the_renewal_comes_through_late() {
 }
 
 #[test]
-fn rule_12_a_lane_in_doubt_is_checked_at_once() {
+fn lane_in_doubt_is_checked_at_once() {
     paused(async {
         let store = MemoryStore::new();
         let watched = Watched::new(store.clone());
@@ -228,7 +228,7 @@ fn rule_12_a_lane_in_doubt_is_checked_at_once() {
 
 /// A server has answered, another one takes its place, and only then the answer is heard.
 #[test]
-fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
+fn reply_from_before_a_doubt_confirms_nothing() {
     paused(async {
         let store = MemoryStore::new();
         let watched = Watched::new(store.clone());
@@ -264,7 +264,7 @@ fn rule_12_an_answer_from_before_a_doubt_confirms_nothing() {
 }
 
 #[test]
-fn rule_14_ensure_renews_only_when_less_is_left() {
+fn ensure_renews_only_when_less_is_left() {
     paused(async {
         let (watched, client) = watched().await;
         let guard = client.lock("k").acquire().await.unwrap();
@@ -286,7 +286,7 @@ fn rule_14_ensure_renews_only_when_less_is_left() {
 }
 
 #[test]
-fn rule_11_max_hold_ends_exactly_then() {
+fn max_hold_ends_the_hold_exactly_then() {
     paused(async {
         let store = MemoryStore::new();
         let a = LockClient::builder().store(store.clone()).build().await.unwrap();
@@ -308,7 +308,7 @@ fn rule_11_max_hold_ends_exactly_then() {
 }
 
 #[test]
-fn rule_11_min_hold_survives_renewals_and_a_crash() {
+fn min_hold_survives_renewals_and_a_crash() {
     paused(async {
         let store = MemoryStore::new();
         let a = LockClient::builder().store(store.clone()).build().await.unwrap();
@@ -326,7 +326,7 @@ fn rule_11_min_hold_survives_renewals_and_a_crash() {
 }
 
 #[test]
-fn rule_18_the_end_of_the_runtime_ends_every_hold() {
+fn runtime_end_ends_every_hold() {
     let background = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -359,7 +359,7 @@ fn rule_18_the_end_of_the_runtime_ends_every_hold() {
 }
 
 #[test]
-fn rule_29_options_that_make_no_sense_are_refused() {
+fn senseless_options_are_refused() {
     paused(async {
         let client = LockClient::memory();
         let lock = || client.lock("k");
@@ -397,7 +397,7 @@ fn rule_29_options_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn rule_19_an_unknown_outcome_is_undone_and_the_acquire_goes_on() {
+fn acquire_undoes_an_unknown_outcome_and_goes_on() {
     paused(async {
         for fault in [Fault::AnswerLost, Fault::RequestLost, Fault::Unreachable] {
             let store = TestStore::new();
@@ -448,7 +448,7 @@ fn a_store_that_stays_away_ends_an_acquire_with_its_own_error() {
 }
 
 #[test]
-fn rule_20_a_release_that_fails_takes_no_result_away() {
+fn failed_release_keeps_the_result() {
     paused(async {
         let store = TestStore::new();
         let client = store.client();
@@ -461,7 +461,7 @@ fn rule_20_a_release_that_fails_takes_no_result_away() {
 }
 
 #[test]
-fn rule_15_a_release_of_unknown_outcome_says_so_or_is_settled() {
+fn release_reports_an_unknown_outcome_or_settles_it() {
     paused(async {
         let store = TestStore::new();
         let client = store.client();
@@ -485,7 +485,7 @@ fn rule_15_a_release_of_unknown_outcome_says_so_or_is_settled() {
 }
 
 #[test]
-fn rule_23_a_waiter_looks_by_the_lease_of_the_holder_when_no_message_comes() {
+fn waiter_asks_again_by_the_lease_of_the_holder_when_no_message_comes() {
     paused(async {
         let store = MemoryStore::new();
         let watched = Watched::new(store.clone());

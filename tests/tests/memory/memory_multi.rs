@@ -208,7 +208,7 @@ async fn polled(lock: &MultiLock, n: usize) -> bool {
 }
 
 #[test]
-fn rule_19_dropped_at_any_poll_it_leaves_nothing() {
+fn dropped_acquire_of_a_set_leaves_nothing_at_any_poll() {
     const MOST: usize = 40;
     for together in [true, false] {
         for busy in [None, Some("a"), Some("b"), Some("c")] {
@@ -241,7 +241,7 @@ fn rule_19_dropped_at_any_poll_it_leaves_nothing() {
 }
 
 #[test]
-fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
+fn dropped_waiter_passes_its_wake_up_to_the_next() {
     for together in [true, false] {
         paused(async {
             for n in 0..10 {

@@ -265,7 +265,7 @@ fn a_hold_that_is_lost_while_it_waits_for_the_next_is_noticed() {
 }
 
 #[test]
-fn rule_19_dropped_at_any_moment_on_its_way_it_leaves_nothing() {
+fn dropped_acquire_in_order_leaves_nothing_at_any_moment() {
     for together in [true, false] {
         paused(async move {
             for at in (0..3000).step_by(37) {

@@ -58,7 +58,7 @@ async fn asks_once(store: &MemoryStore, name: &str, permits: u32, number: u64) -
 }
 
 #[test]
-fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds_for_all_permits_of_a_grant() {
+fn permits_of_a_grant_are_held_for_an_hour_with_one_renewal_every_ten_seconds() {
     paused(async {
         let (watched, client) = watched().await;
         let semaphore = client.semaphore("k").permits(5);
@@ -77,7 +77,7 @@ fn rule_8_an_hour_is_held_with_one_renewal_every_ten_seconds_for_all_permits_of_
 }
 
 #[test]
-fn rule_13_the_holder_is_lost_before_its_permits_are_given_away() {
+fn holder_is_lost_before_its_permits_are_given_away() {
     paused(async {
         let store = MemoryStore::new();
         let watched = Watched::new(store.clone());
@@ -532,7 +532,7 @@ async fn polled<T>(future: impl Future<Output = T>, n: usize) -> Option<T> {
 }
 
 #[test]
-fn rule_19_an_acquire_of_permits_that_is_dropped_at_any_poll_leaves_nothing() {
+fn dropped_acquire_of_permits_leaves_nothing_at_any_poll() {
     paused(async {
         for (busy, permits) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
             for second_in_line in [false, true] {
@@ -567,7 +567,7 @@ fn rule_19_an_acquire_of_permits_that_is_dropped_at_any_poll_leaves_nothing() {
 }
 
 #[test]
-fn rule_19_an_acquire_that_nobody_owns_is_had_or_undone_when_it_is_dropped_at_any_poll() {
+fn unowned_acquire_is_done_or_undone_when_dropped_at_any_poll() {
     paused(async {
         for busy in [false, true] {
             for slow in [0, 5] {

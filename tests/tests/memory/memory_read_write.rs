@@ -39,7 +39,7 @@ async fn asks_and_dies(store: &MemoryStore) {
 }
 
 #[test]
-fn rule_8_readers_with_leases_of_their_own_are_held_for_an_hour_each_renewed_at_its_time() {
+fn readers_are_held_for_an_hour_each_renewed_at_its_time() {
     paused_for(3 * HOUR, async {
         let (_, watched, a, b) = setting().await;
         let one = a.rw_lock("k").read().lease(6 * SEC).acquire().await.unwrap();
@@ -66,7 +66,7 @@ fn rule_8_readers_with_leases_of_their_own_are_held_for_an_hour_each_renewed_at_
 }
 
 #[test]
-fn rule_8_a_fixed_lease_of_a_reader_ends_by_itself_and_the_others_go_on() {
+fn fixed_lease_of_a_reader_ends_by_itself_and_others_stay() {
     paused(async {
         let (store, _, a, b) = setting().await;
         let begun = Instant::now();
@@ -102,7 +102,7 @@ fn rule_8_a_fixed_lease_of_a_reader_ends_by_itself_and_the_others_go_on() {
 }
 
 #[test]
-fn rule_13_readers_and_writers_are_lost_before_the_store_lets_the_other_side_in() {
+fn readers_and_writers_are_lost_before_the_store_admits_the_other_side() {
     paused(async {
         for (holds, asks) in [
             (Kind::Read, Kind::Write),
@@ -141,7 +141,7 @@ fn rule_13_readers_and_writers_are_lost_before_the_store_lets_the_other_side_in(
 }
 
 #[test]
-fn rule_13_one_reader_that_is_cut_off_is_lost_alone() {
+fn reader_that_is_cut_off_is_lost_alone() {
     paused(async {
         let (_, watched, a, b) = setting().await;
         let cut_off = a.rw_lock("k").read().acquire().await.unwrap();

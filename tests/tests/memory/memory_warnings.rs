@@ -7,7 +7,7 @@ use dlock_tests::Log;
 use tokio::time::sleep;
 
 #[tokio::test(start_paused = true)]
-async fn rule_6_a_wait_for_oneself_is_warned_of_once_with_both_places() {
+async fn self_deadlock_is_warned_of_once_with_both_locations() {
     let log = Log::default();
     let _listening = log.listen();
     let client = LockClient::memory();
@@ -29,7 +29,7 @@ async fn rule_6_a_wait_for_oneself_is_warned_of_once_with_both_places() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_6_siblings_that_take_turns_quickly_are_not_warned_of() {
+async fn alternating_siblings_cause_no_warning() {
     let log = Log::default();
     let _listening = log.listen();
     let client = LockClient::memory();

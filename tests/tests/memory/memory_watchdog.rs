@@ -44,7 +44,7 @@ async fn many_short(client: &LockClient) -> Vec<LockGuard> {
 }
 
 #[test]
-fn rule_13_where_many_are_held_a_loss_is_told_before_half_the_margin_is_gone() {
+fn losses_are_signalled_within_half_the_safety_margin_with_many_holds() {
     paused(async {
         let (watched, client) = watched().await;
         let _others = many_others(&client).await;
@@ -82,7 +82,7 @@ async fn behind_the_others() {
 }
 
 #[test]
-fn rule_11_a_renewal_that_waits_to_be_sent_stretches_no_max_hold() {
+fn waiting_renewal_extends_no_max_hold() {
     paused(async {
         let client = LockClient::memory();
         // The renewal is due after ten seconds; it is sent before the clock goes on, or later.
@@ -107,7 +107,7 @@ fn rule_11_a_renewal_that_waits_to_be_sent_stretches_no_max_hold() {
 }
 
 #[test]
-fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
+fn many_holds_survive_a_distant_store() {
     paused(async {
         let (watched, client) = watched().await;
         let guards = many_short(&client).await;
@@ -120,7 +120,7 @@ fn rule_9_a_long_way_to_the_store_costs_none_of_many_its_lock() {
 }
 
 #[test]
-fn rule_9_nothing_is_sent_for_what_was_given_back_before_its_turn() {
+fn released_grant_is_not_renewed() {
     paused(async {
         let (watched, client) = watched().await;
         let guards = many_short(&client).await;

@@ -1,4 +1,4 @@
-//! Rule 19 on a real server behind a slow network: an acquire that is dropped at any poll leaves no lock, no
+//! Cancelled acquires on a real server behind a slow network: an acquire that is dropped at any poll leaves no lock, no
 //! position in the queue and no subscription, and takes no other waiter's wake-up.
 
 use std::pin::pin;
@@ -89,17 +89,17 @@ async fn dropped_at_any_poll(busy: bool, second_in_line: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_at_any_poll_of_a_free_lock() {
+async fn dropped_acquire_of_a_free_lock_leaves_nothing_at_any_poll() {
     dropped_at_any_poll(false, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_at_any_poll_of_a_busy_lock() {
+async fn dropped_acquire_of_a_busy_lock_leaves_nothing_at_any_poll() {
     dropped_at_any_poll(true, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_at_any_poll_second_in_line() {
+async fn dropped_acquire_behind_another_leaves_nothing_at_any_poll() {
     dropped_at_any_poll(true, true).await;
 }
 
@@ -130,12 +130,12 @@ async fn a_consumed_wake_up_goes_to_the_next(pair: Pair) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_a_wake_up_that_was_consumed_goes_to_the_next() {
+async fn dropped_waiter_passes_its_wake_up_to_the_next() {
     join_all(Pair::ALL.map(a_consumed_wake_up_goes_to_the_next)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
+async fn dropped_acquire_is_undone_while_its_outcome_is_unknown() {
     let (store, proxy, a, b) = setting().await;
     for pair in Pair::ALL {
         let lock = pair.asked(&a, "k");
@@ -152,7 +152,7 @@ async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_while_the_server_is_away_it_never_takes_the_lock() {
+async fn dropped_acquire_never_takes_the_lock_while_the_server_is_away() {
     let (store, proxy, a, b) = setting().await;
     for pair in Pair::ALL {
         let lock = pair.asked(&a, "k");

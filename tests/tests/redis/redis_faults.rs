@@ -85,7 +85,7 @@ async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost() {
+async fn release_is_repeated_and_reports_no_loss_when_its_reply_is_lost() {
     let (store, proxy, a, b) = setting().await;
     for (pair, then) in cases() {
         let guard = pair.asked(&a, "k").acquire().await.unwrap();
@@ -113,7 +113,7 @@ async fn rule_15_a_release_whose_reply_is_lost_is_repeated_and_never_called_lost
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_15_a_release_that_was_sent_stays_unknown_when_the_server_is_gone_afterwards() {
+async fn sent_release_stays_unknown_when_the_server_goes_away() {
     in_rounds("the server is gone before it is asked again", async || {
         let (store, proxy, a, b) = setting_of_faults().await;
         let guard = answered(|| a.lock("k").acquire()).await.unwrap();
@@ -305,7 +305,7 @@ mod alone {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn rule_12_a_renewal_whose_reply_is_lost_is_a_doubt_and_no_loss() {
+    async fn renewal_puts_the_hold_in_doubt_when_its_reply_is_lost() {
         /// What is left of it after the renewal that fails is more than a machine stands still.
         const HELD: Duration = Duration::from_secs(12);
         let faults = [Some(Swallow::Hang), Some(Swallow::Cut), None];

@@ -146,7 +146,7 @@ async fn a_release_that_arrives_late_touches_no_successor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_11_a_release_that_arrives_late_does_not_keep_the_key_any_longer() {
+async fn late_release_keeps_the_key_no_longer() {
     for kind in KINDS {
         let (store, proxy, a, b) = setting().await;
         let server = store.as_server();

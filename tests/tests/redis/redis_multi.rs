@@ -293,7 +293,7 @@ async fn case(store: &Store, n: usize, busy: bool) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_set() {
+async fn dropped_acquire_of_a_set_leaves_nothing_at_any_poll() {
     const MOST: usize = 16;
     for busy in [false, true] {
         let store = Store::server().await;
@@ -307,7 +307,7 @@ async fn rule_19_dropped_at_any_poll_of_a_free_or_busy_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_dropped_while_its_fate_is_unknown_it_is_undone() {
+async fn dropped_acquire_is_undone_while_its_outcome_is_unknown() {
     let (store, proxy, a, b) = setting().await;
     for then in [Swallow::Hang, Swallow::Cut] {
         let fault = proxy.swallow(1, then, step("all"));

@@ -198,7 +198,7 @@ async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_18_what_was_dropped_is_free_for_the_next_line_also_over_a_slow_network() {
+async fn dropped_lock_is_free_on_the_next_line_over_a_slow_network() {
     let store = Store::server().await;
     let proxy = Proxy::start(store.as_server().addr());
     let a = patient(&proxy.url()).await;
@@ -247,7 +247,7 @@ async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_15_a_release_that_the_server_was_asked_for_only_once_tells_the_loss() {
+async fn release_sent_only_once_reports_the_loss() {
     // More than one question, and it might have been released by one whose answer was late.
     let store = Store::server().await;
     let a = patient(&store.as_server().url()).await;

@@ -24,7 +24,7 @@ async fn watch_loss(guard: &LockGuard) -> Loss {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_16_a_server_that_comes_back_empty_gives_greater_tokens_and_its_holders_are_told() {
+async fn empty_server_gives_greater_tokens_and_its_holders_learn_of_the_loss() {
     let store = Store::server().await;
     let server = store.as_server();
     let (a, b) = (hasty(&server.url()).await, hasty(&server.url()).await);
@@ -62,7 +62,7 @@ async fn rule_16_a_server_that_comes_back_empty_gives_greater_tokens_and_its_hol
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_13_a_clock_that_steps_forward_ends_leases_early_and_the_holder_is_told_at_its_next_renewal() {
+async fn holder_learns_of_an_early_lease_end_at_its_next_renewal_when_the_server_clock_steps_forward() {
     let clock = Clock::new().expect("libfaketime is there");
     let server = Server::builder(Flavor::from_env())
         .clock(Some(&clock))
@@ -101,7 +101,7 @@ async fn settle_releases(client: &LockClient) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_12_holds_survive_a_restart_of_a_server_that_keeps_its_data() {
+async fn holds_survive_a_restart_of_a_server_that_keeps_its_data() {
     let store = Store::Server(Box::new(
         Server::builder(Flavor::from_env())
             .persistence(true)
@@ -134,7 +134,7 @@ async fn rule_12_holds_survive_a_restart_of_a_server_that_keeps_its_data() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_13_a_frozen_server_costs_every_holder_its_lock_before_the_lease_ends() {
+async fn holders_lose_their_locks_before_the_lease_ends_when_the_server_freezes() {
     in_rounds(
         "the server is frozen between two renewals",
         frozen_between_renewals,
@@ -256,7 +256,7 @@ async fn frozen_between_renewals() -> Result<(), &'static str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_18_a_guard_dropped_while_the_server_is_away_frees_its_lock_soon_after() {
+async fn dropped_guard_frees_its_lock_soon_after_the_server_returns() {
     let (store, proxy, a, b) = setting().await;
     for outage in [50 * MS, 800 * MS, 2100 * MS] {
         let guard = a.lock("k").acquire().await.unwrap();
@@ -272,7 +272,7 @@ async fn rule_18_a_guard_dropped_while_the_server_is_away_frees_its_lock_soon_af
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_18_a_client_that_is_back_never_finds_its_own_dropped_lock_busy() {
+async fn reconnected_client_never_finds_its_own_dropped_lock_busy() {
     let (store, proxy, a, _b) = setting().await;
     // Whatever the release is at just then, in line or between two attempts.
     for outage in (0..10).map(|n| 700 * MS + n * 90 * MS) {
@@ -293,7 +293,7 @@ async fn rule_18_a_client_that_is_back_never_finds_its_own_dropped_lock_busy() {
 }
 
 #[tokio::test]
-async fn rule_18_nor_on_a_machine_that_is_slow() {
+async fn reconnected_client_never_finds_its_own_dropped_lock_busy_on_a_slow_machine() {
     let (store, proxy, a, _b) = setting().await;
     // Much happens between two looks of every task: a release runs out of time while the connection comes back.
     let slow = tokio::spawn(async {

@@ -585,18 +585,18 @@ async fn dropped_at_any_poll(busy: bool, permits: u32, owned: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_an_acquire_of_free_permits_that_is_dropped_at_any_poll_leaves_nothing() {
+async fn dropped_acquire_of_free_permits_leaves_nothing_at_any_poll() {
     dropped_at_any_poll(false, 2, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_an_acquire_of_permits_that_waits_and_is_dropped_at_any_poll_leaves_nothing() {
+async fn dropped_acquire_of_busy_permits_leaves_nothing_at_any_poll() {
     dropped_at_any_poll(true, 1, true).await;
     dropped_at_any_poll(true, 2, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_19_an_acquire_that_nobody_owns_is_undone_when_it_is_dropped_at_any_poll() {
+async fn unowned_acquire_is_undone_when_dropped_at_any_poll() {
     dropped_at_any_poll(false, 2, false).await;
     dropped_at_any_poll(true, 2, false).await;
 }

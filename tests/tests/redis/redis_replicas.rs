@@ -374,7 +374,7 @@ async fn steps_of_a_key_keep_their_order_on_two_connections() {
         .collect();
     for round in 0..200 {
         let guard = answered(|| a.lock("k").try_acquire()).await;
-        // Rule 18: a drop, then an acquire in the next line.
+        // A drop, then an acquire in the next line.
         let guard = guard.unwrap_or_else(|error| panic!("round {round}: {error}"));
         drop(guard);
     }

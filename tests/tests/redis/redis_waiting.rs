@@ -41,7 +41,7 @@ fn subscriber(proxy: &Proxy) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_23_a_lost_message_costs_no_lease() {
+async fn lost_message_delays_a_waiter_by_no_lease() {
     let (store, proxy, a, b) = setting().await;
     proxy.lose_messages(true);
     // The waiter looks again when the holder's lease is over, or a renewal is due.
@@ -57,7 +57,7 @@ async fn rule_23_a_lost_message_costs_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_23_a_message_that_passes_while_the_subscription_is_cut_is_made_up_for() {
+async fn waiter_catches_up_on_messages_missed_while_the_subscription_is_cut() {
     let (store, proxy, a, b) = setting().await;
     for half_open in [false, true] {
         let guard = b.lock("k").acquire().await.unwrap();
@@ -85,7 +85,7 @@ async fn rule_23_a_message_that_passes_while_the_subscription_is_cut_is_made_up_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_23_a_release_before_the_subscription_stands_is_seen_by_the_look_after_it() {
+async fn waiter_sees_a_release_from_before_its_subscription() {
     for _ in 0..2 {
         in_rounds("the release is before the subscription", async || {
             let (store, proxy, a, b) = setting().await;
@@ -111,7 +111,7 @@ async fn rule_23_a_release_before_the_subscription_stands_is_seen_by_the_look_af
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_23_a_waiter_sends_nothing_but_the_looks_that_it_owes() {
+async fn waiter_sends_nothing_but_its_due_requests() {
     const HELD: Duration = Duration::from_millis(3000);
     // A machine that stands still brings forth other numbers, but not always.
     in_rounds("few looks in one and a half leases", async || {
@@ -149,7 +149,7 @@ async fn rule_23_a_waiter_sends_nothing_but_the_looks_that_it_owes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_22_five_hundred_waiters_cost_one_connection_and_few_looks() {
+async fn five_hundred_waiters_cost_one_connection_and_few_requests() {
     let (store, proxy, a, b) = setting().await;
     let patient = patient(&proxy.url()).await;
     drop(a);
@@ -253,7 +253,7 @@ async fn two_idle_leases_send_their_renewals_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_9_forty_cycles_multiply_no_renewal_and_none_comes_after_the_release() {
+async fn renewals_do_not_multiply_over_forty_cycles_and_end_with_the_release() {
     const HELD: Duration = Duration::from_millis(1200);
     in_rounds("the renewals of one lease", async || {
         let store = Store::server().await;
@@ -288,7 +288,7 @@ async fn rule_9_forty_cycles_multiply_no_renewal_and_none_comes_after_the_releas
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_9_of_fifty_locks_one_that_goes_wrong_delays_no_other() {
+async fn failing_lock_delays_none_of_fifty_others() {
     const HELD: Duration = Duration::from_millis(1500);
     in_rounds("the others are renewed in time", async || {
         let builder = Server::builder(Flavor::from_env()).acl("svc on >pw ~* &* +@all");
@@ -427,7 +427,7 @@ mod alone {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn rule_10_renewals_become_urgent_and_the_loss_comes_before_the_lease_ends() {
+    async fn failing_renewals_become_urgent_and_the_loss_precedes_the_lease_end() {
         const HELD: Duration = Duration::from_millis(2000);
         in_rounds("its renewals do not arrive any more", async || {
             let (store, proxy, a, _b) = setting().await;

@@ -116,17 +116,17 @@ rules! {
         "a record is completed by its own claim only"
     RecordReplaysOtherResult "record-replays-other-result" RECORDS
         "what is replayed is the result of that very record"
-    Defect1NoAnswerIsBusy "defect-1-no-answer-is-busy" WAITING
+    NoAnswerIsBusy "no-answer-is-busy" WAITING
         "a store that does not answer is not reported as a busy lock"
-    Defect2ShutdownKnowsNoPartialSet "defect-2-shutdown-knows-no-partial-set" CLEANUP
+    ShutdownIgnoresPartialSet "shutdown-ignores-partial-set" CLEANUP
         "what calls have before they are complete is in a list that a shutdown looks at"
-    Defect3ReleasedFrameIsLost "defect-3-released-frame-is-lost" WAITING
+    ReleasedFrameIsLost "released-frame-is-lost" WAITING
         "an acquire inside a frame whose guard is released meanwhile goes on, and reports no loss"
-    Defect8ScopeCarriesAllFrames "defect-8-scope-carries-all-frames" EXCLUSION
+    ScopeCarriesAllFrames "scope-carries-all-frames" EXCLUSION
         "the scope of a guard carries the frame of that guard alone into another task"
-    Defect14RenewalStretchesMinHold "defect-14-renewal-stretches-min-hold" BOUNDS
+    RenewalStretchesMinHold "renewal-stretches-min-hold" BOUNDS
         "a renewal does not stretch what a released lock is kept for"
-    Defect15UnpolledWaiterBlocks "defect-15-unpolled-waiter-blocks" WAITING
+    UnpolledWaiterBlocks "unpolled-waiter-blocks" WAITING
         "a waiter that was woken and is not polled loses what it has to others"
 }
 

@@ -210,7 +210,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     }
                 }
                 // Given back just now, it is not around anybody: the frames have another way.
-                Err(Refused::Lost(Loss::Released)) if !broken!(Defect3ReleasedFrameIsLost) => continue,
+                Err(Refused::Lost(Loss::Released)) if !broken!(ReleasedFrameIsLost) => continue,
                 Err(Refused::Lost(loss)) => return Err(self.call.lost(loss)),
                 Err(Refused::Sibling(in_the_way)) => in_the_way,
             };

@@ -254,7 +254,7 @@ impl Held {
             return self.counters.renew(now, request);
         }
         let held = self.entry(&request.key, request.grant);
-        let is_held = held.is_some_and(|entry| !entry.kept || broken!(Defect14RenewalStretchesMinHold));
+        let is_held = held.is_some_and(|entry| !entry.kept || broken!(RenewalStretchesMinHold));
         if is_held {
             self.put(&request.key, Entry::held(request.grant, now + request.lease));
         }

@@ -311,7 +311,7 @@ impl Semaphore {
     /// Whether the grant was there, and is extended.
     pub(super) fn renew(&mut self, now: Instant, request: &RenewRequest) -> Step<bool> {
         let holds = self.holds(request.kind);
-        let hold = if broken!(Defect14RenewalStretchesMinHold) {
+        let hold = if broken!(RenewalStretchesMinHold) {
             holds.take(request.grant)
         } else {
             holds.take_held(request.grant)

@@ -230,7 +230,7 @@ impl ReadWriteLocks {
     /// Whether the holder is there.
     pub(super) fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
         self.change(&request.key, |inside| {
-            let kept = inside.kept.contains(&request.grant) && !broken!(Defect14RenewalStretchesMinHold);
+            let kept = inside.kept.contains(&request.grant) && !broken!(RenewalStretchesMinHold);
             let is_held = inside.is_inside(request.kind, request.grant) && !kept;
             if is_held {
                 inside.leases.set(request.grant, now + request.lease);
