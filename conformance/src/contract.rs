@@ -8,7 +8,7 @@ use crate::need::Listed;
 macro_rules! __contract {
     ($then:path, $($with:tt)*) => {
         $then! { [$($with)*]
-            exclusion [Kind(Lock)] {
+            exclusion [Kind(Mutex)] {
                 free_lock_is_granted,
                 held_lock_is_busy_for_other_clients,
                 busy_reply_names_remaining_lease,
@@ -17,7 +17,7 @@ macro_rules! __contract {
                 released_lock_is_granted_again,
                 storm_of_clients_never_shares_a_lock,
             }
-            tokens [Kind(Lock)] {
+            tokens [Kind(Mutex)] {
                 tokens_grow_over_release,
                 tokens_grow_over_expiry,
                 tokens_grow_over_forced_release,
@@ -25,13 +25,13 @@ macro_rules! __contract {
                 tokens_grow_after_data_loss,
                 tokens_grow_over_restart,
             }
-            order [Kind(Lock)] {
+            order [Kind(Mutex)] {
                 unpolled_release_comes_before_later_acquire,
                 steps_take_effect_in_the_order_of_calls,
                 renewal_takes_effect_in_the_order_of_calls,
                 verbs_can_be_called_outside_of_a_runtime,
             }
-            release [Kind(Lock)] {
+            release [Kind(Mutex)] {
                 second_release_says_not_held,
                 release_of_unknown_grant_says_not_held,
                 release_of_foreign_grant_changes_nothing,
@@ -39,12 +39,12 @@ macro_rules! __contract {
                 release_undoes_acquire_dropped_at_any_poll,
                 released_acquire_can_no_longer_take_effect,
             }
-            min_hold [Kind(Lock), MinHold] {
+            min_hold [Kind(Mutex), MinHold] {
                 released_lock_stays_taken_for_min_hold,
                 min_hold_does_not_prolong_lease,
                 nothing_prolongs_a_min_hold,
             }
-            renewal [Kind(Lock)] {
+            renewal [Kind(Mutex)] {
                 renewal_extends_lease,
                 renewal_of_unknown_grant_says_gone,
                 renewal_of_released_grant_says_gone,
@@ -52,18 +52,18 @@ macro_rules! __contract {
                 renewal_after_expiry_says_gone,
                 renewals_are_answered_in_their_order,
             }
-            expiry [Kind(Lock)] {
+            expiry [Kind(Mutex)] {
                 lease_runs_out,
                 lease_lasts,
             }
-            inspection [Kind(Lock), Inspection] {
+            inspection [Kind(Mutex), Inspection] {
                 inspection_names_the_holder,
                 inspection_of_free_key_is_empty,
                 list_has_held_locks_with_prefix,
                 forced_release_ends_foreign_grant,
                 forced_release_of_free_key_says_false,
             }
-            notifications [Kind(Lock), Notifications] {
+            notifications [Kind(Mutex), Notifications] {
                 new_watch_says_look_now,
                 release_wakes_watch,
                 forced_release_wakes_watch,
@@ -123,22 +123,22 @@ macro_rules! __contract {
                 repeated_count_down_counts_once,
                 latch_wakes_waiters_at_zero,
             }
-            sets [Kind(Lock)] {
+            sets [Kind(Mutex)] {
                 set_is_granted_with_a_token_for_each_key,
                 set_with_a_busy_key_grants_nothing,
             }
-            names [Kind(Lock)] {
+            names [Kind(Mutex)] {
                 short_long_and_odd_names_are_locks,
                 similar_names_are_different_locks,
                 many_keys_are_held_at_once,
             }
-            client [Kind(Lock)] {
+            client [Kind(Mutex)] {
                 waiting_client_gets_released_lock,
                 held_lock_outlives_its_lease,
                 shutdown_leaves_nothing,
                 holder_learns_of_lost_data,
             }
-            faults [Kind(Lock)] {
+            faults [Kind(Mutex)] {
                 acquire_with_lost_reply_is_undone_by_release,
                 unreachable_store_fails_in_bounded_time,
                 frozen_store_fails_in_bounded_time,

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use dlock::store::Holder;
-use dlock::{Error, Kind, LockClient, LockKey};
+use dlock::store::Kind;
+use dlock::{Error, LockClient, LockKey};
 
 /// Exit code where no such lock is held.
 const NOT_HELD: u8 = 1;

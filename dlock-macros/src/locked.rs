@@ -90,7 +90,7 @@ impl Locked<'_> {
         let options = self.options;
         let mut set = TokenStream::new();
         if let Some(kind) = &options.kind {
-            set.extend(quote_spanned!(site=> .kind(#krate::Kind::#kind)));
+            set.extend(quote_spanned!(site=> .kind(#krate::LockKind::#kind)));
         }
         if options.prefer_writers {
             set.extend(quote_spanned!(site=> .prefer_writers()));

@@ -141,15 +141,20 @@ pub(crate) fn flag(option: &Ident, input: ParseStream<'_>) -> Result<bool> {
     }
 }
 
-/// As they are written, and the variants of `dlock::Kind`.
+/// As they are written; `lock` is `dlock::LockKind::Mutex`, the others are the variants of their names.
 const KINDS: &[&str] = &["lock", "fair", "read", "write", "fenced"];
 
-/// The kind of lock, as the variant of `dlock::Kind`.
+/// The kind of lock, as the variant of `dlock::LockKind`.
 pub(crate) fn kind(input: ParseStream<'_>) -> Result<Ident> {
     let kind = word(input, "kind", KINDS)?;
     let text = kind.to_string();
-    let (first, rest) = text.split_at(1);
-    let variant = first.to_ascii_uppercase() + rest;
+    let variant = match text.as_str() {
+        "lock" => "Mutex".to_owned(),
+        other => {
+            let (first, rest) = other.split_at(1);
+            first.to_ascii_uppercase() + rest
+        }
+    };
     Ok(Ident::new(&variant, kind.span().resolved_at(Span::mixed_site())))
 }
 

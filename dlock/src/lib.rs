@@ -160,7 +160,7 @@ pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 pub use base::error::Error;
 pub use base::hold_state::{HoldState, Loss};
 pub use base::key::{LockKey, MAX_KEY_BYTES};
-pub use base::kind::Kind;
+pub use base::kind::LockKind;
 pub use base::problem::Problem;
 #[cfg(feature = "macros")]
 pub use dlock_macros::distributed_lock;

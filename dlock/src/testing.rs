@@ -138,7 +138,7 @@ impl TestStore {
         let lease = lease.min(LONGEST);
         self.lose(key.clone());
         let grant = GrantId::new(crate::base::chance::uuid(), 1);
-        let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, lease);
+        let request = AcquireRequest::new(Kind::Mutex, key.clone(), grant, lease);
         drop(Store::acquire(Arc::new(self.memory.clone()), request));
         Busy {
             store: self.memory.clone(),
@@ -241,7 +241,7 @@ pub struct Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         let request = ReleaseRequest {
-            kind: Kind::Lock,
+            kind: Kind::Mutex,
             key: self.key.clone(),
             grant: self.grant,
             keep_for: Duration::ZERO,

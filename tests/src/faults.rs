@@ -9,7 +9,7 @@ use std::fmt::{Debug, Display};
 use std::time::{Duration, Instant};
 
 use dlock::store::{Reason, StoreError};
-use dlock::{Error, Kind, Lock, LockClient, LockClientBuilder, LockGuard};
+use dlock::{Error, Lock, LockClient, LockClientBuilder, LockGuard, LockKind};
 
 use crate::{Command, Proxy, Store, eventually};
 
@@ -103,9 +103,9 @@ pub fn step(name: &'static str) -> impl Fn(&Command) -> bool + Send + 'static {
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     /// What it is held as.
-    pub holds: Kind,
+    pub holds: LockKind,
     /// What it is asked for.
-    pub asks: Kind,
+    pub asks: LockKind,
     /// Readers stand back for the caller.
     pub prefers_writers: bool,
 }
@@ -113,26 +113,26 @@ pub struct Pair {
 impl Pair {
     /// The pairs of holder and caller that exclude each other.
     pub const ALL: [Pair; 7] = [
-        Pair::same(Kind::Lock),
-        Pair::same(Kind::Fair),
-        Pair::same(Kind::Fenced),
-        Pair::same(Kind::Write),
+        Pair::same(LockKind::Mutex),
+        Pair::same(LockKind::Fair),
+        Pair::same(LockKind::Fenced),
+        Pair::same(LockKind::Write),
         Pair {
-            holds: Kind::Write,
-            ..Pair::same(Kind::Read)
+            holds: LockKind::Write,
+            ..Pair::same(LockKind::Read)
         },
         Pair {
-            holds: Kind::Read,
-            ..Pair::same(Kind::Write)
+            holds: LockKind::Read,
+            ..Pair::same(LockKind::Write)
         },
         Pair {
-            holds: Kind::Read,
+            holds: LockKind::Read,
             prefers_writers: true,
-            ..Pair::same(Kind::Write)
+            ..Pair::same(LockKind::Write)
         },
     ];
 
-    const fn same(kind: Kind) -> Pair {
+    const fn same(kind: LockKind) -> Pair {
         Pair {
             holds: kind,
             asks: kind,
@@ -166,32 +166,32 @@ impl Display for Pair {
 }
 
 /// What the step that acquires a lock of this kind is called.
-pub fn acquiring(kind: Kind) -> &'static str {
+pub fn acquiring(kind: LockKind) -> &'static str {
     match kind {
-        Kind::Lock => "acquire",
-        Kind::Fair => "fair",
-        Kind::Fenced => "fenced",
-        Kind::Read => "read",
-        Kind::Write => "write",
+        LockKind::Mutex => "acquire",
+        LockKind::Fair => "fair",
+        LockKind::Fenced => "fenced",
+        LockKind::Read => "read",
+        LockKind::Write => "write",
         other => panic!("what takes a lock of kind {other} has no name here"),
     }
 }
 
 /// What the step that renews a lock of this kind is called.
-pub fn renewing(kind: Kind) -> &'static str {
+pub fn renewing(kind: LockKind) -> &'static str {
     match kind {
-        Kind::Read => "renew_read",
-        Kind::Write => "renew_write",
+        LockKind::Read => "renew_read",
+        LockKind::Write => "renew_write",
         _ => "renew",
     }
 }
 
 /// What the step that releases a lock of this kind is called.
-pub fn releasing(kind: Kind) -> &'static str {
+pub fn releasing(kind: LockKind) -> &'static str {
     match kind {
-        Kind::Fair => "release_fair",
-        Kind::Read => "release_read",
-        Kind::Write => "release_write",
+        LockKind::Fair => "release_fair",
+        LockKind::Read => "release_read",
+        LockKind::Write => "release_write",
         _ => "release",
     }
 }
@@ -275,14 +275,14 @@ pub async fn in_rounds<T, M: Debug>(what: &str, round: impl AsyncFn() -> Result<
 /// # Panics
 /// When it is not free.
 pub async fn is_free(client: &LockClient, key: &str) {
-    is_free_as(client, key, Kind::Lock).await;
+    is_free_as(client, key, LockKind::Mutex).await;
 }
 
 /// The same with a lock of this kind; of a read-write lock with both sides.
 ///
 /// # Panics
 /// When it is not free.
-pub async fn is_free_as(client: &LockClient, key: &str, kind: Kind) {
+pub async fn is_free_as(client: &LockClient, key: &str, kind: LockKind) {
     for kind in sides(kind) {
         let guard = answered(|| client.lock(key).kind(*kind).try_acquire()).await;
         let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should be free: {error}"));
@@ -295,14 +295,14 @@ pub async fn is_free_as(client: &LockClient, key: &str, kind: Kind) {
 /// # Panics
 /// When it does not become available.
 pub async fn is_free_soon(client: &LockClient, key: &str) {
-    is_free_soon_as(client, key, Kind::Lock).await;
+    is_free_soon_as(client, key, LockKind::Mutex).await;
 }
 
 /// The same with a lock of this kind; of a read-write lock with both sides.
 ///
 /// # Panics
 /// When it does not become available.
-pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: Kind) {
+pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: LockKind) {
     for kind in sides(kind) {
         let guard = client.lock(key).kind(*kind).wait(SOON + SLACK).acquire().await;
         let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
@@ -311,12 +311,12 @@ pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: Kind) {
 }
 
 /// Readers come in where others read, and writers where readers stand back: a test of availability asks as both.
-fn sides(kind: Kind) -> &'static [Kind] {
+fn sides(kind: LockKind) -> &'static [LockKind] {
     match kind {
-        Kind::Read | Kind::Write => &[Kind::Read, Kind::Write],
-        Kind::Fair => &[Kind::Fair],
-        Kind::Fenced => &[Kind::Fenced],
-        _ => &[Kind::Lock],
+        LockKind::Read | LockKind::Write => &[LockKind::Read, LockKind::Write],
+        LockKind::Fair => &[LockKind::Fair],
+        LockKind::Fenced => &[LockKind::Fenced],
+        _ => &[LockKind::Mutex],
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use dlock::{Error, Kind, LockClient};
+use dlock::{Error, LockClient, LockKind};
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -34,7 +34,13 @@ const LEFT: &str = "
         if not stays then left[#left + 1] = key end
     end
     return left";
-const KINDS: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [LockKind; 5] = [
+    LockKind::Mutex,
+    LockKind::Fair,
+    LockKind::Fenced,
+    LockKind::Read,
+    LockKind::Write,
+];
 
 /// Locks for a long time, and sees what is left of it.
 #[derive(Debug, Clone, Parser)]
@@ -221,14 +227,14 @@ async fn one(client: &LockClient, counts: &Counts) {
             let key = format!("once:{}", counts.names.fetch_add(1, Ordering::Relaxed));
             (
                 key,
-                fastrand::choice([Kind::Lock, Kind::Fair, Kind::Write]).unwrap_or_default(),
+                fastrand::choice([LockKind::Mutex, LockKind::Fair, LockKind::Write]).unwrap_or_default(),
             )
         }
     };
     let patience = Duration::from_micros(fastrand::u64(1..20_000));
     let work = async {
         match fastrand::u8(..12) {
-            0 if kind == Kind::Lock => several(client, key).await,
+            0 if kind == LockKind::Mutex => several(client, key).await,
             1 => permits(client).await,
             2 => latch(client).await,
             n => {

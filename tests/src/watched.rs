@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use dlock::LockKey;
+use dlock::store::Kind;
 use dlock::store::counter::{CounterReply, CounterRequest, Counters};
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Lane,
     Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock::{Kind, LockKey};
 
 /// Counts the steps of a client, and can keep renewals from being answered.
 #[derive(Debug, Clone)]

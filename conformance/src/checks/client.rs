@@ -50,7 +50,7 @@ pub async fn held_lock_outlives_its_lease(case: Case) {
     let peer = case.peer().await;
     let until = Instant::now() + 2 * lease;
     while Instant::now() < until {
-        let reply = peer.asks(Kind::Lock, &key, case.short()).await;
+        let reply = peer.asks(Kind::Mutex, &key, case.short()).await;
         if !guard.is_held() {
             return case.leave_out("the machine was too slow to renew in time");
         }
@@ -73,7 +73,7 @@ pub async fn shutdown_leaves_nothing(case: Case) {
     }
     client.shutdown(Duration::ZERO).await;
     for (key, _guard) in &guards {
-        case.comes_free(&peer, Kind::Lock, key, promise).await;
+        case.comes_free(&peer, Kind::Mutex, key, promise).await;
     }
 }
 

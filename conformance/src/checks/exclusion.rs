@@ -14,15 +14,15 @@ const ONE_HOLDER: Promise = Promise("A lock has one holder at a time");
 
 pub async fn free_lock_is_granted(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
-    let reply = peer.asks(Kind::Lock, &key, case.long()).await;
+    let reply = peer.asks(Kind::Mutex, &key, case.long()).await;
     Promise("acquire: Grants the lock, or tells which holder is in the way").holds(reply.is_granted(), reply);
 }
 
 pub async fn held_lock_is_busy_for_other_clients(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     for peer in [&a, &b] {
-        let reply = peer.asks(Kind::Lock, &key, case.long()).await;
+        let reply = peer.asks(Kind::Mutex, &key, case.long()).await;
         ONE_HOLDER.holds(reply.is_busy(), reply);
     }
     assert!(a.gives(&held).await);
@@ -31,8 +31,8 @@ pub async fn held_lock_is_busy_for_other_clients(case: Case) {
 pub async fn busy_reply_names_remaining_lease(case: Case) {
     let promise = Promise("Busy gives the remaining lease of the holder, or None if it does not expire");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    a.takes(Kind::Lock, &key, case.long()).await;
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    a.takes(Kind::Mutex, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     let Reply::Busy(remaining) = reply else {
         panic!("{ONE_HOLDER:?}: {reply:?}");
     };
@@ -47,9 +47,9 @@ pub async fn busy_reply_names_remaining_lease(case: Case) {
 pub async fn busy_reply_changes_nothing(case: Case) {
     let promise = Promise("An acquire that finds the lock busy changes nothing for its holder");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     for _ in 0..3 {
-        assert!(b.asks(Kind::Lock, &key, case.long()).await.is_busy());
+        assert!(b.asks(Kind::Mutex, &key, case.long()).await.is_busy());
     }
     promise.holds(a.renews(&held, case.long()).await, "the grant is gone");
     promise.holds(a.gives(&held).await, "the grant is gone");
@@ -58,8 +58,8 @@ pub async fn busy_reply_changes_nothing(case: Case) {
 pub async fn locks_of_different_keys_are_independent(case: Case) {
     let promise = Promise("Locks of different keys are independent");
     let (a, b) = case.peers().await;
-    let first = a.takes(Kind::Lock, &case.key("a"), case.long()).await;
-    let second = b.takes(Kind::Lock, &case.key("b"), case.long()).await;
+    let first = a.takes(Kind::Mutex, &case.key("a"), case.long()).await;
+    let second = b.takes(Kind::Mutex, &case.key("b"), case.long()).await;
     promise.holds(a.gives(&first).await, "the other key's grant ended it");
     promise.holds(
         b.renews(&second, case.long()).await,
@@ -71,7 +71,7 @@ pub async fn released_lock_is_granted_again(case: Case) {
     let promise = Promise("release: Ends a grant");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     for peer in [&a, &b, &b, &a] {
-        let held = peer.takes(Kind::Lock, &key, case.long()).await;
+        let held = peer.takes(Kind::Mutex, &key, case.long()).await;
         promise.holds(peer.gives(&held).await, "NotHeld for a grant that was held");
     }
 }
@@ -89,7 +89,7 @@ pub async fn storm_of_clients_never_shares_a_lock(case: Case) {
         tasks.push(tokio::spawn(async move {
             let mut taken = 0;
             while Instant::now() < until {
-                let request = peer.request(Kind::Lock, &key, case.long());
+                let request = peer.request(Kind::Mutex, &key, case.long());
                 let grant = request.grant;
                 let Ok(Reply::Granted(tokens)) = peer.acquire(request).await else {
                     tokio::time::sleep(case.tick() / 50).await;
@@ -102,7 +102,7 @@ pub async fn storm_of_clients_never_shares_a_lock(case: Case) {
                 taken += 1;
                 inside.store(false, Ordering::SeqCst);
                 let held = crate::verbs::Held {
-                    kind: Kind::Lock,
+                    kind: Kind::Mutex,
                     key: key.clone(),
                     grant,
                     tokens,

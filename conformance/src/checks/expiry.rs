@@ -10,8 +10,8 @@ use crate::promise::Promise;
 pub async fn lease_runs_out(case: Case) {
     let promise = Promise("lease: How long the store keeps the grant unless it is renewed");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.short()).await;
-    case.comes_free(&b, Kind::Lock, &key, promise).await;
+    let held = a.takes(Kind::Mutex, &key, case.short()).await;
+    case.comes_free(&b, Kind::Mutex, &key, promise).await;
     promise.holds(!a.gives(&held).await, "the grant is there still");
 }
 
@@ -20,10 +20,10 @@ pub async fn lease_lasts(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let lease = 3 * case.short();
     let called = Instant::now();
-    a.takes(Kind::Lock, &key, lease).await;
+    a.takes(Kind::Mutex, &key, lease).await;
     // A store counts from when it granted the lock, which was after the call.
     loop {
-        let reply = b.asks(Kind::Lock, &key, case.short()).await;
+        let reply = b.asks(Kind::Mutex, &key, case.short()).await;
         if called.elapsed() >= lease {
             return;
         }

@@ -18,25 +18,25 @@ pub async fn acquire_with_lost_reply_is_undone_by_release(case: Case) {
     );
     let ((a, b), key) = (case.peers().await, case.key("k"));
     // It is connected.
-    a.asks(Kind::Lock, &case.key("other"), case.long()).await;
+    a.asks(Kind::Mutex, &case.key("other"), case.long()).await;
     for _ in 0..3 {
         if !case.fault(Fault::LoseNextReply).await {
             return;
         }
-        let request = a.request(Kind::Lock, &key, case.long());
+        let request = a.request(Kind::Mutex, &key, case.long());
         let grant = request.grant;
         let reply = a.acquire(request).await;
         promise.holds(matches!(&reply, Err(error) if !is_not_done(error)), &reply);
         case.heal().await;
         let begun = Instant::now();
         while let Err(error) = a
-            .release(ReleaseRequest::new(Kind::Lock, key.clone(), grant))
+            .release(ReleaseRequest::new(Kind::Mutex, key.clone(), grant))
             .await
         {
             promise.holds(begun.elapsed() < case.patience(), error);
             tokio::time::sleep(case.tick()).await;
         }
-        let next = b.asks(Kind::Lock, &key, case.long()).await;
+        let next = b.asks(Kind::Mutex, &key, case.long()).await;
         promise.holds(next.is_granted(), next);
         assert!(b.force_release(&key).await.is_ok());
     }
@@ -52,11 +52,11 @@ pub async fn frozen_store_fails_in_bounded_time(case: Case) {
 
 async fn fails(case: &Case, fault: Fault) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &case.key("held"), case.long()).await;
+    let held = a.takes(Kind::Mutex, &case.key("held"), case.long()).await;
     if !case.fault(fault).await {
         return;
     }
-    let request = a.request(Kind::Lock, &key, case.long());
+    let request = a.request(Kind::Mutex, &key, case.long());
     let grant = request.grant;
     // A step that does not end panics.
     let acquire = a.acquire(request).await;
@@ -67,7 +67,7 @@ async fn fails(case: &Case, fault: Fault) {
     let looked = a.inspect(&key).await;
     BOUNDED.holds(looked.is_err(), looked);
     let release = a
-        .release(ReleaseRequest::new(Kind::Lock, key.clone(), grant))
+        .release(ReleaseRequest::new(Kind::Mutex, key.clone(), grant))
         .await;
     BOUNDED.holds(release.is_err(), release);
     case.heal().await;
@@ -76,7 +76,7 @@ async fn fails(case: &Case, fault: Fault) {
         // Requests in flight arrive now.
         tokio::time::sleep(case.tick()).await;
         loop {
-            match b.acquire(b.request(Kind::Lock, &key, case.long())).await {
+            match b.acquire(b.request(Kind::Mutex, &key, case.long())).await {
                 Ok(reply) => return NOT_DONE.holds(matches!(reply, Reply::Granted(_)), reply),
                 Err(error) => BOUNDED.holds(begun.elapsed() < case.patience(), error),
             }
@@ -84,21 +84,21 @@ async fn fails(case: &Case, fault: Fault) {
         }
     }
     while let Err(error) = a
-        .release(ReleaseRequest::new(Kind::Lock, key.clone(), grant))
+        .release(ReleaseRequest::new(Kind::Mutex, key.clone(), grant))
         .await
     {
         BOUNDED.holds(begun.elapsed() < case.patience(), error);
         tokio::time::sleep(case.tick()).await;
     }
-    let free = case.comes_free(&b, Kind::Lock, &key, BOUNDED).await;
+    let free = case.comes_free(&b, Kind::Mutex, &key, BOUNDED).await;
     assert!(b.gives(&free).await);
 }
 
 pub async fn restarted_store_serves_again(case: Case) {
     let promise = Promise("A restarted store serves its former clients");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    a.takes(Kind::Lock, &key, case.short()).await;
-    let mut watch = b.watch(Kind::Lock, &key, b.grant());
+    a.takes(Kind::Mutex, &key, case.short()).await;
+    let mut watch = b.watch(Kind::Mutex, &key, b.grant());
     if case.can().notifications {
         case.hears(&mut watch, promise).await;
         case.settles(&mut watch).await;
@@ -106,7 +106,7 @@ pub async fn restarted_store_serves_again(case: Case) {
     if !case.fault(Fault::Restart).await {
         return;
     }
-    let held = case.comes_free(&b, Kind::Lock, &key, promise).await;
+    let held = case.comes_free(&b, Kind::Mutex, &key, promise).await;
     if case.can().notifications {
         // It may have missed notifications: it is told to look, and then hears of releases again.
         case.hears(&mut watch, promise).await;
@@ -114,7 +114,7 @@ pub async fn restarted_store_serves_again(case: Case) {
         assert!(b.gives(&held).await);
         case.hears(&mut watch, promise).await;
     }
-    case.comes_free(&a, Kind::Lock, &key, promise).await;
+    case.comes_free(&a, Kind::Mutex, &key, promise).await;
 }
 
 pub async fn tokens_grow_though_clock_goes_back(case: Case) {

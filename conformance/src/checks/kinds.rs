@@ -12,7 +12,7 @@ use crate::verbs::{Peer, is_key_taken, is_not_done};
 /// Kinds that share their data.
 fn family(kind: Kind) -> u8 {
     match kind {
-        Kind::Lock | Kind::Fair | Kind::Fenced => 0,
+        Kind::Mutex | Kind::Fair | Kind::Fenced => 0,
         Kind::Read | Kind::Write => 1,
         // All of them are numbers, which a store need not distinguish.
         _ => 2,
@@ -78,7 +78,7 @@ pub async fn key_of_another_kind_is_taken(case: Case) {
 pub async fn plain_locks_of_one_key_exclude_each_other(case: Case) {
     let promise = Promise("Plain, fair and fenced locks of one name are the same lock");
     let (a, b) = case.peers().await;
-    let plain = [Kind::Lock, Kind::Fair, Kind::Fenced];
+    let plain = [Kind::Mutex, Kind::Fair, Kind::Fenced];
     for held in plain.into_iter().filter(|kind| case.has(*kind)) {
         for asked in plain.into_iter().filter(|kind| case.has(*kind)) {
             let key = case.key(&format!("{held}-{asked}"));

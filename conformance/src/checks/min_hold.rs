@@ -12,27 +12,27 @@ const KEPT: Promise = Promise("keep_for: Keep the key taken for this long");
 
 pub async fn released_lock_stays_taken_for_min_hold(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     let mut release = held.release();
     release.keep_for = case.short();
     let called = Instant::now();
     let reply = a.release(release).await;
     KEPT.holds(matches!(reply, Ok(reply) if is_released(reply)), reply);
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     KEPT.holds(reply.is_busy() || called.elapsed() >= case.short(), reply);
-    case.comes_free(&b, Kind::Lock, &key, KEPT).await;
+    case.comes_free(&b, Kind::Mutex, &key, KEPT).await;
     KEPT.holds(called.elapsed() >= case.short(), called.elapsed());
 }
 
 pub async fn min_hold_does_not_prolong_lease(case: Case) {
     let promise = Promise("A lock that is kept after its release is kept no longer than its lease");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.short()).await;
+    let held = a.takes(Kind::Mutex, &key, case.short()).await;
     let mut release = held.release();
     release.keep_for = 100 * case.long();
     // If the lease was over before the release arrived, there is nothing to keep.
     let _ = a.release(release).await;
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     let left = match &reply {
         Reply::Busy(left) => *left,
         _ => Some(case.tick()),
@@ -46,7 +46,7 @@ pub async fn nothing_prolongs_a_min_hold(case: Case) {
         Promise("renew: Gone where the grant was released and keeps the key for a while; nothing is changed");
     let (peer, keep) = (case.peer().await, case.long() / 2);
     for kind in [
-        Kind::Lock,
+        Kind::Mutex,
         Kind::Fair,
         Kind::Fenced,
         Kind::Read,

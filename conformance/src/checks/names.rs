@@ -15,10 +15,10 @@ async fn is_a_lock(case: &Case, key: &LockKey) {
     let lease = case.short() * 20;
     // Very short names may be those of other tests, too.
     let held = match key.as_str().len() {
-        1 => case.comes_free(&a, Kind::Lock, key, promise).await,
-        _ => a.takes(Kind::Lock, key, lease).await,
+        1 => case.comes_free(&a, Kind::Mutex, key, promise).await,
+        _ => a.takes(Kind::Mutex, key, lease).await,
     };
-    let reply = b.asks(Kind::Lock, key, lease).await;
+    let reply = b.asks(Kind::Mutex, key, lease).await;
     promise.holds(reply.is_busy(), (key, reply));
     promise.holds(a.renews(&held, lease).await, key);
     if case.can().inspection {
@@ -94,12 +94,12 @@ pub async fn similar_names_are_different_locks(case: Case) {
     for name in [
         "k", "K", "k ", " k", "kk", "k:", "k:1", "k/1", "\u{e9}", "e\u{301}", "k\u{a0}", "ss", "ß", "I", "ı",
     ] {
-        let reply = a.asks(Kind::Lock, &case.key(name), case.long()).await;
+        let reply = a.asks(Kind::Mutex, &case.key(name), case.long()).await;
         promise.holds(reply.is_granted(), (name, &all));
         all.push(name);
     }
     for name in all {
-        let reply = b.asks(Kind::Lock, &case.key(name), case.long()).await;
+        let reply = b.asks(Kind::Mutex, &case.key(name), case.long()).await;
         promise.holds(reply.is_busy(), (name, reply));
     }
 }
@@ -108,14 +108,14 @@ pub async fn many_keys_are_held_at_once(case: Case) {
     let promise = Promise("Locks of different keys are independent, however many there are");
     let (a, b) = case.peers().await;
     let keys: Vec<_> = (0..500).map(|number| case.key(&number.to_string())).collect();
-    let held = join_all(keys.iter().map(|key| a.takes(Kind::Lock, key, case.long()))).await;
-    let busy = join_all(keys.iter().map(|key| b.asks(Kind::Lock, key, case.long()))).await;
+    let held = join_all(keys.iter().map(|key| a.takes(Kind::Mutex, key, case.long()))).await;
+    let busy = join_all(keys.iter().map(|key| b.asks(Kind::Mutex, key, case.long()))).await;
     promise.holds(busy.iter().all(crate::verbs::Reply::is_busy), "not all are held");
     let renewed = join_all(held.iter().map(|held| a.renews(held, case.long()))).await;
     promise.holds(renewed.iter().all(|renewed| *renewed), "not all were renewed");
     let released = join_all(held.iter().map(|held| a.gives(held))).await;
     promise.holds(released.iter().all(|released| *released), "not all were released");
-    let free = join_all(keys.iter().map(|key| b.asks(Kind::Lock, key, case.long()))).await;
+    let free = join_all(keys.iter().map(|key| b.asks(Kind::Mutex, key, case.long()))).await;
     promise.holds(
         free.iter().all(crate::verbs::Reply::is_granted),
         "not all are free",

@@ -10,23 +10,23 @@ const WAKES: Promise = Promise("release: wakes the waiters of the key");
 
 pub async fn new_watch_says_look_now(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
-    let mut watch = peer.watch(Kind::Lock, &key, peer.grant());
+    let mut watch = peer.watch(Kind::Mutex, &key, peer.grant());
     case.hears(&mut watch, LOOK_NOW).await;
     // Waiters of one process share a subscription, and each of them looks.
-    let mut second = peer.watch(Kind::Lock, &key, peer.grant());
+    let mut second = peer.watch(Kind::Mutex, &key, peer.grant());
     case.hears(&mut second, LOOK_NOW).await;
 }
 
 pub async fn release_wakes_watch(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let mut watch = b.watch(Kind::Lock, &key, b.grant());
+    let mut watch = b.watch(Kind::Mutex, &key, b.grant());
     case.hears(&mut watch, LOOK_NOW).await;
     for _ in 0..5 {
-        let held = a.takes(Kind::Lock, &key, case.long()).await;
+        let held = a.takes(Kind::Mutex, &key, case.long()).await;
         case.settles(&mut watch).await;
         assert!(a.gives(&held).await);
         case.hears(&mut watch, WAKES).await;
-        let held = b.takes(Kind::Lock, &key, case.long()).await;
+        let held = b.takes(Kind::Mutex, &key, case.long()).await;
         assert!(b.gives(&held).await);
     }
 }
@@ -37,8 +37,8 @@ pub async fn forced_release_wakes_watch(case: Case) {
         return case.leave_out("no lock is forced open");
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    a.takes(Kind::Lock, &key, case.long()).await;
-    let mut watch = b.watch(Kind::Lock, &key, b.grant());
+    a.takes(Kind::Mutex, &key, case.long()).await;
+    let mut watch = b.watch(Kind::Mutex, &key, b.grant());
     case.hears(&mut watch, LOOK_NOW).await;
     case.settles(&mut watch).await;
     assert_eq!(
@@ -51,10 +51,10 @@ pub async fn forced_release_wakes_watch(case: Case) {
 
 pub async fn release_wakes_every_watch(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     let mut watches = Vec::new();
     for peer in [&a, &a, &b, &b] {
-        let mut watch = peer.watch(Kind::Lock, &key, peer.grant());
+        let mut watch = peer.watch(Kind::Mutex, &key, peer.grant());
         case.hears(&mut watch, LOOK_NOW).await;
         watches.push(watch);
     }
@@ -70,11 +70,11 @@ pub async fn release_wakes_every_watch(case: Case) {
 pub async fn dropped_watch_leaves_others_alone(case: Case) {
     let promise = Promise("Dropping the last watch of a key ends the subscription");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
-    let mut kept = b.watch(Kind::Lock, &key, b.grant());
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
+    let mut kept = b.watch(Kind::Mutex, &key, b.grant());
     case.hears(&mut kept, LOOK_NOW).await;
     for _ in 0..3 {
-        let mut dropped = b.watch(Kind::Lock, &key, b.grant());
+        let mut dropped = b.watch(Kind::Mutex, &key, b.grant());
         case.hears(&mut dropped, LOOK_NOW).await;
     }
     case.settles(&mut kept).await;
@@ -82,8 +82,8 @@ pub async fn dropped_watch_leaves_others_alone(case: Case) {
     case.hears(&mut kept, promise).await;
     // The last one is gone, and there is a first one again.
     drop(kept);
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
-    let mut again = b.watch(Kind::Lock, &key, b.grant());
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
+    let mut again = b.watch(Kind::Mutex, &key, b.grant());
     case.hears(&mut again, LOOK_NOW).await;
     case.settles(&mut again).await;
     assert!(a.gives(&held).await);
@@ -96,7 +96,7 @@ pub async fn release_between_watch_and_look_is_not_missed(case: Case) {
         Promise("A release after the look that follows \"look now\" is told: subscribe, then look once");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     for round in 0..30_u32 {
-        let held = a.takes(Kind::Lock, &key, case.long()).await;
+        let held = a.takes(Kind::Mutex, &key, case.long()).await;
         let releasing = {
             let a = a.clone();
             let pause = case.tick() * round / 300;
@@ -105,14 +105,14 @@ pub async fn release_between_watch_and_look_is_not_missed(case: Case) {
                 assert!(a.gives(&held).await);
             })
         };
-        let mut watch = b.watch(Kind::Lock, &key, b.grant());
+        let mut watch = b.watch(Kind::Mutex, &key, b.grant());
         let held = loop {
             case.hears(&mut watch, promise).await;
-            let request = b.request(Kind::Lock, &key, case.long());
+            let request = b.request(Kind::Mutex, &key, case.long());
             let grant = request.grant;
             if let Ok(crate::verbs::Reply::Granted(tokens)) = b.acquire(request).await {
                 break crate::verbs::Held {
-                    kind: Kind::Lock,
+                    kind: Kind::Mutex,
                     key: key.clone(),
                     grant,
                     tokens,

@@ -28,9 +28,9 @@ fn to_come(request: &AcquireRequest) -> Held {
 pub async fn unpolled_release_comes_before_later_acquire(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
     for _ in 0..20 {
-        let held = peer.takes(Kind::Lock, &key, case.long()).await;
+        let held = peer.takes(Kind::Mutex, &key, case.long()).await;
         let release = peer.release(held.release());
-        let next = peer.request(Kind::Lock, &key, case.long());
+        let next = peer.request(Kind::Mutex, &key, case.long());
         let after = to_come(&next);
         let reply = peer.acquire(next).await;
         drop(release);
@@ -44,7 +44,7 @@ pub async fn steps_take_effect_in_the_order_of_calls(case: Case) {
     let mut acquires = Vec::new();
     let mut releases = Vec::new();
     for _ in 0..20 {
-        let request = peer.request(Kind::Lock, &key, case.long());
+        let request = peer.request(Kind::Mutex, &key, case.long());
         let held = to_come(&request);
         acquires.push(peer.acquire(request));
         releases.push(peer.release(held.release()));
@@ -59,18 +59,18 @@ pub async fn steps_take_effect_in_the_order_of_calls(case: Case) {
     };
     IN_ORDER.holds(acquires.iter().all(in_order), &acquires);
     IN_ORDER.holds(releases.iter().all(Result::is_ok), &releases);
-    let last = peer.takes(Kind::Lock, &key, case.long()).await;
+    let last = peer.takes(Kind::Mutex, &key, case.long()).await;
     IN_ORDER.holds(peer.gives(&last).await, "the last grant is gone");
 }
 
 pub async fn renewal_takes_effect_in_the_order_of_calls(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
     for _ in 0..10 {
-        let held = peer.takes(Kind::Lock, &key, case.long()).await;
+        let held = peer.takes(Kind::Mutex, &key, case.long()).await;
         let before = peer.renew(vec![held.renewal(case.long())]);
         let release = peer.release(held.release());
         let after = peer.renew(vec![held.renewal(case.long())]);
-        let next = peer.request(Kind::Lock, &key, case.long());
+        let next = peer.request(Kind::Mutex, &key, case.long());
         let last = to_come(&next);
         let next = peer.acquire(next);
         let (after, next) = (after.await, next.await);
@@ -90,17 +90,17 @@ pub async fn verbs_can_be_called_outside_of_a_runtime(case: Case) {
     let promise =
         Promise("Outside a runtime the methods may be called too: they do not spawn and do not block");
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     let outside = {
         let (case, key, held) = (case.clone(), key.clone(), held.clone());
         std::thread::spawn(move || {
             let renewal = a.renew(vec![held.renewal(case.long())]);
             let release = a.release(held.release());
-            let next = a.request(Kind::Lock, &key, case.long());
+            let next = a.request(Kind::Mutex, &key, case.long());
             let after = to_come(&next);
             let next = a.acquire(next);
             let other = case.key("other");
-            let watch = a.watch(Kind::Lock, &other, a.grant());
+            let watch = a.watch(Kind::Mutex, &other, a.grant());
             drop(watch);
             (a, renewal, release, next, after)
         })
@@ -119,6 +119,6 @@ pub async fn verbs_can_be_called_outside_of_a_runtime(case: Case) {
     );
     promise.holds(matches!(release, Ok(reply) if is_released(reply)), release);
     promise.holds(matches!(next, Ok(Reply::Granted(_))), next);
-    assert!(b.asks(Kind::Lock, &key, case.long()).await.is_busy());
+    assert!(b.asks(Kind::Mutex, &key, case.long()).await.is_busy());
     assert!(a.gives(&after).await);
 }

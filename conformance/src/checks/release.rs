@@ -19,7 +19,7 @@ const UNDONE: Promise = Promise(
 
 pub async fn second_release_says_not_held(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
-    let held = peer.takes(Kind::Lock, &key, case.long()).await;
+    let held = peer.takes(Kind::Mutex, &key, case.long()).await;
     Promise("release: Released where the grant was there").holds(peer.gives(&held).await, "NotHeld");
     NOT_HELD.holds(!peer.gives(&held).await, "Released twice");
 }
@@ -27,37 +27,37 @@ pub async fn second_release_says_not_held(case: Case) {
 pub async fn release_of_unknown_grant_says_not_held(case: Case) {
     let (peer, key) = (case.peer().await, case.key("k"));
     let reply = peer
-        .release(ReleaseRequest::new(Kind::Lock, key, peer.grant()))
+        .release(ReleaseRequest::new(Kind::Mutex, key, peer.grant()))
         .await;
     NOT_HELD.holds(matches!(reply, Ok(reply) if !is_released(reply)), reply);
 }
 
 pub async fn release_of_foreign_grant_changes_nothing(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     for peer in [&a, &b] {
-        let request = ReleaseRequest::new(Kind::Lock, key.clone(), peer.grant());
+        let request = ReleaseRequest::new(Kind::Mutex, key.clone(), peer.grant());
         let reply = peer.release(request).await;
         ONLY_ITS_GRANT.holds(matches!(reply, Ok(reply) if !is_released(reply)), reply);
     }
-    let mut kept = ReleaseRequest::new(Kind::Lock, key.clone(), b.grant());
+    let mut kept = ReleaseRequest::new(Kind::Mutex, key.clone(), b.grant());
     kept.keep_for = case.tick();
     if case.can().min_hold {
         let reply = b.release(kept).await;
         ONLY_ITS_GRANT.holds(matches!(reply, Ok(reply) if !is_released(reply)), reply);
     }
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     ONLY_ITS_GRANT.holds(reply.is_busy(), reply);
     ONLY_ITS_GRANT.holds(a.gives(&held).await, "the holder's grant is gone");
 }
 
 pub async fn release_of_expired_grant_leaves_next_holder_alone(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let before = a.takes(Kind::Lock, &key, case.short()).await;
+    let before = a.takes(Kind::Mutex, &key, case.short()).await;
     let after = case
         .comes_free(
             &b,
-            Kind::Lock,
+            Kind::Mutex,
             &key,
             Promise("A lease that is not renewed expires"),
         )
@@ -70,7 +70,7 @@ pub async fn release_of_expired_grant_leaves_next_holder_alone(case: Case) {
 pub async fn release_undoes_acquire_dropped_at_any_poll(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     for polls in 0..12 {
-        let request = a.request(Kind::Lock, &key, case.long());
+        let request = a.request(Kind::Mutex, &key, case.long());
         let release = released(&request);
         {
             let mut acquire = pin!(a.acquire(request));
@@ -88,7 +88,7 @@ pub async fn release_undoes_acquire_dropped_at_any_poll(case: Case) {
 pub async fn released_acquire_can_no_longer_take_effect(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     for _ in 0..20 {
-        let request = a.request(Kind::Lock, &key, case.long());
+        let request = a.request(Kind::Mutex, &key, case.long());
         let release = released(&request);
         let acquire = a.acquire(request);
         is_undone(&case, &a, &b, &key, release).await;
@@ -107,7 +107,7 @@ fn released(request: &AcquireRequest) -> ReleaseRequest {
 async fn is_undone(case: &Case, a: &Peer, b: &Peer, key: &dlock::LockKey, release: ReleaseRequest) {
     let reply = a.release(release).await;
     UNDONE.holds(reply.is_ok(), reply);
-    let next = b.request(Kind::Lock, key, case.long());
+    let next = b.request(Kind::Mutex, key, case.long());
     let back = released(&next);
     let reply = b.acquire(next).await;
     UNDONE.holds(reply.as_ref().is_ok_and(crate::verbs::Reply::is_granted), &reply);

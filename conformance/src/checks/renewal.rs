@@ -14,14 +14,14 @@ const EXTENDED: Promise = Promise("renew: The lease it gets, counted from now");
 pub async fn renewal_extends_lease(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let called = Instant::now();
-    let held = a.takes(Kind::Lock, &key, 2 * case.short()).await;
+    let held = a.takes(Kind::Mutex, &key, 2 * case.short()).await;
     let renewed = a.renews(&held, case.long()).await;
     if called.elapsed() >= 2 * case.short() {
         return case.leave_out("the machine was too slow to renew in time");
     }
     EXTENDED.holds(renewed, "Gone, before the lease was over");
     tokio::time::sleep(3 * case.short()).await;
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     let left = match &reply {
         Reply::Busy(left) => left.unwrap_or(case.long()),
         found => panic!("{EXTENDED:?}: {found:?}"),
@@ -32,27 +32,27 @@ pub async fn renewal_extends_lease(case: Case) {
 
 pub async fn renewal_of_unknown_grant_says_gone(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let request = RenewRequest::new(Kind::Lock, key.clone(), a.grant(), case.long());
+    let request = RenewRequest::new(Kind::Mutex, key.clone(), a.grant(), case.long());
     let reply = a.renew(vec![request]).await;
     GONE.holds(matches!(reply.as_deref(), Ok([reply]) if is_gone(reply)), reply);
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     GONE.holds(reply.is_granted(), reply);
 }
 
 pub async fn renewal_of_released_grant_says_gone(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     assert!(a.gives(&held).await);
     GONE.holds(!a.renews(&held, case.long()).await, "Renewed");
-    let reply = b.asks(Kind::Lock, &key, case.long()).await;
+    let reply = b.asks(Kind::Mutex, &key, case.long()).await;
     GONE.holds(reply.is_granted(), reply);
 }
 
 pub async fn renewal_of_foreign_grant_leaves_holder_alone(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let held = a.takes(Kind::Lock, &key, case.long()).await;
+    let held = a.takes(Kind::Mutex, &key, case.long()).await;
     // It would end the holder's lease soon.
-    let request = RenewRequest::new(Kind::Lock, key.clone(), b.grant(), case.short());
+    let request = RenewRequest::new(Kind::Mutex, key.clone(), b.grant(), case.short());
     let reply = b.renew(vec![request]).await;
     GONE.holds(matches!(reply.as_deref(), Ok([reply]) if is_gone(reply)), reply);
     tokio::time::sleep(2 * case.short()).await;
@@ -61,11 +61,11 @@ pub async fn renewal_of_foreign_grant_leaves_holder_alone(case: Case) {
 
 pub async fn renewal_after_expiry_says_gone(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let before = a.takes(Kind::Lock, &key, case.short()).await;
+    let before = a.takes(Kind::Mutex, &key, case.short()).await;
     let after = case
         .comes_free(
             &b,
-            Kind::Lock,
+            Kind::Mutex,
             &key,
             Promise("A lease that is not renewed expires"),
         )
@@ -87,7 +87,7 @@ pub async fn renewals_are_answered_in_their_order(case: Case) {
     let mut all = Vec::new();
     for number in 0..8 {
         let key = case.key(&format!("k{number}"));
-        all.push(peer.takes(Kind::Lock, &key, case.long()).await);
+        all.push(peer.takes(Kind::Mutex, &key, case.long()).await);
     }
     assert!(peer.gives(&all[2]).await && peer.gives(&all[7]).await);
     // Requests of one lane go together.

@@ -17,13 +17,13 @@ async fn together(case: &Case, peer: &Peer) -> Option<[LockKey; 3]> {
     for number in 0..3 {
         // In a cluster the part in braces says where a key is.
         let key = LockKey::raw(format!("{{{}}}:{number}", case.prefix()));
-        if let Some(group) = peer.together(Kind::Lock, &key) {
+        if let Some(group) = peer.together(Kind::Mutex, &key) {
             groups.entry(group).or_default().push(key);
         }
     }
     let keys = groups.into_values().find_map(|keys| keys.try_into().ok());
     if keys.is_none() {
-        let request = peer.request(Kind::Lock, &case.key("alone"), case.long());
+        let request = peer.request(Kind::Mutex, &case.key("alone"), case.long());
         let reply: Result<SetReply, StoreError> = peer.acquire_all(vec![request]).await;
         let refused = matches!(&reply, Err(error) if is_unsupported(error));
         Promise("acquire_all: a store without it refuses it as Unsupported").holds(refused, reply);
@@ -41,10 +41,10 @@ pub async fn set_is_granted_with_a_token_for_each_key(case: Case) {
     for _ in 0..2 {
         let requests: Vec<_> = keys
             .iter()
-            .map(|key| a.request(Kind::Lock, key, case.long()))
+            .map(|key| a.request(Kind::Mutex, key, case.long()))
             .collect();
         let held = requests.iter().map(|request| Held {
-            kind: Kind::Lock,
+            kind: Kind::Mutex,
             key: request.key.clone(),
             grant: request.grant,
             tokens: Tokens {
@@ -66,7 +66,7 @@ pub async fn set_is_granted_with_a_token_for_each_key(case: Case) {
             *before = *token;
         }
         for key in &keys {
-            let reply = b.asks(Kind::Lock, key, case.long()).await;
+            let reply = b.asks(Kind::Mutex, key, case.long()).await;
             TOGETHER.holds(reply.is_busy(), (key, reply));
         }
         for held in &held {
@@ -81,8 +81,8 @@ pub async fn set_with_a_busy_key_grants_nothing(case: Case) {
         return;
     };
     for busy in [0, 1, 2] {
-        let held = b.takes(Kind::Lock, &keys[busy], case.long()).await;
-        let requests = keys.iter().map(|key| a.request(Kind::Lock, key, case.long()));
+        let held = b.takes(Kind::Mutex, &keys[busy], case.long()).await;
+        let requests = keys.iter().map(|key| a.request(Kind::Mutex, key, case.long()));
         let reply = a.acquire_all(requests.collect()).await;
         TOGETHER.holds(
             matches!(reply, Ok(SetReply::Busy { at }) if at == busy),
@@ -90,7 +90,7 @@ pub async fn set_with_a_busy_key_grants_nothing(case: Case) {
         );
         assert!(b.gives(&held).await);
         for key in &keys {
-            let free = b.takes(Kind::Lock, key, case.long()).await;
+            let free = b.takes(Kind::Mutex, key, case.long()).await;
             assert!(b.gives(&free).await);
         }
     }

@@ -14,7 +14,7 @@ pub async fn tokens_grow_over_release(case: Case) {
     let (a, b) = case.peers().await;
     // Readers and writers share a counter; each kind of plain lock may have its own.
     let orders = [
-        &[Kind::Lock][..],
+        &[Kind::Mutex][..],
         &[Kind::Fair],
         &[Kind::Fenced],
         &[Kind::Write, Kind::Read, Kind::Read],
@@ -36,11 +36,11 @@ pub async fn tokens_grow_over_release(case: Case) {
 
 pub async fn tokens_grow_over_expiry(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let before = a.takes(Kind::Lock, &key, case.short()).await;
+    let before = a.takes(Kind::Mutex, &key, case.short()).await;
     let after = case
         .comes_free(
             &b,
-            Kind::Lock,
+            Kind::Mutex,
             &key,
             Promise("A lease that is not renewed expires"),
         )
@@ -56,13 +56,13 @@ pub async fn tokens_grow_over_forced_release(case: Case) {
         return case.leave_out("no lock is forced open");
     }
     let ((a, b), key) = (case.peers().await, case.key("k"));
-    let before = a.takes(Kind::Lock, &key, case.long()).await;
+    let before = a.takes(Kind::Mutex, &key, case.long()).await;
     assert_eq!(
         b.force_release(&key).await.ok(),
         Some(true),
         "force_release of a held lock"
     );
-    let after = b.takes(Kind::Lock, &key, case.long()).await;
+    let after = b.takes(Kind::Mutex, &key, case.long()).await;
     GROW.holds(
         after.tokens.first > before.tokens.last,
         (before.tokens, after.tokens),
@@ -77,7 +77,7 @@ pub async fn tokens_of_blocks_do_not_overlap(case: Case) {
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let mut last = 0;
     for (peer, wanted) in [(&a, 7), (&b, 1), (&b, 1000), (&a, 2), (&a, 1)] {
-        let mut request = peer.request(Kind::Lock, &key, case.long());
+        let mut request = peer.request(Kind::Mutex, &key, case.long());
         request.tokens = wanted;
         let held = peer.takes_as(request).await;
         let (first, end) = (held.tokens.first, held.tokens.last);
@@ -102,7 +102,7 @@ pub async fn tokens_grow_over_restart(case: Case) {
 pub(super) async fn grow_over(case: &Case, fault: Fault) {
     let (a, b) = case.peers().await;
     let mut before = Vec::new();
-    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Write] {
+    for kind in [Kind::Mutex, Kind::Fair, Kind::Fenced, Kind::Write] {
         if case.has(kind) {
             before.push(a.takes(kind, &case.key(&kind.to_string()), case.short()).await);
         }

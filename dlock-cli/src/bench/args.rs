@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use dlock::Kind;
 use serde::{Deserialize, Serialize};
 
 /// Measures what a store gives from here: acquisitions and releases a second, how long an acquire takes, how the
@@ -35,7 +34,7 @@ pub(crate) struct BenchArgs {
     keys: Option<u64>,
     /// The kind of lock [default: lock].
     #[arg(long, value_enum, value_name = "KIND")]
-    kind: Option<LockKind>,
+    kind: Option<KindArg>,
     /// Drop the guard, which gives the lock back in the background, instead of waiting for the release.
     #[arg(long)]
     no_await_release: bool,
@@ -108,7 +107,7 @@ impl Workload {
 /// The kinds of locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum LockKind {
+pub(super) enum KindArg {
     /// One holder at a time.
     Lock,
     /// One holder at a time, in arrival order.
@@ -121,14 +120,14 @@ pub(super) enum LockKind {
     Fenced,
 }
 
-impl From<LockKind> for Kind {
-    fn from(kind: LockKind) -> Kind {
+impl From<KindArg> for dlock::LockKind {
+    fn from(kind: KindArg) -> dlock::LockKind {
         match kind {
-            LockKind::Lock => Kind::Lock,
-            LockKind::Fair => Kind::Fair,
-            LockKind::Read => Kind::Read,
-            LockKind::Write => Kind::Write,
-            LockKind::Fenced => Kind::Fenced,
+            KindArg::Lock => dlock::LockKind::Mutex,
+            KindArg::Fair => dlock::LockKind::Fair,
+            KindArg::Read => dlock::LockKind::Read,
+            KindArg::Write => dlock::LockKind::Write,
+            KindArg::Fenced => dlock::LockKind::Fenced,
         }
     }
 }
@@ -148,7 +147,7 @@ pub(super) struct Plan {
     pub(super) warmup: Duration,
     /// Over all processes.
     pub(super) keys: u64,
-    pub(super) kind: LockKind,
+    pub(super) kind: KindArg,
     pub(super) await_release: bool,
     pub(super) local_handoffs: Option<u32>,
     pub(super) lease: Option<Duration>,
@@ -208,7 +207,7 @@ impl BenchArgs {
             Workload::Wakeup if processes > 2 => {
                 return Err("--processes: wakeup is between two of them at the most".to_owned());
             }
-            Workload::Wakeup if self.kind == Some(LockKind::Read) => {
+            Workload::Wakeup if self.kind == Some(KindArg::Read) => {
                 return Err("--kind: readers do not wait for one another".to_owned());
             }
             _ => {}
@@ -227,7 +226,7 @@ impl BenchArgs {
             measure: seconds_within("--seconds", seconds, 0.01)?,
             warmup: seconds_within("--warmup", self.warmup.unwrap_or(1.0), 0.0)?,
             keys,
-            kind: self.kind.unwrap_or(LockKind::Lock),
+            kind: self.kind.unwrap_or(KindArg::Lock),
             await_release: !self.no_await_release,
             local_handoffs: self.local_handoffs,
             lease: self.lease,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::args::{LockKind, Plan, Workload};
+use super::args::{KindArg, Plan, Workload};
 use super::figures::{grouped, time_of};
 use super::messages::Outcome;
 use super::plot;
@@ -19,7 +19,7 @@ use super::workloads::wakeups;
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     workload: Workload,
-    kind: LockKind,
+    kind: KindArg,
     /// `Redis 7.0.15`, `memory`.
     server: Option<String>,
     /// In each process.
@@ -301,8 +301,8 @@ impl Report {
             _ => format!("{} {many}", grouped(count as f64, 0)),
         };
         write!(f, "{}", self.workload.name())?;
-        if self.kind != LockKind::Lock {
-            write!(f, " ({})", dlock::Kind::from(self.kind))?;
+        if self.kind != KindArg::Lock {
+            write!(f, " ({})", dlock::LockKind::from(self.kind))?;
         }
         write!(f, " on {}: ", self.server.as_deref().unwrap_or(NAMELESS))?;
         if self.processes > 1 {

@@ -5,7 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use dlock::{Kind, Lease, LockKey, LockOptions};
+use dlock::store::Kind;
+use dlock::{Lease, LockKey, LockKind, LockOptions};
 
 /// What the help ends with.
 const MORE: &str = "\
@@ -102,7 +103,7 @@ pub(super) enum OnLost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// A lock of this kind, or several.
-    Lock(Kind),
+    Lock(LockKind),
     /// One permit of so many, where nobody has said another number before.
     Permit(u32),
 }
@@ -110,7 +111,7 @@ pub(super) enum Wanted {
 impl Wanted {
     pub(super) fn kind(self) -> Kind {
         match self {
-            Wanted::Lock(kind) => kind,
+            Wanted::Lock(kind) => kind.into(),
             Wanted::Permit(_) => Kind::Permit,
         }
     }
@@ -121,11 +122,11 @@ impl FromStr for Wanted {
 
     fn from_str(text: &str) -> Result<Wanted, String> {
         match text {
-            "lock" | "multi" => Ok(Wanted::Lock(Kind::Lock)),
-            "fair" => Ok(Wanted::Lock(Kind::Fair)),
-            "read" => Ok(Wanted::Lock(Kind::Read)),
-            "write" => Ok(Wanted::Lock(Kind::Write)),
-            "fenced" => Ok(Wanted::Lock(Kind::Fenced)),
+            "lock" | "multi" => Ok(Wanted::Lock(LockKind::Mutex)),
+            "fair" => Ok(Wanted::Lock(LockKind::Fair)),
+            "read" => Ok(Wanted::Lock(LockKind::Read)),
+            "write" => Ok(Wanted::Lock(LockKind::Write)),
+            "fenced" => Ok(Wanted::Lock(LockKind::Fenced)),
             _ => match text.strip_prefix("semaphore=").map(str::parse) {
                 Some(Ok(permits @ 1..)) => Ok(Wanted::Permit(permits)),
                 Some(_) => Err("a semaphore has one permit at least, as in semaphore=3".to_owned()),

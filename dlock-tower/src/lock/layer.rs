@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::{Kind, LockClient, LockOptions};
+use dlock::{LockClient, LockKind, LockOptions};
 use http::{Method, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -90,9 +90,9 @@ impl<K> LockLayer<K> {
 }
 
 impl<K, P> LockLayer<K, P> {
-    /// What requests lock their keys as; a plain [`Kind::Lock`] by default. Keys that are taken
-    /// [together](crate::key::each_of) can be neither fair locks nor permits: such a request is answered with 500.
-    pub fn kind(mut self, kind: Kind) -> Self {
+    /// The kind of lock that requests take, [`LockKind::Mutex`] by default. Keys that are taken
+    /// [together](crate::key::each_of) cannot be fair locks: such a request is answered with 500.
+    pub fn kind(mut self, kind: LockKind) -> Self {
         self.settings.kinds = Kinds::All(kind);
         self
     }
@@ -103,7 +103,7 @@ impl<K, P> LockLayer<K, P> {
     ///
     /// `HEAD` is no longer [skipped](Self::skip_methods) then, unless said so. Reading and writing requests of
     /// a key have to go through layers with this option, in every service: a read-write lock is none that a
-    /// plain [`Kind::Lock`] of the same name could take.
+    /// plain [`LockKind::Mutex`] of the same name could take.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {

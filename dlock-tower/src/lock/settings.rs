@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::{Kind, Lease, LockClient, LockKey, LockOptions, MultiLock};
+use dlock::{Lease, LockClient, LockKey, LockKind, LockOptions, MultiLock};
 use http::{Method, Response, StatusCode};
 
 use super::lost::OnLost;
@@ -35,7 +35,7 @@ impl std::error::Error for InvalidOptions {}
 /// What requests lock their keys as.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kinds {
-    All(Kind),
+    All(LockKind),
     /// By their methods: those that only read share.
     ReadWrite,
 }
@@ -59,7 +59,7 @@ pub(super) struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            kinds: Kinds::All(Kind::Lock),
+            kinds: Kinds::All(LockKind::Mutex),
             prefer_writers: false,
             options: LockOptions::new().wait(DEFAULT_WAIT),
             once: false,
@@ -90,8 +90,8 @@ impl Settings {
     pub(super) fn lock(&self, client: &LockClient, method: &Method, keys: Vec<LockKey>) -> MultiLock {
         let kind = match self.kinds {
             Kinds::All(kind) => kind,
-            Kinds::ReadWrite if method.is_safe() => Kind::Read,
-            Kinds::ReadWrite => Kind::Write,
+            Kinds::ReadWrite if method.is_safe() => LockKind::Read,
+            Kinds::ReadWrite => LockKind::Write,
         };
         let mut lock = client.multi(keys).kind(kind).options(self.options.clone());
         if self.prefer_writers {

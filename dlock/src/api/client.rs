@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use tokio::runtime;
 
+use crate::LockKind;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::runtime::client::{Handle, Settings, Shared};
 use crate::runtime::outside::is_outside;
 use crate::store::Capabilities;
 use crate::store::records::Records;
-use crate::store::{GrantId, Holder, Kind, Outcome, Store, StoreError};
+use crate::store::{GrantId, Holder, Outcome, Store, StoreError};
 use crate::stores::memory::MemoryStore;
 use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
 
@@ -128,7 +129,7 @@ impl LockClient {
     }
 
     /// The fair lock of this name, which goes to those who wait in the order in which they came, across all
-    /// processes: [`lock`](Self::lock) of [`Kind::Fair`], where that is explained.
+    /// processes: [`lock`](Self::lock) of [`LockKind::Fair`], where that is explained.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -138,13 +139,13 @@ impl LockClient {
     /// # }
     /// ```
     pub fn fair_lock(&self, key: impl Into<LockKey>) -> Lock {
-        self.lock(key).kind(Kind::Fair)
+        self.lock(key).kind(LockKind::Fair)
     }
 
     /// The lock of this name with the fencing tokens of Redisson's fenced lock: [`lock`](Self::lock) of
-    /// [`Kind::Fenced`], where that is explained.
+    /// [`LockKind::Fenced`], where that is explained.
     pub fn fenced_lock(&self, key: impl Into<LockKey>) -> Lock {
-        self.lock(key).kind(Kind::Fenced)
+        self.lock(key).kind(LockKind::Fenced)
     }
 
     /// The semaphore of this name: so many permits at a time, each with an owner. Nothing is sent until one is

@@ -11,9 +11,9 @@ use crate::api::run::Run;
 use crate::runtime::client::Handle;
 use futures_util::TryFutureExt;
 
+use crate::LockKind;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::options::{LockOptions, Options};
-use crate::store::Kind;
 use crate::{Error, Held, LockKey};
 
 /// A lock by name, with options: cheap to make, to clone and to keep.
@@ -52,10 +52,20 @@ impl Lock {
         }
     }
 
-    /// What to lock as; a plain [`Kind::Lock`] by default. Read-write locks have a
+    /// The kind of lock, [`LockKind::Mutex`] by default. Read-write locks have a
     /// [shorthand](crate::LockClient::rw_lock).
-    pub fn kind(mut self, kind: Kind) -> Lock {
-        self.options.kind = kind;
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::LockKind;
+    ///
+    /// # let client = dlock::LockClient::memory();
+    /// let guard = client.lock("prices").kind(LockKind::Read).acquire().await?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    pub fn kind(mut self, kind: LockKind) -> Lock {
+        self.options.kind = kind.into();
         self
     }
 

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::panic::Location;
 
+use crate::LockKind;
 use crate::api::guard::{LockGuard, finish};
 use crate::runtime::acquire::{self, AcquireCall};
 use crate::runtime::options::{Lease, LockOptions, Options};
@@ -51,14 +52,14 @@ impl LockClient {
 }
 
 impl RwLock {
-    /// The side of the readers: [`Kind::Read`].
+    /// The side of the readers: [`LockKind::Read`].
     pub fn read(&self) -> Lock {
-        self.lock.clone().kind(Kind::Read)
+        self.lock.clone().kind(LockKind::Read)
     }
 
-    /// The side of the writer: [`Kind::Write`].
+    /// The side of the writer: [`LockKind::Write`].
     pub fn write(&self) -> Lock {
-        self.lock.clone().kind(Kind::Write)
+        self.lock.clone().kind(LockKind::Write)
     }
 
     /// Has new readers stand back while a writer waits, so that a writer does not starve where reads overlap without

@@ -1,15 +1,18 @@
-//! What a key can be locked as.
+//! The kinds of locks, and of what a store grants.
 
 use std::fmt;
 
-/// What a key is locked as.
+/// Kind of a lock, as users choose it: [`Lock::kind`](crate::Lock::kind), the layer of dlock-tower and the attribute
+/// `#[distributed_lock]`.
+///
+/// Semaphores and latches are types of their own ([`Semaphore`](crate::Semaphore), [`Latch`](crate::Latch)): a lock cannot
+/// be one. The kinds of a store, which include theirs, are [`store::Kind`](Kind).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
 #[non_exhaustive]
-pub enum Kind {
+pub enum LockKind {
     /// One holder at a time, re-entrant. The default.
     #[default]
-    Lock,
+    Mutex,
     /// The same, in the order in which those who wait have come, across processes.
     ///
     /// Each of them has a place in a queue on the store from its first question on, and the lock goes to the one
@@ -18,8 +21,9 @@ pub enum Kind {
     /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
     /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
     /// who came later. An outcome that is unknown costs the place. In one process the lock is handed off without the
-    /// store to waiters that the store named as the next ones of its queue. [`Kind::Lock`] under the same name is the same lock for those who take no place: it overtakes the
-    /// queue where it finds the lock free, and who waits in the queue finds out by asking that it was given back.
+    /// store to waiters that the store named as the next ones of its queue. [`LockKind::Mutex`] under the same
+    /// name is the same lock for callers that take no place: it overtakes the queue where it finds the lock free, and
+    /// who waits in the queue finds out by asking that it was given back.
     ///
     /// Redisson's fair lock of the same name stands in the same queue. A Java process that dies while it waits
     /// costs the time that it had, 300 s unless it was told otherwise, and Redisson's scripts go by the clock of
@@ -39,18 +43,68 @@ pub enum Kind {
     /// service is the first to lock after that, it begins with 1. In one process the lock is not handed off without
     /// the store. In memory its tokens are those of all locks.
     Fenced,
-    /// Permits of a semaphore, which come back by themselves when their holder is gone.
+}
+
+impl From<LockKind> for Kind {
+    fn from(kind: LockKind) -> Kind {
+        match kind {
+            LockKind::Mutex => Kind::Mutex,
+            LockKind::Fair => Kind::Fair,
+            LockKind::Read => Kind::Read,
+            LockKind::Write => Kind::Write,
+            LockKind::Fenced => Kind::Fenced,
+        }
+    }
+}
+
+impl PartialEq<LockKind> for Kind {
+    fn eq(&self, other: &LockKind) -> bool {
+        *self == Kind::from(*other)
+    }
+}
+
+impl PartialEq<Kind> for LockKind {
+    fn eq(&self, other: &Kind) -> bool {
+        other == self
+    }
+}
+
+impl fmt::Display for LockKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Kind::from(*self).fmt(f)
+    }
+}
+
+/// Kind of what a store grants: every [`LockKind`], the permits of semaphores, and latches.
+///
+/// Stores state which kinds they have in their [`Capabilities`](crate::store::Capabilities).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
+#[non_exhaustive]
+pub enum Kind {
+    /// A lock of [`LockKind::Mutex`]. The default.
+    #[default]
+    Mutex,
+    /// A lock of [`LockKind::Fair`].
+    Fair,
+    /// A lock of [`LockKind::Read`].
+    Read,
+    /// A lock of [`LockKind::Write`].
+    Write,
+    /// A lock of [`LockKind::Fenced`].
+    Fenced,
+    /// Permits of a semaphore, which return to it when their holder is gone.
     Permit,
-    /// Permits of a semaphore that keeps no account of who has them.
+    /// Permits of a semaphore that does not record their holders.
     Unowned,
-    /// A count-down latch: it is waited for, and nobody holds it.
+    /// A count-down latch: callers wait for it, and nobody holds it.
     Latch,
 }
 
 impl Kind {
     /// All of them.
     pub const ALL: [Kind; 8] = [
-        Kind::Lock,
+        Kind::Mutex,
         Kind::Fair,
         Kind::Read,
         Kind::Write,
@@ -60,10 +114,23 @@ impl Kind {
         Kind::Latch,
     ];
 
+    /// The kind of lock, or `None` for permits and latches.
+    #[must_use]
+    pub fn lock_kind(self) -> Option<LockKind> {
+        match self {
+            Kind::Mutex => Some(LockKind::Mutex),
+            Kind::Fair => Some(LockKind::Fair),
+            Kind::Read => Some(LockKind::Read),
+            Kind::Write => Some(LockKind::Write),
+            Kind::Fenced => Some(LockKind::Fenced),
+            Kind::Permit | Kind::Unowned | Kind::Latch => None,
+        }
+    }
+
     /// Whether one holder keeps out all others.
     #[must_use]
     pub fn is_exclusive(self) -> bool {
-        matches!(self, Kind::Lock | Kind::Fair | Kind::Write | Kind::Fenced)
+        matches!(self, Kind::Mutex | Kind::Fair | Kind::Write | Kind::Fenced)
     }
 
     /// Whether what is taken is a number of permits.
@@ -87,7 +154,7 @@ impl Kind {
 
     /// Whether a lock may go to the next who waits in this process without a word to the store.
     pub(crate) fn is_handed_off(self) -> bool {
-        matches!(self, Kind::Lock | Kind::Write | Kind::Fair)
+        matches!(self, Kind::Mutex | Kind::Write | Kind::Fair)
     }
 
     /// Whether it is one side of a read-write lock.
@@ -97,7 +164,7 @@ impl Kind {
 
     fn name(self) -> &'static str {
         match self {
-            Kind::Lock => "lock",
+            Kind::Mutex => "lock",
             Kind::Fair => "fair",
             Kind::Read => "read",
             Kind::Write => "write",
@@ -111,8 +178,8 @@ impl Kind {
     /// The kind that is displayed like this.
     #[cfg(feature = "redis")]
     pub(crate) fn of_name(name: &str) -> Option<Kind> {
-        use Kind::{Fair, Fenced, Lock, Permit, Read, Write};
-        let all = [Lock, Fair, Read, Write, Fenced, Permit];
+        use Kind::{Fair, Fenced, Mutex, Permit, Read, Write};
+        let all = [Mutex, Fair, Read, Write, Fenced, Permit];
         all.into_iter().find(|kind| kind.name() == name)
     }
 }

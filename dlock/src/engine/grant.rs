@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn granted() -> GrantState {
-        let budget = HandoffBudget::new(Kind::Lock, 8, (1, 9), START, START + s(25));
+        let budget = HandoffBudget::new(Kind::Mutex, 8, (1, 9), START, START + s(25));
         GrantState::granted(START, LEASE, budget)
     }
 

@@ -110,7 +110,7 @@ mod tests {
             (ms(0), 8, 1, ms(0), false),
         ] {
             let now = START + round_trip;
-            let budget = HandoffBudget::new(Kind::Lock, handoffs, (1, last), START, now);
+            let budget = HandoffBudget::new(Kind::Mutex, handoffs, (1, last), START, now);
             let row = (round_trip, handoffs, last, after);
             assert_eq!(budget.is_open(now + after), open, "{row:?}");
         }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn each_successor_has_one_handoff_less_and_no_more_than_it_asks_for() {
-        let budget = HandoffBudget::new(Kind::Lock, 8, (1, 4), START, START);
+        let budget = HandoffBudget::new(Kind::Mutex, 8, (1, 4), START, START);
         let opens = |budget: HandoffBudget| budget.is_open(START);
         assert!(opens(budget.step(8)) && opens(budget.step(8).step(8)));
         assert!(!opens(budget.step(8).step(8).step(8)));
@@ -134,7 +134,7 @@ mod tests {
     fn grant_is_young_for_a_millisecond_at_any_round_trip() {
         for round_trip in [0, 1, 25, 200].map(ms) {
             let now = START + round_trip;
-            let budget = HandoffBudget::new(Kind::Lock, 8, (1, 9), START, now);
+            let budget = HandoffBudget::new(Kind::Mutex, 8, (1, 9), START, now);
             assert!(
                 budget.is_young(now + Duration::from_micros(900)),
                 "{round_trip:?}"

@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn what_the_store_lacks_is_refused_with_what_it_has() {
-        let plain = Capabilities::new([Kind::Lock, Kind::Read]);
+        let plain = Capabilities::new([Kind::Mutex, Kind::Read]);
         check(&Options::default(), LEASE, &plain).unwrap();
         let fair = Options {
             kind: Kind::Fair,
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn leases_keep_to_what_the_store_has() {
-        let store = Capabilities::new([Kind::Lock])
+        let store = Capabilities::new([Kind::Mutex])
             .shortest_lease(Duration::from_secs(2))
             .longest_lease(Duration::from_secs(60));
         let options = Options::default();

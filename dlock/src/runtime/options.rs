@@ -277,16 +277,7 @@ impl Options {
                     check_at_once("acquire_many", permits.amount as usize, remedy)?;
                 }
             }
-            None if self.kind.is_permits() || self.kind == Kind::Latch => {
-                return Err(Error::InvalidOption {
-                    option: "kind",
-                    reason: format!(
-                        "a {} is no lock: LockClient has a method of that name",
-                        self.kind.noun()
-                    ),
-                });
-            }
-            None => {}
+            None => debug_assert!(!self.kind.is_permits() && self.kind != Kind::Latch),
         }
         if self.prefer_writers && !self.kind.is_read_write() {
             return Err(Error::InvalidOption {

@@ -798,7 +798,7 @@ mod tests {
     #[test]
     fn waiter_that_was_woken_just_now_is_not_overdue() {
         let waiters: Arc<Waiters> = Arc::default();
-        let (kind, key) = (Kind::Lock, LockKey::raw("k"));
+        let (kind, key) = (Kind::Mutex, LockKey::raw("k"));
         let head = waiters.join(kind, &key, JoinAt::End(None), None, Location::caller());
         let offered = waiters.offer_to_head(kind, &key).expect("the one in front");
         offered.rouse();

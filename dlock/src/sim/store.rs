@@ -93,7 +93,7 @@ mod tests {
         let (key, grant) = (LockKey::from("k"), GrantId::from_parts(3, 4));
         let second = Duration::from_secs(1);
         let acquire = |store: &Arc<MemoryStore>, grant| {
-            let request = AcquireRequest::new(Kind::Lock, key.clone(), grant, second);
+            let request = AcquireRequest::new(Kind::Mutex, key.clone(), grant, second);
             store.clone().acquire(request).now_or_never().unwrap().unwrap()
         };
         let granted = AcquireReply::acquired;
@@ -103,10 +103,10 @@ mod tests {
             let held = holders_of(&store, &key);
             assert_eq!(held, entries(&copy));
             assert_eq!((held[0].grant, held[0].until), (grant, now + second));
-            let _watch = listen(&store, topic(Kind::Lock, &key, grant));
-            let release = ReleaseRequest::new(Kind::Lock, key.clone(), grant);
+            let _watch = listen(&store, topic(Kind::Mutex, &key, grant));
+            let release = ReleaseRequest::new(Kind::Mutex, key.clone(), grant);
             drop(store.clone().release(release));
-            assert_eq!(told(&store), [topic(Kind::Lock, &key, grant)]);
+            assert_eq!(told(&store), [topic(Kind::Mutex, &key, grant)]);
             assert_eq!((told(&store), told(&copy)), (Vec::new(), Vec::new()));
             assert!(entries(&store).is_empty());
         });

@@ -22,11 +22,11 @@ pub enum Notifications {
 /// use dlock::store::{Capabilities, Kind, Notifications};
 /// use std::time::Duration;
 ///
-/// let capabilities = Capabilities::new([Kind::Lock])
+/// let capabilities = Capabilities::new([Kind::Mutex])
 ///     .shortest_lease(Duration::from_secs(2))
 ///     .min_hold(true)
 ///     .notifications(Notifications::Certain);
-/// assert!(capabilities.has(Kind::Lock) && !capabilities.has(Kind::Fair));
+/// assert!(capabilities.has(Kind::Mutex) && !capabilities.has(Kind::Fair));
 /// assert!(capabilities.min_hold);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -118,7 +118,7 @@ pub fn scheme(database: &Database) -> Scheme {
 impl Store for ToyStore {
     /// The client refuses everything else without asking the store.
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new([Kind::Lock])
+        Capabilities::new([Kind::Mutex])
             .name("the toy store")
             .token_blocks(true)
             .min_hold(true)
@@ -128,7 +128,7 @@ impl Store for ToyStore {
 
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         // For direct calls of the store: a client has read the capabilities.
-        if request.kind != Kind::Lock {
+        if request.kind != Kind::Mutex {
             let message = format!("this store has no locks of kind {}", request.kind);
             return Box::pin(ready(Err(StoreError::not_done(Reason::Unsupported, message))));
         }
@@ -227,7 +227,7 @@ impl Row {
     fn holder(&self, now: Instant) -> Holder {
         let remaining: Duration = self.until.saturating_duration_since(now);
         Holder::new(
-            Kind::Lock,
+            Kind::Mutex,
             self.grant.to_string(),
             u64::from(!self.released),
             Some(remaining),

@@ -56,7 +56,7 @@ pub(crate) fn with_short_tokens(text: &str) -> String {
 
 pub(crate) fn kind(kind: Kind) -> String {
     match kind {
-        Kind::Lock | Kind::Latch => kind.to_string(),
+        Kind::Mutex | Kind::Latch => kind.to_string(),
         Kind::Permit | Kind::Unowned => format!("{kind}s").replace("unowneds", "unowned permits"),
         _ => format!("{kind} lock"),
     }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dlock::LockKey;
+use dlock::store::Kind;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Granted, Holder, Lane, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
-use dlock::{Kind, LockKey};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

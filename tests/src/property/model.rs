@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dlock::{Kind, Loss};
+use dlock::Loss;
+use dlock::store::Kind;
 use tokio::time::Instant;
 
 use super::ops::{Counter, KEYS, Step};
@@ -170,7 +171,7 @@ impl Model {
 
     /// Whether something else has the name.
     pub(super) fn is_taken(&self, kind: Kind, key: usize) -> bool {
-        const PLAIN: &[Kind] = &[Kind::Lock, Kind::Fair, Kind::Fenced];
+        const PLAIN: &[Kind] = &[Kind::Mutex, Kind::Fair, Kind::Fenced];
         const BOTH: &[Kind] = &[Kind::Read, Kind::Write];
         let plain = self.stored_as(key, PLAIN).next().is_some();
         let read_write = self.stored_as(key, BOTH).next().is_some();

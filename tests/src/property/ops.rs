@@ -1,6 +1,6 @@
 //! What the owners do: operations drawn at random.
 
-use dlock::Kind;
+use dlock::store::Kind;
 use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
@@ -164,10 +164,10 @@ fn lease(timed: bool) -> impl Strategy<Value = Lease> {
 
 fn lock_kind(stress: Stress) -> BoxedStrategy<Kind> {
     let kinds: &[Kind] = match stress {
-        Stress::Locks => &[Kind::Lock, Kind::Fair, Kind::Fenced],
+        Stress::Locks => &[Kind::Mutex, Kind::Fair, Kind::Fenced],
         Stress::ReadWrite => &[Kind::Read, Kind::Read, Kind::Write],
         _ => &[
-            Kind::Lock,
+            Kind::Mutex,
             Kind::Fair,
             Kind::Fenced,
             Kind::Read,

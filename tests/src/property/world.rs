@@ -10,7 +10,8 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::{LockClient, LockGuard, MultiGuard, Permit};
+use dlock::store::Kind;
+use dlock::{LockClient, LockGuard, LockKind, MultiGuard, Permit};
 use tokio::time::{Instant, sleep_until};
 
 use self::waiters::Waiter;
@@ -293,4 +294,9 @@ impl<'a> World<'a> {
             }
         }
     }
+}
+
+/// A kind that the operations draw for locks.
+fn lock_kind(kind: Kind) -> LockKind {
+    kind.lock_kind().expect("a kind of lock")
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Kind, LockClient, Loss};
+use dlock::{Error, HoldState, LockClient, LockKind, Loss};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
 use dlock_tests::{Store, on_every_store, settle};
 
@@ -113,7 +113,7 @@ on_every_store! {
 
     async fn several_are_had_together_or_not_at_all(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
-        let all = |client: &LockClient| client.multi(["x", "y", "z"]).kind(Kind::Fenced);
+        let all = |client: &LockClient| client.multi(["x", "y", "z"]).kind(LockKind::Fenced);
         let guard = all(&a).try_acquire().await.unwrap();
         assert!(b.fenced_lock("y").try_acquire().await.unwrap_err().is_busy());
         guard.release().await.unwrap();

@@ -5,19 +5,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::{Kind, LockClient};
+use dlock::{LockClient, LockKind};
 use dlock_tests::faults::{SOON, is_confirmed, within};
 use dlock_tests::{on_every_store, settle};
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
-const ALL: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
+const ALL: [LockKind; 5] = [
+    LockKind::Mutex,
+    LockKind::Fair,
+    LockKind::Fenced,
+    LockKind::Read,
+    LockKind::Write,
+];
 
 /// Everything that others know as the name, so that nobody gets anything by it.
 async fn others_have_all(other: &LockClient) -> Vec<dlock::LockGuard> {
     let mut held = Vec::new();
     for kind in ALL {
-        let kind_of_theirs = if kind == Kind::Read { Kind::Write } else { kind };
+        let kind_of_theirs = if kind == LockKind::Read {
+            LockKind::Write
+        } else {
+            kind
+        };
         let lock = other.lock(format!("the-{kind}")).kind(kind_of_theirs);
         held.push(lock.acquire().await.unwrap());
     }
@@ -58,7 +68,7 @@ on_every_store! {
         let (client, other) = (store.client().await, store.client().await);
         for kind in ALL {
             let name = format!("the-{kind}");
-            let against = if kind == Kind::Read { Kind::Write } else { kind };
+            let against = if kind == LockKind::Read { LockKind::Write } else { kind };
             let lock = client.lock(&*name).kind(kind);
             let taken = std::thread::scope(|scope| {
                 let runtime = tokio::runtime::Handle::current();
@@ -113,7 +123,7 @@ on_every_store! {
         let (a, b) = (store.client().await, store.client().await);
         let mut last = a.fenced_lock("x").acquire().await.unwrap().fencing_token();
         for _ in 0..2 {
-            let set = a.multi(["x", "y"]).kind(Kind::Fenced).fixed_lease(150 * MS).wait(SOON).acquire().await.unwrap();
+            let set = a.multi(["x", "y"]).kind(LockKind::Fenced).fixed_lease(150 * MS).wait(SOON).acquire().await.unwrap();
             assert!(set.fencing_token_of("x").unwrap() > last);
             last = set.fencing_token_of("x").unwrap();
             // It ends by itself, and the counter does not end with it.

@@ -217,7 +217,7 @@ on_every_store! {
     async fn of_several_keys_the_one_that_is_waited_for_is_kept_for_the_writer(store: &Store) {
         let (a, b) = (long(store).await, long(store).await);
         let inside = b.rw_lock("k").read().acquire().await.unwrap();
-        let both = a.multi(["j", "k"]).kind(dlock::Kind::Write).prefer_writers().wait(PATIENCE);
+        let both = a.multi(["j", "k"]).kind(dlock::LockKind::Write).prefer_writers().wait(PATIENCE);
         let writer = tokio::spawn(both.acquire());
         eventually("readers stand back", || stand_back(&b)).await;
         inside.release().await.unwrap();

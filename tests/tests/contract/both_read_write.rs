@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Kind, Lock, LockClient, Loss};
+use dlock::store::Kind;
+use dlock::{Error, HoldState, Lock, LockClient, LockKind, Loss};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
 use dlock_tests::{on_every_store, on_quorums, settle};
 
@@ -263,13 +264,13 @@ on_every_store! {
     async fn people_can_look_at_all_who_are_inside(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         let readers = [
-            a.lock("shop:1").kind(Kind::Read).acquire().await.unwrap(),
-            b.lock("shop:1").kind(Kind::Read).fixed_lease(600 * SECOND).acquire().await.unwrap(),
+            a.lock("shop:1").kind(LockKind::Read).acquire().await.unwrap(),
+            b.lock("shop:1").kind(LockKind::Read).fixed_lease(600 * SECOND).acquire().await.unwrap(),
         ];
-        let writer = a.lock("shop:2").kind(Kind::Write).acquire().await.unwrap();
+        let writer = a.lock("shop:2").kind(LockKind::Write).acquire().await.unwrap();
         let holders = a.holders("shop:1").await.unwrap();
         assert_eq!(holders.len(), 2);
-        assert!(holders.iter().all(|holder| holder.kind == Kind::Read && holder.holds == 1), "{holders:?}");
+        assert!(holders.iter().all(|holder| holder.kind == LockKind::Read && holder.holds == 1), "{holders:?}");
         let mut left: Vec<_> = holders.iter().map(|holder| holder.remaining.unwrap()).collect();
         left.sort();
         assert!(left[0] <= 30 * SECOND && left[1] > 600 * SECOND - SLACK, "{left:?}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Kind, Lock, LockClient, Loss, scope};
+use dlock::{Error, HoldState, Lock, LockClient, LockKind, Loss, scope};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, is_confirmed, within};
 use dlock_tests::{on_every_store, on_quorums, settle};
 use futures_util::future::join_all;
@@ -322,15 +322,15 @@ on_every_store! {
         let set = |kind| client.multi(["a", "b", "c"]).kind(kind).wait(PATIENCE);
         let guard = client.rw_lock("b").write().acquire().await.unwrap();
         // One of them is held by the frame to write: that one is read under it, and the others as usual.
-        let reading = guard.scope(set(Kind::Read).acquire()).await.unwrap();
+        let reading = guard.scope(set(LockKind::Read).acquire()).await.unwrap();
         assert_eq!(client.holders("b").await.unwrap().len(), 2);
-        assert!(client.multi(["b"]).kind(Kind::Write).try_acquire().await.unwrap_err().is_busy());
+        assert!(client.multi(["b"]).kind(LockKind::Write).try_acquire().await.unwrap_err().is_busy());
         drop(reading);
         guard.release().await.unwrap();
         let guard = client.rw_lock("c").read().acquire().await.unwrap();
-        assert!(would_deadlock(guard.scope(set(Kind::Write).acquire()).await));
-        assert!(would_deadlock(guard.scope(set(Kind::Write).try_acquire()).await));
-        let more = guard.scope(set(Kind::Read).acquire()).await.unwrap();
+        assert!(would_deadlock(guard.scope(set(LockKind::Write).acquire()).await));
+        assert!(would_deadlock(guard.scope(set(LockKind::Write).try_acquire()).await));
+        let more = guard.scope(set(LockKind::Read).acquire()).await.unwrap();
         assert_eq!(other.holders("c").await.unwrap().len(), 1);
         drop((more, guard));
         store.assert_clean(&[&client, &other]).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dlock::{Error, Kind, Lock, LockClient, LockKey, Loss};
+use dlock::{Error, Lock, LockClient, LockKey, LockKind, Loss};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, within};
 use dlock_tests::{Store, on_every_store, settle};
 use futures_util::future::join_all;
@@ -15,23 +15,29 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 /// Those that one holder has alone, and all.
-const ALONE: [Kind; 4] = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Write];
-const ALL: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Write, Kind::Read];
+const ALONE: [LockKind; 4] = [LockKind::Mutex, LockKind::Fair, LockKind::Fenced, LockKind::Write];
+const ALL: [LockKind; 5] = [
+    LockKind::Mutex,
+    LockKind::Fair,
+    LockKind::Fenced,
+    LockKind::Write,
+    LockKind::Read,
+];
 
 /// A name for each kind, so that they are not in each other's way.
-fn of(client: &LockClient, kind: Kind) -> Lock {
+fn of(client: &LockClient, kind: LockKind) -> Lock {
     client.lock(format!("the-{kind}")).kind(kind)
 }
 
 /// What keeps everybody else out of that.
-fn against(client: &LockClient, kind: Kind) -> Lock {
+fn against(client: &LockClient, kind: LockKind) -> Lock {
     match kind {
-        Kind::Read => client.lock("the-read").kind(Kind::Write),
+        LockKind::Read => client.lock("the-read").kind(LockKind::Write),
         _ => of(client, kind),
     }
 }
 
-async fn is_busy(client: &LockClient, kind: Kind) -> bool {
+async fn is_busy(client: &LockClient, kind: LockKind) -> bool {
     match against(client, kind).try_acquire().await {
         Ok(_) => false,
         Err(error) => {
@@ -42,7 +48,7 @@ async fn is_busy(client: &LockClient, kind: Kind) -> bool {
 }
 
 /// What is left of the lease of who holds it.
-async fn left(client: &LockClient, kind: Kind) -> Option<Duration> {
+async fn left(client: &LockClient, kind: LockKind) -> Option<Duration> {
     let holder = client.inspect(format!("the-{kind}")).await.unwrap()?;
     Some(holder.remaining.expect("every lock of ours ends"))
 }
@@ -207,7 +213,7 @@ on_every_store! {
         for kind in ALL {
             let name = LockKey::raw(format!("{{test}}:abc:{kind}"));
             let guard = a.lock(name.clone()).kind(kind).acquire().await.unwrap();
-            let other = if kind == Kind::Read { Kind::Write } else { kind };
+            let other = if kind == LockKind::Read { LockKind::Write } else { kind };
             let waiter = tokio::spawn(b.lock(name.clone()).kind(other).acquire());
             settle().await;
             assert!(!waiter.is_finished(), "{kind}");

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::{Error, HoldState, Kind, Loss, Permit, Semaphore};
+use dlock::store::Kind;
+use dlock::{Error, HoldState, Loss, Permit, Semaphore};
 use dlock_tests::faults::{PATIENCE, SOON, in_rounds, within};
 use dlock_tests::{Store, eventually, on_every_store, settle};
 use futures_util::future::join_all;
@@ -473,9 +474,6 @@ on_every_store! {
             semaphore.remove_permits(0).await.map(drop),
             // 4 and so many would be more than there may be.
             semaphore.add_permits(most - 3).await.map(drop),
-            client.lock("k").kind(Kind::Permit).try_acquire().await.map(drop),
-            client.lock("k").kind(Kind::Unowned).try_acquire().await.map(drop),
-            client.lock("k").kind(Kind::Latch).try_acquire().await.map(drop),
         ];
         for outcome in invalid {
             assert!(matches!(outcome, Err(Error::InvalidOption { .. })), "{outcome:?}");

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dlock::store::Kind;
 use dlock::stores::memory::MemoryStore;
-use dlock::{LockClient, Loss};
+use dlock::{LockClient, LockKind, Loss};
 use dlock_tower::idempotency::caller::{Public, public};
 use dlock_tower::key::{Fixed, Key, each_of, fixed};
 use dlock_tower::lock::RequestLocks;
@@ -255,7 +254,7 @@ mod a_handler_without_its_client {
             for key in ["a", "b", "c"] {
                 assert!(is_free(&other, key).await, "{key}");
             }
-            let read = LockLayer::new(client.clone(), fixed("d")).kind(Kind::Read);
+            let read = LockLayer::new(client.clone(), fixed("d")).kind(LockKind::Read);
             let service = read.layer(once.layer(minute(&seen)));
             assert!(timeout(SECOND, status(&service, post("2"))).await.is_err());
             let rw = other.rw_lock("d");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::testing::TestStore;
-use dlock::{Held, Kind, LockClient, LockKey};
+use dlock::{Held, LockClient, LockKey, LockKind};
 use dlock_tower::key::{all_of, each_of, fixed, from_fn, header, query};
 use dlock_tower::{LockLayer, NotStarted, Rejection};
 use futures_util::future::join_all;
@@ -108,13 +108,13 @@ async fn with_read_write_safe_methods_share_and_others_do_not() {
         let writes = LockLayer::new(b.clone(), query("doc"))
             .read_write()
             .wait(100 * MS);
-        let reading = a.lock("1").kind(Kind::Read).acquire().await.unwrap();
+        let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
         let busy = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
         assert_eq!(busy.status(), StatusCode::LOCKED);
         reading.release().await.unwrap();
         let told = writes.layer(teller(&b)).oneshot(post("/?doc=1")).await.unwrap();
         assert_eq!(text(told).await, "1 write true");
-        let writing = a.lock("1").kind(Kind::Write).acquire().await.unwrap();
+        let writing = a.lock("1").kind(LockKind::Write).acquire().await.unwrap();
         for method in [Method::GET, Method::HEAD, Method::POST, Method::DELETE] {
             let answer = writes.layer(teller(&b)).oneshot(request(method, "/?doc=1")).await;
             assert_eq!(answer.unwrap().status(), StatusCode::LOCKED);
@@ -157,7 +157,7 @@ async fn methods_that_are_skipped_on_purpose_are_skipped_under_read_write_too() 
 async fn a_kind_is_for_all_methods() {
     let store = TestStore::new();
     let client = store.client();
-    for kind in [Kind::Lock, Kind::Read, Kind::Write] {
+    for kind in [LockKind::Mutex, LockKind::Read, LockKind::Write] {
         let layer = LockLayer::new(client.clone(), query("doc")).kind(kind);
         for method in [Method::GET, Method::POST] {
             let response = layer
@@ -406,7 +406,7 @@ async fn requests_that_read_stand_back_for_one_that_writes_where_writers_are_pre
         let (a, b) = (store.client(), store.client());
         let layer = |client: &LockClient| LockLayer::new(client.clone(), query("doc")).read_write();
         for prefers in [false, true] {
-            let reading = a.lock("1").kind(Kind::Read).acquire().await.unwrap();
+            let reading = a.lock("1").kind(LockKind::Read).acquire().await.unwrap();
             let writes = match prefers {
                 true => layer(&b).prefer_writers(),
                 false => layer(&b),

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use dlock::{Error, HoldState, Kind as As, LockClient, LockKey, Loss};
+use dlock::{Error, HoldState, LockClient, LockKey, LockKind as As, Loss};
 use dlock_tests::faults::{SLACK, in_rounds, is_confirmed};
 use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
 use dlock_tests::{Server, Store, eventually, settle};
@@ -369,7 +369,7 @@ async fn a_java_holder_with_a_negative_number_is_waited_for_and_seen() {
     let store = Store::server().await;
     let (java, client) = (Redisson::on(&store).await, store.client().await);
     let kinds = [
-        (Kind::Plain, As::Lock),
+        (Kind::Plain, As::Mutex),
         (Kind::Fair, As::Fair),
         (Kind::Fenced, As::Fenced),
     ];

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Kind as As, LockClient, LockKey, RwLock};
+use dlock::{LockClient, LockKey, LockKind as As, RwLock};
 use dlock_tests::faults::SLACK;
 use dlock_tests::redisson::{Kind, Options, Redisson, add_one};
 use dlock_tests::{Store, eventually};

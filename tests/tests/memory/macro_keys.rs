@@ -4,8 +4,9 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::testing::TestStore;
-use dlock::{Error, Kind, LockClient, LockKey, distributed_lock};
+use dlock::{Error, LockClient, LockKey, LockKind, distributed_lock};
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
@@ -158,7 +159,7 @@ async fn write(client: &LockClient) -> Result<(), Error> {
 
 #[distributed_lock(key = "page", lock = client, kind = lock)]
 async fn plain(client: &LockClient) -> Result<(), Error> {
-    assert_eq!(holder(client, "page").await, Some(Kind::Lock));
+    assert_eq!(holder(client, "page").await, Some(Kind::Mutex));
     Ok(())
 }
 
@@ -174,7 +175,7 @@ async fn kinds_are_passed_on_for_one_key_and_for_several() {
     one.and(other).unwrap();
     write(&client).await.unwrap();
     plain(&client).await.unwrap();
-    let reading = client.lock("index").kind(Kind::Read).acquire().await.unwrap();
+    let reading = client.lock("index").kind(LockKind::Read).acquire().await.unwrap();
     assert!(write(&client).await.unwrap_err().is_busy());
     drop(reading);
     write(&client).await.unwrap();

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use dlock::store::Kind;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Hub, ReleaseReply, ReleaseRequest,
     RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
+use dlock::{Error, HoldState, LockClient, LockKey, Loss};
 use parking_lot::Mutex;
 use tokio::runtime::{self, Runtime};
 use tokio::time::sleep;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, Kind, Lock, LockClient, LockGuard};
+use dlock::{Error, Lock, LockClient, LockGuard, LockKind};
 use dlock_tests::{Watched, paused};
 use futures_util::poll;
 use parking_lot::Mutex;
@@ -364,7 +364,7 @@ fn a_plain_lock_of_the_same_name_jumps_the_queue_and_delays_it_by_one_question()
     paused(async {
         let store = MemoryStore::new();
         let (a, b) = (client(&store).await, client(&store).await);
-        let plain = a.lock("k").kind(Kind::Lock).acquire().await.unwrap();
+        let plain = a.lock("k").kind(LockKind::Mutex).acquire().await.unwrap();
         let served = Served::default();
         let next = waiter(&b, 1, Instant::now(), &served);
         sleep(100 * MS).await;

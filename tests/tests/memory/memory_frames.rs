@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use dlock::{Error, Kind, Lock, LockClient, distributed_lock, scope};
+use dlock::{Error, Lock, LockClient, LockKind, distributed_lock, scope};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::task::{unconstrained, yield_now};
@@ -305,7 +305,7 @@ async fn branch(lock: &Lock, turns: &Cell<usize>, end: &Cell<usize>) {
 #[tokio::test]
 async fn branches_of_a_frame_take_turns() {
     let client = LockClient::memory();
-    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Write] {
+    for kind in [LockKind::Mutex, LockKind::Fair, LockKind::Fenced, LockKind::Write] {
         let lock = client.lock("k").kind(kind);
         let turns: [Cell<usize>; 4] = Default::default();
         let end = Cell::new(400);
@@ -502,7 +502,7 @@ async fn frame_whose_guard_is_given_back_meanwhile_asks_anew() {
             0 => client.lock("k"),
             1 => client.rw_lock("k").write(),
             2 => client.rw_lock("k").read(),
-            _ => client.lock("k").kind(Kind::Fair),
+            _ => client.lock("k").kind(LockKind::Fair),
         };
         let guard = asking.acquire().await.unwrap();
         // Some read in the frame of a writer, and some write in that of a reader.

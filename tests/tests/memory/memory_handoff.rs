@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::store::{GrantId, Store};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
+use dlock::{Error, HoldState, Lock, LockClient, LockGuard, LockKey, Loss};
 use dlock_tests::Watched;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -223,7 +224,7 @@ async fn one_who_listens_and_never_comes_costs_little() {
     let s = setting().await;
     // A process that was stopped while it waited: subscribed, and silent.
     let key = LockKey::new("k").unwrap();
-    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key, NOBODY);
+    let silent = Arc::new(s.store.clone()).watch(Kind::Mutex, &key, NOBODY);
     let lock = s.client.lock("k");
     let begin = Instant::now();
     for _ in 0..1000 {
@@ -514,7 +515,7 @@ async fn a_release_that_is_not_polled_on_keeps_nobody_waiting() {
 async fn one_who_listens_and_never_comes_costs_little_where_the_crowd_comes_anew_each_time() {
     let s = setting().await;
     let key = LockKey::new("k").unwrap();
-    let silent = Arc::new(s.store.clone()).watch(Kind::Lock, &key, NOBODY);
+    let silent = Arc::new(s.store.clone()).watch(Kind::Mutex, &key, NOBODY);
     let lock = s.client.lock("k");
     s.watched.seen().slow_answers.store(1, SeqCst);
     let mut idle = Duration::ZERO;
@@ -620,7 +621,7 @@ async fn crowd_whose_first_ranks_are_stopped_costs_a_moment() {
     let stopped: Vec<_> = (0..100)
         .map(|_| {
             let watched = Arc::new(memory.clone());
-            Store::watch(watched, Kind::Lock, &key, NOBODY)
+            Store::watch(watched, Kind::Mutex, &key, NOBODY)
         })
         .collect();
     let client = || async { LockClient::builder().store(memory.clone()).build().await.unwrap() };

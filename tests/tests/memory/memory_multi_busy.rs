@@ -7,9 +7,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::store::{AcquireAllReply, AcquireReply, AcquireRequest, GrantId, ReleaseRequest, Store};
 use dlock::stores::memory::MemoryStore;
-use dlock::{HoldState, Kind, LockClient};
+use dlock::{HoldState, LockClient};
 use dlock_tests::{Watched, paused};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
@@ -339,7 +340,7 @@ fn shutdown_gives_up_the_places_of_calls_that_wait() {
         let of = |client: &LockClient| {
             let rw = client.rw_lock("rw").prefer_writers();
             (
-                client.lock("fair").kind(dlock::Kind::Fair),
+                client.lock("fair").kind(dlock::LockKind::Fair),
                 rw,
                 client.semaphore("permits").permits(2),
             )

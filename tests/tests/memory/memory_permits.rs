@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use dlock::store::{AcquireReply, AcquireRequest, Busy, GrantId, Hub, Store, Watch};
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss, Permit, Semaphore};
+use dlock::{Error, HoldState, LockClient, LockKey, Loss, Permit, Semaphore};
 use dlock_tests::{Watched, paused_for};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};

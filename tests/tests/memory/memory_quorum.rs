@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::store::member::{QuorumMember, Vote};
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, GivenLease, GrantId, Holder, Reason, ReleaseReply,
@@ -13,7 +14,7 @@ use dlock::store::{
 };
 use dlock::stores::memory::MemoryStore;
 use dlock::stores::quorum::Quorum;
-use dlock::{Error, HoldState, Kind, LockClient, LockKey, Loss};
+use dlock::{Error, HoldState, LockClient, LockKey, LockKind, Loss};
 use dlock_tests::paused;
 use tokio::time::{Instant, sleep};
 
@@ -168,7 +169,7 @@ async fn client(members: &[Member]) -> LockClient {
 /// Another client takes "k" on one member; returns its grant, and the member's store.
 async fn somebody_has(member: &Member, lease: Duration) -> (GrantId, Arc<MemoryStore>) {
     let (other, store) = (GrantId::from_parts(7, 7), Arc::new(member.memory.clone()));
-    let ask = AcquireRequest::new(Kind::Lock, LockKey::from("k"), other, lease);
+    let ask = AcquireRequest::new(Kind::Mutex, LockKey::from("k"), other, lease);
     store.clone().acquire(ask).await.unwrap();
     (other, store)
 }
@@ -267,7 +268,7 @@ fn release_reaches_the_only_member_that_granted_when_that_is_back() {
         let m = members(3).await;
         let (grant, _) = somebody_has(&m[1], 50 * SEC).await;
         m[1].set(Is::Down);
-        let release = ReleaseRequest::new(Kind::Lock, LockKey::from("k"), grant);
+        let release = ReleaseRequest::new(Kind::Mutex, LockKey::from("k"), grant);
         let reply = Arc::new(quorum(&m)).release(release).await;
         assert_eq!(reply.unwrap(), ReleaseReply::NotHeld { repeated: false });
         m[1].set(Is::Fine);
@@ -395,10 +396,10 @@ fn tokens_grow_whichever_majority_gives_them() {
         // One counts far ahead of the others.
         let key = LockKey::from("ahead");
         let grant = GrantId::from_parts(7, 7);
-        let ask = AcquireRequest::new(Kind::Lock, key.clone(), grant, SEC);
+        let ask = AcquireRequest::new(Kind::Mutex, key.clone(), grant, SEC);
         let ahead = Arc::new(m[0].memory.clone());
         ahead.clone().acquire(ask).await.unwrap();
-        ahead.raise_fence(Kind::Lock, key, grant, 1 << 60).await.unwrap();
+        ahead.raise_fence(Kind::Mutex, key, grant, 1 << 60).await.unwrap();
         let mut last = 0;
         for away in [2, 0, 1, 0, 2, 1, 0] {
             m[away].set(Is::Down);
@@ -577,7 +578,7 @@ fn what_a_quorum_cannot_do_it_refuses_clearly() {
     paused(async {
         let m = members(3).await;
         let a = client(&m).await;
-        for kind in [Kind::Fair, Kind::Fenced] {
+        for kind in [LockKind::Fair, LockKind::Fenced] {
             let error = a.lock("k").kind(kind).try_acquire().await.unwrap_err();
             assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
             assert!(error.to_string().contains("quorum"), "{error}");

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::store::{AcquireReply, AcquireRequest, GrantId, Store};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, HoldState, Kind, LockClient, Loss};
+use dlock::{Error, HoldState, LockClient, LockKind, Loss};
 use dlock_tests::{Watched, paused, paused_for};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
@@ -105,9 +106,9 @@ fn fixed_lease_of_a_reader_ends_by_itself_and_others_stay() {
 fn readers_and_writers_are_lost_before_the_store_admits_the_other_side() {
     paused(async {
         for (holds, asks) in [
-            (Kind::Read, Kind::Write),
-            (Kind::Write, Kind::Read),
-            (Kind::Write, Kind::Write),
+            (LockKind::Read, LockKind::Write),
+            (LockKind::Write, LockKind::Read),
+            (LockKind::Write, LockKind::Write),
         ] {
             for lease in [100 * MS, SEC, 30 * SEC, 600 * SEC] {
                 let (_, watched, a, b) = setting().await;

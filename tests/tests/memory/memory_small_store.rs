@@ -44,7 +44,7 @@ impl Small {
 
 impl Store for Small {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new([Kind::Lock])
+        Capabilities::new([Kind::Mutex])
     }
 
     fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, Kind, Lock, LockClient, LockGuard};
+use dlock::{Error, Lock, LockClient, LockGuard, LockKind};
 use dlock_tests::Watched;
 use futures_util::poll;
 use tokio::time::{Instant, sleep};
@@ -57,11 +57,11 @@ fn calls(client: &LockClient, wait: Duration) -> Vec<(&'static str, Call)> {
     let unowned = client.unowned_semaphore("u").permits(1).wait(wait).acquire();
     let multi = client.multi(["k", "l"]).wait(wait).acquire();
     vec![
-        ("lock", lock(Kind::Lock)),
-        ("fair", lock(Kind::Fair)),
-        ("fenced", lock(Kind::Fenced)),
-        ("read", lock(Kind::Read)),
-        ("write", lock(Kind::Write)),
+        ("lock", lock(LockKind::Mutex)),
+        ("fair", lock(LockKind::Fair)),
+        ("fenced", lock(LockKind::Fenced)),
+        ("read", lock(LockKind::Read)),
+        ("write", lock(LockKind::Write)),
         ("preferred write", Box::pin(async move { writer.await.map(drop) })),
         ("permit", Box::pin(async move { permit.await.map(drop) })),
         ("permits", Box::pin(async move { permits.await.map(drop) })),
@@ -121,10 +121,16 @@ async fn short_wait_for_a_free_lock_is_not_reported_as_busy() {
 /// What the store told the queue's head holds for the calls behind it, and for the next head too.
 #[tokio::test(start_paused = true)]
 async fn busy_lock_is_reported_as_busy_to_all_that_wait() {
-    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write] {
+    for kind in [
+        LockKind::Mutex,
+        LockKind::Fair,
+        LockKind::Fenced,
+        LockKind::Read,
+        LockKind::Write,
+    ] {
         let s = setting().await;
         let holder = match kind {
-            Kind::Read => Kind::Write,
+            LockKind::Read => LockKind::Write,
             kind => kind,
         };
         let held = s.other.lock("k").kind(holder).acquire().await.unwrap();
@@ -142,7 +148,7 @@ async fn busy_lock_is_reported_as_busy_to_all_that_wait() {
 /// Another caller of the same process is another holder.
 #[tokio::test(start_paused = true)]
 async fn lock_that_is_held_in_the_process_is_reported_as_busy() {
-    for kind in [Kind::Lock, Kind::Write] {
+    for kind in [LockKind::Mutex, LockKind::Write] {
         let s = setting().await;
         let lock = s.client.lock("k").kind(kind);
         let held = lock.acquire().await.unwrap();
@@ -161,9 +167,9 @@ async fn lock_that_is_held_in_the_process_is_reported_as_busy() {
 #[tokio::test(start_paused = true)]
 async fn store_that_falls_silent_after_a_release_is_not_reported_as_busy() {
     let s = setting().await;
-    for kind in [Kind::Lock, Kind::Fair, Kind::Write, Kind::Read] {
+    for kind in [LockKind::Mutex, LockKind::Fair, LockKind::Write, LockKind::Read] {
         let holder = match kind {
-            Kind::Read => Kind::Write,
+            LockKind::Read => LockKind::Write,
             kind => kind,
         };
         let held = s.other.lock("k").kind(holder).acquire().await.unwrap();
@@ -254,11 +260,11 @@ fn tries(client: &LockClient) -> Vec<(&'static str, Call)> {
     let unowned = client.unowned_semaphore("u").permits(1);
     let multi = client.multi(["k", "l"]).try_acquire();
     vec![
-        ("lock", lock(Kind::Lock)),
-        ("fair", lock(Kind::Fair)),
-        ("fenced", lock(Kind::Fenced)),
-        ("read", lock(Kind::Read)),
-        ("write", lock(Kind::Write)),
+        ("lock", lock(LockKind::Mutex)),
+        ("fair", lock(LockKind::Fair)),
+        ("fenced", lock(LockKind::Fenced)),
+        ("read", lock(LockKind::Read)),
+        ("write", lock(LockKind::Write)),
         ("preferred write", Box::pin(async move { writer.await.map(drop) })),
         ("permit", Box::pin(async move { permit.await.map(drop) })),
         ("permits", Box::pin(async move { permits.await.map(drop) })),
@@ -295,7 +301,7 @@ const GONE: Duration = Duration::from_millis(2100);
 /// A lock that was handed off goes on when its waiter is not polled: to the next in the process, and to others.
 #[tokio::test(start_paused = true)]
 async fn handed_off_lock_goes_on_when_its_waiter_is_not_polled() {
-    for kind in [Kind::Lock, Kind::Write, Kind::Fair] {
+    for kind in [LockKind::Mutex, LockKind::Write, LockKind::Fair] {
         for next_is_here in [false, true] {
             let s = setting().await;
             let lock = s.client.lock("k").kind(kind);
@@ -325,11 +331,21 @@ async fn handed_off_lock_goes_on_when_its_waiter_is_not_polled() {
 /// The head of a queue that is not polled blocks no waiter behind it while the lock is free.
 #[tokio::test(start_paused = true)]
 async fn head_that_is_not_polled_blocks_nobody_behind_it() {
-    for kind in [Kind::Lock, Kind::Write, Kind::Read, Kind::Fenced, Kind::Fair] {
+    for kind in [
+        LockKind::Mutex,
+        LockKind::Write,
+        LockKind::Read,
+        LockKind::Fenced,
+        LockKind::Fair,
+    ] {
         for slow in [0, 5] {
             let s = setting().await;
             s.watched.seen().slow_answers.store(slow, SeqCst);
-            let holder = if kind == Kind::Read { Kind::Write } else { kind };
+            let holder = if kind == LockKind::Read {
+                LockKind::Write
+            } else {
+                kind
+            };
             let lock = s.client.lock("k").kind(kind);
             let held = s.other.lock("k").kind(holder).acquire().await.unwrap();
             let head = silent(&lock).await;
@@ -338,7 +354,7 @@ async fn head_that_is_not_polled_blocks_nobody_behind_it() {
             held.release().await.unwrap();
             let served = took(async { next.await.unwrap().unwrap().release().await.unwrap() }).await;
             assert!(served < 6 * SEC, "{kind}, {slow} ms: {served:?}");
-            if kind != Kind::Fair {
+            if kind != LockKind::Fair {
                 assert!(served < GONE + 50 * MS, "{kind}, {slow} ms: {served:?}");
             }
             head.await.unwrap().release().await.unwrap();
@@ -386,7 +402,7 @@ async fn head_that_waits_for_permits_or_several_keys_and_is_not_polled_blocks_no
 /// A lock that the store granted is released when the waiter does not come for it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_given_back_when_its_waiter_is_not_polled() {
-    for kind in [Kind::Lock, Kind::Write, Kind::Fenced, Kind::Fair] {
+    for kind in [LockKind::Mutex, LockKind::Write, LockKind::Fenced, LockKind::Fair] {
         let s = setting().await;
         s.watched.seen().slow_answers.store(5, SeqCst);
         let waiting = silent(&s.client.lock("k").kind(kind)).await;
@@ -402,7 +418,7 @@ async fn granted_lock_is_given_back_when_its_waiter_is_not_polled() {
 /// A waiter that is polled rarely is served too: it keeps its place in front of those that came later.
 #[tokio::test(start_paused = true)]
 async fn waiter_that_is_polled_rarely_is_served() {
-    for kind in [Kind::Lock, Kind::Fair] {
+    for kind in [LockKind::Mutex, LockKind::Fair] {
         let s = setting().await;
         let lock = s.client.lock("k").kind(kind);
         let mut busy = tokio::task::JoinSet::new();
@@ -462,7 +478,7 @@ async fn waiter_that_lost_what_it_was_handed_waits_on_in_its_place() {
 /// Several heads that are not polled cost hardly more than one.
 #[tokio::test(start_paused = true)]
 async fn many_heads_that_are_not_polled_block_nobody_behind_them() {
-    for kind in [Kind::Lock, Kind::Fenced] {
+    for kind in [LockKind::Mutex, LockKind::Fenced] {
         let s = setting().await;
         let lock = s.client.lock("k").kind(kind);
         let held = s.other.lock("k").kind(kind).acquire().await.unwrap();

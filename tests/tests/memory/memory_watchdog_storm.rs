@@ -8,12 +8,13 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::store::Kind;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, DoubtSender, Doubts, GrantId, Holder, Lane, Reason,
     ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock::{HoldState, Kind, Lock, LockClient, LockGuard, LockKey, Loss};
+use dlock::{HoldState, Lock, LockClient, LockGuard, LockKey, Loss};
 use dlock_tests::{margin, paused};
 use fastrand::Rng;
 use futures_util::future::join_all;

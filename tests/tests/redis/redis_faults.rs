@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Kind};
+use dlock::{Error, HoldState, LockKind};
 use dlock_tests::faults::{
     Pair, RETRY_FOR, SLACK, SOON, TIMEOUT, acquiring, answered, hasty, hasty_builder, in_rounds, is_back,
     is_confirmed, is_free, is_free_as, is_free_soon_as, releasing, renewing, setting, setting_of_faults,
@@ -309,7 +309,7 @@ mod alone {
         /// What is left of it after the renewal that fails is more than a machine stands still.
         const HELD: Duration = Duration::from_secs(12);
         let faults = [Some(Swallow::Hang), Some(Swallow::Cut), None];
-        let kinds = [Kind::Lock, Kind::Read, Kind::Write];
+        let kinds = [LockKind::Mutex, LockKind::Read, LockKind::Write];
         let cases = kinds.into_iter().flat_map(|kind| faults.map(|then| (kind, then)));
         join_all(cases.map(async |(kind, then)| {
             let (store, proxy, a, b) = setting().await;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Error, Kind};
+use dlock::{Error, LockKind};
 use dlock_tests::faults::{
     LEASE, Pair, SLACK, SOON, TIMEOUT, acquiring, answered, in_rounds, is_back, is_confirmed, is_free_as,
     is_free_soon, releasing, renewing, setting, step, within,
@@ -13,12 +13,12 @@ use dlock_tests::{Held, eventually};
 const MS: Duration = Duration::from_millis(1);
 
 /// Those whose steps are told apart by their names.
-const KINDS: [Kind; 3] = [Kind::Lock, Kind::Read, Kind::Write];
+const KINDS: [LockKind; 3] = [LockKind::Mutex, LockKind::Read, LockKind::Write];
 
 /// What such a lock keeps out for certain.
-fn kept_out_by(kind: Kind) -> Kind {
+fn kept_out_by(kind: LockKind) -> LockKind {
     match kind {
-        Kind::Read => Kind::Write,
+        LockKind::Read => LockKind::Write,
         kind => kind,
     }
 }

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use dlock::{Error, Kind, LockClient};
+use dlock::store::Kind;
+use dlock::{Error, LockClient, LockKind};
 use dlock_tests::faults::{SOON, setting, within};
 use dlock_tests::{Server, Store, eventually, settle};
 use futures_util::future::join_all;
@@ -11,7 +12,7 @@ use tokio::task::JoinHandle;
 
 const MS: Duration = Duration::from_millis(1);
 const ALL: [Kind; 7] = [
-    Kind::Lock,
+    Kind::Mutex,
     Kind::Fenced,
     Kind::Read,
     Kind::Write,
@@ -23,8 +24,12 @@ const ALL: [Kind; 7] = [
 /// Closes everything that is waited for, and gives what opens it again.
 async fn close(client: &LockClient) -> Vec<dlock::LockGuard> {
     let mut held = Vec::new();
-    for kind in [Kind::Lock, Kind::Fenced, Kind::Read, Kind::Write] {
-        let other = if kind == Kind::Read { Kind::Write } else { kind };
+    for kind in [LockKind::Mutex, LockKind::Fenced, LockKind::Read, LockKind::Write] {
+        let other = if kind == LockKind::Read {
+            LockKind::Write
+        } else {
+            kind
+        };
         let lock = client.lock(format!("the-{kind}")).kind(other);
         held.push(lock.acquire().await.unwrap());
     }
@@ -40,7 +45,10 @@ fn wait(client: &LockClient, kind: Kind) -> JoinHandle<Result<(), Error>> {
             Kind::Permit => client.semaphore(name).acquire().await.map(drop),
             Kind::Unowned => client.unowned_semaphore(name).acquire().await,
             Kind::Latch => client.latch(name).wait().await,
-            _ => client.lock(name).kind(kind).acquire().await.map(drop),
+            _ => {
+                let lock = client.lock(name).kind(kind.lock_kind().unwrap());
+                lock.acquire().await.map(drop)
+            }
         }
     })
 }

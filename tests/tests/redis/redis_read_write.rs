@@ -288,7 +288,7 @@ async fn a_downgrade_whose_replies_are_lost_leaves_a_reader_or_nothing() {
                 .await;
                 eventually("it is held", async || reading.state() == HoldState::Held).await;
                 reading.release().await.unwrap();
-                is_free_as(&b, "k", dlock::Kind::Write).await;
+                is_free_as(&b, "k", dlock::LockKind::Write).await;
                 store.assert_clean(&[&a, &b]).await;
                 Ok(())
             })

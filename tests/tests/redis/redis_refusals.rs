@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock::record::{ClaimReply, OwnerReply};
 use dlock::store::{Outcome, Reason};
-use dlock::{Error, Held, Kind, LockClient, LockGuard, LockKey};
+use dlock::{Error, Held, LockClient, LockGuard, LockKey, LockKind};
 use dlock_tests::faults::{LEASE, PATIENCE, SLACK, SOON, answered, within};
 use dlock_tests::records::{ask, ask_for, by, claimed, fresh_key};
 use dlock_tests::{Flavor, Server, eventually};
@@ -15,7 +15,13 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const MIN_HOLD: Duration = Duration::from_secs(60);
-const KINDS: [Kind; 5] = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
+const KINDS: [LockKind; 5] = [
+    LockKind::Mutex,
+    LockKind::Fair,
+    LockKind::Fenced,
+    LockKind::Read,
+    LockKind::Write,
+];
 
 /// What makes a server refuse, and what ends that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -287,9 +293,11 @@ async fn a_release_that_is_refused_for_a_moment_is_repeated() {
 
         // Far less than a lease.
         let waiters = KINDS.map(|kind| {
-            let lock = b
-                .lock(key(kind))
-                .kind(if kind == Kind::Read { Kind::Write } else { kind });
+            let lock = b.lock(key(kind)).kind(if kind == LockKind::Read {
+                LockKind::Write
+            } else {
+                kind
+            });
             lock.wait(SOON + SLACK).acquire()
         });
         for (kind, waiter) in KINDS.into_iter().zip(join_all(waiters).await) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Kind, LockClient, LockClientBuilder, LockGuard};
+use dlock::{Error, HoldState, LockClient, LockClientBuilder, LockGuard, LockKind};
 use dlock_tests::faults::{
     LEASE, PATIENCE, RETRY_FOR, SLACK, SOON, TIMEOUT, answered, built, hasty_builder, in_rounds, is_back,
     is_confirmed, is_free, is_free_soon, patient, step, within,
@@ -122,7 +122,13 @@ async fn acquires_and_renewals_are_acknowledged_behind_each_other_on_a_connectio
 async fn every_kind_of_lock_is_acknowledged_or_undone() {
     let pair = Pair::start().await;
     let (a, b) = (pair.client(SHORT).await, pair.beside().await);
-    let kinds = [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write];
+    let kinds = [
+        LockKind::Mutex,
+        LockKind::Fair,
+        LockKind::Fenced,
+        LockKind::Read,
+        LockKind::Write,
+    ];
     for stopped in [false, true] {
         if stopped {
             pair.replica.stop();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::record::{ClaimReply, ClaimToken, OwnerReply, RecordKey, Records};
-use dlock::{Error, Kind, LockClient, LockKey};
+use dlock::{Error, LockClient, LockKey, LockKind};
 use dlock_tests::faults::{
     LEASE, PATIENCE, answered, built, hasty_builder, is_confirmed, is_free_soon, within,
 };
@@ -133,10 +133,10 @@ fn is_of(command: &Command, prefix: &str) -> bool {
 }
 
 /// All that a lock of a kind can go through.
-async fn life_of_a_lock(kind: Kind, a: &LockClient, b: &LockClient) {
+async fn life_of_a_lock(kind: LockKind, a: &LockClient, b: &LockClient) {
     let key = format!("k:{kind}");
     let others = match kind {
-        Kind::Read => Kind::Write,
+        LockKind::Read => LockKind::Write,
         kind => kind,
     };
     let theirs = b.lock(&*key).kind(others);
@@ -150,11 +150,11 @@ async fn life_of_a_lock(kind: Kind, a: &LockClient, b: &LockClient) {
     guard.release().await.unwrap();
     let next = answered(|| theirs.clone().wait(PATIENCE).acquire()).await;
     next.unwrap().release().await.unwrap();
-    if kind == Kind::Write {
+    if kind == LockKind::Write {
         let guard = answered(|| a.lock(&*key).kind(kind).acquire()).await.unwrap();
         match guard.downgrade().await {
             Ok(reader) => {
-                let other = b.lock(&*key).kind(Kind::Read).wait(PATIENCE);
+                let other = b.lock(&*key).kind(LockKind::Read).wait(PATIENCE);
                 answered(|| other.acquire())
                     .await
                     .unwrap()
@@ -277,7 +277,7 @@ async fn life_of_records(a: &Records) -> RecordKey {
 
 /// Every step there is, of two clients. The record that stays.
 async fn life(topology: &Topology, a: &LockClient, b: &LockClient) -> Option<RecordKey> {
-    for kind in [Kind::Lock, Kind::Read, Kind::Write] {
+    for kind in [LockKind::Mutex, LockKind::Read, LockKind::Write] {
         life_of_a_lock(kind, a, b).await;
     }
     life_of_a_forced_lock(a, b).await;
@@ -285,7 +285,7 @@ async fn life(topology: &Topology, a: &LockClient, b: &LockClient) -> Option<Rec
     if topology.is_quorum() {
         return None;
     }
-    for kind in [Kind::Fair, Kind::Fenced] {
+    for kind in [LockKind::Fair, LockKind::Fenced] {
         life_of_a_lock(kind, a, b).await;
     }
     life_of_semaphores(a, b).await;

@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use dlock::store::Kind;
 use dlock::store::{AcquireReply, AcquireRequest, Announce, GrantId};
-use dlock::{Kind, LockClient, LockKey};
+use dlock::{LockClient, LockKey, LockKind};
 use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, ordinary, within};
 use dlock_tests::{Flavor, Server, Store, eventually, settle};
 use futures_util::StreamExt;
@@ -87,7 +88,7 @@ async fn a_holder_with_a_negative_number_is_waited_for_as_any_other() {
         server.command(&["PEXPIRE", name, "60000"]).await;
     };
     hold("plain", &[JAVA, "2"]).await;
-    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced] {
+    for kind in [LockKind::Mutex, LockKind::Fair, LockKind::Fenced] {
         let busy = client.lock("plain").kind(kind).try_acquire().await.unwrap_err();
         assert!(busy.is_busy(), "{kind}: {busy}");
     }
@@ -399,7 +400,7 @@ async fn reserved_tokens_reach_back_by_five_milliseconds_at_the_most() {
     let _: String = server.query(&["SET", "dlock:fence", "1"]).await;
     let before = server.time_us().await;
     let mut request = AcquireRequest::new(
-        Kind::Lock,
+        Kind::Mutex,
         LockKey::new("k").unwrap(),
         GrantId::from_parts(1, 1),
         SECOND,
@@ -556,7 +557,7 @@ async fn acquire_in_a_crowd_takes_a_free_lock_only_and_leaves_nothing_without_a_
     let key = LockKey::new("k").unwrap();
     let acquire = async |number: u64| {
         let grant = GrantId::from_parts(7, number);
-        let mut request = AcquireRequest::new(Kind::Lock, key.clone(), grant, 30 * SECOND);
+        let mut request = AcquireRequest::new(Kind::Mutex, key.clone(), grant, 30 * SECOND);
         request.announce = Announce::Grant;
         store.clone().acquire(request).await
     };

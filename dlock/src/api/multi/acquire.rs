@@ -43,12 +43,6 @@ impl MultiCall {
         check_at_once("keys", self.keys.len(), remedy)?;
         self.keys.iter().try_for_each(LockKey::check)?;
         let options = &self.first.options;
-        if options.kind == Kind::Permit && self.keys.len() > 1 {
-            return Err(invalid(
-                "kind",
-                "permits of several semaphores are not had at once",
-            ));
-        }
         if options.kind == Kind::Fair && self.keys.len() > 1 {
             return Err(invalid(
                 "kind",

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use self::acquire::MultiCall;
 pub use self::guard::MultiGuard;
+use crate::LockKind;
 use crate::api::options::option_methods;
 use crate::api::run::Run;
 use crate::runtime::client::Handle;
-use crate::store::Kind;
 use crate::{Error, Held, Lock, LockKey, LockOptions};
 
 /// Several locks that are taken together, all of them or none, with the options of a [`Lock`].
@@ -89,10 +89,9 @@ impl MultiLock {
         self.each(|lock| lock.with(change))
     }
 
-    /// What to lock each of them as; a plain [`Kind::Lock`] by default. [`Kind::Permit`] is refused: permits of
-    /// several semaphores are not had at once. So is [`Kind::Fair`] for more than one: who waits for several has no
-    /// place in a queue.
-    pub fn kind(self, kind: Kind) -> MultiLock {
+    /// The kind of each lock, [`LockKind::Mutex`] by default. [`LockKind::Fair`] is refused for more than one key: fair
+    /// locks cannot be acquired together.
+    pub fn kind(self, kind: LockKind) -> MultiLock {
         self.each(|lock| lock.kind(kind))
     }
 

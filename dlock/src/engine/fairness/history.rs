@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn release_that_others_heard_of_is_taken_into_account_once() {
-        for (kind, others, counted) in [(Kind::Lock, 3, 3), (Kind::Read, 3, 1)] {
+        for (kind, others, counted) in [(Kind::Mutex, 3, 3), (Kind::Read, 3, 1)] {
             let mut history = History::default();
             assert!(!history.is_pending(&1));
             history.released(&1, kind, START, others, START);
@@ -291,7 +291,7 @@ mod tests {
     fn keys_that_can_be_forgotten_leave_no_memory() {
         let mut history = History::default();
         for key in 0..10_000 {
-            history.released(&key, Kind::Lock, START, 1, at(u64::from(key)));
+            history.released(&key, Kind::Mutex, START, 1, at(u64::from(key)));
         }
         assert!(
             history.known.len() <= 2 * 1000 + LEAST_ROOM,

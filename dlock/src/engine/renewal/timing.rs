@@ -101,9 +101,9 @@ mod tests {
     #[test]
     fn next_look_is_a_third_of_a_renewed_lease_and_the_deadline_of_a_fixed_one() {
         for (kind, lease, renewed, due) in [
-            (Kind::Lock, s(30), true, s(10)),
-            (Kind::Lock, s(3), true, s(1)),
-            (Kind::Lock, s(30), false, ms(29_700)),
+            (Kind::Mutex, s(30), true, s(10)),
+            (Kind::Mutex, s(3), true, s(1)),
+            (Kind::Mutex, s(30), false, ms(29_700)),
             // a fixed lease of a reader is confirmed all the same
             (Kind::Read, s(30), false, s(10)),
             (Kind::Read, s(60), true, s(10)),
@@ -114,7 +114,7 @@ mod tests {
             let next = next_due(kind, &terms, START, deadline);
             assert_eq!(next.since(START), due, "{kind} {lease:?} {renewed}");
         }
-        let close_to_max_hold = next_due(Kind::Lock, &terms(s(30), true), START, START + s(5));
+        let close_to_max_hold = next_due(Kind::Mutex, &terms(s(30), true), START, START + s(5));
         assert_eq!(close_to_max_hold, START + s(5));
     }
 

@@ -115,7 +115,7 @@ impl Held {
     fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, StoreError> {
         self.is_free_for(request.kind, &request.key)?;
         let busy = match request.kind {
-            Kind::Lock | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
+            Kind::Mutex | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
                 Some(until) => {
                     if request.queue {
                         self.queues.wait(request, now);
@@ -152,7 +152,7 @@ impl Held {
 
     /// Whether nothing of another kind stands in the way.
     fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), StoreError> {
-        let is_plain = matches!(kind, Kind::Lock | Kind::Fair | Kind::Fenced);
+        let is_plain = matches!(kind, Kind::Mutex | Kind::Fair | Kind::Fenced);
         if !is_plain && self.entries.contains_key(key) {
             return Err(taken("a plain lock"));
         }
@@ -439,7 +439,7 @@ impl Store for MemoryStore {
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let mut reply = self.with(|held, now| held.acquire(&request, now));
         let is_busy = match &mut reply {
-            Ok(AcquireReply::Busy(store::Busy { listeners, .. })) if request.kind == Kind::Lock => {
+            Ok(AcquireReply::Busy(store::Busy { listeners, .. })) if request.kind == Kind::Mutex => {
                 *listeners = Some(self.store.hub.listeners(request.key.as_str()) as u64);
                 true
             }
@@ -604,7 +604,7 @@ impl Entry {
 
     fn holder(&self, now: Instant) -> Holder {
         Holder::new(
-            Kind::Lock,
+            Kind::Mutex,
             self.grant.to_string(),
             u64::from(!self.kept),
             Some(self.until.saturating_duration_since(now)),

@@ -44,7 +44,7 @@ impl Held {
             amount,
         };
         let plain = self.entries.get(key).into_iter();
-        let plain = plain.map(|entry| (Kind::Lock, entry.grant, entry.until, entry.kept, 1));
+        let plain = plain.map(|entry| (Kind::Mutex, entry.grant, entry.until, entry.kept, 1));
         let read_write = self.read_write.inside(key).into_iter();
         let permits = self.counters.held(key, now).into_iter();
         plain.chain(read_write).chain(permits).map(entry)

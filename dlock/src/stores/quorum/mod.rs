@@ -171,7 +171,7 @@ impl Quorum {
 
     fn check(&self, request: &AcquireRequest) -> Result<(), StoreError> {
         let refused = |message| Err(StoreError::not_done(Reason::Unsupported, message));
-        if !matches!(request.kind, Kind::Lock | Kind::Read | Kind::Write) {
+        if !matches!(request.kind, Kind::Mutex | Kind::Read | Kind::Write) {
             return refused(format!(
                 "a quorum of servers has no locks of kind {}",
                 request.kind
@@ -567,7 +567,7 @@ type Answers<T> = FuturesUnordered<Answer<T>>;
 
 impl Store for Quorum {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new([Kind::Lock, Kind::Read, Kind::Write])
+        Capabilities::new([Kind::Mutex, Kind::Read, Kind::Write])
             .name("a quorum of servers")
             .longest_lease(self.max_lease)
             .min_hold(true)
@@ -671,11 +671,11 @@ mod tests {
         let (key, lease) = (LockKey::from("k"), Duration::from_secs(10));
         let [ours, other] = [1, 2].map(|client| GrantId::from_parts(client, 1));
         let of_third = Arc::new(stores[2].clone());
-        let request = AcquireRequest::new(Kind::Lock, key.clone(), other, lease);
+        let request = AcquireRequest::new(Kind::Mutex, key.clone(), other, lease);
         Store::acquire(of_third.clone(), request).await.unwrap();
-        let request = AcquireRequest::new(Kind::Lock, key.clone(), ours, lease);
+        let request = AcquireRequest::new(Kind::Mutex, key.clone(), ours, lease);
         Store::acquire(quorum, request).await.unwrap();
-        let release = ReleaseRequest::new(Kind::Lock, key.clone(), other);
+        let release = ReleaseRequest::new(Kind::Mutex, key.clone(), other);
         Store::release(of_third, release).await.unwrap();
         tokio::time::sleep(2 * SPLIT).await;
         assert_eq!(stores[2].grants_of(&key)[0].grant, ours);

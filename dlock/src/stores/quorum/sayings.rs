@@ -58,9 +58,9 @@ mod tests {
     fn what_was_said_is_known_for_a_while_and_goes_with_its_half() {
         let (mut sayings, begun) = (Sayings::default(), Instant::now());
         let key = LockKey::from("k");
-        let known = |sayings: &Sayings| sayings.get(Kind::Lock, &key).as_deref().map(str::to_owned);
+        let known = |sayings: &Sayings| sayings.get(Kind::Mutex, &key).as_deref().map(str::to_owned);
         let put = |sayings: &mut Sayings, key: &str, said: &str, after| {
-            let forgotten = sayings.put(Kind::Lock, &key.into(), said.to_owned(), begun + after);
+            let forgotten = sayings.put(Kind::Mutex, &key.into(), said.to_owned(), begun + after);
             forgotten.0.len()
         };
         assert_eq!(put(&mut sayings, "k", "busy", Duration::ZERO), 0);
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(known(&sayings).as_deref(), Some("busy"));
         assert_eq!(put(&mut sayings, "k", "free", SAID_FOR), 0);
         assert_eq!(known(&sayings).as_deref(), Some("free"));
-        sayings.forget(Kind::Lock, &key);
+        sayings.forget(Kind::Mutex, &key);
         assert_eq!(known(&sayings), None);
         assert_eq!(put(&mut sayings, "k", "busy", SAID_FOR), 0);
         assert_eq!(put(&mut sayings, "other", "busy", 2 * SAID_FOR), 0);

@@ -128,7 +128,7 @@ pub(super) fn field(kind: Kind, grant: GrantId) -> String {
 /// Refuses kinds that are not acquired.
 pub(super) fn exists(kind: Kind) -> Result<(), StoreError> {
     match kind {
-        Kind::Lock | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
+        Kind::Mutex | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
             Ok(())
         }
         other => Err(StoreError::not_done(

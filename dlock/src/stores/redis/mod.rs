@@ -94,7 +94,7 @@ impl RedisStore {
         } = request;
         let key = self.name(&request.key);
         let verb = match request.kind {
-            Kind::Lock if request.announce == Announce::Nothing => Verb::Acquire { grant, lease, tokens },
+            Kind::Mutex if request.announce == Announce::Nothing => Verb::Acquire { grant, lease, tokens },
             _ => Verb::As(KindStep::Acquire(Box::new(request))),
         };
         self.servers.step(key, verb, vote_after)
@@ -195,7 +195,7 @@ impl Store for RedisStore {
     }
 
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
-        let can_be = matches!(kind, Kind::Lock | Kind::Fenced | Kind::Read | Kind::Write);
+        let can_be = matches!(kind, Kind::Mutex | Kind::Fenced | Kind::Read | Kind::Write);
         can_be.then(|| self.servers.together(key, |key| self.name(key)))
     }
 
@@ -232,7 +232,7 @@ impl Store for RedisStore {
         let keep_until = (!keep_for.is_zero()).then(|| clock::now() + keep_for);
         let key = self.name(&request.key);
         let verb = match request.kind {
-            Kind::Lock | Kind::Fenced => Verb::Release { grant, keep_until },
+            Kind::Mutex | Kind::Fenced => Verb::Release { grant, keep_until },
             _ => Verb::As(KindStep::Release {
                 request: Box::new(request),
                 keep_until,

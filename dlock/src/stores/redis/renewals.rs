@@ -81,7 +81,7 @@ enum Step<K, P> {
 
 /// Whether its data, while it is held, are those of the plain lock.
 fn is_plain(request: &RenewRequest) -> bool {
-    matches!(request.kind, Kind::Lock | Kind::Fenced | Kind::Fair)
+    matches!(request.kind, Kind::Mutex | Kind::Fenced | Kind::Fair)
 }
 
 /// One step for all of these.

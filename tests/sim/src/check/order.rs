@@ -71,7 +71,7 @@ impl World {
         }
         if is_granted {
             forget(&mut self.checks.orders.fair, key, grant);
-            let is_handed_on = matches!(request.kind, Kind::Lock | Kind::Write | Kind::Fair);
+            let is_handed_on = matches!(request.kind, Kind::Mutex | Kind::Write | Kind::Fair);
             match is_handed_on {
                 true => {
                     let slice = Slice {

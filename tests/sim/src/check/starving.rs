@@ -53,7 +53,7 @@ impl Checks {
                 && !waiter.nested
                 && !waiter.is_set()
                 && !waiter.is_leader
-                && waiter.kind == Kind::Lock;
+                && waiter.kind == Kind::Mutex;
             if is_judged {
                 since.entry(waiter.process).or_insert(waiter.since);
             }
@@ -66,7 +66,7 @@ impl World {
     /// The store has granted a lock.
     pub(super) fn passes_by(&mut self, request: &AcquireRequest) {
         let AcquireRequest { key, kind, grant, .. } = request;
-        if *kind != Kind::Lock || !self.judges_order() || !self.checks.starving.judges(key) {
+        if *kind != Kind::Mutex || !self.judges_order() || !self.checks.starving.judges(key) {
             return;
         }
         let Some(process) = self.process_of(*grant) else {

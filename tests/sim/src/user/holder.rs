@@ -5,7 +5,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use dlock::store::Kind;
-use dlock::{Error, Held, Lease, LockClient, LockGuard, LockKey, LockOptions, MultiGuard, Permit, Term};
+use dlock::{
+    Error, Held, Lease, LockClient, LockGuard, LockKey, LockKind, LockOptions, MultiGuard, Permit, Term,
+};
 
 use crate::plan::{self, Lock};
 use crate::world::with;
@@ -81,13 +83,18 @@ pub(super) fn keys_of(task: &Lock) -> impl Iterator<Item = LockKey> + use<> {
 
 pub(super) fn kind_of(kind: plan::Kind) -> Kind {
     match kind {
-        plan::Kind::Plain | plan::Kind::Leader => Kind::Lock,
+        plan::Kind::Plain | plan::Kind::Leader => Kind::Mutex,
         plan::Kind::Fair => Kind::Fair,
         plan::Kind::Fenced => Kind::Fenced,
         plan::Kind::Read => Kind::Read,
         plan::Kind::Write => Kind::Write,
         plan::Kind::Permit => Kind::Permit,
     }
+}
+
+/// A task for a semaphore asks for its permits, not for a lock.
+fn lock_kind_of(kind: plan::Kind) -> LockKind {
+    kind_of(kind).lock_kind().expect("a kind of lock")
 }
 
 fn options_of(task: &Lock) -> LockOptions {
@@ -102,7 +109,9 @@ fn options_of(task: &Lock) -> LockOptions {
 }
 
 pub(super) fn lock_of(client: &LockClient, task: &Lock) -> dlock::Lock {
-    let lock = client.lock(key_of(task.kind, task.key)).kind(kind_of(task.kind));
+    let lock = client
+        .lock(key_of(task.kind, task.key))
+        .kind(lock_kind_of(task.kind));
     let mut options = options_of(task);
     options.local_handoffs = task.handoffs;
     let lock = lock.options(options);
@@ -114,7 +123,7 @@ pub(super) fn lock_of(client: &LockClient, task: &Lock) -> dlock::Lock {
 }
 
 pub(super) fn set_of(client: &LockClient, task: &Lock) -> dlock::MultiLock {
-    let set = client.multi(keys_of(task)).kind(kind_of(task.kind));
+    let set = client.multi(keys_of(task)).kind(lock_kind_of(task.kind));
     let set = set.options(options_of(task));
     if task.preferred { set.prefer_writers() } else { set }
 }

@@ -129,7 +129,7 @@ async fn handle_request(request: Request<Full<Bytes>>) -> Result<Response<Body>,
     let _section = extensions.get::<Held>().map(|held| {
         let begins = Begins {
             who,
-            kind: Kind::Lock,
+            kind: Kind::Mutex,
             amount: 1,
             stands_for: None,
             is_second: false,

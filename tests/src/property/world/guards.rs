@@ -1,9 +1,9 @@
 //! What is done with a guard.
 
-use dlock::Kind;
+use dlock::store::Kind;
 use tokio::time::Instant;
 
-use super::{Done, Guard, OVER, RENEWED, Real, STEP, World, wrong};
+use super::{Done, Guard, OVER, RENEWED, Real, STEP, World, lock_kind, wrong};
 use crate::property::model::{Answer, Grant, Span, Wanted, Within};
 use crate::property::ops::Op;
 
@@ -75,7 +75,10 @@ impl World<'_> {
             return Ok(());
         };
         let (grant, hold) = (*grant, *hold);
-        let asking = self.clients[owner].lock(self.name(key)).kind(kind).try_acquire();
+        let asking = self.clients[owner]
+            .lock(self.name(key))
+            .kind(lock_kind(kind))
+            .try_acquire();
         let outer = guard.fencing_token();
         let outcome = guard.scope(asking).await;
         let wanted = Wanted {

@@ -1,6 +1,6 @@
 //! What the store shows, and what guards say of themselves.
 
-use dlock::Kind;
+use dlock::store::Kind;
 use tokio::time::Instant;
 
 use super::answers::is_left;
@@ -94,7 +94,7 @@ impl World<'_> {
 /// As what a store shows a holder.
 fn seen_as(kind: Kind) -> Kind {
     match kind {
-        Kind::Fair | Kind::Fenced => Kind::Lock,
+        Kind::Fair | Kind::Fenced => Kind::Mutex,
         other => other,
     }
 }

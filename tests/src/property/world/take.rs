@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use dlock::{Error, Kind, Latch, LockGuard, Semaphore, UnownedSemaphore};
+use dlock::store::Kind;
+use dlock::{Error, Latch, LockGuard, Semaphore, UnownedSemaphore};
 use tokio::time::Instant;
 
-use super::{Done, Guard, Halt, RENEWED, Real, World, wrong};
+use super::{Done, Guard, Halt, RENEWED, Real, World, lock_kind, wrong};
 use crate::property::model::{Answer, Span, Wanted};
 use crate::property::ops::{Counter, Lease, Step};
 
@@ -37,7 +38,7 @@ impl World<'_> {
         began: Instant,
     ) -> Done {
         let fixed = Self::lease(lease);
-        let mut lock = self.clients[owner].lock(self.name(key)).kind(kind);
+        let mut lock = self.clients[owner].lock(self.name(key)).kind(lock_kind(kind));
         if let Some(lease) = fixed {
             lock = lock.fixed_lease(lease);
         }
@@ -84,7 +85,7 @@ impl World<'_> {
         let fixed = Self::lease(lease);
         let mut all = self.clients[owner]
             .multi(keys.iter().map(|key| self.name(*key)))
-            .kind(kind);
+            .kind(lock_kind(kind));
         if let Some(lease) = fixed {
             all = all.fixed_lease(lease);
         }

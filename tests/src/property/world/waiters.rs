@@ -1,10 +1,11 @@
 //! The waiters, one for each name.
 
-use dlock::{Error, Kind, LockGuard, Permit};
+use dlock::store::Kind;
+use dlock::{Error, LockGuard, Permit};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::{Halt, NEVER, RENEWED, Real, World, wrong};
+use super::{Halt, NEVER, RENEWED, Real, World, lock_kind, wrong};
 use crate::property::model::{Answer, Span, Wanted};
 use crate::property::ops::KEYS;
 
@@ -53,7 +54,10 @@ impl World<'_> {
                 tokio::spawn(async move { latch.wait().await.map(|()| Got::Nothing) })
             }
             _ => {
-                let acquire = self.clients[owner].lock(self.name(key)).kind(kind).acquire();
+                let acquire = self.clients[owner]
+                    .lock(self.name(key))
+                    .kind(lock_kind(kind))
+                    .acquire();
                 tokio::spawn(async move { acquire.await.map(Got::Lock) })
             }
         };

@@ -11,12 +11,12 @@ fn look_renews_confirms_and_ends_what_is_due() {
     let ends_at = Some(at(29_700));
     // looked at after: requests, actions, next look
     for (kind, terms, is_suspect, after, requested, actions, next) in [
-        (Kind::Lock, RENEWED, false, 9_499, 0, vec![], Some(at(10_000))),
+        (Kind::Mutex, RENEWED, false, 9_499, 0, vec![], Some(at(10_000))),
         // early, to travel with others
-        (Kind::Lock, RENEWED, false, 9_500, 1, vec![], ends_at),
-        (Kind::Lock, RENEWED, false, 10_000, 1, vec![], ends_at),
+        (Kind::Mutex, RENEWED, false, 9_500, 1, vec![], ends_at),
+        (Kind::Mutex, RENEWED, false, 10_000, 1, vec![], ends_at),
         (
-            Kind::Lock,
+            Kind::Mutex,
             RENEWED,
             false,
             29_700,
@@ -25,7 +25,7 @@ fn look_renews_confirms_and_ends_what_is_due() {
             None,
         ),
         (
-            Kind::Lock,
+            Kind::Mutex,
             max_hold,
             false,
             29_700,
@@ -34,9 +34,9 @@ fn look_renews_confirms_and_ends_what_is_due() {
             None,
         ),
         // a fixed lease is renewed by nothing, and its end does not come early
-        (Kind::Lock, FIXED, false, 29_699, 0, vec![], ends_at),
+        (Kind::Mutex, FIXED, false, 29_699, 0, vec![], ends_at),
         (
-            Kind::Lock,
+            Kind::Mutex,
             FIXED,
             false,
             29_700,
@@ -45,7 +45,7 @@ fn look_renews_confirms_and_ends_what_is_due() {
             None,
         ),
         // but where it is suspect, or a reader's, it is confirmed
-        (Kind::Lock, FIXED, true, 1_000, 1, vec![], ends_at),
+        (Kind::Mutex, FIXED, true, 1_000, 1, vec![], ends_at),
         (Kind::Read, FIXED, false, 9_999, 0, vec![], Some(at(10_000))),
         (Kind::Read, FIXED, false, 10_000, 1, vec![], ends_at),
     ] {
@@ -73,10 +73,10 @@ fn request_asks_for_what_is_still_held_and_worth_it() {
     let grants = [
         grant(1),
         grant(3),
-        grant_of(5, Kind::Lock, max_hold),
+        grant_of(5, Kind::Mutex, max_hold),
         grant_of(
             7,
-            Kind::Lock,
+            Kind::Mutex,
             Terms {
                 lease: s(24),
                 ..RENEWED
@@ -156,7 +156,7 @@ fn many_losses_are_signalled_together_within_half_the_safety_margin() {
                 lease: lease(number),
                 ..RENEWED
             };
-            grant_of(number, Kind::Lock, terms)
+            grant_of(number, Kind::Mutex, terms)
         })
         .collect();
     let mut table = table_of(&grants);

@@ -114,7 +114,7 @@ fn grant_of(number: u64, kind: Kind, terms: Terms) -> Rc<Grant> {
 
 /// A renewed lock that was granted at the start.
 fn grant(number: u64) -> Rc<Grant> {
-    grant_of(number, Kind::Lock, RENEWED)
+    grant_of(number, Kind::Mutex, RENEWED)
 }
 
 fn table_of(grants: &[Rc<Grant>]) -> Table {

@@ -18,7 +18,7 @@ fn watchdog_is_woken_for_what_is_due_before_it_looks() {
         (3, s(30), false, s(10)),
         (4, s(3), true, s(1)),
     ] {
-        let grant = grant_of(number, Kind::Lock, Terms { lease, ..RENEWED });
+        let grant = grant_of(number, Kind::Mutex, Terms { lease, ..RENEWED });
         let actions = said(table.add(&grant, START, START));
         assert_eq!(actions, vec!["wake"; usize::from(woken)], "{lease:?}");
         assert_eq!(table.next_deadline(), Some(START + next), "{lease:?}");

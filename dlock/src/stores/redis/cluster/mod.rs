@@ -402,7 +402,7 @@ mod tests {
         let grant = GrantId::from_parts(1, 1);
         let of = |kind, key: &str| way(&kinds::channel(kind, key, grant), Slot::of(key));
         for kind in [
-            Kind::Lock,
+            Kind::Mutex,
             Kind::Fair,
             Kind::Fenced,
             Kind::Read,

@@ -1,6 +1,6 @@
 #![allow(unused)]
 
-use dlock::{Error, Kind, distributed_lock};
+use dlock::{Error, LockKind, distributed_lock};
 
 #[distributed_lock(key = "jobs", kind = fiar)]
 async fn mistyped() -> Result<(), Error> {
@@ -12,7 +12,7 @@ async fn text() -> Result<(), Error> {
     Ok(())
 }
 
-#[distributed_lock(key = "jobs", kind = Kind::Write)]
+#[distributed_lock(key = "jobs", kind = LockKind::Write)]
 async fn variant() -> Result<(), Error> {
     Ok(())
 }
