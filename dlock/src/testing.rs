@@ -51,6 +51,18 @@ use crate::stores::memory::MemoryStore;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
 
 /// A store in memory with a hand on its shoulder. Clones are the same store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let store = dlock::testing::TestStore::new();
+/// let (one, other) = (store.client(), store.client()); // two processes
+///
+/// let guard = one.lock("report").acquire().await?;
+/// assert!(other.lock("report").try_acquire().await.is_err_and(|error| error.is_busy()));
+/// store.lose("report");
+/// assert!(!guard.is_held());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Default)]
 pub struct TestStore {
     memory: MemoryStore,
@@ -65,6 +77,17 @@ struct Script {
 }
 
 /// What a fault befalls.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::testing::{Fault, Step, TestStore};
+///
+/// let store = TestStore::new();
+/// store.fail_next(Step::Acquire, Fault::Refused);
+/// let error = store.client().lock("report").acquire().await.unwrap_err();
+/// assert!(matches!(error, dlock::Error::Refused { .. }));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
@@ -79,6 +102,18 @@ pub enum Step {
 }
 
 /// What goes wrong with a step.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::testing::{Fault, Step, TestStore};
+///
+/// let store = TestStore::new();
+/// // The store carries the acquire out, and the client does not learn.
+/// store.fail_next(Step::Acquire, Fault::AnswerLost);
+/// let error = store.client().lock("report").try_acquire().await.unwrap_err();
+/// assert!(matches!(error, dlock::Error::OutcomeUnknown { .. }));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -230,6 +265,18 @@ impl fmt::Debug for TestStore {
 }
 
 /// Somebody else who holds a lock; made by [`TestStore::busy`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let store = dlock::testing::TestStore::new();
+/// let report = store.client().lock("report");
+///
+/// let busy = store.busy("report");
+/// assert!(report.try_acquire().await.is_err());
+/// drop(busy);
+/// assert!(report.try_acquire().await.is_ok());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock comes free when this is dropped"]
 pub struct Busy {

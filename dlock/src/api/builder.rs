@@ -23,6 +23,21 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 
 /// Options of a [`LockClient`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::builder()
+///     .url("memory://shop") // in production: rediss://user@redis.internal
+///     .lease(Duration::from_secs(10))
+///     .retry_for(Duration::from_secs(1))
+///     .prefix("shop:")
+///     .build()
+///     .await?;
+/// assert_eq!(client.lease(), Duration::from_secs(10));
+/// # Ok(()) }
+/// ```
 #[must_use = "a builder does nothing until it is built"]
 #[derive(Default)]
 pub struct LockClientBuilder {

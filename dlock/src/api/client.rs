@@ -379,6 +379,20 @@ impl fmt::Debug for LockClient {
 }
 
 /// How a [`shutdown`](LockClient::shutdown) went.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let guard = client.lock("report").acquire().await?;
+///
+/// let report = client.shutdown(Duration::ZERO).await;
+/// assert_eq!(report.lost, 1); // the guard was still alive, and knows
+/// assert_eq!(report.unconfirmed, 0); // the store has released the lock
+/// assert!(!guard.is_held());
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {

@@ -86,6 +86,17 @@ pub fn set_runtime_default(client: LockClient) -> RuntimeDefault {
 }
 
 /// A default client of a runtime; made by [`set_runtime_default`]. Dropping it restores the default that was set before.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::{LockClient, default_client, set_runtime_default};
+///
+/// let default = set_runtime_default(LockClient::memory());
+/// assert!(default_client().is_ok());
+/// drop(default);
+/// assert!(default_client().is_err());
+/// # Ok(()) }
+/// ```
 #[must_use = "the default client is unset when this is dropped"]
 pub struct RuntimeDefault {
     runtime: runtime::Id,

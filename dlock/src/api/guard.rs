@@ -29,6 +29,20 @@ use crate::{Error, Held};
 /// lock in the same function waits for it. Code that shall re-enter runs in the guard's frame, by
 /// [`run`](Self::run), [`scope`](Self::scope) or [`Lock::run`](crate::Lock::run), or takes a second guard
 /// by [`reenter`](Self::reenter).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let guard = client.lock("order:42").acquire().await?;
+///
+/// // The database refuses a write whose token is smaller than one it has seen.
+/// let token = guard.fencing_token();
+/// # let write = async |_token: u64| {};
+/// write(token).await;
+/// guard.check()?; // still held, so nobody else wrote meanwhile
+/// guard.release().await?; // or drop it
+/// # Ok(()) }
+/// ```
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct LockGuard(Hold);
 

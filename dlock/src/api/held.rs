@@ -21,6 +21,24 @@ use crate::{Error, Loss};
 ///
 /// Of [several locks](crate::MultiLock) that are held together this is a view of all: it is lost when one of
 /// them is.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::{HoldState, Loss};
+///
+/// let client = dlock::LockClient::memory();
+/// let guard = client.lock("report:7").acquire().await?;
+///
+/// let held = guard.held();
+/// let watcher = tokio::spawn(async move { held.lost().await });
+/// assert!(guard.is_held());
+///
+/// let held = guard.held();
+/// guard.release().await?;
+/// assert_eq!(held.state(), HoldState::Lost(Loss::Released));
+/// assert_eq!(watcher.await.unwrap(), Loss::Released);
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Held {
     of: Holds,

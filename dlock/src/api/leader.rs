@@ -233,6 +233,18 @@ impl fmt::Debug for Leader {
 }
 
 /// A term as leader, until it is released or dropped, or lost. Dropping it resigns in the background.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let term = client.leader("billing").campaign().await?;
+///
+/// # let close_the_month = async |_token: u64| {};
+/// close_the_month(term.fencing_token()).await;
+/// term.check()?; // still the leader
+/// term.release().await?; // resigns
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "whoever drops the term resigns"]
 pub struct Term {

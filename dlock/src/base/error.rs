@@ -11,6 +11,27 @@ use crate::{LockKey, Problem};
 /// Why a lock was not had, not kept or not given back.
 ///
 /// Messages name the lock and say what to do. Passwords never appear in them.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::{Error, LockClient};
+///
+/// async fn bill(client: &LockClient) -> Result<&'static str, Error> {
+///     match client.lock("bill:7").try_acquire().await {
+///         Ok(_guard) => Ok("sent"),
+///         Err(error) if error.is_busy() => Ok("another process sends it"),
+///         // Whether the store took the lock is unknown. It is undone in the background: try again later.
+///         Err(Error::OutcomeUnknown { .. }) => Ok("later"),
+///         Err(error) => Err(error),
+///     }
+/// }
+///
+/// let client = LockClient::memory();
+/// assert_eq!(bill(&client).await?, "sent");
+/// let _guard = client.lock("bill:7").acquire().await?;
+/// assert_eq!(bill(&client).await?, "another process sends it");
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

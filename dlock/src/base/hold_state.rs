@@ -1,6 +1,21 @@
 //! What a holder is told when it asks.
 
 /// Whether a lock is still held, as the clock says at the moment of asking.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::HoldState;
+///
+/// let client = dlock::LockClient::memory();
+/// let guard = client.lock("order:42").acquire().await?;
+/// match guard.state() {
+///     HoldState::Held => println!("go on"),
+///     HoldState::Suspect => println!("begin nothing that takes long: the store has not confirmed the lease"),
+///     HoldState::Lost(loss) => println!("stop: {loss}"),
+///     _ => {}
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HoldState {
@@ -14,6 +29,20 @@ pub enum HoldState {
 }
 
 /// What ended a hold.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::Loss;
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let guard = client.lock("report").fixed_lease(Duration::from_millis(20)).acquire().await?;
+/// match guard.lost().await {
+///     Loss::Expired => println!("the work took longer than the lease"),
+///     loss => panic!("{loss}"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {

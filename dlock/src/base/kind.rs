@@ -7,6 +7,17 @@ use std::fmt;
 ///
 /// Semaphores and latches are types of their own ([`Semaphore`](crate::Semaphore), [`Latch`](crate::Latch)): a lock cannot
 /// be one. The kinds of a store, which include theirs, are [`store::Kind`](Kind).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockKind;
+///
+/// let client = dlock::LockClient::memory();
+/// let lock = client.lock("tickets").kind(LockKind::Fair); // the same as client.fair_lock("tickets")
+/// let guard = lock.acquire().await?;
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum LockKind {

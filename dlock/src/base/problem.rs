@@ -6,6 +6,19 @@ use crate::Error;
 
 /// An error as a problem document (RFC 9457): what an HTTP answer needs to know of it, without any HTTP
 /// types. `dlock-tower` answers with it; with the feature `axum`, so does [`Error`] itself.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let _guard = client.lock("order:42").acquire().await?;
+/// let error = client.lock("order:42").try_acquire().await.unwrap_err();
+///
+/// let problem = error.problem();
+/// assert_eq!(problem.status, 423);
+/// assert_eq!(problem.kind, "urn:dlock:problem:busy");
+/// println!("Retry-After: {:?}", problem.retry_after_secs());
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Problem {

@@ -10,6 +10,15 @@ use crate::engine::grant::safety_margin;
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long a lock outlives a holder that crashed, and who keeps it alive until then.
+///
+/// ```
+/// use dlock::Lease;
+/// use std::time::Duration;
+///
+/// let renewed = Lease::Renewed(Duration::from_secs(30)); // held for as long as the guard lives
+/// let fixed = Lease::Fixed(Duration::from_secs(30)); // lost after 30 s
+/// assert_eq!(renewed.duration(), fixed.duration());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lease {

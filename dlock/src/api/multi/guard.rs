@@ -26,6 +26,19 @@ pub(super) type Guards = SmallVec<[LockGuard; 1]>;
 /// taken until the guard is gone, so that nobody else begins while this caller still finds out.
 ///
 /// Dropping the guard gives all of them back in the background, as for a [`LockGuard`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let guard = client.multi(["account:7", "account:3"]).acquire().await?;
+///
+/// let debit = guard.fencing_token_of("account:7"); // goes along with the write to account 7
+/// let credit = guard.fencing_token_of("account:3");
+/// assert!(debit.is_some() && credit.is_some());
+/// guard.check()?; // both are still held
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[must_use = "the locks are given back when the guard is dropped"]
 pub struct MultiGuard {
     guards: Guards,

@@ -25,6 +25,19 @@ use crate::store::Kind;
 use crate::{Error, Held, LockKey, LockOptions};
 
 /// How many permits a semaphore has.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let uploads = client.semaphore("uploads").permits(5);
+/// assert_eq!(uploads.status().await?, None); // no process has acquired a permit, or set the number, so far
+///
+/// let permit = uploads.acquire().await?;
+/// let status = uploads.status().await?.expect("the acquire has set the number");
+/// assert_eq!((status.total, status.held, status.available), (5, 1, 4));
+/// # drop(permit);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SemaphoreStatus {

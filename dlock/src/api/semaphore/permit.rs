@@ -15,6 +15,18 @@ use crate::api::methods::hold_methods;
 ///
 /// Dropping the guard gives the permits back in the background: from any thread, inside or outside a runtime,
 /// in a panic, without blocking. [`release`](Self::release) waits for it and tells the outcome.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let uploads = client.semaphore("uploads").permits(5);
+///
+/// let permit = uploads.acquire_many(2).await?;
+/// assert_eq!(permit.permits(), 2);
+/// assert_eq!(uploads.available().await?, 3);
+/// permit.release().await?; // or drop it
+/// # Ok(()) }
+/// ```
 #[must_use = "the permits are given back when the guard is dropped"]
 pub struct Permit {
     guard: LockGuard,
