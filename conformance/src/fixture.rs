@@ -14,6 +14,21 @@ use dlock::store::Store;
 ///
 /// Every test uses keys of its own, so that tests of one store can run side by side on one server. Faults affect all of
 /// them: a fixture with faults needs a server of its own for each test.
+///
+/// ```
+/// use dlock::store::Store;
+/// use dlock::stores::memory::MemoryStore;
+/// use dlock_conformance::Fixture;
+/// use std::sync::Arc;
+///
+/// struct Memory(MemoryStore);
+///
+/// impl Fixture for Memory {
+///     async fn store(&self) -> Arc<dyn Store> {
+///         Arc::new(self.0.clone())
+///     }
+/// }
+/// ```
 pub trait Fixture: Send + Sync + 'static {
     /// Connects to the store, as another process would: two results exclude each other.
     fn store(&self) -> impl Future<Output = Arc<dyn Store>> + Send;

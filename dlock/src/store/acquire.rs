@@ -6,6 +6,21 @@ use super::{Announce, GivenLease, GrantId, Kind, ReleaseRequest, StoreError};
 use crate::LockKey;
 
 /// Asks for a lock.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::store::StoreError> {
+/// use dlock::store::{AcquireReply, AcquireRequest, GrantId, Kind, Store};
+/// use dlock::stores::memory::MemoryStore;
+/// use std::{sync::Arc, time::Duration};
+///
+/// let store = Arc::new(MemoryStore::new());
+/// let grant = GrantId::from_parts(0x0192_f3a4, 1);
+/// let mut request = AcquireRequest::new(Kind::Mutex, "order:42".into(), grant, Duration::from_secs(30));
+/// request.tokens = 3; // one for this caller, two for waiters of the same process
+/// let reply = Store::acquire(store, request).await?;
+/// assert!(matches!(reply, AcquireReply::Acquired(granted) if granted.last_token == granted.first_token + 2));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AcquireRequest {
@@ -73,6 +88,19 @@ impl AcquireRequest {
 }
 
 /// The reply to an [`AcquireRequest`].
+///
+/// ```
+/// use dlock::store::AcquireReply;
+/// use std::time::Duration;
+///
+/// fn reply(row: Option<Duration>, next_token: u64) -> AcquireReply {
+///     match row {
+///         None => AcquireReply::acquired(next_token),
+///         Some(left) => AcquireReply::busy(Some(left)),
+///     }
+/// }
+/// # assert!(matches!(reply(None, 7), AcquireReply::Acquired(granted) if granted.first_token == 7));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
@@ -108,6 +136,14 @@ impl AcquireReply {
 }
 
 /// What a store granted.
+///
+/// ```
+/// use dlock::store::Granted;
+///
+/// // The store has counted its tokens up by three.
+/// let granted = Granted::with_tokens(8, 10);
+/// assert_eq!(granted.last_token - granted.first_token + 1, 3);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Granted {
@@ -167,6 +203,15 @@ impl Granted {
 }
 
 /// Why a lock was not granted: another client holds it.
+///
+/// ```
+/// use dlock::store::Busy;
+/// use std::time::Duration;
+///
+/// // The holder's lease ends in 12 s; a waiter asks again within 1.5 s to keep its position.
+/// let busy = Busy::new(Some(Duration::from_secs(12))).again(Duration::from_millis(1500));
+/// assert_eq!(busy.remaining, Some(Duration::from_secs(12)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Busy {
@@ -205,6 +250,22 @@ impl Busy {
 }
 
 /// The reply to a request for several locks at once.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::store::StoreError> {
+/// use dlock::store::{AcquireAllReply, AcquireRequest, GrantId, Kind, Store};
+/// use dlock::stores::memory::MemoryStore;
+/// use std::{sync::Arc, time::Duration};
+///
+/// let store = Arc::new(MemoryStore::new());
+/// let request = |key: &str, number| {
+///     let grant = GrantId::from_parts(0x0192_f3a4, number);
+///     AcquireRequest::new(Kind::Mutex, key.into(), grant, Duration::from_secs(30))
+/// };
+/// let reply = Store::acquire_all(store, vec![request("a", 1), request("b", 2)]).await?;
+/// assert!(matches!(reply, AcquireAllReply::Acquired { grants } if grants.len() == 2));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum AcquireAllReply {

@@ -2,6 +2,20 @@
 
 /// What an acquire tells the processes that listen for the key: so that of many which hear of a release a few ask, and
 /// the others only if none of those took the lock. A store may leave it out.
+///
+/// ```
+/// use dlock::store::Announce;
+///
+/// /// Whether this acquire is announced to the processes that listen for the key.
+/// fn is_told(announce: Announce, granted: bool) -> bool {
+///     match announce {
+///         Announce::Grant => granted,
+///         Announce::Taken => true,
+///         _ => false,
+///     }
+/// }
+/// # assert!(is_told(Announce::Taken, false) && !is_told(Announce::Nothing, true));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Announce {

@@ -5,6 +5,14 @@ use std::time::Duration;
 use super::Kind;
 
 /// How certain it is that a waiter hears of a release.
+///
+/// ```
+/// use dlock::store::{Capabilities, Kind, Notifications};
+///
+/// // A store without a way to notify: waiters ask now and then.
+/// let capabilities = Capabilities::new([Kind::Mutex]).notifications(Notifications::None);
+/// assert_eq!(capabilities.notifications, Notifications::None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Notifications {

@@ -11,12 +11,39 @@ use super::{GrantId, Kind, StoreFuture};
 use crate::LockKey;
 
 /// The ability to count: a store with semaphores or latches has it, see [`Store::counters`](super::Store::counters).
+///
+/// ```
+/// use dlock::store::counter::Counters;
+/// use dlock::store::Store;
+/// use dlock::stores::memory::MemoryStore;
+/// use std::sync::Arc;
+///
+/// let counters: Option<Arc<dyn Counters>> = Store::counters(Arc::new(MemoryStore::new()));
+/// assert!(counters.is_some());
+/// ```
 pub trait Counters: Send + Sync + 'static {
     /// Takes a step of a counter: of the permits of a semaphore, or of a latch.
     fn count(self: Arc<Self>, request: CounterRequest) -> StoreFuture<CounterReply>;
 }
 
 /// One step on a counter.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::store::StoreError> {
+/// use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
+/// use dlock::store::GrantId;
+/// use dlock::stores::memory::MemoryStore;
+/// use std::sync::Arc;
+///
+/// let store = Arc::new(MemoryStore::new());
+/// let step = CounterStep::SetCount { count: 2 };
+/// let request = CounterRequest::new("import".into(), GrantId::from_parts(0x0192_f3a4, 1), step);
+/// let reply = Counters::count(store.clone(), request.clone()).await?;
+/// assert_eq!(reply, CounterReply::Done(true));
+/// // The same step again, as after a lost reply: it is carried out once.
+/// assert_eq!(Counters::count(store, request).await?, CounterReply::Done(true));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CounterRequest {
@@ -45,6 +72,15 @@ impl CounterRequest {
 }
 
 /// What to do with a counter.
+///
+/// ```
+/// use dlock::store::Kind;
+/// use dlock::store::counter::CounterStep;
+///
+/// assert_eq!(CounterStep::CountDown.kind(), Kind::Latch);
+/// assert_eq!(CounterStep::Drain.kind(), Kind::Permit);
+/// assert!(CounterStep::Permits.is_look());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CounterStep {
@@ -110,6 +146,18 @@ impl CounterStep {
 }
 
 /// The answer to a [`CounterRequest`].
+///
+/// ```
+/// use dlock::store::counter::CounterReply;
+///
+/// fn count_down(count: u64) -> CounterReply {
+///     match count.checked_sub(1) {
+///         Some(left) => CounterReply::Number(left),
+///         None => CounterReply::TooFew { is: 0 },
+///     }
+/// }
+/// # assert_eq!(count_down(0), CounterReply::TooFew { is: 0 });
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CounterReply {

@@ -14,6 +14,15 @@ use crate::base::cause::Cause;
 /// [`LockClientBuilder::credentials`](crate::LockClientBuilder::credentials) takes.
 ///
 /// [`Debug`](fmt::Debug) does not show the password.
+///
+/// ```
+/// use dlock::Credentials;
+/// use std::time::Duration;
+///
+/// // A token that its issuer has signed for 15 minutes.
+/// let credentials = Credentials::new("shop", "token").valid_for(Duration::from_secs(15 * 60));
+/// # let _ = credentials;
+/// ```
 #[derive(Clone)]
 #[cfg_attr(
     not(feature = "redis"),

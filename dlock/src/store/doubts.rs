@@ -8,6 +8,18 @@ use super::Lane;
 const KEPT: usize = 16;
 
 /// Whose grants must be confirmed.
+///
+/// ```
+/// use dlock::store::{Doubt, Lane};
+///
+/// fn is_meant(doubt: Doubt, lane: Lane) -> bool {
+///     match doubt {
+///         Doubt::Lane(of) => of == lane,
+///         Doubt::All => true,
+///     }
+/// }
+/// # assert!(is_meant(Doubt::All, Lane(1)) && !is_meant(Doubt::Lane(Lane(2)), Lane(1)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
     /// Those of one lane.
@@ -58,6 +70,17 @@ impl Default for DoubtSender {
 }
 
 /// The doubts of a store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock::store::{Doubt, DoubtSender, Lane};
+///
+/// let sender = DoubtSender::new();
+/// let mut doubts = sender.subscribe();
+/// sender.tell(Lane(1));
+/// assert_eq!(doubts.next().await, Doubt::Lane(Lane(1)));
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Doubts(Option<broadcast::Receiver<Lane>>);
 

@@ -6,6 +6,13 @@ use std::time::Duration;
 use crate::base::cause::Cause;
 
 /// Whether a step that failed was carried out.
+///
+/// ```
+/// use dlock::store::{Outcome, StoreError};
+///
+/// let error = StoreError::unknown("the connection broke before the reply");
+/// assert_eq!(error.outcome, Outcome::Unknown); // so the client undoes the step
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It was not, and will not be.
@@ -15,6 +22,13 @@ pub enum Outcome {
 }
 
 /// Why a step failed.
+///
+/// ```
+/// use dlock::store::{Reason, StoreError};
+///
+/// let error = StoreError::not_done(Reason::Refused, "the user may not write");
+/// assert!(matches!(error.reason, Reason::Refused));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
@@ -45,6 +59,17 @@ pub enum Reason {
 }
 
 /// A step that failed.
+///
+/// ```
+/// use dlock::store::{Outcome, Reason, StoreError};
+///
+/// /// A connection that cannot be made has carried nothing out.
+/// fn not_connected(error: std::io::Error) -> StoreError {
+///     StoreError::not_done(Reason::Unreachable, "no connection to the store").caused_by(error)
+/// }
+/// # let error = not_connected(std::io::ErrorKind::ConnectionRefused.into());
+/// # assert!(error.outcome == Outcome::NotDone && error.source.is_some());
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 #[non_exhaustive]

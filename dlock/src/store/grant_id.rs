@@ -8,6 +8,13 @@ use crate::base::chance;
 
 /// What a store knows a grant by: `<client uuid>:<number>`, drawn anew for every acquire that is sent and
 /// never used again.
+///
+/// ```
+/// use dlock::store::GrantId;
+///
+/// let grant = GrantId::from_parts(0x0192_f3a4_0000_7000_8000_0000_0000_0001, 7);
+/// assert_eq!(grant.to_string(), "0192f3a4-0000-7000-8000-000000000001:7");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantId {
     client: Uuid,

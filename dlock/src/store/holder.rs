@@ -5,6 +5,17 @@ use std::time::Duration;
 use super::Kind;
 
 /// Who holds a lock, as the store sees it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::memory();
+/// let _guard = client.lock("order:42").acquire().await?;
+///
+/// let holder = client.inspect("order:42").await?.expect("the lock is held");
+/// assert!(holder.id.starts_with(&client.id()));
+/// println!("the lease ends in {:?}", holder.remaining);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {

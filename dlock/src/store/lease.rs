@@ -6,6 +6,15 @@ use std::time::Duration;
 ///
 /// A store with leases in whole seconds, or with one lease for a whole session, says so by this. The client counts the
 /// deadline of the grant from what was given; a longer lease than was asked for is taken as that one.
+///
+/// ```
+/// use dlock::store::GivenLease;
+/// use std::time::Duration;
+///
+/// // Leases in whole seconds: 1.5 s were asked for, and 2 s were given.
+/// let lease = GivenLease::new(Duration::from_secs(2));
+/// assert_eq!(lease.left(), Duration::from_secs(2));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GivenLease {
     lasts: Duration,

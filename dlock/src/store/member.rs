@@ -30,6 +30,20 @@ pub trait QuorumMember: Store {
 }
 
 /// The reply of a member of a quorum to an acquire.
+///
+/// ```
+/// use dlock::store::AcquireReply;
+/// use dlock::store::member::Vote;
+/// use std::time::Duration;
+///
+/// fn vote(up_for: Duration, vote_after: Duration, reply: AcquireReply) -> Vote {
+///     match vote_after.checked_sub(up_for) {
+///         Some(votes_in) if !votes_in.is_zero() => Vote::Abstained { votes_in },
+///         _ => Vote::Cast(reply),
+///     }
+/// }
+/// # let _ = vote(Duration::ZERO, Duration::from_secs(1), AcquireReply::acquired(1));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Vote {

@@ -9,6 +9,16 @@ use std::time::Duration;
 use crate::store::{Reason, StoreError, Watch};
 
 /// What a record is found by: a name that says nothing of its makers, as a hash does.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::record::RecordKey;
+///
+/// let key = RecordKey::new("payment-7f3a")?;
+/// assert_eq!(key.as_str(), "payment-7f3a");
+/// assert!(RecordKey::new("with space").is_err());
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RecordKey(Arc<str>);
 
@@ -43,6 +53,12 @@ impl RecordKey {
 }
 
 /// Who claimed a record: drawn anew for every request, never used again.
+///
+/// ```
+/// use dlock::record::ClaimToken;
+///
+/// assert_ne!(ClaimToken::new(), ClaimToken::new());
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimToken(Arc<str>);
 
@@ -68,6 +84,20 @@ impl ClaimToken {
 pub type Fingerprint = [u8; 32];
 
 /// What becomes of a claim whose owner is gone without a result.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, RecordKey};
+/// use std::time::Duration;
+///
+/// let records = dlock::LockClient::memory().records()?;
+/// let (key, token) = (RecordKey::new("payment-7")?, ClaimToken::new());
+/// let (lease, retention) = (Duration::from_secs(10), Duration::from_secs(24 * 60 * 60));
+/// let mut request = ClaimRequest::new(key.clone(), token.clone(), [0; 32], lease, retention);
+/// request.on_orphan = OnOrphan::Leave; // a person looks into it
+/// # assert!(matches!(records.claim(request).await?, ClaimReply::Claimed { .. }));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnOrphan {
@@ -79,6 +109,19 @@ pub enum OnOrphan {
 }
 
 /// Claims a record.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
+/// use std::time::Duration;
+///
+/// let records = dlock::LockClient::memory().records()?;
+/// let (key, token) = (RecordKey::new("payment-7")?, ClaimToken::new());
+/// let (lease, retention) = (Duration::from_secs(10), Duration::from_secs(24 * 60 * 60));
+/// let request = ClaimRequest::new(key.clone(), token.clone(), [0; 32], lease, retention);
+/// assert!(matches!(records.claim(request).await?, ClaimReply::Claimed { attempt: 1, .. }));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClaimRequest {
@@ -119,6 +162,25 @@ impl ClaimRequest {
 
 /// The answer to a [`ClaimRequest`]. Judged in this order: a record that cannot be read is an error, then
 /// mismatch (of orphans too), result, live claim, orphan.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
+/// use std::time::Duration;
+///
+/// let records = dlock::LockClient::memory().records()?;
+/// let (key, token) = (RecordKey::new("payment-7")?, ClaimToken::new());
+/// let (lease, retention) = (Duration::from_secs(10), Duration::from_secs(24 * 60 * 60));
+/// let request = ClaimRequest::new(key.clone(), token.clone(), [0; 32], lease, retention);
+/// match records.claim(request).await? {
+///     ClaimReply::Claimed { attempt, fence } => println!("attempt {attempt}, with fencing token {fence}"),
+///     ClaimReply::Completed { response } => println!("done before: {response:?}"),
+///     ClaimReply::InProgress { remaining, .. } => println!("try again in {remaining:?}"),
+///     ClaimReply::Mismatch => println!("the key was used for another request"),
+///     _ => println!("an attempt began, and its owner is gone"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClaimReply {
@@ -310,6 +372,22 @@ impl<S: RecordStore> DynRecordStore for S {
 
 /// The records of a store: what [`LockClient::records`](crate::LockClient::records) gives, or a store of
 /// your own. Cheap to clone.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, RecordKey};
+/// use std::time::Duration;
+///
+/// let records = dlock::LockClient::memory().records()?;
+/// let (key, token) = (RecordKey::new("payment-7")?, ClaimToken::new());
+/// let (lease, retention) = (Duration::from_secs(10), Duration::from_secs(24 * 60 * 60));
+/// let request = ClaimRequest::new(key.clone(), token.clone(), [0; 32], lease, retention);
+/// if let ClaimReply::Claimed { .. } = records.claim(request.clone()).await? {
+///     // ... the work ...
+///     records.complete(&key, &token, b"paid".to_vec(), retention).await?;
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Records(Arc<dyn DynRecordStore>);
 

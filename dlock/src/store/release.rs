@@ -1,6 +1,18 @@
 //! What a store replies to a release.
 
 /// The reply to a [`ReleaseRequest`](super::ReleaseRequest).
+///
+/// ```
+/// use dlock::store::ReleaseReply;
+///
+/// fn reply(rows_deleted: u64) -> ReleaseReply {
+///     match rows_deleted {
+///         0 => ReleaseReply::NotHeld { repeated: false },
+///         _ => ReleaseReply::Released { receivers: None }, // this store counts no subscribers
+///     }
+/// }
+/// # assert!(matches!(reply(1), ReleaseReply::Released { .. }));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseReply {

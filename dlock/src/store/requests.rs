@@ -6,6 +6,15 @@ use super::{GrantId, Kind};
 use crate::LockKey;
 
 /// Gives a lock back.
+///
+/// ```
+/// use dlock::store::{GrantId, Kind, ReleaseRequest};
+/// use std::time::Duration;
+///
+/// let grant = GrantId::from_parts(0x0192_f3a4, 1);
+/// let mut request = ReleaseRequest::new(Kind::Mutex, "order:42".into(), grant);
+/// request.keep_for = Duration::from_secs(2); // the rest of a `min_hold`
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
@@ -36,6 +45,15 @@ impl ReleaseRequest {
 }
 
 /// Extends the lease of a grant that the store still knows.
+///
+/// ```
+/// use dlock::store::{GrantId, Kind, RenewRequest};
+/// use std::time::Duration;
+///
+/// let grant = GrantId::from_parts(0x0192_f3a4, 1);
+/// let request = RenewRequest::new(Kind::Mutex, "order:42".into(), grant, Duration::from_secs(30));
+/// # assert_eq!(request.amount, 1);
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RenewRequest {

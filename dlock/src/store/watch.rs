@@ -11,6 +11,16 @@ use crate::base::clock;
 /// News of one key, shared by all who wait for it in this process.
 ///
 /// Dropping it ends the subscription when nobody else has one.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock::store::Watch;
+/// use std::time::Duration;
+///
+/// let mut watch = Watch::polling(Duration::from_millis(200));
+/// watch.changed().await; // at once: look now
+/// # }
+/// ```
 pub struct Watch {
     /// `None` when the subscription has ended.
     source: Option<Source>,

@@ -43,6 +43,20 @@ use crate::store::{
 ///
 /// Clients that are built on clones of one `MemoryStore` exclude each other, as processes on one server
 /// do; so do clients of `memory://NAME` with the same name. `memory://` is a store of its own each time.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::{LockClient, stores::memory::MemoryStore};
+///
+/// let store = MemoryStore::new();
+/// let one = LockClient::builder().store(store.clone()).build().await?;
+/// let other = LockClient::builder().store(store.clone()).build().await?;
+///
+/// let guard = one.lock("order:42").acquire().await?;
+/// assert!(other.lock("order:42").try_acquire().await.is_err());
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct MemoryStore {
     store: Arc<Shared>,
