@@ -472,7 +472,8 @@ pub(crate) fn arrive(arrival: Arrival) {
                         Who::Process(peer.process),
                         "is connected to store {} again",
                         peer.store
-                    )
+                    );
+                    world.may_ask_again(peer.process);
                 });
                 end.notifications.doubt_all();
                 end.doubts.tell(Lane::default());

@@ -223,9 +223,8 @@ impl Quorum {
             Verdict::Granted { token } => token,
             Verdict::Busy { remaining } => {
                 self.say(&request, votes.told());
-                if let Some((left, members)) = votes.abstention() {
-                    *self.abstention.lock() = Some((clock::now() + left, members));
-                }
+                let abstention = votes.abstention();
+                *self.abstention.lock() = abstention.map(|(left, members)| (clock::now() + left, members));
                 let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
                 if votes.granted().next().is_some() {
@@ -511,8 +510,8 @@ impl Quorum {
         self.runtime.spawn(step);
     }
 
-    /// The members that abstain for a while yet, if these are too many for a majority. They alone are asked meanwhile: a
-    /// minority that granted the lock and had it given back would wake everybody that waits, to ask again at once.
+    /// The members that abstain or fail for a while yet, if these are too many for a majority. They alone are asked
+    /// meanwhile: a minority that granted the lock and had it given back would wake all waiters, to ask again at once.
     fn abstaining(&self) -> Option<Arc<[usize]>> {
         let abstention = self.abstention.lock();
         let (until, members) = abstention.as_ref()?;

@@ -9,6 +9,9 @@ use crate::base::broken;
 use crate::store::member;
 use crate::store::{AcquireReply, Granted, Outcome, Reason, StoreError};
 
+/// A member that failed is expected back after this time.
+const FAILS_FOR: Duration = Duration::from_millis(50);
+
 /// How many members decide.
 pub(super) fn majority(members: usize) -> usize {
     if broken!(QuorumOfAMinority) {
@@ -142,22 +145,27 @@ impl<'a> Votes<'a> {
             })
             .map(|time| time.unwrap_or(Duration::MAX))
             .collect();
-        times.sort();
         // It is "busy" because of what a member said, and not because of those that were not asked.
         let is_said = |vote: &Vote| matches!(vote, Vote::Busy { .. } | Vote::Abstains { .. });
         let is_said = self.votes.iter().flatten().any(is_said);
-        match times.get(majority - granted - 1).filter(|_| is_said) {
-            Some(time) => Verdict::Busy {
-                remaining: Some(*time).filter(|time| *time < Duration::MAX),
-            },
-            None => Verdict::Failed(self.failure()),
+        let last = majority - granted - 1;
+        if !is_said || times.len() <= last {
+            return Verdict::Failed(self.failure());
+        }
+        // Members that fail do not make it busy, but may be among the first that grant it.
+        let fails = |vote: &&Vote| matches!(vote, Vote::Failed(_));
+        times.extend(self.votes.iter().flatten().filter(fails).map(|_| FAILS_FOR));
+        times.sort();
+        Verdict::Busy {
+            remaining: Some(times[last]).filter(|time| *time < Duration::MAX),
         }
     }
 
-    /// The members that abstain, and for how long they are too many for a majority, if they are.
+    /// The members that abstain or fail, and for how long they are too many for a majority, if they are.
     pub(super) fn abstention(&self) -> Option<(Duration, Arc<[usize]>)> {
         let abstains = |(at, vote): (usize, &Option<Vote>)| match vote {
             Some(Vote::Abstains { votes_in }) => Some((*votes_in, at)),
+            Some(Vote::Failed(_)) => Some((FAILS_FOR, at)),
             _ => None,
         };
         let mut all: Vec<_> = self.votes.iter().enumerate().filter_map(abstains).collect();

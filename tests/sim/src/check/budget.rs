@@ -3,7 +3,7 @@
 //! renewed a few times, and nothing is sent again and again while no call gets on. In storms, a call repeats what has
 //! failed only after a pause.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dlock::LockKey;
 use dlock::store::{GrantId, Kind};
@@ -174,6 +174,17 @@ impl World {
         }
         let key = LockKey::from(topic.split('\n').next().unwrap_or(topic).to_owned());
         self.has_reason(process, &key, 1, 1);
+    }
+
+    /// A process has a connection again, so what it waits for is asked for at once.
+    pub(crate) fn may_ask_again(&mut self, process: usize) {
+        self.begins_second();
+        let waiters = self.checks.waiters.values();
+        let of_process = waiters.filter(|waiter| waiter.process == process);
+        let keys: BTreeSet<_> = of_process
+            .flat_map(|waiter| waiter.also.iter().chain([&waiter.key]))
+            .collect();
+        self.checks.budgets.second.calls += keys.len() as u64;
     }
 
     fn begins_second(&mut self) {
