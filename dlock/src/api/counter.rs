@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
 use crate::runtime::client::{Handle, Shared};
+use crate::runtime::emit::Event;
 use crate::runtime::release::sleep;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use crate::store::{Outcome, StoreError};
@@ -70,7 +71,11 @@ async fn repeat(
         if !is_repeated || now.since(begun) >= shared.settings.retry_for {
             return Err(error);
         }
-        tracing::debug!(key = %request.key, %error, "a step on a counter failed and is repeated");
+        Event::CounterRepeated {
+            key: &request.key,
+            error: &error,
+        }
+        .emit();
         if let Some(pause) = backoff.next(sent, now) {
             sleep(pause).await;
         }

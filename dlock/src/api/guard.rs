@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::api::held::View;
 use crate::api::methods::hold_methods;
 use crate::api::run::Framed;
+use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
 use crate::runtime::hold::Hold;
 use crate::runtime::scope::Frames;
@@ -179,6 +180,10 @@ pub(crate) async fn finish(guard: impl Holding) {
         // The loss was told already, to the work or to its caller.
         Ok(()) | Err(Error::Lost { .. }) => {}
         Err(Error::NotReleased { failures }) if failures.iter().all(Error::is_lost) => {}
-        Err(error) => tracing::warn!(%key, %error, "the release of a lock failed, its lease ends it"),
+        Err(error) => Event::NotReleasedAfterWork {
+            key: &key,
+            error: &error,
+        }
+        .emit(),
     }
 }

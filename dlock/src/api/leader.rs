@@ -12,6 +12,7 @@ use crate::api::guard::{LockGuard, Wraps, finish};
 use crate::api::lock::guarded;
 use crate::api::methods::hold_methods;
 use crate::base::chance;
+use crate::runtime::emit::Event;
 use crate::store::Holder;
 use crate::{Error, Held, Lock, LockClient, LockKey};
 
@@ -157,7 +158,7 @@ impl Leader {
                 Box::pin(finish(term.guard)).await;
                 match done {
                     Err(Error::Lost { key, loss, .. }) => {
-                        tracing::warn!(name = %key, %loss, "the lead is lost, and is stood for again");
+                        Event::LeadLost { name: &key, loss }.emit();
                     }
                     done => return done,
                 }
@@ -212,7 +213,11 @@ impl Leader {
                     | Error::Refused { .. }
                     | Error::NotReplicated { .. }),
                 ) => {
-                    tracing::warn!(name = %self.key(), %error, "standing for the lead failed, and is tried again");
+                    Event::StandingFailed {
+                        name: self.key(),
+                        error: &error,
+                    }
+                    .emit();
                 }
                 Err(error) => return Err(error),
             }
@@ -253,7 +258,11 @@ pub struct Term {
 
 impl Term {
     fn begins(guard: LockGuard) -> Term {
-        tracing::info!(name = %guard.key(), token = guard.fencing_token(), "leads");
+        Event::Leads {
+            name: guard.key(),
+            token: guard.fencing_token(),
+        }
+        .emit();
         Term { guard }
     }
 

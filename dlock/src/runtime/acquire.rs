@@ -28,12 +28,12 @@ use crate::engine::timing::{
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
+use crate::runtime::emit::Event;
 use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
 use crate::runtime::options::{LONGEST, Lease, LockOptions, Options};
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::{self, Scope};
-use crate::runtime::telemetry;
 use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Called, JoinAt, QueueEntry, QueueHead};
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
@@ -63,13 +63,13 @@ pub(crate) async fn begin() -> (Instant, Scope) {
 
 /// The end of every acquire: what came of it, counted.
 pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl Debug) -> Result<T, Error> {
-    match &outcome {
-        Ok(_) => telemetry::acquired(clock::now().saturating_duration_since(started)),
-        Err(error) => {
-            telemetry::not_acquired(error);
-            tracing::debug!(lock = ?what, %error, "a lock was not acquired");
-        }
-    }
+    let event = match &outcome {
+        Ok(_) => Event::Acquired {
+            waited: clock::now().saturating_duration_since(started),
+        },
+        Err(error) => Event::NotAcquired { lock: what, error },
+    };
+    event.emit();
     outcome
 }
 
@@ -412,10 +412,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
         let counters = (shared.counters(options.kind)).map_err(|error| self.call.failed(error))?;
         let mut watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
         let mut pause = Duration::ZERO;
-        tracing::warn!(
-            semaphore = %key, wanted = self.call.amount(),
-            "a semaphore has fewer permits in all than are wanted: waiting until some are added"
-        );
+        Event::TooFewPermits {
+            semaphore: key,
+            wanted: self.call.amount(),
+        }
+        .emit();
         loop {
             let notifications = async {
                 tokio::time::sleep(pause).await;
@@ -564,10 +565,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     head.waits(options.lock.max_waiters, evidence)?;
                     if options.kind == Kind::Permit && left.or(again).is_none() && !warned {
                         warned = true;
-                        tracing::warn!(
-                            semaphore = %key,
-                            "no permit is free and no lease of one ends: waiting until permits are set or given back"
-                        );
+                        Event::NoPermitEnds { semaphore: key }.emit();
                     }
                     crowd.is_busy(listeners, Moment::of(asked), Moment::now());
                     if head.watch.is_none() {

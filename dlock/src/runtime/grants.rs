@@ -27,6 +27,7 @@ use crate::base::moment::{Moment, nanos};
 use crate::engine::grant::{GrantState, Terms};
 use crate::engine::handoff::{HandoffBudget, HandoffTerms};
 use crate::runtime::client::Shared;
+use crate::runtime::emit::Event;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::waiters::QueueHead;
 use crate::store::{GrantId, Kind, ReleaseRequest, RenewRequest};
@@ -449,8 +450,12 @@ impl Grant {
             let mut told = Told::default();
             state.room.close(&mut told);
             drop(state);
-            tracing::warn!(key = %self.key, grant = %self.id(), %loss, "a lock was lost");
-            crate::runtime::telemetry::lost(loss);
+            Event::Lost {
+                key: &self.key,
+                grant: self.id(),
+                loss,
+            }
+            .emit();
             told.tell();
             tell(signals);
             // Who waits here looks at the store now.
@@ -520,7 +525,11 @@ impl Grant {
 
     /// Says that it has become suspect, for callers that hold no lock.
     pub(crate) fn tell_suspect(&self) {
-        tracing::warn!(key = %self.key, grant = %self.id(), "a lock could not be confirmed, its lease still runs");
+        Event::Suspect {
+            key: &self.key,
+            grant: self.id(),
+        }
+        .emit();
     }
 }
 

@@ -25,8 +25,8 @@ use crate::base::moment::Moment;
 use crate::engine::fairness::other_listeners;
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
+use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
-use crate::runtime::telemetry;
 use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
@@ -179,7 +179,7 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
             // that is never empty could do with them.
             Some(done) = jobs.next(), if !jobs.is_empty() => {
                 if done.is_err() {
-                    tracing::error!("a step of the lock store panicked");
+                    Event::StorePanicked.emit();
                 }
             }
             job = queue.recv(), if open => match job {
@@ -321,7 +321,12 @@ fn give_back(
                     return reported(report, &request);
                 }
                 ReleaseAction::Repeat { pause, failure } => {
-                    tracing::debug!(%key, grant = %request.grant, error = %failure, "a release failed and is repeated");
+                    Event::ReleaseRepeated {
+                        key,
+                        grant: request.grant,
+                        error: &failure,
+                    }
+                    .emit();
                     *last.lock() = Some(failure);
                     if let Some(pause) = pause {
                         sleep(pause).await;
@@ -342,7 +347,7 @@ fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error
     let ReleaseRequest { key, grant, .. } = request;
     match report {
         ReleaseReport::Released => {
-            telemetry::released();
+            Event::Released.emit();
             Ok(())
         }
         ReleaseReport::ReleasedBefore => Ok(()),
@@ -352,8 +357,12 @@ fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error
         }),
         ReleaseReport::RanOut => Err(unknown(key, "its lease ran out meanwhile".to_owned())),
         ReleaseReport::Failed(error) => {
-            tracing::warn!(%key, %grant, %error, "a lock could not be released, its lease ends it");
-            telemetry::release_failed();
+            Event::ReleaseFailed {
+                key,
+                grant: *grant,
+                error: &error,
+            }
+            .emit();
             Err(error.into_error("the release of lock", key))
         }
     }

@@ -36,6 +36,7 @@ use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
 use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
 use crate::engine::wait_queue::{InsertAt, QueuedWaiter, TooMany, WaitQueue};
+use crate::runtime::emit::Event;
 use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
@@ -83,7 +84,7 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
                 for (of, waiter) in late {
                     let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &waiter));
                     if std::panic::catch_unwind(withdraws).is_err() {
-                        tracing::error!("a step of the lock store panicked");
+                        Event::StorePanicked.emit();
                     }
                 }
                 waiters.mark_woken(&queues);
@@ -504,7 +505,11 @@ impl Waiters {
         }
         drop(queues);
         if is_there {
-            tracing::debug!(key = %of.key, by = %waiter.by, "a waiter was woken and not polled: others go first");
+            Event::PollDeadlineMissed {
+                key: &of.key,
+                by: waiter.by,
+            }
+            .emit();
         }
         drop((head, stolen));
         // Last, so that it can go to the one that is the head now.

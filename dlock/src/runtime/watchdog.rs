@@ -18,6 +18,7 @@ use crate::base::clock;
 use crate::base::moment::Moment;
 use crate::engine::renewal::{Action, Actions, Renewable, RenewalTable, Reply, Request, SLOW};
 use crate::runtime::client::Shared;
+use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
 use crate::store::Doubt;
 use crate::store::{Lane, StoreError};
@@ -107,7 +108,11 @@ impl Watchdog {
                 Action::End(grant, loss) => grant.lose(loss),
                 Action::TellSuspect(grant) => grant.tell_suspect(),
                 Action::TellFailed(grant, error) => {
-                    tracing::debug!(key = %grant.key, %error, "a renewal failed and is tried again");
+                    Event::RenewalFailed {
+                        key: &grant.key,
+                        error: &error,
+                    }
+                    .emit();
                 }
                 Action::Wake => self.sooner.notify_one(),
                 Action::TellEmpty => self.emptied.notify_waiters(),

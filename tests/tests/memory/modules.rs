@@ -63,6 +63,24 @@ fn layers_of_the_core_import_downward() {
 }
 
 #[test]
+fn logs_and_metrics_of_locks_are_written_in_one_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dlock/src");
+    let mut files = Vec::new();
+    read_sources(&root, &root, &mut files);
+    let writes: Vec<_> = files
+        .iter()
+        .filter(|(path, _)| {
+            ["engine", "runtime", "api"]
+                .iter()
+                .any(|layer| path.starts_with(layer))
+        })
+        .filter(|(_, text)| text.contains("tracing::") || text.contains("metrics::"))
+        .map(|(path, _)| path)
+        .collect();
+    assert_eq!(writes, ["runtime/emit.rs"]);
+}
+
+#[test]
 fn circle_is_found_wherever_a_path_stands() {
     let lib = "mod a; mod b; mod c; pub use b::B; pub use self::c::C as D;";
     let circles = [

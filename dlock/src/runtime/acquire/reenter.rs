@@ -11,6 +11,7 @@ use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::timing::{FIRST_PAUSE, LOOK_AT_FRAME_EVERY};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
+use crate::runtime::emit::Event;
 use crate::runtime::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::{NestedRead, holds_around};
@@ -229,12 +230,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 () = handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
                 () = clock::sleep_until(until.map_or(looks_at, |until| until.min(looks_at))) => {
                     if until.is_none() && !std::mem::replace(&mut warned, true) {
-                        tracing::warn!(
-                            %key, waiting = %by, inside = %line,
-                            "a lock is waited for from inside its own frame, while another guard of it is \
-                             inside: if that one waits for this call, this never ends (pass the guard on, use \
-                             guard.reenter(), or set a wait)"
-                        );
+                        let inside = &line;
+                        Event::WaitsInOwnFrame { key, waiting: by, inside }.emit();
                     }
                 }
             }
