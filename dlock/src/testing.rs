@@ -38,8 +38,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::engine::timing::LONGEST_LEASE;
 use crate::runtime::client::Shared;
-use crate::runtime::options::LONGEST;
 use crate::store::Capabilities;
 use crate::store::counter::Counters;
 use crate::store::counter::{CounterReply, CounterRequest};
@@ -163,14 +163,14 @@ impl TestStore {
 
     /// Somebody else takes the lock, from whoever has it, and keeps it until the value is dropped.
     pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
-        self.busy_for(key, LONGEST)
+        self.busy_for(key, LONGEST_LEASE)
     }
 
     /// Another client takes the lock from its holder, with a fixed lease of a year at most; dropping the value ends
     /// the lease before.
     pub fn busy_for(&self, key: impl Into<LockKey>, lease: Duration) -> Busy {
         let key = key.into();
-        let lease = lease.min(LONGEST);
+        let lease = lease.min(LONGEST_LEASE);
         self.lose(key.clone());
         let grant = GrantId::new(crate::base::chance::uuid(), 1);
         let request = AcquireRequest::new(Kind::Mutex, key.clone(), grant, lease);

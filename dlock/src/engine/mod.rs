@@ -3,11 +3,13 @@
 //!
 //! The crate in `tests/engine` compiles these files without a runtime, and tests them by tables.
 
+pub(crate) mod acquire;
 pub(crate) mod crowd;
 pub(crate) mod evidence;
 pub(crate) mod fairness;
 pub(crate) mod grant;
 pub(crate) mod handoff;
+pub(crate) mod position;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod timing;

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use crate::base::moment::Moment;
 
+/// The longest of all durations that an option takes. A lease that a store says is longer counts as one without an end: it
+/// may be more than a clock can take.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// How long a waiter sleeps at most when the holder's lease has no end or is very long.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(30);
 /// How often a waiter asks for the number of permits of a semaphore that has too few in all.

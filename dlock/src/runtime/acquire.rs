@@ -1,43 +1,36 @@
 //! The way of an acquire: re-entry first, then this process's queue, then the store.
 
-mod crowd;
 mod fair;
+mod head;
+mod permits;
 mod reenter;
 
 use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::crowd::asks_next;
-use crate::base::broken;
+use self::head::HeadOutcome;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
-use crate::engine::crowd::Crowd;
+use crate::engine::acquire::{Next, Report, Rules, Step};
 use crate::engine::evidence::{Evidence, Verdict};
-use crate::engine::fairness::YieldRound;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
-use crate::engine::timing::{
-    self, ASK_FOR_PERMITS_EVERY, LONGEST_SLEEP, POSITION_ENDS_WITHIN, until_next_request,
-};
+use crate::engine::timing::{self, LONGEST_LEASE};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::Event;
-use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
-use crate::runtime::options::{LONGEST, Lease, LockOptions, Options};
+use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::{self, Scope};
-use crate::runtime::unfinished::Part;
-use crate::runtime::waiters::{Called, JoinAt, QueueEntry, QueueHead};
-use crate::store::counter::{CounterReply, CounterRequest, CounterStep};
-use crate::store::{Announce, GrantId, Kind, Outcome, ReleaseRequest, StoreError, Watch};
+use crate::runtime::waiters::{Called, JoinAt, QueueHead};
+use crate::store::{Announce, GrantId, Kind, StoreError, Watch};
 use crate::{Error, LockKey};
 
 /// One call of acquire, or what a call for several keys says of one of them.
@@ -158,7 +151,7 @@ impl AcquireCall {
             return wait.in_store_queue().await;
         }
         let mut evidence = Evidence::default();
-        if let Some(guard) = wait.unless_somebody_waits(&mut evidence).await? {
+        if let Some(guard) = wait.read_at_once(&mut evidence).await? {
             return Ok(guard);
         }
         wait.in_local_queue(&mut evidence).await
@@ -206,8 +199,8 @@ impl AcquireCall {
         }
     }
 
-    /// Whether who waits may have a place at the store, under an id of its own.
-    pub(crate) fn takes_place(&self) -> bool {
+    /// Whether a waiter may have a queue position at the store, under an id of its own.
+    pub(crate) fn has_position(&self) -> bool {
         match self.options.kind {
             Kind::Write => self.options.prefer_writers,
             kind => kind == Kind::Permit,
@@ -242,11 +235,11 @@ impl AcquireCall {
 }
 
 /// What ended the time in a queue.
-enum Came<T> {
-    /// The role of the queue head, or the lock from another caller of this process.
-    Asked(Asked<T>),
-    /// The role of the queue head, for a waiter that may ask along with others.
-    Opened(QueueHead),
+enum Queued<T> {
+    /// The lock, from the store or from another caller of this process, or the loss of what the waiter had.
+    Ended(HeadOutcome<T>),
+    /// The role of the queue head, for a reader that may ask along with others.
+    ReadersEnter(QueueHead),
 }
 
 /// A call that may wait.
@@ -272,9 +265,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// Readers do not keep each other out, so they need no turn to come in: nobody who waits here for the same is
-    /// passed by, and there is nobody to be let in first. `None` for all others, and for those who have to wait.
-    async fn unless_somebody_waits(&self, evidence: &mut Evidence) -> Result<Option<G::Got>, Error> {
+    /// Asks for a read lock at once where no caller of this process waits for it, and no other process is to go first:
+    /// readers do not keep each other out. `None` for all other kinds, and where the reader has to wait.
+    async fn read_at_once(&self, evidence: &mut Evidence) -> Result<Option<G::Got>, Error> {
         let AcquireCall {
             handle, key, options, ..
         } = self.call;
@@ -317,7 +310,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     pub(crate) fn is_busy(&self, left: Option<Duration>, evidence: &mut Evidence) {
         let now = Moment::now();
         // A store's word for "no end" may be more than a clock can take.
-        let left = left.filter(|left| *left <= LONGEST);
+        let left = left.filter(|left| *left <= LONGEST_LEASE);
         evidence.is_busy(left.map(|left| now + left), now);
     }
 
@@ -352,7 +345,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         loop {
             let handoff_terms = self.target.handoff_terms();
             let entry = shared.waiters.join(options.kind, key, line, handoff_terms, by)?;
-            let came = {
+            let queued = {
                 let waits = std::pin::pin!(async {
                     let called = tokio::select! {
                         biased;
@@ -364,33 +357,33 @@ impl<G: AcquireTarget> Wait<'_, G> {
                         }
                     };
                     match called {
-                        Called::Head(head) if head.opened => Ok(Came::Opened(head)),
-                        Called::Head(head) => self.at_store(&entry, head, evidence).await.map(Came::Asked),
-                        Called::Guard(guard) => Ok(Came::Asked(Asked::of(self.takes(guard)))),
-                        Called::Withdrawn => Ok(Came::Asked(Asked::Lost)),
+                        Called::Head(head) if head.opened => Ok(Queued::ReadersEnter(head)),
+                        Called::Head(head) => self.as_head(&entry, head, evidence).await.map(Queued::Ended),
+                        Called::Guard(guard) => Ok(Queued::Ended(HeadOutcome::of(self.takes(guard)))),
+                        Called::Withdrawn => Ok(Queued::Ended(HeadOutcome::Lost)),
                     }
                 });
                 entry.attended(waits).await?
             };
-            let got = match came {
-                Came::Asked(Asked::Got(got)) => {
+            let got = match queued {
+                Queued::Ended(HeadOutcome::Got(got)) => {
                     line = JoinAt::Front;
                     Some(got)
                 }
-                Came::Asked(Asked::Lost) => {
-                    // Nobody loses a place that was had.
+                Queued::Ended(HeadOutcome::Lost) => {
+                    // A waiter never loses a place in the queue to those that came later.
                     line = JoinAt::Front;
                     None
                 }
-                Came::Asked(Asked::TooFew) => {
+                Queued::Ended(HeadOutcome::TooFewPermits) => {
                     drop(entry);
                     line = JoinAt::End(None);
                     self.until_there_are_more(evidence).await?;
                     None
                 }
-                Came::Opened(head) => {
+                Queued::ReadersEnter(head) => {
                     let outcome = self.target.attempt(0, None, Announce::Nothing);
-                    // The request of the next one here goes along with this one.
+                    // The request of the next waiter here goes along with this one.
                     drop((head, entry));
                     line = JoinAt::End(None);
                     self.now(outcome, evidence).await?
@@ -402,295 +395,42 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// Lets all others pass until the number of permits was changed, so that there may be as many as are wanted.
-    async fn until_there_are_more(&self, evidence: &mut Evidence) -> Result<(), Error> {
-        let AcquireCall {
-            handle, key, options, ..
-        } = self.call;
-        let shared = handle.shared();
-        let store = &shared.store;
-        let counters = (shared.counters(options.kind)).map_err(|error| self.call.failed(error))?;
-        let mut watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
-        let mut pause = Duration::ZERO;
-        Event::TooFewPermits {
-            semaphore: key,
-            wanted: self.call.amount(),
-        }
-        .emit();
-        loop {
-            let notifications = async {
-                tokio::time::sleep(pause).await;
-                let _ = tokio::time::timeout(LONGEST_SLEEP, changed(&mut watch)).await;
-            };
-            tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                () = self.over() => return Err(self.gave_up(evidence, false)),
-                () = notifications => {}
-            }
-            let request = CounterRequest::new(key.clone(), shared.next_grant(), CounterStep::Permits);
-            let asked = clock::now();
-            evidence.asks(Moment::of(asked));
-            let reply = tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                reply = counters.clone().count(request) => reply,
-                () = self.over() => return Err(self.gave_up(evidence, true)),
-            };
-            pause = match reply {
-                Ok(CounterReply::Permits {
-                    free: Some(free),
-                    held,
-                }) if free.saturating_add_unsigned(held) < i64::from(self.call.amount()) => {
-                    self.is_busy(None, evidence);
-                    ASK_FOR_PERMITS_EVERY
-                }
-                Ok(_) => {
-                    evidence.replied();
-                    return Ok(());
-                }
-                Err(error) => {
-                    // What was told meanwhile is not waited for a second time.
-                    watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
-                    self.failed(asked, error, evidence)?
-                }
-            };
+    /// How the store is asked.
+    fn rules(&self) -> Rules {
+        let kind = self.call.options.kind;
+        let fair = kind.waits_in_store();
+        Rules {
+            fair,
+            has_position: !fair && self.call.has_position(),
+            permits: kind == Kind::Permit,
+            patience: self.patience(),
+            started: Moment::of(self.started),
         }
     }
 
-    /// Is the queue head: asks the store until it grants the lock.
-    async fn at_store(
-        &self,
-        entry: &QueueEntry,
-        mut head: QueueHead,
-        evidence: &mut Evidence,
-    ) -> Result<Asked<G::Got>, Error> {
-        let AcquireCall {
-            handle, key, options, ..
-        } = self.call;
-        let shared = handle.shared();
-        let waiter = shared.next_grant();
-        let listen = || shared.store.clone().watch(options.kind, key, waiter);
-        let of = entry.lock_id();
-        let fairness = &shared.fairness;
-        if entry.has_waited() {
-            evidence.learn(entry.evidence(), Moment::of(self.started));
-        }
-        let after = head.after.take();
-        let pending = fairness.take(of);
-        let mut round = None;
-        let mut is_over = false;
-        if after.is_some() || pending.is_some() {
-            let others_first = async {
-                let pending = match after {
-                    Some(after) => after.pending().await.inspect(|_| evidence.replied()).flatten(),
-                    None => pending,
-                };
-                fairness
-                    .yields(of, pending?, &mut head.watch, listen, self.until)
-                    .await
-            };
-            tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_off(entry) => return Ok(Asked::of(self.took(guard?, head))),
-                first = others_first => round = first,
-                () = self.over() => is_over = true,
-            }
-        }
-        if is_over {
-            return Err(self.gave_up(evidence, false));
-        }
-        let mut place = Place::new(self.call, waiter);
-        let mut longest = Duration::ZERO;
-        let mut crowd = Crowd::default();
-        let mut warned = false;
-        loop {
-            let asked = clock::now();
-            // Waiters behind a head whose patience is over do not each begin anew.
-            if evidence
-                .patience_ends(self.patience())
-                .is_some_and(|end| end <= Moment::of(asked))
-            {
-                return Err(self.gave_up(evidence, false));
-            }
-            evidence.asks(Moment::of(asked));
-            if !evidence.is_empty() {
-                head.knows(evidence);
-            }
-            // What happened before the request is in the answer.
-            head.watch.iter_mut().for_each(Watch::seen);
-            // Whoever goes away before the answer does not know whether it has one.
-            let had = std::mem::replace(&mut place.taken, self.call.takes_place());
-            let mut outcome = self.target.attempt(head.handed, Some(waiter), crowd.announce());
-            let outcome = match futures_util::poll!(&mut outcome) {
-                Poll::Ready(outcome) => outcome,
-                Poll::Pending => tokio::select! {
-                    biased;
-                    guard = handed_off(entry) => return Ok(Asked::of(self.took(guard?, head))),
-                    outcome = entry.shares(outcome) => outcome,
-                    () = self.over() => return Err(self.gave_up(evidence, true)),
-                    () = self.patience_ends(evidence) => return Err(self.gave_up(evidence, true)),
-                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                },
-            };
-            let sleep = match outcome {
-                Ok(AttemptOutcome::Got(got)) => {
-                    evidence.replied();
-                    head.handed = 0;
-                    // Where one may read, all may.
-                    head.opened = options.kind == Kind::Read;
-                    fairness.acquired(of, round);
-                    place.taken = had;
-                    if let Some(guard) = self.target.guard(&got) {
-                        place.taken = false;
-                        head.rests(guard);
-                    }
-                    return Ok(Asked::Got(got));
-                }
-                Ok(AttemptOutcome::TooFew) => {
-                    fairness.other_holder(of);
-                    self.is_busy(None, evidence);
-                    head.waits(options.lock.max_waiters, evidence)?;
-                    return Ok(Asked::TooFew);
-                }
-                Ok(AttemptOutcome::Busy {
-                    left,
-                    again,
-                    listeners,
-                }) => {
-                    place.taken = had || again.is_some() && self.call.takes_place();
-                    fairness.other_holder(of);
-                    self.is_busy(left, evidence);
-                    head.waits(options.lock.max_waiters, evidence)?;
-                    if options.kind == Kind::Permit && left.or(again).is_none() && !warned {
-                        warned = true;
-                        Event::NoPermitEnds { semaphore: key }.emit();
-                    }
-                    crowd.is_busy(listeners, Moment::of(asked), Moment::now());
-                    if head.watch.is_none() {
-                        head.watch = Some(listen());
-                        crowd.listens();
-                    }
-                    let left = left.filter(|left| *left <= LONGEST);
-                    longest = longest.max(left.unwrap_or_default());
-                    until_next_request(left, longest, again)
-                }
-                Err(error) => {
-                    place.taken &= had || error.outcome == Outcome::Unknown;
-                    let pause = self.failed(asked, error, evidence)?;
-                    head.knows(evidence);
-                    pause
-                }
-            };
-            let sleep = match broken!(WaiterAsksAgainAtOnce) {
-                true => Duration::from_millis(1),
-                false => sleep,
-            };
-            if broken!(NotificationLostBeforeSleep) {
-                head.watch.iter_mut().for_each(Watch::seen);
-            }
-            tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_off(entry) => return Ok(Asked::of(self.took(guard?, head))),
-                () = asks_next(&mut crowd, &mut head.watch, &mut round, sleep) => {}
-                () = self.over() => return Err(self.gave_up(evidence, false)),
-            }
-        }
-    }
-
-    /// What was handed over, where it is still held: it is taken only now, after the process was stopped perhaps.
+    /// What was handed off, where it is still held: the process may have been stopped since.
     fn takes(&self, guard: Hold) -> Option<G::Got> {
         guard.is_held().then(|| self.target.handed_off(guard))
     }
 
-    /// The same; the role of the queue head rests in it.
-    fn took(&self, guard: Option<Hold>, head: QueueHead) -> Option<G::Got> {
-        let guard = guard?;
-        guard.rest(head);
-        self.takes(guard)
+    /// The error of a step that ends the call without the lock.
+    fn reported(&self, step: Step) -> Error {
+        match step.next {
+            Next::Report(Report::GaveUp(verdict)) => self.verdict(verdict),
+            _ => Error::ClientClosed,
+        }
     }
 
     /// The wait, or the patience with the store, is over; `sent` says whether a request is on its way.
     pub(crate) fn gave_up(&self, evidence: &mut Evidence, sent: bool) -> Error {
         let evidence = std::mem::take(evidence);
-        match evidence.verdict(Moment::of(self.started), Moment::now(), sent) {
+        self.verdict(evidence.verdict(Moment::of(self.started), Moment::now(), sent))
+    }
+
+    fn verdict(&self, verdict: Verdict) -> Error {
+        match verdict {
             Verdict::NotAcquired { remaining } => self.not_acquired(remaining),
             Verdict::Failed(error) => self.call.failed(error),
-        }
-    }
-}
-
-/// What came of being the queue head.
-enum Asked<T> {
-    Got(T),
-    /// It was handed over here and is lost already, or the place in the queue is.
-    Lost,
-    /// There are fewer permits in all than are wanted.
-    TooFew,
-}
-
-impl<T> Asked<T> {
-    fn of(got: Option<T>) -> Asked<T> {
-        got.map_or(Asked::Lost, Asked::Got)
-    }
-}
-
-/// A place among those who wait at the store, given up when this is dropped before the lock is had.
-struct Place<'a> {
-    call: &'a AcquireCall,
-    waiter: GrantId,
-    taken: bool,
-}
-
-impl<'a> Place<'a> {
-    fn new(call: &'a AcquireCall, waiter: GrantId) -> Place<'a> {
-        let place = Place {
-            call,
-            waiter,
-            taken: false,
-        };
-        if call.takes_place() {
-            call.handle.shared().unfinished.add(Part {
-                request: place.request(),
-                lease: POSITION_ENDS_WITHIN,
-                is_held: false,
-            });
-        }
-        place
-    }
-
-    fn request(&self) -> ReleaseRequest {
-        ReleaseRequest {
-            kind: self.call.options.kind,
-            key: self.call.key.clone(),
-            grant: self.waiter,
-            keep_for: Duration::ZERO,
-            amount: self.call.amount(),
-        }
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let handle = &self.call.handle;
-        let is_ours = self.call.takes_place() && handle.shared().unfinished.remove(self.waiter.number());
-        if self.taken && is_ours {
-            // Who is not heard of loses it soon anyway.
-            drop(handle.undo(self.request(), POSITION_ENDS_WITHIN));
-        }
-    }
-}
-
-/// The lock, from somebody in this process; `None` where this waiter was not polled in time, and is the queue head no longer.
-async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
-    loop {
-        match entry.called().await? {
-            Called::Guard(guard) => return Ok(Some(guard)),
-            Called::Withdrawn => return Ok(None),
-            // There is one turn, and it is in our hands.
-            Called::Head(_) => {}
         }
     }
 }
@@ -699,14 +439,6 @@ async fn changed(watch: &mut Option<Watch>) {
     match watch {
         Some(watch) => watch.changed().await,
         None => std::future::pending().await,
-    }
-}
-
-/// The lock has come free, and no other process is to go first.
-async fn came_free(watch: &mut Option<Watch>, round: &mut Option<YieldRound>) {
-    changed(watch).await;
-    if let (Some(watch), Some(round)) = (watch, round) {
-        let_go_first(round, watch).await;
     }
 }
 

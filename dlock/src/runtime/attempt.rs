@@ -92,7 +92,7 @@ impl AcquireAttempt {
     /// over here after it last came from the store, `waiter` who waits.
     pub(crate) fn new(call: &AcquireCall, handed: u32, waiter: Option<GrantId>) -> AcquireAttempt {
         let mut attempt = AcquireAttempt::with_id(call.handle.shared().next_grant(), call, handed);
-        attempt.request.waiter = waiter.filter(|_| call.takes_place());
+        attempt.request.waiter = waiter.filter(|_| call.has_position());
         attempt
     }
 

@@ -5,9 +5,7 @@ use std::time::Duration;
 use crate::Error;
 use crate::base::kind::Kind;
 use crate::engine::grant::safety_margin;
-
-/// The longest of all durations that an option takes: a year.
-pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+use crate::engine::timing::LONGEST_LEASE;
 
 /// How long a lock outlives a holder that crashed, and who keeps it alive until then.
 ///
@@ -205,7 +203,7 @@ pub(crate) struct Permits {
 pub(crate) fn check_duration(option: &'static str, duration: Option<Duration>) -> Result<(), Error> {
     let reason = match duration {
         Some(Duration::ZERO) => "it is zero".to_owned(),
-        Some(d) if d > LONGEST => format!("{d:?} is more than a year"),
+        Some(d) if d > LONGEST_LEASE => format!("{d:?} is more than a year"),
         _ => return Ok(()),
     };
     Err(Error::InvalidOption { option, reason })

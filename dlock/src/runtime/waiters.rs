@@ -29,7 +29,6 @@ use tokio::time::Instant;
 
 use crate::base::broken;
 use crate::base::chance::next_id;
-use crate::base::clock;
 use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
@@ -170,7 +169,7 @@ pub(crate) struct Waiter {
     /// The number of its place in the store's queue, if it has one.
     place: AtomicU64,
     /// When it looks again at the latest, if it is looked after; always, where that is not said.
-    polled_by: Mutex<Option<Instant>>,
+    polled_by: Mutex<Option<Moment>>,
     /// Whether it stands in line behind others, and whether it has left from there. Under the lock of the
     /// queues.
     in_line: AtomicBool,
@@ -210,7 +209,7 @@ impl Waiter {
 
     /// Whether it was not polled when that was due.
     fn is_overdue(&self) -> bool {
-        let is_overdue = self.polled_by.lock().is_some_and(|by| clock::now() > by);
+        let is_overdue = self.polled_by.lock().is_some_and(|by| Moment::now() > by);
         is_overdue && !broken!(HandoffToUnpolledWaiter)
     }
 
@@ -606,8 +605,8 @@ impl QueueEntry {
 
     /// From then on nothing is asked for it when it becomes the head, and the lock is not handed to it, unless this is called
     /// again: it would not take what it gets.
-    pub(crate) fn looks_by(&self, at: Instant) {
-        *self.waiter.polled_by.lock() = Some(at);
+    pub(crate) fn looks_by(&self, at: Option<Moment>) {
+        *self.waiter.polled_by.lock() = at;
     }
 
     /// The role of the head, if this has it already.

@@ -222,7 +222,7 @@ impl AcquireTarget for AllOf<'_> {
         _announce: Announce,
     ) -> RunToCompletion<Result<AttemptOutcome<Round<Guards>>, StoreError>> {
         let at = self.at;
-        let again = self.call.first.takes_place().then_some(ASK_IN_SET_EVERY);
+        let again = self.call.first.has_position().then_some(ASK_IN_SET_EVERY);
         self.asks(handed, waiter, move |round| match round {
             Round::Busy((busy, remaining)) if busy == at => AttemptOutcome::Busy {
                 left: remaining,

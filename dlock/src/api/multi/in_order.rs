@@ -135,7 +135,7 @@ impl AcquireTarget for Next<'_> {
     ) -> RunToCompletion<Result<AttemptOutcome<Round<Taken>>, StoreError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let one = self.call.one(self.at);
-        let again = one.takes_place().then_some(ASK_IN_SET_EVERY);
+        let again = one.has_position().then_some(ASK_IN_SET_EVERY);
         let handle = one.handle.clone();
         // Takes its place in line now, and is finished and undone when this is dropped.
         let step = Step::new(vec![(self.at, one)], handed, waiter);

@@ -1,13 +1,14 @@
-//! The way of a fair acquire: everybody who waits stands in the store's own queue and asks for themselves.
+//! Acquires a fair lock: each waiter has a position in the store's queue and asks for itself;
+//! [`engine::acquire`](crate::engine::acquire) decides.
 //!
-//! A place in that queue is kept for those who are heard of, so who waits asks now and then. Of those who wait in
-//! this process the one that is the [queue head](crate::waiters) listens for the wake-up that the store sends to the head of
-//! its queue. The others are not in front of the queue before those ahead of them here are done: they listen only
-//! when that takes long. When this process gives the lock back, the request of the next one here is queued right
-//! behind the release, so that both travel together.
+//! The store keeps a position only while it is asked for now and then. Of the waiters of one process the
+//! [queue head](crate::runtime::waiters) listens for the notification of the store. The others cannot come first in the
+//! store's queue before those ahead of them here, so they listen only when that takes long. When this process releases the
+//! lock, the request of its next waiter is queued right behind the release, so that both travel together.
 //!
-//! With the lock the store says who of this process are next in its queue, up to the first of somebody else. To those
-//! the lock is [handed off](crate::handoff) without the store, in that order; each of them gives up its place when it has it.
+//! With the lock the store says which waiters of this process are next in its queue, up to the first of another process.
+//! The lock is [handed off](crate::runtime::handoff) to them in that order, without the store; each gives up its position
+//! when it has the lock.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,70 +16,70 @@ use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::{AcquireCall, Wait, changed, sleep_until};
 use crate::Error;
 use crate::base::broken;
+use crate::base::chance;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
+use crate::engine::acquire::{Acquire, Event, Next, Report};
 use crate::engine::evidence::Evidence;
-use crate::engine::timing::{ASK_EVERY, POLL_DEADLINE, QUIET, until_next_fair_request};
+use crate::engine::position::{PositionReply, PositionState};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget};
 use crate::runtime::hold::Hold;
-use crate::runtime::options::LONGEST;
 use crate::runtime::release::{Asked, RunToCompletion};
-use crate::runtime::waiters::{Abandon, Called, JoinAt, QueueEntry};
+use crate::runtime::waiters::{Abandon, Called, JoinAt, QueueEntry, QueueHead};
 use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError, Watch};
 
-/// To how many the lock is handed off after one request at the most.
+/// The most waiters that the lock is handed off to after one request.
 const MANY: u32 = 256;
 
-/// A place in the store's queue, from the first request on. Dropped, it is given up; so is what its last request
-/// brought, where nobody knows.
-struct Place {
+/// A position in the store's queue, from the first request on. Its drop gives it up, with what its last request brought,
+/// where it may exist.
+struct QueuePosition {
     call: AcquireCall,
     id: GrantId,
-    /// When it was asked for last.
-    asked: Option<Instant>,
+    state: PositionState,
 }
 
-impl Drop for Place {
+impl Drop for QueuePosition {
     fn drop(&mut self) {
         let unfinished = &self.call.handle.shared().unfinished;
-        if self.asked.is_some() && unfinished.remove(self.id.number()) {
+        // A shutdown may have given it up before.
+        if self.state.may_exist() && unfinished.remove(self.id.number()) {
             drop(self.give_up());
         }
     }
 }
 
-impl Place {
-    fn new(call: &AcquireCall) -> Place {
-        Place {
+impl QueuePosition {
+    fn new(call: &AcquireCall) -> QueuePosition {
+        QueuePosition {
             call: call.clone(),
             id: call.handle.shared().next_grant(),
-            asked: None,
+            state: PositionState::default(),
         }
     }
 
-    /// Asks the store. The request takes its place in line now; it is finished even if this is dropped, and what
+    /// Asks the store. The request is queued before this returns, and runs to its completion even if it is dropped; what
     /// it brings is then given back.
-    fn ask(mut self) -> RunToCompletion<Seen> {
+    fn ask(mut self) -> RunToCompletion<FairOutcome> {
         let mut attempt = AcquireAttempt::with_id(self.id, &self.call, 0);
         attempt.request.tokens = self.tokens();
-        let now = clock::now();
         attempt.request.queue = true;
-        attempt.request.last_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
-        if self.asked.replace(now).is_none() {
+        attempt.request.last_asked = self.state.asks(Moment::now());
+        if attempt.request.last_asked.is_none() {
             attempt.unfinished(false);
         }
         let step = attempt.store().acquire(attempt.request.clone());
         let handle = attempt.handle.clone();
-        handle.ask(step, Stands { place: self, attempt })
+        let position = self;
+        handle.ask(step, FairRequest { position, attempt })
     }
 
-    /// One for itself, and one for each who could be handed the lock.
+    /// One fencing token for itself, and one for each waiter that the lock may be handed off to.
     fn tokens(&self) -> u32 {
         let AcquireCall {
             handle, key, options, ..
@@ -92,21 +93,16 @@ impl Place {
         AcquireAttempt::with_id(self.id, &self.call, 0).undo()
     }
 
-    /// The store has taken it out of the queue.
-    fn has_gone(mut self) {
-        self.is_nowhere();
+    /// A reply has come. `false` where the position does not exist any more and a shutdown has given it up meanwhile,
+    /// and the lock with it.
+    fn replied(&mut self, reply: PositionReply) -> bool {
+        self.state.replied(reply);
+        self.state.may_exist() || self.call.handle.shared().unfinished.remove(self.id.number())
     }
 
-    /// The store has no such entry in the queue: the next request is a first one.
-    /// Answers `false` where a shutdown has given it back meanwhile, and the lock with it.
-    fn is_nowhere(&mut self) -> bool {
-        self.asked = None;
-        self.call.handle.shared().unfinished.remove(self.id.number())
-    }
-
-    /// The lock is granted under its id. The failure where a shutdown has released that.
+    /// The lock is granted under its id. The failure where a shutdown has released it.
     fn is_granted(&mut self) -> Result<(), StoreError> {
-        if self.is_nowhere() {
+        if self.replied(PositionReply::Granted) {
             return Ok(());
         }
         drop(self.give_up());
@@ -115,145 +111,149 @@ impl Place {
             "the reply came only after the client was shut down",
         ))
     }
-
-    /// The wake-ups of who waits here.
-    fn listen(&self) -> Watch {
-        let AcquireCall {
-            handle, key, options, ..
-        } = &self.call;
-        let store = handle.shared().store.clone();
-        store.watch(options.kind, key, self.id)
-    }
 }
 
-/// One that has a place and asks for the lock.
-struct Stands {
-    place: Place,
+/// A request for the lock under the id of a position.
+struct FairRequest {
+    position: QueuePosition,
     attempt: AcquireAttempt,
 }
 
-impl Asked for Stands {
-    type Brings = Seen;
+impl Asked for FairRequest {
+    type Brings = FairOutcome;
 
-    fn answered(self, reply: Result<AcquireReply, StoreError>) -> Seen {
-        let Stands { mut place, attempt } = self;
+    fn answered(self, reply: Result<AcquireReply, StoreError>) -> FairOutcome {
+        let FairRequest {
+            mut position,
+            attempt,
+        } = self;
         match reply {
             Ok(AcquireReply::Acquired(granted)) => {
-                if let Err(error) = place.is_granted() {
-                    return Seen::Failed(error, None);
+                if let Err(error) = position.is_granted() {
+                    return FairOutcome::Failed(error, None);
                 }
-                Seen::granted(attempt, granted)
+                FairOutcome::granted(attempt, granted)
             }
-            Ok(AcquireReply::Busy(busy)) => Seen::Busy(place, busy.remaining),
-            Ok(AcquireReply::TooFewPermits) => Seen::Busy(place, None),
+            Ok(AcquireReply::Busy(busy)) => {
+                position.replied(PositionReply::Kept);
+                FairOutcome::Busy(position, busy.remaining)
+            }
+            Ok(AcquireReply::TooFewPermits) => {
+                position.replied(PositionReply::Kept);
+                FairOutcome::Busy(position, None)
+            }
             Err(error) => {
-                if error.outcome == Outcome::NotDone && attempt.request.last_asked.is_none() {
-                    place.is_nowhere();
-                }
-                if broken!(UnknownAcquireNotUndone) && error.outcome == Outcome::Unknown {
-                    place.is_nowhere();
-                }
-                let kept = (error.outcome == Outcome::NotDone).then_some(place);
-                Seen::Failed(error, kept)
+                position.replied(match error.outcome {
+                    Outcome::NotDone => PositionReply::Unchanged,
+                    Outcome::Unknown if broken!(UnknownAcquireNotUndone) => PositionReply::Granted,
+                    Outcome::Unknown => PositionReply::Unknown,
+                });
+                let kept = (error.outcome == Outcome::NotDone).then_some(position);
+                FairOutcome::Failed(error, kept)
             }
         }
     }
 
     fn undo(&self) -> RunToCompletion<Result<(), Error>> {
-        self.place.give_up()
+        self.position.give_up()
     }
 
-    fn forget(self) {
-        self.place.has_gone();
+    fn forget(mut self) {
+        // The store has taken it out of the queue.
+        self.position.replied(PositionReply::Granted);
     }
 }
 
 /// What a request brought.
-enum Seen {
-    /// With those who are next in the queue.
+enum FairOutcome {
+    /// With the waiters that are next in the queue.
     Acquired(Hold, Vec<GrantId>),
-    Busy(Place, Option<Duration>),
-    /// With the place, unless that is in doubt.
-    Failed(StoreError, Option<Place>),
+    Busy(QueuePosition, Option<Duration>),
+    /// With the position, unless that is in doubt.
+    Failed(StoreError, Option<QueuePosition>),
 }
 
-impl Seen {
-    fn granted(attempt: AcquireAttempt, granted: Granted) -> Seen {
+impl FairOutcome {
+    fn granted(attempt: AcquireAttempt, granted: Granted) -> FairOutcome {
         match attempt.granted(&granted) {
-            Ok(guard) => Seen::Acquired(guard, granted.behind),
-            Err(error) => Seen::Failed(error, None),
+            Ok(guard) => FairOutcome::Acquired(guard, granted.behind),
+            Err(error) => FairOutcome::Failed(error, None),
         }
     }
 }
 
-/// What one who waits has between its polls; shared with what is done for it when it becomes the queue head.
+/// What a waiter has between its polls.
 #[derive(Default)]
-enum State {
+enum FairState {
     #[default]
     Nothing,
-    Waits(Place),
-    Asks(RunToCompletion<Seen>),
+    Idle(QueuePosition),
+    InFlight(RunToCompletion<FairOutcome>),
 }
 
+/// The same, shared with the thread that makes the waiter the queue head.
 #[derive(Clone, Default)]
-struct Mine(Arc<Mutex<State>>);
+struct FairSlot(Arc<Mutex<FairState>>);
 
-impl Mine {
-    /// Back to this place, unless there is another one by now.
-    fn keep(&self, place: Place) {
+impl FairSlot {
+    fn take(&self) -> FairState {
+        std::mem::take(&mut *self.0.lock())
+    }
+
+    fn put(&self, state: FairState) {
+        *self.0.lock() = state;
+    }
+
+    /// Puts a position back, unless there is another one by now.
+    fn keep(&self, position: QueuePosition) {
         let mut state = self.0.lock();
-        let place = match &*state {
-            State::Nothing => std::mem::replace(&mut *state, State::Waits(place)),
-            _ => State::Waits(place),
+        let before = match &*state {
+            FairState::Nothing => std::mem::replace(&mut *state, FairState::Idle(position)),
+            _ => FairState::Idle(position),
         };
         drop(state);
-        drop(place);
+        drop(before);
     }
 
     /// What the request brings. It never ends where that was taken away.
-    async fn seen(&self) -> Seen {
+    async fn outcome(&self) -> FairOutcome {
         std::future::poll_fn(|cx| {
             // Not under the lock: what a request brings may be dropped, and that asks for others.
-            let State::Asks(mut attempt) = self.take() else {
+            let FairState::InFlight(mut request) = self.take() else {
                 return Poll::Pending;
             };
-            let poll = Pin::new(&mut attempt).poll(cx);
+            let poll = Pin::new(&mut request).poll(cx);
             if poll.is_pending() {
-                *self.0.lock() = State::Asks(attempt);
+                self.put(FairState::InFlight(request));
             }
             poll
         })
         .await
     }
 
-    fn take(&self) -> State {
-        std::mem::take(&mut *self.0.lock())
-    }
-
-    /// Asks the moment this is the queue head: where that is because a release was queued, the request stands right
-    /// behind it.
+    /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has queued.
     fn ask(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
-            State::Waits(place) if !place.call.handle.shared().closing.is_cancelled() => {
-                *state = State::Asks(place.ask());
+            FairState::Idle(position) if !position.call.handle.shared().closing.is_cancelled() => {
+                *state = FairState::InFlight(position.ask());
             }
             other => *state = other,
         }
     }
 }
 
-impl Abandon for Mine {
-    /// The place is kept, where the store keeps it; what the request brings besides is given back.
+impl Abandon for FairSlot {
+    /// The position is kept, where the store keeps it; what the request brings besides is given back.
     fn abandon(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
-            State::Asks(attempt) => {
+            FairState::InFlight(request) => {
                 drop(state);
-                let mine = self.clone();
-                attempt.finish(move |seen| {
-                    if let Seen::Busy(place, _) | Seen::Failed(_, Some(place)) = seen {
-                        mine.keep(place);
+                let slot = self.clone();
+                request.finish(move |outcome| {
+                    if let FairOutcome::Busy(position, _) | FairOutcome::Failed(_, Some(position)) = outcome {
+                        slot.keep(position);
                     }
                 });
             }
@@ -262,35 +262,35 @@ impl Abandon for Mine {
     }
 }
 
-/// A waiter; its position is given up before the next one here becomes the queue head, which asks for that one.
-struct Leaves<'a>(Option<&'a Mine>);
+/// The machine of a waiter, and its position. Dropped before the next waiter here becomes the queue head, which asks for
+/// that one.
+struct FairWaiter<'a, 'e> {
+    acquire: Acquire<'e>,
+    slot: &'a FairSlot,
+}
 
-impl Leaves<'_> {
-    /// What was handed over is taken, and the place with it, unless that is over already: then it goes on waiting there.
-    fn takes(&mut self, guard: Hold) -> Hold {
-        if !guard.is_held() {
-            self.0 = None;
+impl Drop for FairWaiter<'_, '_> {
+    fn drop(&mut self) {
+        if self.acquire.gives_up_position() {
+            drop(self.slot.take());
         }
-        guard
-    }
-
-    /// It goes on waiting at its place.
-    fn stays(&mut self) -> Option<Hold> {
-        self.0 = None;
-        None
     }
 }
 
-impl Drop for Leaves<'_> {
-    fn drop(&mut self) {
-        drop(self.0.map(Mine::take));
-    }
+/// What a waiter waits for.
+#[derive(Clone, Copy)]
+enum Awaits {
+    Reply,
+    Notification {
+        until: Moment,
+        listen_at: Option<Moment>,
+    },
 }
 
 impl Wait<'_, AcquireCall> {
-    /// Asks until the lock is had, or the wait is over.
+    /// Asks until the lock is acquired, or the wait is over.
     pub(super) async fn in_store_queue(&self) -> Result<Hold, Error> {
-        let mine = Mine::default();
+        let slot = FairSlot::default();
         let mut evidence = Evidence::default();
         let mut line = JoinAt::End(self.call.options.lock.max_waiters);
         loop {
@@ -304,130 +304,160 @@ impl Wait<'_, AcquireCall> {
             let handoff_terms = self.call.handoff_terms();
             let waiters = &handle.shared().waiters;
             let entry = waiters.join(options.kind, key, line, handoff_terms, by)?;
-            entry.asks(Arc::new(mine.clone()));
-            let waits = std::pin::pin!(self.in_line(&entry, &mine, &mut evidence));
+            entry.asks(Arc::new(slot.clone()));
+            let waits = std::pin::pin!(self.as_waiter(&entry, &slot, &mut evidence));
             let guard = entry.attended(waits).await?;
-            // Handed over before, and taken only now, after the process was stopped perhaps.
+            // The process may have been stopped since it was handed off.
             if let Some(guard) = guard.filter(Hold::is_held) {
                 return Ok(guard);
             }
-            // It was let in before.
+            // It was the next one before.
             line = JoinAt::Front;
         }
     }
 
-    /// The same, until something is had that may be lost again; `None` where this was not polled in time.
-    async fn in_line(
+    /// The same, until the waiter has a lock, which may be lost since; `None` where it was not polled in time.
+    async fn as_waiter(
         &self,
         entry: &QueueEntry,
-        mine: &Mine,
+        slot: &FairSlot,
         evidence: &mut Evidence,
     ) -> Result<Option<Hold>, Error> {
-        let call = self.call;
         let AcquireCall {
             handle, key, options, ..
-        } = call;
+        } = self.call;
         let shared = handle.shared();
         let mut head = entry.head();
         let mut watch: Option<Watch> = None;
+        let mut handed_off = None;
+        let acquire = Acquire::new(self.rules(), head.is_some(), evidence);
         // Dropped before those above.
-        let mut leaves = Leaves(Some(mine));
+        let mut waiter = FairWaiter { acquire, slot };
+        let mut step = (waiter.acquire).handle(Event::MayAsk { listens: false }, Moment::now());
+        let mut awaits = Awaits::Reply;
+        let mut id = None;
         loop {
-            let asked = clock::now();
-            let mut ask = |place: Place| {
-                // What happened before the request is in the answer.
-                watch.iter_mut().for_each(Watch::seen);
-                entry.stands_at(place.id);
-                entry.looks_by(asked + ASK_EVERY + POLL_DEADLINE);
-                place.ask()
-            };
-            let attempt = match mine.take() {
-                // Sent when it became the queue head: what has happened since is not in its answer.
-                State::Asks(attempt) => attempt,
-                State::Waits(place) => ask(place),
-                State::Nothing => ask(Place::new(call)),
-            };
-            *mine.0.lock() = State::Asks(attempt);
-            evidence.asks(Moment::of(asked));
-            let mut came = false;
-            let seen = loop {
-                tokio::select! {
-                    biased;
-                    seen = mine.seen() => break seen,
-                    called = entry.called() => match called? {
-                        Called::Head(its) => (head, came) = (Some(its), true),
-                        Called::Guard(guard) => return Ok(Some(leaves.takes(guard))),
-                        Called::Withdrawn => return Ok(leaves.stays()),
-                    },
-                    () = self.over() => return Err(self.gave_up(evidence, true)),
-                    () = self.patience_ends(evidence) => return Err(self.gave_up(evidence, true)),
-                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                }
-            };
-            let (place, sleep) = match seen {
-                Seen::Acquired(guard, behind) => {
-                    // Those who come from now on wait behind it, and ask when it is given back.
-                    if let Some(mut head) = head.or_else(|| entry.head()) {
-                        head.behind = behind.iter().rev().map(|place| place.number()).collect();
-                        guard.rest(head);
-                    }
-                    return Ok(Some(guard));
-                }
-                Seen::Busy(place, left) => {
-                    self.is_busy(left, evidence);
-                    let left = left.filter(|left| *left <= LONGEST);
-                    if let Some(head) = &head {
-                        head.waits(options.lock.max_waiters, evidence)?;
-                        watch.get_or_insert_with(|| place.listen());
-                    }
-                    (place, until_next_fair_request(left))
-                }
-                Seen::Failed(error, kept) => {
-                    let pause = self.failed(asked, error, evidence)?;
-                    let place = kept.unwrap_or_else(|| {
-                        // Under another id, which wakes another listener.
-                        watch = None;
-                        Place::new(call)
+            let acquire = &mut waiter.acquire;
+            if step.head_waits
+                && let Some(head) = &head
+            {
+                head.waits(options.lock.max_waiters, acquire.evidence)?;
+            }
+            if step.new_position {
+                watch = None;
+                let position = QueuePosition::new(self.call);
+                id = Some(position.id);
+                slot.put(FairState::Idle(position));
+            }
+            if step.listens {
+                watch = id.map(|id| shared.store.clone().watch(options.kind, key, id));
+            }
+            match step.next {
+                Next::Send { poll_by, .. } => {
+                    let position = match slot.take() {
+                        // Sent when it became the queue head: what has happened since is not in its reply.
+                        FairState::InFlight(request) => Err(request),
+                        FairState::Idle(position) => Ok(position),
+                        FairState::Nothing => Ok(QueuePosition::new(self.call)),
+                    };
+                    let request = position.map(|position| {
+                        // What happened before the request is in the reply.
+                        watch.iter_mut().for_each(Watch::seen);
+                        entry.stands_at(position.id);
+                        entry.looks_by(poll_by);
+                        position.ask()
                     });
-                    (place, pause)
+                    slot.put(FairState::InFlight(request.unwrap_or_else(|request| request)));
+                    awaits = Awaits::Reply;
+                }
+                Next::Wait(wait) => {
+                    entry.looks_by(wait.poll_by);
+                    if wait.sends_as_head {
+                        let slot = slot.clone();
+                        entry.on_head(Some(Box::new(move || slot.ask())));
+                    }
+                    if broken!(NotificationLostBeforeSleep) {
+                        watch.iter_mut().for_each(Watch::seen);
+                    }
+                    awaits = Awaits::Notification {
+                        until: wait.until,
+                        listen_at: wait.listen_at,
+                    };
+                }
+                Next::Report(Report::HandedOff | Report::Rejoins) => return Ok(handed_off),
+                Next::Report(_) => return Err(self.reported(step)),
+                // A plain lock has crowds, and a fair one an order.
+                Next::Continue | Next::Draw { .. } | Next::LeaveToOthers { .. } => {}
+            }
+            if step.listens
+                && let Awaits::Notification { listen_at, .. } = &mut awaits
+            {
+                *listen_at = None;
+            }
+            let event = match awaits {
+                Awaits::Reply => {
+                    let patience_ends = acquire.patience_ends();
+                    tokio::select! {
+                        biased;
+                        outcome = slot.outcome() => match outcome {
+                            FairOutcome::Acquired(guard, behind) => {
+                                // Those that come from now on wait behind it, and ask when it is released.
+                                if let Some(mut head) = head.or_else(|| entry.head()) {
+                                    head.behind = behind.iter().rev().map(|id| id.number()).collect();
+                                    guard.rest(head);
+                                }
+                                return Ok(Some(guard));
+                            }
+                            FairOutcome::Busy(position, left) => {
+                                id = Some(position.id);
+                                slot.put(FairState::Idle(position));
+                                Event::Busy { left, again: None, listeners: None }
+                            }
+                            FairOutcome::Failed(error, kept) => {
+                                id = kept.as_ref().map(|position| position.id);
+                                slot.put(kept.map_or(FairState::Nothing, FairState::Idle));
+                                Event::Failed { error, fraction: chance::fraction }
+                            }
+                        },
+                        called = entry.called() => called_event(called?, &mut head, &mut handed_off),
+                        () = self.over() => Event::WaitOver,
+                        () = sleep_until(patience_ends.map(Moment::instant)) => Event::PatienceOver,
+                        () = shared.closing.cancelled() => Event::Closed,
+                    }
+                }
+                Awaits::Notification { until, listen_at } => {
+                    let event = tokio::select! {
+                        biased;
+                        () = shared.closing.cancelled() => Event::Closed,
+                        called = entry.called() => called_event(called?, &mut head, &mut handed_off),
+                        () = changed(&mut watch) => Event::CameFree,
+                        () = clock::sleep_until(until.instant()) => Event::Due,
+                        () = sleep_until(listen_at.map(Moment::instant)) => Event::QuietOver,
+                        () = self.over() => Event::WaitOver,
+                    };
+                    if !matches!(event, Event::QuietOver) {
+                        entry.on_head(None);
+                    }
+                    event
                 }
             };
-            let id = place.id;
-            let ask_at = clock::now() + sleep;
-            entry.looks_by(ask_at + POLL_DEADLINE);
-            *mine.0.lock() = State::Waits(place);
-            if came {
-                continue;
-            }
-            if head.is_none() {
-                let mine = mine.clone();
-                entry.on_head(Some(Box::new(move || mine.ask())));
-            }
-            if broken!(NotificationLostBeforeSleep) {
-                watch.iter_mut().for_each(Watch::seen);
-            }
-            let quiet_until = clock::now() + QUIET;
-            loop {
-                let quiet = (watch.is_none() && head.is_none()).then_some(quiet_until);
-                tokio::select! {
-                    biased;
-                    () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                    called = entry.called() => match called? {
-                        Called::Head(its) => head = Some(its),
-                        Called::Guard(guard) => return Ok(Some(leaves.takes(guard))),
-                        Called::Withdrawn => return Ok(leaves.stays()),
-                    },
-                    () = changed(&mut watch) => {}
-                    () = clock::sleep_until(ask_at) => {}
-                    () = sleep_until(quiet) => {
-                        watch = Some(shared.store.clone().watch(options.kind, key, id));
-                        continue;
-                    }
-                    () = self.over() => return Err(self.gave_up(evidence, false)),
-                }
-                break;
-            }
-            entry.on_head(None);
+            step = acquire.handle(event, Moment::now());
         }
+    }
+}
+
+/// What a waiter was told, as the machine has it.
+fn called_event(called: Called, head: &mut Option<QueueHead>, handed_off: &mut Option<Hold>) -> Event {
+    match called {
+        Called::Head(its) => {
+            *head = Some(its);
+            Event::BecameHead
+        }
+        Called::Guard(guard) => {
+            let is_held = guard.is_held();
+            *handed_off = Some(guard);
+            Event::HandedOff { is_held }
+        }
+        Called::Withdrawn => Event::Withdrawn,
     }
 }

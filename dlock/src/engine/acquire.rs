@@ -1,0 +1,287 @@
+//! One waiter that asks the store for a lock: when it sends a request, how long it waits for a notification, whether its
+//! queue position at the store is given up, and what its call reports.
+//!
+//! Plain locks and fair locks have the same machine. A plain lock is asked for by the queue head, on behalf of all waiters
+//! of its process; a fair lock by each waiter for itself. [`Rules`] are all the differences.
+
+use std::time::Duration;
+
+use crate::base::broken;
+use crate::base::moment::Moment;
+use crate::engine::crowd::Crowd;
+use crate::engine::evidence::{Evidence, Verdict};
+use crate::engine::position::{PositionReply, PositionState};
+use crate::engine::timing::{
+    ASK_EVERY, LONGEST_LEASE, POLL_DEADLINE, QUIET, jittered, until_next_fair_request, until_next_request,
+};
+use crate::store::{Outcome, StoreError};
+
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::step::{Event, Next, Report, Rules, Step, Wait};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Other processes go first.
+    Yields,
+    /// A request is on its way.
+    Asks,
+    /// The next request is sent then, or earlier if the lock comes free.
+    Waits { until: Moment },
+    /// The same, while other processes may take the lock that has come free.
+    Leaves { until: Moment },
+}
+
+/// One waiter, from its first request until its report.
+#[derive(Debug)]
+pub(crate) struct Acquire<'e> {
+    rules: Rules,
+    state: State,
+    /// What the store has replied; the call has it before and after.
+    pub(crate) evidence: &'e mut Evidence,
+    /// When the last request was sent.
+    sent: Moment,
+    is_head: bool,
+    /// It became the head while its request was on its way, so that the reply may be older than that.
+    became_head: bool,
+    listens: bool,
+    /// The longest lease that a holder had left.
+    longest: Duration,
+    crowd: Crowd,
+    warned: bool,
+    position: PositionState,
+    rejoins: bool,
+}
+
+impl<'e> Acquire<'e> {
+    pub(crate) fn new(rules: Rules, is_head: bool, evidence: &'e mut Evidence) -> Acquire<'e> {
+        Acquire {
+            rules,
+            state: State::Yields,
+            evidence,
+            sent: rules.started,
+            is_head,
+            became_head: false,
+            listens: false,
+            longest: Duration::ZERO,
+            crowd: Crowd::default(),
+            warned: false,
+            position: PositionState::default(),
+            rejoins: false,
+        }
+    }
+
+    /// Whether the waiter's position at the store is given up if it leaves now, with a report or without.
+    pub(crate) fn gives_up_position(&self) -> bool {
+        match self.rules.fair {
+            // One that waits again does so at its position.
+            true => !self.rejoins,
+            false => self.position.may_exist(),
+        }
+    }
+
+    /// When the patience with a store that fails is over.
+    pub(crate) fn patience_ends(&self) -> Option<Moment> {
+        self.evidence.patience_ends(self.rules.patience)
+    }
+
+    pub(crate) fn handle(&mut self, event: Event, now: Moment) -> Step {
+        match event {
+            Event::MayAsk { listens } => {
+                self.listens = listens;
+                self.asks(now)
+            }
+            Event::Granted { ends_position } => {
+                self.evidence.replied();
+                self.replied(match ends_position {
+                    true => PositionReply::Granted,
+                    false => PositionReply::Unchanged,
+                });
+                Report::Granted.into()
+            }
+            Event::Busy {
+                left,
+                again,
+                listeners,
+            } => self.is_busy(left, again, listeners, now),
+            Event::TooFewPermits => {
+                self.evidence.is_busy(None, now);
+                Step {
+                    head_waits: true,
+                    ..Report::TooFewPermits.into()
+                }
+            }
+            Event::Failed { error, fraction } => self.failed(error, fraction, now),
+            Event::BecameHead => {
+                self.is_head = true;
+                self.became_head = self.state == State::Asks;
+                match self.state {
+                    State::Asks => Next::Continue.into(),
+                    _ => self.asks(now),
+                }
+            }
+            Event::HandedOff { is_held: true } => Report::HandedOff.into(),
+            Event::HandedOff { is_held: false } | Event::Withdrawn => {
+                self.rejoins = true;
+                Report::Rejoins.into()
+            }
+            Event::CameFree => match self.crowd.came_free() {
+                Some(among) if !self.rules.fair => Next::Draw { among }.into(),
+                _ => self.asks(now),
+            },
+            Event::Drawn(rank) => self.ranks(rank, now),
+            Event::Taken => match self.state {
+                State::Leaves { until } => self.waits(until),
+                _ => Next::Continue.into(),
+            },
+            Event::Due => {
+                if let State::Leaves { .. } = self.state {
+                    self.crowd.was_left();
+                }
+                self.asks(now)
+            }
+            Event::QuietOver => {
+                self.listens = true;
+                Step {
+                    listens: true,
+                    ..Next::Continue.into()
+                }
+            }
+            Event::WaitOver | Event::PatienceOver => self.gives_up(now),
+            Event::Closed => Report::Closed.into(),
+        }
+    }
+
+    fn asks(&mut self, now: Moment) -> Step {
+        // Waiters behind a head whose patience is over do not each begin anew.
+        if !self.rules.fair && self.patience_ends().is_some_and(|end| end <= now) {
+            return self.gives_up(now);
+        }
+        (self.state, self.sent, self.became_head) = (State::Asks, now, false);
+        self.evidence.asks(now);
+        if self.rules.has_position {
+            self.position.asks(now);
+        }
+        Step {
+            shares_evidence: !self.rules.fair && !self.evidence.is_empty(),
+            ..Next::Send {
+                announce: self.crowd.announce(),
+                poll_by: self.rules.fair.then(|| now + ASK_EVERY + POLL_DEADLINE),
+            }
+            .into()
+        }
+    }
+
+    fn replied(&mut self, reply: PositionReply) {
+        if self.rules.has_position {
+            self.position.replied(reply);
+        }
+    }
+
+    fn is_busy(
+        &mut self,
+        left: Option<Duration>,
+        again: Option<Duration>,
+        listeners: Option<u64>,
+        now: Moment,
+    ) -> Step {
+        self.replied(match again {
+            Some(_) => PositionReply::Kept,
+            None => PositionReply::Unchanged,
+        });
+        let warns =
+            self.rules.permits && left.or(again).is_none() && !std::mem::replace(&mut self.warned, true);
+        let left = left.filter(|left| *left <= LONGEST_LEASE);
+        self.evidence.is_busy(left.map(|left| now + left), now);
+        self.crowd.is_busy(listeners, self.sent, now);
+        let listens = self.is_head && !self.listens;
+        if listens {
+            self.listens = true;
+            self.crowd.listens();
+        }
+        self.longest = self.longest.max(left.unwrap_or_default());
+        let sleep = match self.rules.fair {
+            true => until_next_fair_request(left),
+            false => until_next_request(left, self.longest, again),
+        };
+        Step {
+            head_waits: self.is_head,
+            warns,
+            listens,
+            ..self.pauses(sleep, now)
+        }
+    }
+
+    fn failed(&mut self, error: StoreError, fraction: fn() -> f64, now: Moment) -> Step {
+        let outcome = error.outcome;
+        self.replied(match outcome {
+            Outcome::Unknown => PositionReply::Unknown,
+            Outcome::NotDone => PositionReply::Unchanged,
+        });
+        let pause = match (self.evidence).failed(self.sent, error, self.rules.patience, now) {
+            Ok(pause) => jittered(pause, fraction()),
+            Err(error) => return Report::GaveUp(Verdict::Failed(error)).into(),
+        };
+        let new_position = self.rules.fair && outcome == Outcome::Unknown;
+        if new_position {
+            // The subscription is for the position.
+            self.listens = false;
+        }
+        Step {
+            new_position,
+            shares_evidence: !self.rules.fair,
+            ..self.pauses(pause, now)
+        }
+    }
+
+    /// The pause before the next request, unless the reply is older than the role of the head.
+    fn pauses(&mut self, pause: Duration, now: Moment) -> Step {
+        if self.became_head {
+            return self.asks(now);
+        }
+        let until = match !self.rules.fair && broken!(WaiterAsksAgainAtOnce) {
+            true => now + Duration::from_millis(1),
+            false => now + pause,
+        };
+        self.waits_from(now, until)
+    }
+
+    fn waits(&mut self, until: Moment) -> Step {
+        self.waits_from(until, until)
+    }
+
+    fn waits_from(&mut self, now: Moment, until: Moment) -> Step {
+        self.state = State::Waits { until };
+        self.crowd.waits();
+        let waits_behind = self.rules.fair && !self.is_head;
+        Next::Wait(Wait {
+            until,
+            listen_at: (waits_behind && !self.listens).then(|| now + QUIET),
+            poll_by: self.rules.fair.then(|| until + POLL_DEADLINE),
+            sends_as_head: waits_behind,
+        })
+        .into()
+    }
+
+    fn ranks(&mut self, rank: u64, now: Moment) -> Step {
+        let (State::Waits { until } | State::Leaves { until }) = self.state else {
+            return Next::Continue.into();
+        };
+        let Some(leaves) = self.crowd.ranks(rank) else {
+            return self.asks(now);
+        };
+        self.state = State::Leaves { until };
+        Next::LeaveToOthers {
+            until: until.min(now + leaves),
+        }
+        .into()
+    }
+
+    fn gives_up(&mut self, now: Moment) -> Step {
+        let sent = self.state == State::Asks;
+        let evidence = std::mem::take(self.evidence);
+        Report::GaveUp(evidence.verdict(self.rules.started, now, sent)).into()
+    }
+}
