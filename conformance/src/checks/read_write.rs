@@ -58,12 +58,12 @@ fn peer_release_as(held: &crate::verbs::Held, kind: Kind) -> dlock::store::Relea
 }
 
 pub async fn writer_reads_under_its_own_lock(case: Case) {
-    let promise = Promise("under: the write grant of the asking holder, which does not block it");
+    let promise = Promise("nested_in: the write grant of the asking holder, which does not block it");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let writer = a.takes(Kind::Write, &key, case.long()).await;
-    let mut under = a.request(Kind::Read, &key, case.long());
-    under.under = Some(writer.grant);
-    let reader = a.takes_as(under).await;
+    let mut nested = a.request(Kind::Read, &key, case.long());
+    nested.nested_in = Some(writer.grant);
+    let reader = a.takes_as(nested).await;
     WRITER_ALONE.holds(
         b.asks(Kind::Read, &key, case.long()).await.is_busy(),
         "a foreign reader entered",
@@ -78,11 +78,11 @@ pub async fn writer_reads_under_its_own_lock(case: Case) {
 }
 
 pub async fn reader_under_foreign_writer_is_kept_out(case: Case) {
-    let promise = Promise("under: a write grant that does not exist admits no reader");
+    let promise = Promise("nested_in: a write grant that does not exist admits no reader");
     let ((a, b), key) = (case.peers().await, case.key("k"));
     let writer = a.takes(Kind::Write, &key, case.long()).await;
     let mut request = b.request(Kind::Read, &key, case.long());
-    request.under = Some(b.grant());
+    request.nested_in = Some(b.grant());
     let reply = b.acquire(request).await;
     promise.holds(reply.as_ref().is_ok_and(crate::verbs::Reply::is_busy), reply);
     assert!(a.gives(&writer).await);

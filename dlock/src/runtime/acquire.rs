@@ -1,4 +1,4 @@
-//! The way of an acquire: re-entry first, then this process's queue, then the store.
+//! An acquire: re-entry first, then this process's queue, then the store.
 
 mod fair;
 mod head;
@@ -29,22 +29,22 @@ use crate::runtime::hold::Hold;
 use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::{self, Scope};
-use crate::runtime::waiters::{Called, JoinAt, QueueHead};
+use crate::runtime::waiters::{Delivered, JoinAt, QueueHead};
 use crate::store::{Announce, GrantId, Kind, StoreError, Watch};
 use crate::{Error, LockKey};
 
-/// One call of acquire, or what a call for several keys says of one of them.
+/// One call of acquire, or the part of a call for several keys that is about one of them.
 #[derive(Clone)]
 pub(crate) struct AcquireCall {
     pub(crate) handle: Arc<Handle>,
     pub(crate) key: LockKey,
     pub(crate) options: Options,
-    /// Ask once, wait for nobody.
+    /// Ask once, and do not wait.
     pub(crate) once: bool,
     pub(crate) by: &'static Location<'static>,
 }
 
-/// The beginning of every acquire: when it was, and which frame asks.
+/// Begins every acquire: returns the moment, and the frame of the caller.
 pub(crate) async fn begin() -> (Instant, Scope) {
     let started = clock::now();
     // The asking frame is the one at the first poll.
@@ -54,7 +54,7 @@ pub(crate) async fn begin() -> (Instant, Scope) {
     (started, scope)
 }
 
-/// The end of every acquire: what came of it, counted.
+/// Ends every acquire: reports its outcome.
 pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl Debug) -> Result<T, Error> {
     let event = match &outcome {
         Ok(_) => Event::Acquired {
@@ -179,20 +179,20 @@ impl AcquireCall {
         }
     }
 
-    /// Whether name and options make sense, and the store can do what they ask for.
+    /// Checks that key and options make sense, and that the store can do what they ask for.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.key.check()?;
         self.options.check()?;
         self.check_store()
     }
 
-    /// Whether the store can do what the options ask for.
+    /// Checks that the store can do what the options ask for.
     pub(crate) fn check_store(&self) -> Result<(), Error> {
         capable::check(&self.options, self.lease(), &self.handle.shared().capabilities)
     }
 
     pub(crate) fn handoffs(&self) -> u32 {
-        // Each holder in a row of handoffs has a fencing token of its own.
+        // Each holder in a chain of handoffs has a fencing token of its own.
         match self.options.kind.is_handed_off() && self.handle.shared().capabilities.token_blocks {
             true => self.options.lock.local_handoffs.unwrap_or(DEFAULT_HANDOFFS),
             false => 0,
@@ -227,7 +227,7 @@ impl AcquireCall {
         error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
     }
 
-    /// Asks the store. The step is finished even if this is dropped, and undone by a release right behind it.
+    /// Asks the store. The request runs to its completion even if this is dropped, and is undone by a release right behind it.
     fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
         let (store, handle) = (attempt.store(), attempt.handle.clone());
         handle.ask(store.acquire(attempt.request.clone()), attempt)
@@ -309,7 +309,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     /// The store replied that another client holds the lock, with so much left of its lease.
     pub(crate) fn is_busy(&self, left: Option<Duration>, evidence: &mut Evidence) {
         let now = Moment::now();
-        // A store's word for "no end" may be more than a clock can take.
+        // A lease without an end may be more than a clock can take.
         let left = left.filter(|left| *left <= LONGEST_LEASE);
         evidence.is_busy(left.map(|left| now + left), now);
     }
@@ -341,43 +341,45 @@ impl<G: AcquireTarget> Wait<'_, G> {
             ..
         } = self.call;
         let shared = handle.shared();
-        let mut line = JoinAt::End(options.lock.max_waiters);
+        let mut at = JoinAt::End(options.lock.max_waiters);
         loop {
             let handoff_terms = self.target.handoff_terms();
-            let entry = shared.waiters.join(options.kind, key, line, handoff_terms, by)?;
+            let entry = shared.waiters.join(options.kind, key, at, handoff_terms, by)?;
             let queued = {
                 let waits = std::pin::pin!(async {
-                    let called = tokio::select! {
+                    let delivered = tokio::select! {
                         biased;
                         () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                        called = entry.called() => called?,
+                        delivered = entry.delivered() => delivered?,
                         () = self.over() => {
                             evidence.learn(entry.evidence(), Moment::of(self.started));
                             return Err(self.gave_up(evidence, false));
                         }
                     };
-                    match called {
-                        Called::Head(head) if head.opened => Ok(Queued::ReadersEnter(head)),
-                        Called::Head(head) => self.as_head(&entry, head, evidence).await.map(Queued::Ended),
-                        Called::Guard(guard) => Ok(Queued::Ended(HeadOutcome::of(self.takes(guard)))),
-                        Called::Withdrawn => Ok(Queued::Ended(HeadOutcome::Lost)),
+                    match delivered {
+                        Delivered::Head(head) if head.opened => Ok(Queued::ReadersEnter(head)),
+                        Delivered::Head(head) => {
+                            self.as_head(&entry, head, evidence).await.map(Queued::Ended)
+                        }
+                        Delivered::Guard(guard) => Ok(Queued::Ended(HeadOutcome::of(self.takes(guard)))),
+                        Delivered::Withdrawn => Ok(Queued::Ended(HeadOutcome::Lost)),
                     }
                 });
                 entry.attended(waits).await?
             };
             let got = match queued {
                 Queued::Ended(HeadOutcome::Got(got)) => {
-                    line = JoinAt::Front;
+                    at = JoinAt::Front;
                     Some(got)
                 }
                 Queued::Ended(HeadOutcome::Lost) => {
                     // A waiter never loses a place in the queue to those that came later.
-                    line = JoinAt::Front;
+                    at = JoinAt::Front;
                     None
                 }
                 Queued::Ended(HeadOutcome::TooFewPermits) => {
                     drop(entry);
-                    line = JoinAt::End(None);
+                    at = JoinAt::End(None);
                     self.until_there_are_more(evidence).await?;
                     None
                 }
@@ -385,7 +387,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     let outcome = self.target.attempt(0, None, Announce::Nothing);
                     // The request of the next waiter here goes along with this one.
                     drop((head, entry));
-                    line = JoinAt::End(None);
+                    at = JoinAt::End(None);
                     self.now(outcome, evidence).await?
                 }
             };

@@ -19,7 +19,7 @@ use crate::runtime::grants::{Grant, Granted};
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::options::LockOptions;
-use crate::runtime::release::{Asked, RunToCompletion};
+use crate::runtime::release::{PendingAcquire, RunToCompletion};
 use crate::runtime::scope::HoldRef;
 use crate::runtime::unfinished::Part;
 use crate::store::{
@@ -28,14 +28,14 @@ use crate::store::{
 };
 use crate::{Error, Loss};
 
-/// What one look at the store brought.
+/// What one request to the store brought.
 pub(crate) enum AttemptOutcome<T> {
     Got(T),
-    /// The key that is waited for is held by somebody.
+    /// Another client holds the key that is waited for.
     Busy {
-        /// What is left of that one's lease.
+        /// The remaining lease of the holder, or `None` if it does not expire.
         left: Option<Duration>,
-        /// Within which time one who waits has to ask again.
+        /// Within which time the waiter has to ask again.
         again: Option<Duration>,
         /// How many processes wait for a plain lock, as far as the store can tell.
         listeners: Option<u64>,
@@ -44,17 +44,17 @@ pub(crate) enum AttemptOutcome<T> {
     TooFew,
 }
 
-/// What is asked of the store by one who waits for a key.
+/// What a waiter asks the store for.
 pub(crate) trait AcquireTarget: Sync {
     /// What ends the wait.
     type Got: Send + 'static;
 
-    /// What it takes from others in this process, if it does.
+    /// The grants that it takes over from other holders in this process, if it does.
     fn handoff_terms(&self) -> Option<HandoffTerms>;
 
-    /// Asks the store once. The step is finished even if this is dropped, and then undone. `handed` says how
-    /// many times the lock was handed over here after it last came from the store, `waiter` who waits, `announce` what
-    /// other processes are told.
+    /// Asks the store once. The request runs to its completion even if this is dropped, and is then undone. `handed` says
+    /// how many times the lock was handed off here after it last came from the store, `waiter` is the id of the queue
+    /// position at the store, `announce` what other processes are told.
     fn attempt(
         &self,
         handed: u32,
@@ -62,17 +62,17 @@ pub(crate) trait AcquireTarget: Sync {
         announce: Announce,
     ) -> RunToCompletion<Result<AttemptOutcome<Self::Got>, StoreError>>;
 
-    /// The lock came from somebody in this process.
+    /// Another caller of this process has handed the lock off.
     fn handed_off(&self, guard: Hold) -> Self::Got;
 
     /// The lock that was waited for, if it was got.
     fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g Hold>;
 
-    /// Whether what was got from the store is still held, where it took several steps.
+    /// Whether what was acquired is still held, where that took several requests.
     fn is_held(got: &Self::Got) -> bool;
 }
 
-/// One key as the store is asked for it, and what is to be known when it is granted.
+/// One request for one key, and what is to be known when it is granted.
 pub(crate) struct AcquireAttempt {
     pub(crate) handle: Arc<Handle>,
     pub(crate) request: AcquireRequest,
@@ -88,15 +88,15 @@ pub(crate) struct AcquireAttempt {
 }
 
 impl AcquireAttempt {
-    /// Asks for the key of the call now, under an id of its own. `handed` says how many times the lock was handed
-    /// over here after it last came from the store, `waiter` who waits.
+    /// Asks for the key of the call now, under an id of its own; `handed` and `waiter` as in
+    /// [`AcquireTarget::attempt`].
     pub(crate) fn new(call: &AcquireCall, handed: u32, waiter: Option<GrantId>) -> AcquireAttempt {
         let mut attempt = AcquireAttempt::with_id(call.handle.shared().next_grant(), call, handed);
         attempt.request.waiter = waiter.filter(|_| call.has_position());
         attempt
     }
 
-    /// The same under this id, for nobody who waits at the store.
+    /// The same under this id, without a queue position at the store.
     pub(crate) fn with_id(grant: GrantId, call: &AcquireCall, handed: u32) -> AcquireAttempt {
         let kind = call.options.kind;
         let LockOptions {
@@ -109,7 +109,7 @@ impl AcquireAttempt {
             .max(min_hold.unwrap_or_default())
             .min(max_hold.unwrap_or(Duration::MAX));
         let request = AcquireRequest {
-            // Who stands in the store's queue says for how many others it asks.
+            // A waiter with a position in the store's queue says for how many others it asks.
             tokens: match kind.waits_in_store() {
                 true => 1,
                 false => handoff::tokens(handoffs, handed),
@@ -132,9 +132,9 @@ impl AcquireAttempt {
         }
     }
 
-    /// The same for a read under a write grant.
-    pub(crate) fn reading_under(mut self, nested_read: Arc<NestedRead>) -> AcquireAttempt {
-        self.request.under = Some(nested_read.write.id());
+    /// The same for a read nested in a write grant.
+    pub(crate) fn nested_in(mut self, nested_read: Arc<NestedRead>) -> AcquireAttempt {
+        self.request.nested_in = Some(nested_read.write.id());
         self.nested_read = Some(nested_read);
         self
     }
@@ -246,11 +246,11 @@ impl AcquireAttempt {
         match status {
             HoldState::Lost(Loss::Expired) => Err(StoreError::not_done(
                 Reason::Unreachable,
-                "the answer came only after the lease had run out",
+                "the reply arrived after the lease expired",
             )),
             HoldState::Lost(Loss::Shutdown | Loss::RuntimeEnded) => Err(StoreError::not_done(
                 Reason::Closed,
-                "the answer came only after the client was shut down",
+                "the reply arrived after the client was shut down",
             )),
             _ => Ok(guard),
         }
@@ -273,24 +273,24 @@ impl AcquireAttempt {
             .remove(self.request.grant.number())
     }
 
-    /// The step has failed: nothing stays of it.
+    /// The request has failed: nothing stays of it.
     pub(crate) fn failed(&self, error: &StoreError) {
         if error.outcome == Outcome::Unknown && !broken!(UnknownAcquireNotUndone) {
             drop(self.undo());
         }
     }
 
-    /// Gives back what was granted, or may have been. The step takes its place in line before this returns; its outcome
-    /// may be dropped.
+    /// Gives back what was granted, or may have been. The release is queued before this returns; its outcome may be
+    /// dropped.
     pub(crate) fn undo(&self) -> RunToCompletion<Result<(), Error>> {
         self.handle.undo(self.request.undone(), self.request.lease)
     }
 }
 
-impl Asked for AcquireAttempt {
-    type Brings = Result<AttemptOutcome<Hold>, StoreError>;
+impl PendingAcquire for AcquireAttempt {
+    type Brought = Result<AttemptOutcome<Hold>, StoreError>;
 
-    fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings {
+    fn replied(self, reply: Result<AcquireReply, StoreError>) -> Self::Brought {
         match reply {
             Ok(AcquireReply::Acquired(granted)) => self.granted(&granted).map(AttemptOutcome::Got),
             Ok(AcquireReply::Busy(Busy {

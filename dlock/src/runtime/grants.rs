@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-pub(crate) use self::room::{Around, Asker, InTheWay, Manner};
+pub(crate) use self::room::{Around, Asker, EntryMode, InTheWay};
 use self::room::{Inside, Room, Told};
 use crate::HoldState;
 use crate::base::broken;

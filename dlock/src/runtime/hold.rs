@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::runtime::client::Handle;
-use crate::runtime::grants::{Around, Asker, Grant, Manner, Refused};
+use crate::runtime::grants::{Around, Asker, EntryMode, Grant, Refused};
 use crate::runtime::handoff;
 use crate::runtime::release::ReleaseOutcome;
 use crate::runtime::scope::{Frames, HoldRef};
@@ -56,7 +56,7 @@ impl Hold {
             id: next_id(),
             by,
             around: Around::Everybody,
-            manner: Manner::HadItsTurn,
+            mode: EntryMode::TryFirst,
         };
         let key = || self.grant().key.clone();
         match self.grant().enter(&asker) {

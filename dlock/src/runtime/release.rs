@@ -109,12 +109,12 @@ trait Undoing<T>: Send {
     fn undo(self: Box<Self>) -> Job;
 }
 
-/// What an acquire is about, and what follows from its reply.
-pub(crate) trait Asked: Send + Unpin + 'static {
-    type Brings: Send + 'static;
+/// An acquire on its way, and what follows from its reply.
+pub(crate) trait PendingAcquire: Send + Unpin + 'static {
+    type Brought: Send + 'static;
 
     /// What the reply means for the caller.
-    fn answered(self, reply: Result<AcquireReply, StoreError>) -> Self::Brings;
+    fn replied(self, reply: Result<AcquireReply, StoreError>) -> Self::Brought;
 
     /// Queues a step that gives back whatever the acquire brings, and returns its outcome.
     fn undo(&self) -> RunToCompletion<Result<(), Error>>;
@@ -130,11 +130,11 @@ struct Acquiring<A> {
     token: TaskTrackerToken,
 }
 
-impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brings> {
+impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brought> {
         let reply = std::task::ready!(self.step.as_mut().poll(cx));
         match self.asked.take() {
-            Some(asked) => Poll::Ready(asked.answered(reply)),
+            Some(asked) => Poll::Ready(asked.replied(reply)),
             None => Poll::Pending,
         }
     }
@@ -144,11 +144,11 @@ impl<A: Asked> Undoing<A::Brings> for Acquiring<A> {
         if broken!(LateAcquireKeepsGrant) {
             return Box::pin(async move {
                 drop(step.await);
-                asked.into_iter().for_each(Asked::forget);
+                asked.into_iter().for_each(PendingAcquire::forget);
                 drop(token);
             });
         }
-        let undo = asked.as_ref().map(Asked::undo);
+        let undo = asked.as_ref().map(PendingAcquire::undo);
         Box::pin(async move {
             if let (Some(asked), Some(undo)) = (asked, undo) {
                 let (reply, undone) = futures_util::join!(step, undo);
@@ -206,11 +206,11 @@ impl Handle {
     }
 
     /// Carries an acquire to its end. Dropped before, it is undone: the release is queued at once.
-    pub(crate) fn ask<A: Asked>(
+    pub(crate) fn ask<A: PendingAcquire>(
         &self,
         step: StoreFuture<AcquireReply>,
         asked: A,
-    ) -> RunToCompletion<A::Brings> {
+    ) -> RunToCompletion<A::Brought> {
         let acquire = Acquiring {
             step,
             asked: Some(asked),

@@ -41,8 +41,8 @@ pub struct AcquireRequest {
     /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. One that has
     /// asked before and finds its place given away was not heard of for too long, and gets it back.
     pub last_asked: Option<Duration>,
-    /// Read locks: the write grant of the same key whose holder asks, which is not in its way.
-    pub under: Option<GrantId>,
+    /// Read locks: the write grant of the same key that the read is nested in, which does not block it.
+    pub nested_in: Option<GrantId>,
     /// Permits: how many there are in all, where nobody has said so before.
     pub permits: Option<u32>,
     /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
@@ -67,7 +67,7 @@ impl AcquireRequest {
             tokens: 1,
             queue: false,
             last_asked: None,
-            under: None,
+            nested_in: None,
             permits: None,
             amount: 1,
             waiter: None,

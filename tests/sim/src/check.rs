@@ -851,7 +851,7 @@ impl World {
             let excludes = kind != Kind::Read || section.kind != Kind::Read;
             let is_other = sim::grants(&section.held).all(|(_, _, other)| other != grant);
             // A writer that reads under its own lock.
-            let reads_under = request.under.is_some() && section.kind == Kind::Write;
+            let reads_under = request.nested_in.is_some() && section.kind == Kind::Write;
             excludes && is_other && !reads_under && self.is_held(section)
         });
         if let Some(id) = believer {

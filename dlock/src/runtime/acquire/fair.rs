@@ -29,8 +29,8 @@ use crate::engine::evidence::Evidence;
 use crate::engine::position::{PositionReply, PositionState};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget};
 use crate::runtime::hold::Hold;
-use crate::runtime::release::{Asked, RunToCompletion};
-use crate::runtime::waiters::{Abandon, Called, JoinAt, QueueEntry, QueueHead};
+use crate::runtime::release::{PendingAcquire, RunToCompletion};
+use crate::runtime::waiters::{Abandon, Delivered, JoinAt, QueueEntry, QueueHead};
 use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError, Watch};
 
 /// The most waiters that the lock is handed off to after one request.
@@ -108,7 +108,7 @@ impl QueuePosition {
         drop(self.give_up());
         Err(StoreError::not_done(
             Reason::Closed,
-            "the reply came only after the client was shut down",
+            "the reply arrived after the client was shut down",
         ))
     }
 }
@@ -119,10 +119,10 @@ struct FairRequest {
     attempt: AcquireAttempt,
 }
 
-impl Asked for FairRequest {
-    type Brings = FairOutcome;
+impl PendingAcquire for FairRequest {
+    type Brought = FairOutcome;
 
-    fn answered(self, reply: Result<AcquireReply, StoreError>) -> FairOutcome {
+    fn replied(self, reply: Result<AcquireReply, StoreError>) -> FairOutcome {
         let FairRequest {
             mut position,
             attempt,
@@ -292,7 +292,7 @@ impl Wait<'_, AcquireCall> {
     pub(super) async fn in_store_queue(&self) -> Result<Hold, Error> {
         let slot = FairSlot::default();
         let mut evidence = Evidence::default();
-        let mut line = JoinAt::End(self.call.options.lock.max_waiters);
+        let mut at = JoinAt::End(self.call.options.lock.max_waiters);
         loop {
             let AcquireCall {
                 handle,
@@ -303,7 +303,7 @@ impl Wait<'_, AcquireCall> {
             } = self.call;
             let handoff_terms = self.call.handoff_terms();
             let waiters = &handle.shared().waiters;
-            let entry = waiters.join(options.kind, key, line, handoff_terms, by)?;
+            let entry = waiters.join(options.kind, key, at, handoff_terms, by)?;
             entry.asks(Arc::new(slot.clone()));
             let waits = std::pin::pin!(self.as_waiter(&entry, &slot, &mut evidence));
             let guard = entry.attended(waits).await?;
@@ -312,7 +312,7 @@ impl Wait<'_, AcquireCall> {
                 return Ok(guard);
             }
             // It was the next one before.
-            line = JoinAt::Front;
+            at = JoinAt::Front;
         }
     }
 
@@ -364,14 +364,14 @@ impl Wait<'_, AcquireCall> {
                         // What happened before the request is in the reply.
                         watch.iter_mut().for_each(Watch::seen);
                         entry.stands_at(position.id);
-                        entry.looks_by(poll_by);
+                        entry.polled_by(poll_by);
                         position.ask()
                     });
                     slot.put(FairState::InFlight(request.unwrap_or_else(|request| request)));
                     awaits = Awaits::Reply;
                 }
                 Next::Wait(wait) => {
-                    entry.looks_by(wait.poll_by);
+                    entry.polled_by(wait.poll_by);
                     if wait.sends_as_head {
                         let slot = slot.clone();
                         entry.on_head(Some(Box::new(move || slot.ask())));
@@ -419,7 +419,7 @@ impl Wait<'_, AcquireCall> {
                                 Event::Failed { error, fraction: chance::fraction }
                             }
                         },
-                        called = entry.called() => called_event(called?, &mut head, &mut handed_off),
+                        delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
                         () = self.over() => Event::WaitOver,
                         () = sleep_until(patience_ends.map(Moment::instant)) => Event::PatienceOver,
                         () = shared.closing.cancelled() => Event::Closed,
@@ -429,7 +429,7 @@ impl Wait<'_, AcquireCall> {
                     let event = tokio::select! {
                         biased;
                         () = shared.closing.cancelled() => Event::Closed,
-                        called = entry.called() => called_event(called?, &mut head, &mut handed_off),
+                        delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
                         () = changed(&mut watch) => Event::CameFree,
                         () = clock::sleep_until(until.instant()) => Event::Due,
                         () = sleep_until(listen_at.map(Moment::instant)) => Event::QuietOver,
@@ -447,17 +447,21 @@ impl Wait<'_, AcquireCall> {
 }
 
 /// What a waiter was told, as the machine has it.
-fn called_event(called: Called, head: &mut Option<QueueHead>, handed_off: &mut Option<Hold>) -> Event {
-    match called {
-        Called::Head(its) => {
+fn delivered_event(
+    delivered: Delivered,
+    head: &mut Option<QueueHead>,
+    handed_off: &mut Option<Hold>,
+) -> Event {
+    match delivered {
+        Delivered::Head(its) => {
             *head = Some(its);
             Event::BecameHead
         }
-        Called::Guard(guard) => {
+        Delivered::Guard(guard) => {
             let is_held = guard.is_held();
             *handed_off = Some(guard);
             Event::HandedOff { is_held }
         }
-        Called::Withdrawn => Event::Withdrawn,
+        Delivered::Withdrawn => Event::Withdrawn,
     }
 }

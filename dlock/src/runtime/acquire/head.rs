@@ -19,7 +19,7 @@ use crate::runtime::emit;
 use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
-use crate::runtime::waiters::{Called, QueueEntry, QueueHead};
+use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
 use crate::store::{GrantId, Kind, Notification, ReleaseRequest, StoreError, Watch};
 
 /// What came of being the queue head.
@@ -257,11 +257,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
 /// The lock, from another caller of this process; `None` where this waiter was not polled in time.
 async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
     loop {
-        match entry.called().await? {
-            Called::Guard(guard) => return Ok(Some(guard)),
-            Called::Withdrawn => return Ok(None),
+        match entry.delivered().await? {
+            Delivered::Guard(guard) => return Ok(Some(guard)),
+            Delivered::Withdrawn => return Ok(None),
             // A queue has one head, and that is this waiter.
-            Called::Head(_) => {}
+            Delivered::Head(_) => {}
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Re-entry: what the frames around an asker hold of the key, and what follows from that.
+//! Re-entry: what the frames around a caller hold of the key, and what follows from that.
 
 use std::sync::Arc;
 
@@ -12,72 +12,72 @@ use crate::engine::evidence::Evidence;
 use crate::engine::timing::{FIRST_PAUSE, LOOK_AT_FRAME_EVERY};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::emit::Event;
-use crate::runtime::grants::{Around, Asker, Grant, InTheWay, Manner, Refused};
+use crate::runtime::grants::{Around, Asker, EntryMode, Grant, InTheWay, Refused};
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::{NestedRead, holds_around};
 use crate::runtime::scope::{HoldRef, Scope};
 use crate::store::Kind;
 use crate::{Error, Loss};
 
-/// The way in that an asker's frames give it.
-enum Way<'s> {
-    /// None: the lock is asked for like by anybody.
-    Ask,
-    /// One hold more on the grant of this one.
+/// What the frames of a caller allow it.
+enum Reentry<'s> {
+    /// Nothing: it asks for the lock like any other caller.
+    None,
+    /// Another hold on the grant of this one.
     Enter(&'s HoldRef),
-    /// To read under this hold of the write lock.
-    ReadUnder(&'s HoldRef),
+    /// A read lock nested in this hold of the write lock.
+    NestedRead(&'s HoldRef),
 }
 
-impl Way<'_> {
-    /// The grant that says who comes in.
+impl Reentry<'_> {
+    /// The grant that decides which caller enters.
     fn arbiter(&self) -> Option<&Arc<Grant>> {
         match self {
-            Way::Ask => None,
-            Way::Enter(hold) | Way::ReadUnder(hold) => Some(hold.grant.arbiter()),
+            Reentry::None => None,
+            Reentry::Enter(hold) | Reentry::NestedRead(hold) => Some(hold.grant.arbiter()),
         }
     }
 }
 
-/// What became of it.
-enum Inside {
-    Entered(Hold),
+/// What came of it.
+enum Reentered {
+    Held(Hold),
     /// The store is still to be asked.
-    ReadsUnder(Arc<NestedRead>),
+    NestedRead(Arc<NestedRead>),
 }
 
-/// A place among those who wait to enter a grant, given up when this is dropped. One that has come in has none.
-struct Place {
+/// A caller that waits to enter a grant, until this is dropped.
+struct FrameEntry {
     grant: Arc<Grant>,
     asker: u64,
 }
 
-impl Drop for Place {
+impl Drop for FrameEntry {
     fn drop(&mut self) {
         self.grant.vacate(self.asker);
     }
 }
 
 impl AcquireCall {
-    fn way<'s>(&self, scope: &'s Scope) -> Result<Way<'s>, Error> {
+    fn reentry<'s>(&self, scope: &'s Scope) -> Result<Reentry<'s>, Error> {
         let nearest = |kind| scope.nearest(self.handle.shared(), kind, &self.key);
         let hold = nearest(self.options.kind);
         match (self.options.kind, hold) {
-            (_, Some(hold)) => Ok(Way::Enter(hold)),
-            (Kind::Read, None) => Ok(nearest(Kind::Write).map_or(Way::Ask, Way::ReadUnder)),
+            (_, Some(hold)) => Ok(Reentry::Enter(hold)),
+            (Kind::Read, None) => Ok(nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead)),
             (Kind::Write, None) => match nearest(Kind::Read).map(|read| read.grant.status()) {
                 // Given back just now, it is not around anybody.
-                None | Some(HoldState::Lost(Loss::Released)) => Ok(Way::Ask),
+                None | Some(HoldState::Lost(Loss::Released)) => Ok(Reentry::None),
                 Some(HoldState::Lost(loss)) => Err(self.lost(loss)),
                 Some(_) => Err(Error::WouldDeadlock {
                     key: self.key.clone(),
                     reason:
-                        "who asks to write is inside a read lock of it, which keeps writers out (ask for \
-                             the write lock first: a writer may read)"
+                        "the caller is inside a read lock of it, which keeps writers out (acquire the write lock \
+                             first: a writer may read)"
                             .to_owned(),
                 }),
             },
-            _ => Ok(Way::Ask),
+            _ => Ok(Reentry::None),
         }
     }
 
@@ -88,8 +88,8 @@ impl AcquireCall {
         }
     }
 
-    /// Reads in the stead of a write lock whose guard is at hand. Others who write under it go on; a read inside this one
-    /// waits for those of them who are not around the asker.
+    /// Reads in the stead of a write lock whose guard is at hand. Other holders of that write lock go on; a read inside this
+    /// one waits for those that are not around the caller.
     pub(crate) async fn read_instead(&self, write: &HoldRef, scope: &Scope) -> Result<Hold, Error> {
         let wait = Wait {
             call: self,
@@ -101,7 +101,7 @@ impl AcquireCall {
         loop {
             let mut outer = holds_around(scope, &write.grant);
             outer.push(write.id);
-            let asker = self.asker(next_id(), Around::Everybody, Manner::HadItsTurn);
+            let asker = self.asker(next_id(), Around::Everybody, EntryMode::TryFirst);
             let Ok(nested_read) = NestedRead::new(&write.grant, &asker, outer) else {
                 let loss = match write.grant.status() {
                     HoldState::Lost(loss) => loss,
@@ -110,28 +110,28 @@ impl AcquireCall {
                 };
                 return Err(self.lost(loss));
             };
-            if let Some(guard) = wait.read_under(nested_read, &mut evidence).await? {
+            if let Some(guard) = wait.read_nested(nested_read, &mut evidence).await? {
                 return Ok(guard);
             }
         }
     }
 
-    fn asker<'a>(&self, id: u64, around: Around<'a>, manner: Manner) -> Asker<'a> {
+    fn asker<'a>(&self, id: u64, around: Around<'a>, mode: EntryMode) -> Asker<'a> {
         Asker {
             id,
             by: self.by,
             around,
-            manner,
+            mode,
         }
     }
 
-    /// Whether the asker's frames have a say in this.
+    /// Whether the frames of the caller hold the lock, or keep it out.
     pub(crate) fn is_enclosed(&self, scope: &Scope) -> bool {
-        !matches!(self.way(scope), Ok(Way::Ask))
+        !matches!(self.reentry(scope), Ok(Reentry::None))
     }
 
-    /// Enters the hold that encloses the asker, where nobody else is inside: a branch that has waited for its turn does so
-    /// before those who are next.
+    /// Enters the hold that encloses the caller, where no other caller is inside: a branch that has waited does so before
+    /// those that are next.
     pub(crate) async fn enter(self, scope: &Scope) -> Option<Hold> {
         let call = AcquireCall { once: true, ..self };
         let started = clock::now();
@@ -141,29 +141,29 @@ impl AcquireCall {
             started,
             until: Some(started),
         };
-        wait.reenter_as(scope, Manner::HadItsTurn).await.ok()?
+        wait.reenter_as(scope, EntryMode::TryFirst).await.ok()?
     }
 
-    /// Enters now, if nothing is in the way.
+    /// Enters now, if no other caller is in the way.
     fn enter_now(
         &self,
-        way: &Way<'_>,
+        reentry: &Reentry<'_>,
         scope: &Scope,
         id: u64,
-        manner: Manner,
-    ) -> Result<Option<Inside>, Refused> {
-        let asker = self.asker(id, Around::Frames(scope, &[]), manner);
-        match way {
-            Way::Ask => Ok(None),
-            Way::Enter(hold) => {
+        mode: EntryMode,
+    ) -> Result<Option<Reentered>, Refused> {
+        let asker = self.asker(id, Around::Frames(scope, &[]), mode);
+        match reentry {
+            Reentry::None => Ok(None),
+            Reentry::Enter(hold) => {
                 hold.grant.enter(&asker)?;
                 let grant = hold.grant.clone();
                 let guard = Hold::new(HoldRef { id, grant }, self.handle.clone());
-                Ok(Some(Inside::Entered(guard)))
+                Ok(Some(Reentered::Held(guard)))
             }
-            Way::ReadUnder(hold) => {
+            Reentry::NestedRead(hold) => {
                 let outer = holds_around(scope, &hold.grant);
-                Ok(Some(Inside::ReadsUnder(NestedRead::new(
+                Ok(Some(Reentered::NestedRead(NestedRead::new(
                     &hold.grant,
                     &asker,
                     outer,
@@ -174,38 +174,37 @@ impl AcquireCall {
 }
 
 impl<G: AcquireTarget> Wait<'_, G> {
-    /// Enters the hold that encloses the asker, if there is one. When somebody else is inside whom the
-    /// asker's frames do not contain (another branch of a `join!`), it waits for its turn among the branches; it never
-    /// queues up for the lock behind them.
+    /// Enters the hold that encloses the caller, if there is one. While another caller is inside that the frames do not
+    /// contain (another branch of a `join!`), it waits among the branches; it never waits for the lock behind them.
     pub(crate) async fn reenter(&self, scope: &Scope) -> Result<Option<Hold>, Error> {
-        let manner = match self.call.once {
-            true => Manner::GoesAway,
-            false => Manner::Waits,
+        let mode = match self.call.once {
+            true => EntryMode::Try,
+            false => EntryMode::Wait,
         };
-        self.reenter_as(scope, manner).await
+        self.reenter_as(scope, mode).await
     }
 
-    async fn reenter_as(&self, scope: &Scope, manner: Manner) -> Result<Option<Hold>, Error> {
+    async fn reenter_as(&self, scope: &Scope, mode: EntryMode) -> Result<Option<Hold>, Error> {
         let AcquireCall { handle, key, by, .. } = self.call;
-        let mut place: Option<Place> = None;
+        let mut entry: Option<FrameEntry> = None;
         let mut warned = false;
         let mut evidence = Evidence::default();
         loop {
-            let way = self.call.way(scope)?;
-            let Some(grant) = way.arbiter() else {
+            let reentry = self.call.reentry(scope)?;
+            let Some(grant) = reentry.arbiter() else {
                 return Ok(None);
             };
-            place = place.filter(|place| Arc::ptr_eq(&place.grant, grant));
-            let asker = place.as_ref().map_or_else(next_id, |place| place.asker);
+            entry = entry.filter(|entry| Arc::ptr_eq(&entry.grant, grant));
+            let asker = entry.as_ref().map_or_else(next_id, |entry| entry.asker);
             // Another thread may give the hold back between the two looks at it.
             #[cfg(dlock_sim)]
             crate::base::sim::preempt();
-            let InTheWay { line, until } = match self.call.enter_now(&way, scope, asker, manner) {
+            let InTheWay { line, until } = match self.call.enter_now(&reentry, scope, asker, mode) {
                 Ok(None) => return Ok(None),
-                Ok(Some(Inside::Entered(guard))) => return Ok(Some(guard)),
-                Ok(Some(Inside::ReadsUnder(nested_read))) => {
-                    place = None;
-                    match self.read_under(nested_read, &mut evidence).await? {
+                Ok(Some(Reentered::Held(guard))) => return Ok(Some(guard)),
+                Ok(Some(Reentered::NestedRead(nested_read))) => {
+                    entry = None;
+                    match self.read_nested(nested_read, &mut evidence).await? {
                         Some(guard) => return Ok(Some(guard)),
                         None => continue,
                     }
@@ -215,17 +214,17 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 Err(Refused::Lost(loss)) => return Err(self.call.lost(loss)),
                 Err(Refused::Sibling(in_the_way)) => in_the_way,
             };
-            if manner != Manner::Waits {
+            if mode != EntryMode::Wait {
                 return Err(self.not_acquired(Some(grant.remaining())));
             }
-            let place = place.get_or_insert_with(|| Place {
+            let entry = entry.get_or_insert_with(|| FrameEntry {
                 grant: grant.clone(),
                 asker,
             });
             let looks_at = clock::now() + LOOK_AT_FRAME_EVERY;
             tokio::select! {
                 biased;
-                () = place.grant.called(asker) => {}
+                () = entry.grant.called(asker) => {}
                 () = self.over() => return Err(self.not_acquired(Some(grant.remaining()))),
                 () = handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
                 () = clock::sleep_until(until.map_or(looks_at, |until| until.min(looks_at))) => {
@@ -238,9 +237,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
         }
     }
 
-    /// Asks the store for a read under the own write lock, which is there at once. `None` where the frames
+    /// Asks the store for a read nested in the write lock of the caller, which is available at once. `None` where the frames
     /// have to be looked at again, after a pause if need be.
-    async fn read_under(
+    async fn read_nested(
         &self,
         nested_read: Arc<NestedRead>,
         evidence: &mut Evidence,
@@ -253,7 +252,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         let write = nested_read.write.clone();
         let asked = clock::now();
         evidence.asks(Moment::of(asked));
-        let outcome = AcquireCall::ask(AcquireAttempt::new(call, 0, None).reading_under(nested_read));
+        let outcome = AcquireCall::ask(AcquireAttempt::new(call, 0, None).nested_in(nested_read));
         let outcome = if call.once {
             outcome.await
         } else {
@@ -267,7 +266,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         };
         let pause = match outcome {
             Ok(AttemptOutcome::Got(guard)) => return Ok(Some(guard)),
-            // Nothing that has frames has permits.
+            // Permits have no frames.
             Ok(AttemptOutcome::TooFew) => return Err(self.gave_up(evidence, false)),
             Ok(AttemptOutcome::Busy { left, .. }) => {
                 self.is_busy(left, evidence);

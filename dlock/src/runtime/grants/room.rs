@@ -31,7 +31,7 @@ pub(crate) struct Asker<'a> {
     pub(crate) id: u64,
     pub(crate) by: &'static Location<'static>,
     pub(crate) around: Around<'a>,
-    pub(crate) manner: Manner,
+    pub(crate) mode: EntryMode,
 }
 
 /// Whom an asker is inside of.
@@ -45,13 +45,13 @@ pub(crate) enum Around<'a> {
 
 /// What an asker does about those in its way.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// It waits, and has a place among those who do.
-    Waits,
-    /// It goes away.
-    GoesAway,
-    /// The same, but it has had its turn: those who are called wait for it.
-    HadItsTurn,
+pub(crate) enum EntryMode {
+    /// It waits, in the order of those who do.
+    Wait,
+    /// It does not wait.
+    Try,
+    /// The same, but before those who are called: it has waited before.
+    TryFirst,
 }
 
 /// Who keeps an asker out.
@@ -224,9 +224,9 @@ impl Room {
     /// Lets the asker in, as one who reads under this write grant or as one who holds it, where nobody is in the way.
     pub(super) fn enter(&mut self, asker: &Asker<'_>, reads: bool, told: &mut Told) -> Result<(), InTheWay> {
         self.pass_over(told);
-        let waits_for_called = asker.manner != Manner::HadItsTurn;
+        let waits_for_called = asker.mode != EntryMode::TryFirst;
         if let Some((id, way)) = self.in_the_way(asker.id, asker.around, reads, waits_for_called) {
-            if asker.manner == Manner::Waits {
+            if asker.mode == EntryMode::Wait {
                 self.add_waiter(asker, reads);
                 self.stand_behind(asker.id, id);
             }

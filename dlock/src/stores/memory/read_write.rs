@@ -132,7 +132,7 @@ impl ReadWriteLocks {
         } = request;
         // Who reads under its own write lock is not kept out by those who wait for it.
         let is_newcomer =
-            *kind == Kind::Read && request.under.is_none() && !broken!(ReaderOvertakesPreferredWriter);
+            *kind == Kind::Read && request.nested_in.is_none() && !broken!(ReaderOvertakesPreferredWriter);
         let kept_out = is_newcomer.then(|| self.writers.until(key, now)).flatten();
         let entered = self.enter(request, kept_out, now);
         match (waiter.filter(|_| *kind == Kind::Write), &entered) {
@@ -161,7 +161,7 @@ impl ReadWriteLocks {
         self.change(&request.key, |inside| {
             let last_end = inside.leases.last();
             let writer = inside.writer;
-            let blocked_until = match (request.kind, request.under) {
+            let blocked_until = match (request.kind, request.nested_in) {
                 (Kind::Write, _) if broken!(WriterEntersBesideReaders) => {
                     writer.and_then(|writer| inside.leases.get(writer))
                 }

@@ -94,7 +94,7 @@ impl KindStep {
                 if request.kind.is_read_write() {
                     let mut buffer = [0; 57];
                     let other = match request.kind {
-                        Kind::Read => request.under,
+                        Kind::Read => request.nested_in,
                         _ => request.waiter,
                     };
                     cmd.arg(other.map_or(&[][..], |other| id(other, &mut buffer)));

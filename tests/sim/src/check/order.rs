@@ -55,7 +55,7 @@ impl World {
     pub(super) fn takes_position(&mut self, request: &AcquireRequest, is_granted: bool) {
         let AcquireRequest { ref key, grant, .. } = *request;
         match (request.kind, request.waiter) {
-            (Kind::Read, _) if is_granted && request.under.is_none() => self.reader_enters(key, grant),
+            (Kind::Read, _) if is_granted && request.nested_in.is_none() => self.reader_enters(key, grant),
             (Kind::Write, Some(waiter)) if is_granted => {
                 forget(&mut self.checks.orders.writers, key, waiter);
             }

@@ -1,0 +1,229 @@
+//! The entry of one waiter in the queue of a key, as the waiter itself has it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::head::QueueHead;
+use super::waiter::{OnHead, POLLED, Waiter};
+use super::{Waiters, too_many};
+use crate::Error;
+use crate::base::lock_id::LockId;
+use crate::base::moment::Moment;
+use crate::engine::evidence::Evidence;
+use crate::runtime::hold::Hold;
+use crate::runtime::release::RunToCompletion;
+use crate::store::GrantId;
+
+/// A request on its way for a waiter, which is given up when the waiter is not polled.
+pub(crate) trait Abandon: Send + Sync {
+    /// Gives it up: what it brings is given back.
+    fn abandon(&self);
+}
+
+/// See [`QueueEntry::shares`].
+type Slot<T> = Mutex<Option<RunToCompletion<T>>>;
+
+impl<T: Send + 'static> Abandon for Slot<T> {
+    fn abandon(&self) {
+        let request = self.lock().take();
+        drop(request);
+    }
+}
+
+/// A request on its way for a waiter. It never ends where it was given up, which the [`QueueEntry`] tells.
+pub(crate) struct Shared<T: Send + 'static> {
+    slot: Arc<Slot<T>>,
+    waiter: Arc<Waiter>,
+}
+
+impl<T: Send + 'static> Future for Shared<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match &mut *self.slot.lock() {
+            Some(request) => Pin::new(request).poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Shared<T> {
+    fn drop(&mut self) {
+        let shared = self.waiter.in_flight.lock().take();
+        drop(shared);
+        self.slot.abandon();
+    }
+}
+
+/// The entry of a waiter in the queue of a key.
+#[derive(Debug)]
+pub(crate) struct QueueEntry {
+    waiters: Arc<Waiters>,
+    of: LockId,
+    waiter: Arc<Waiter>,
+    /// Other waiters were there before it.
+    has_waited: bool,
+}
+
+/// What is delivered to a waiter.
+pub(crate) enum Delivered {
+    /// The role of the queue head.
+    Head(QueueHead),
+    /// The lock, from another caller of this process. A waiter that was the head puts its role into the grant.
+    Guard(Hold),
+    /// It was not polled in time, and has lost what it had.
+    Withdrawn,
+}
+
+impl QueueEntry {
+    pub(super) fn new(
+        waiters: Arc<Waiters>,
+        of: LockId,
+        waiter: Arc<Waiter>,
+        has_waited: bool,
+    ) -> QueueEntry {
+        QueueEntry {
+            waiters,
+            of,
+            waiter,
+            has_waited,
+        }
+    }
+
+    /// The lock that it waits for.
+    pub(crate) fn lock_id(&self) -> &LockId {
+        &self.of
+    }
+
+    /// Polls a future for this waiter; all that the waiter awaits has to be in there. Cancel safe.
+    pub(crate) async fn attended<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
+        let mut waker = None;
+        std::future::poll_fn(|cx| {
+            self.waiter.attention.store(POLLED, Ordering::Release);
+            if waker.is_none() && !self.has_waited {
+                // Most need no waker: the lock is free, and the store is at hand.
+                let poll = future.as_mut().poll(cx);
+                if poll.is_ready() {
+                    return poll;
+                }
+            }
+            let waker = waker.get_or_insert_with(|| Waker::from(self.waiter.clone()));
+            let poll = future.as_mut().poll(&mut Context::from_waker(waker));
+            if poll.is_pending() {
+                self.waiter.waker.register(cx.waker());
+                // Woken before the waker was registered.
+                if self.waiter.attention.load(Ordering::Acquire) != POLLED {
+                    cx.waker().wake_by_ref();
+                }
+            }
+            poll
+        })
+        .await
+    }
+
+    /// Waits to be the head or for the lock, whichever comes first; within [`attended`](Self::attended). Cancel safe.
+    pub(crate) async fn delivered(&self) -> Result<Delivered, Error> {
+        std::future::poll_fn(|_| self.poll().map_or(Poll::Pending, Poll::Ready)).await
+    }
+
+    /// Awaits a request to the store, which is given up where this waiter is not polled.
+    pub(crate) fn shares<T: Send + 'static>(&self, request: RunToCompletion<T>) -> Shared<T> {
+        let slot = Arc::new(Mutex::new(Some(request)));
+        self.asks(slot.clone());
+        Shared {
+            slot,
+            waiter: self.waiter.clone(),
+        }
+    }
+
+    /// What is to be given up where this waiter is not polled.
+    pub(crate) fn asks(&self, request: Arc<dyn Abandon>) {
+        let before = self.waiter.in_flight.lock().replace(request);
+        drop(before);
+    }
+
+    fn poll(&self) -> Option<Result<Delivered, Error>> {
+        let mut delivery = self.waiter.delivery.lock();
+        if delivery.withdrawn {
+            return Some(Ok(Delivered::Withdrawn));
+        }
+        if let Some(guard) = delivery.guard.take() {
+            let head = delivery.head.take();
+            drop(delivery);
+            if let Some(head) = head {
+                guard.rest(head);
+            }
+            return Some(Ok(Delivered::Guard(guard)));
+        }
+        if let Some(head) = delivery.head.take() {
+            return Some(Ok(Delivered::Head(head)));
+        }
+        delivery
+            .turned_away
+            .then(|| Err(too_many(&self.of.key, self.waiter.limit.unwrap_or_default())))
+    }
+
+    /// Its position in the store's queue.
+    pub(crate) fn stands_at(&self, position: GrantId) {
+        self.waiter.set_position(position.number());
+    }
+
+    /// From then on nothing is asked for it when it becomes the head, and the lock is not handed off to it, unless this is
+    /// called again: it would not take what it gets.
+    pub(crate) fn polled_by(&self, at: Option<Moment>) {
+        self.waiter.set_polled_by(at);
+    }
+
+    /// The role of the head, if this has it already.
+    pub(crate) fn head(&self) -> Option<QueueHead> {
+        self.waiter.delivery.lock().head.take()
+    }
+
+    /// Has something done the moment this becomes the head, before this is polled; `None` takes that back.
+    pub(crate) fn on_head(&self, deed: Option<OnHead>) {
+        let before = std::mem::replace(&mut *self.waiter.on_head.lock(), deed);
+        // Not under the lock: what is dropped may end a step of the store.
+        drop(before);
+    }
+
+    /// Whether other waiters were there before it.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// What the store has replied to the head of the queue.
+    pub(crate) fn evidence(&self) -> Evidence {
+        let queues = self.waiters.queues.lock();
+        queues
+            .get(&self.of)
+            .map_or_else(Evidence::default, |queue| queue.evidence.clone())
+    }
+}
+
+impl Drop for QueueEntry {
+    fn drop(&mut self) {
+        let mut queues = self.waiters.queues.lock();
+        if self.waiter.in_line.load(Ordering::Relaxed) {
+            self.waiter.left.store(true, Ordering::Relaxed);
+            if let Some(queue) = queues.get_mut(&self.of) {
+                queue.waiters.leaves();
+            }
+        }
+        // Before the rest: what was delivered and not taken passes on, which wakes the next waiter.
+        drop(queues);
+        self.on_head(None);
+        let in_flight = self.waiter.in_flight.lock().take();
+        drop(in_flight);
+        let mut delivery = self.waiter.delivery.lock();
+        delivery.closed = true;
+        let undelivered = (delivery.guard.take(), delivery.head.take());
+        drop(delivery);
+        // The waiter may be swept from the queue only later, and then under the lock of the queues.
+        drop(self.waiter.waker.take());
+        drop(undelivered);
+    }
+}

@@ -1,0 +1,188 @@
+//! The role of the queue head: it passes from waiter to waiter, or rests in the grant while the lock is held here.
+
+use std::sync::Arc;
+
+use super::waiter::Waiter;
+use super::{Queue, Waiters, too_many};
+use crate::Error;
+use crate::base::broken;
+use crate::base::lock_id::{ByLockId, LockId};
+use crate::base::moment::Moment;
+use crate::engine::evidence::Evidence;
+use crate::engine::handoff::HandoffTerms;
+use crate::runtime::fairness::After;
+use crate::runtime::hold::Hold;
+use crate::store::Watch;
+
+/// The right to talk to the store for everybody who waits for the key in this process.
+#[derive(Debug)]
+pub(crate) struct QueueHead {
+    waiters: Arc<Waiters>,
+    of: LockId,
+    /// As long as it is the queue's, it is valid.
+    number: u64,
+    /// The subscription, once somebody needed it.
+    pub(crate) watch: Option<Watch>,
+    /// The lock was given back to the store just now, perhaps for others.
+    pub(crate) after: Option<After>,
+    /// How many times the lock was handed off since it last came from the store.
+    pub(crate) handed: u32,
+    /// A reader that waited here has just been granted the lock, so that all others may read, too.
+    pub(crate) opened: bool,
+    /// The waiters of this process that are next in the store's queue, by the numbers of their positions; the last of
+    /// them is the first to come.
+    pub(crate) behind: Vec<u64>,
+    /// It was taken from a waiter that was not polled: nothing is asked for the next one before that is polled.
+    pub(super) quietly: bool,
+}
+
+impl Waiters {
+    pub(super) fn new_head(self: &Arc<Self>, of: LockId, number: u64, quietly: bool) -> QueueHead {
+        QueueHead {
+            waiters: self.clone(),
+            of,
+            number,
+            watch: None,
+            after: None,
+            handed: 0,
+            opened: false,
+            behind: Vec::new(),
+            quietly,
+        }
+    }
+}
+
+impl QueueHead {
+    /// The queue, where this is still its head.
+    fn queue<'q>(&self, queues: &'q mut ByLockId<Queue>) -> Option<&'q mut Queue> {
+        queues
+            .get_mut(&self.of)
+            .filter(|queue| queue.waiters.number() == self.number)
+    }
+
+    /// The head has to wait and counts from now on: waiters behind it that are too many are turned away. It fails itself
+    /// where no caller may wait.
+    pub(crate) fn waits(&self, limit: Option<usize>, evidence: &Evidence) -> Result<(), Error> {
+        if limit == Some(0) {
+            return Err(too_many(&self.of.key, 0));
+        }
+        let mut queues = self.waiters.queues.lock();
+        let Some(queue) = self.queue(&mut queues) else {
+            return Ok(());
+        };
+        queue.evidence = evidence.clone();
+        let turned_away = queue.waiters.head_waits();
+        // They are woken by this, which must not be under the lock.
+        drop(queues);
+        for waiter in turned_away {
+            waiter.tell(|delivery| delivery.turned_away = true);
+        }
+        Ok(())
+    }
+
+    /// Tells the waiters behind it what the store has replied to the head.
+    pub(crate) fn knows(&self, evidence: &Evidence) {
+        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
+            queue.evidence = evidence.clone();
+        }
+    }
+
+    /// The head has the lock: where others wait and it can be handed off to them, its role rests in the grant.
+    pub(crate) fn rests(self, guard: &Hold) {
+        let mut queues = self.waiters.queues.lock();
+        if broken!(WaiterForgottenWhenHeadCancelled)
+            && let Some(queue) = self.queue(&mut queues)
+        {
+            // It has the lock, so it is not cancelled.
+            queue.waiters.head_rests();
+        }
+        let others_wait = self
+            .queue(&mut queues)
+            .is_some_and(|queue| queue.waiters.waiting() > 0);
+        drop(queues);
+        if others_wait && guard.can_be_handed_off() {
+            guard.rest(self);
+        }
+    }
+
+    /// From now on no waiter is the head; `false` where it was taken away before.
+    pub(crate) fn leave_head(&self) -> bool {
+        let mut queues = self.waiters.queues.lock();
+        let Some(queue) = self.queue(&mut queues) else {
+            return false;
+        };
+        queue.waiters.head_rests();
+        queue.evidence.is_held_here();
+        true
+    }
+
+    /// Takes the next waiter out of the queue, if it takes over what is offered. Where the store has a queue it is the next
+    /// in that.
+    pub(crate) fn successor(&mut self, fits: impl FnOnce(&HandoffTerms) -> bool) -> Option<Arc<Waiter>> {
+        let mut behind = std::mem::take(&mut self.behind);
+        let mut queues = self.waiters.queues.lock();
+        let waiters = &mut self.queue(&mut queues)?.waiters;
+        let takes =
+            |waiter: &Arc<Waiter>| !waiter.is_overdue() && waiter.handoff_terms.as_ref().is_some_and(fits);
+        let successor = match self.of.kind.waits_in_store() {
+            true => waiters.offer_in_store_order(&mut behind, takes),
+            false => waiters.offer_to_next(takes),
+        };
+        drop(queues);
+        self.behind = behind;
+        successor
+    }
+
+    /// Puts back a waiter that was to take over and could not.
+    pub(crate) fn put_back(&self, waiter: Arc<Waiter>) {
+        if let Some(queue) = self.queue(&mut self.waiters.queues.lock()) {
+            queue.waiters.put_back(waiter);
+        }
+    }
+}
+
+impl Drop for QueueHead {
+    fn drop(&mut self) {
+        let (mut watch, after) = (self.watch.take(), self.after.take());
+        let mut queues = self.waiters.queues.lock();
+        let mut next = None;
+        if let Some(queue) = self.queue(&mut queues) {
+            let waiters = &mut queue.waiters;
+            if broken!(WaiterForgottenWhenHeadCancelled) && waiters.has_head() && waiters.waiting() > 0 {
+                waiters.head_rests();
+                return;
+            }
+            next = waiters.head_ends();
+            if next.is_none() {
+                queues.remove(&self.of);
+            } else {
+                let released = after.as_ref().map(After::sent);
+                queue.evidence.head_ends(Moment::now(), released);
+            }
+        }
+        // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes back
+        // here, to go on to the next.
+        drop(queues);
+        if let Some(next) = next {
+            let deed = next.on_head.lock().take();
+            if let Some(deed) = deed.filter(|_| !self.quietly && !next.is_overdue()) {
+                deed();
+            }
+            if broken!(SubscriptionDroppedWithHead) {
+                watch.iter_mut().for_each(Watch::end);
+            }
+            let mut head = Some(QueueHead {
+                waiters: self.waiters.clone(),
+                of: self.of.clone(),
+                number: self.number,
+                watch,
+                after,
+                handed: self.handed,
+                opened: self.opened,
+                behind: Vec::new(),
+                quietly: false,
+            });
+            next.tell(|delivery| delivery.head = head.take());
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Takes away what waiters have that are not polled in time, so that they do not block others.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Waiters;
+use super::waiter::{LATE, POLLED, Waiter};
+use crate::base::broken;
+use crate::base::chance::next_id;
+use crate::base::lock_id::LockId;
+use crate::engine::timing::{HURRIED_POLL_DEADLINE, POLL_DEADLINE};
+use crate::runtime::emit::Event;
+
+/// Tells the task that looks for waiters which are not polled that one was woken.
+#[derive(Debug, Default)]
+pub(super) struct Alarm {
+    armed: AtomicBool,
+    rings: Notify,
+}
+
+impl Alarm {
+    pub(super) fn arm(&self) {
+        if !self.armed.load(Ordering::Relaxed) && !self.armed.swap(true, Ordering::AcqRel) {
+            self.rings.notify_one();
+        }
+    }
+}
+
+/// Looks after the waiters of a client, for as long as that lives: takes away what waiters have that are not polled.
+pub(crate) async fn attend(waiters: Arc<Waiters>) {
+    loop {
+        waiters.alarm.rings.notified().await;
+        loop {
+            tokio::time::sleep(POLL_DEADLINE).await;
+            // What is woken from now on rings again.
+            waiters.alarm.armed.store(false, Ordering::Release);
+            let (mut late, some_woken) = waiters.overdue();
+            // The queues of all others are looked at in between.
+            let end = Instant::now() + 4 * POLL_DEADLINE;
+            while !late.is_empty() && Instant::now() < end {
+                let queues: Vec<_> = late.iter().map(|(of, _)| of.clone()).collect();
+                for (of, waiter) in late {
+                    let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &waiter));
+                    if std::panic::catch_unwind(withdraws).is_err() {
+                        Event::StorePanicked.emit();
+                    }
+                }
+                waiters.mark_woken(&queues);
+                tokio::time::sleep(HURRIED_POLL_DEADLINE).await;
+                late = waiters.late_in(&queues);
+            }
+            if !some_woken && late.is_empty() {
+                break;
+            }
+        }
+    }
+}
+
+impl Waiters {
+    /// The waiters that were woken, have not been polled since, and were found so before. And whether others were woken,
+    /// which are found so now.
+    pub(super) fn overdue(&self) -> (Vec<(LockId, Arc<Waiter>)>, bool) {
+        if broken!(UnpolledWaiterBlocks) {
+            return (Vec::new(), false);
+        }
+        let (mut overdue, mut some_woken) = (Vec::new(), false);
+        for (of, queue) in &*self.queues.lock() {
+            for waiter in queue.waiters.served() {
+                match waiter.attention.load(Ordering::Acquire) {
+                    POLLED => {}
+                    LATE => overdue.push((of.clone(), waiter.clone())),
+                    _ => some_woken |= waiter.is_late(),
+                }
+            }
+        }
+        (overdue, some_woken)
+    }
+
+    /// From now on the heads of these queues are late that were woken and are not polled.
+    fn mark_woken(&self, queues: &[LockId]) {
+        let all = self.queues.lock();
+        for waiter in queues
+            .iter()
+            .filter_map(|of| all.get(of))
+            .flat_map(|queue| queue.waiters.served())
+        {
+            let _ = waiter.is_late();
+        }
+    }
+
+    /// The heads of these queues that are late.
+    fn late_in(&self, queues: &[LockId]) -> Vec<(LockId, Arc<Waiter>)> {
+        let all = self.queues.lock();
+        let late = queues.iter().filter_map(|of| {
+            let is_late = |waiter: &&Arc<Waiter>| waiter.attention.load(Ordering::Acquire) == LATE;
+            let waiter = all.get(of)?.waiters.served().find(is_late)?;
+            Some((of.clone(), waiter.clone()))
+        });
+        late.collect()
+    }
+
+    /// Takes away what a waiter has that is not polled. It is woken, so that it goes on waiting if it is polled after all.
+    fn withdraw(self: &Arc<Self>, of: &LockId, waiter: &Arc<Waiter>) {
+        let mut delivery = waiter.delivery.lock();
+        if waiter.attention.load(Ordering::Acquire) != LATE {
+            return;
+        }
+        let (guard, mut head) = (delivery.guard.take(), delivery.head.take());
+        head.iter_mut().for_each(|head| head.quietly = true);
+        let is_there = !std::mem::replace(&mut delivery.closed, true);
+        delivery.withdrawn = true;
+        drop(delivery);
+        // Before the next waiter is the head: the release of what the request brings stands before the next request.
+        let in_flight = waiter.in_flight.lock().take();
+        if let Some(in_flight) = in_flight {
+            in_flight.abandon();
+        }
+        let mut queues = self.queues.lock();
+        let mut stolen = None;
+        if let Some(queue) = queues.get_mut(of)
+            && queue.waiters.withdraw(waiter, head.is_some(), next_id)
+        {
+            stolen = Some(self.new_head(of.clone(), queue.waiters.number(), true));
+        }
+        drop(queues);
+        if is_there {
+            Event::PollDeadlineMissed {
+                key: &of.key,
+                by: waiter.by,
+            }
+            .emit();
+        }
+        drop((head, stolen));
+        // Last, so that it can go to the one that is the head now.
+        drop(guard);
+        waiter.waker.wake();
+    }
+}

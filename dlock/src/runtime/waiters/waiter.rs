@@ -1,0 +1,197 @@
+//! One waiter: what it is told, and whether it is polled.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::task::Wake;
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+
+use super::entry::Abandon;
+use super::head::QueueHead;
+use super::poll_deadline::Alarm;
+use crate::base::broken;
+use crate::base::moment::Moment;
+use crate::engine::handoff::HandoffTerms;
+use crate::engine::wait_queue::QueuedWaiter;
+use crate::runtime::hold::Hold;
+
+/// The number of a waiter's position in the store's queue where it has none.
+const NOWHERE: u64 = u64::MAX;
+
+/// Attention of a waiter: polled since it was woken last, woken, woken some time ago.
+pub(super) const POLLED: u8 = 0;
+const WOKEN: u8 = 1;
+pub(super) const LATE: u8 = 2;
+
+/// A task that waits for a lock in this process.
+pub(crate) struct Waiter {
+    pub(super) limit: Option<usize>,
+    /// The grants that it takes over from other holders in this process, and where it was called from.
+    pub(crate) handoff_terms: Option<HandoffTerms>,
+    pub(crate) by: &'static Location<'static>,
+    /// The number of its position in the store's queue, if it has one.
+    position: AtomicU64,
+    /// When it is polled next at the latest; `None` where that is not limited.
+    polled_by: Mutex<Option<Moment>>,
+    /// Whether it is in line behind the head, and whether it has left from there. Under the lock of the queues.
+    pub(super) in_line: AtomicBool,
+    pub(super) left: AtomicBool,
+    pub(super) delivery: Mutex<Delivery>,
+    /// What is done for it the moment it becomes the head, before it knows.
+    pub(super) on_head: Mutex<Option<OnHead>>,
+    /// Its request to the store.
+    pub(super) in_flight: Mutex<Option<Arc<dyn Abandon>>>,
+    /// Whether it is polled when it was woken.
+    pub(super) attention: AtomicU8,
+    alarm: Arc<Alarm>,
+    pub(super) waker: AtomicWaker,
+}
+
+/// See [`QueueEntry::on_head`].
+pub(super) type OnHead = Box<dyn FnOnce() + Send>;
+
+/// What a waiter is told.
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    pub(super) head: Option<QueueHead>,
+    pub(super) guard: Option<Hold>,
+    pub(super) turned_away: bool,
+    /// It was not polled in time, and lost what it had.
+    pub(super) withdrawn: bool,
+    /// It has left, or lost what it had.
+    pub(super) closed: bool,
+}
+
+impl Waiter {
+    pub(super) fn new(
+        limit: Option<usize>,
+        handoff_terms: Option<HandoffTerms>,
+        by: &'static Location<'static>,
+        alarm: Arc<Alarm>,
+    ) -> Arc<Waiter> {
+        Arc::new(Waiter {
+            limit,
+            handoff_terms,
+            by,
+            position: AtomicU64::new(NOWHERE),
+            polled_by: Mutex::default(),
+            in_line: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            delivery: Mutex::default(),
+            on_head: Mutex::default(),
+            in_flight: Mutex::default(),
+            attention: AtomicU8::new(POLLED),
+            alarm,
+            waker: AtomicWaker::new(),
+        })
+    }
+
+    /// The first waiter of its queue; it has not been polled, so nothing is woken.
+    pub(super) fn becomes_first_head(&self, head: QueueHead) {
+        self.delivery.lock().head = Some(head);
+    }
+
+    /// Its position in the store's queue.
+    pub(super) fn set_position(&self, number: u64) {
+        self.position.store(number, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_polled_by(&self, at: Option<Moment>) {
+        *self.polled_by.lock() = at;
+    }
+
+    /// Whether the lock can be given to it: it is there, and has not been given it already.
+    pub(super) fn takes_a_guard(&self) -> bool {
+        let delivery = self.delivery.lock();
+        !delivery.closed && delivery.guard.is_none()
+    }
+
+    /// Whether it was not polled when that was due.
+    pub(super) fn is_overdue(&self) -> bool {
+        let is_overdue = self.polled_by.lock().is_some_and(|by| Moment::now() > by);
+        is_overdue && !broken!(HandoffToUnpolledWaiter)
+    }
+
+    pub(super) fn tell(&self, tell: impl FnOnce(&mut Delivery)) -> bool {
+        let mut delivery = self.delivery.lock();
+        if delivery.closed {
+            return false;
+        }
+        tell(&mut delivery);
+        drop(delivery);
+        self.rouse();
+        true
+    }
+
+    /// Whether it was woken and has not been polled since. From now on it counts as late.
+    pub(super) fn is_late(&self) -> bool {
+        let (order, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let before = self.attention.compare_exchange(WOKEN, LATE, order, relaxed);
+        before.unwrap_or_else(|before| before) != POLLED
+    }
+
+    pub(super) fn rouse(&self) {
+        // A waiter that was woken before and not polled since stays as late as it is.
+        let _ = self
+            .attention
+            .compare_exchange(POLLED, WOKEN, Ordering::AcqRel, Ordering::Relaxed);
+        self.alarm.arm();
+        self.waker.wake();
+    }
+
+    /// Hands off the lock; returns it where the waiter has left, or has not yet taken one that was handed off before. That
+    /// one is lost, or will be, but must not be dropped here under a lock: its drop passes it on, and comes back here.
+    pub(crate) fn give(&self, guard: Hold) -> Result<(), Hold> {
+        let mut guard = Some(guard);
+        self.tell(|delivery| {
+            if delivery.guard.is_none() {
+                delivery.guard = guard.take();
+            }
+        });
+        guard.map_or(Ok(()), Err)
+    }
+}
+
+impl QueuedWaiter for Arc<Waiter> {
+    fn is(&self, other: &Arc<Waiter>) -> bool {
+        Arc::ptr_eq(self, other)
+    }
+
+    fn limit(&self) -> Option<usize> {
+        self.limit
+    }
+
+    fn position(&self) -> Option<u64> {
+        let position = self.position.load(Ordering::Relaxed);
+        (position != NOWHERE).then_some(position)
+    }
+
+    fn set_in_line(&self, in_line: bool) {
+        self.in_line.store(in_line, Ordering::Relaxed);
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+}
+
+/// The waker that a waiter polls with, so that it is known when it was woken.
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.rouse();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rouse();
+    }
+}
+
+impl std::fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiter")
+            .field("by", &self.by)
+            .finish_non_exhaustive()
+    }
+}
