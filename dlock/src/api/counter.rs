@@ -9,7 +9,7 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::release::sleep;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
-use crate::store::{Outcome, StoreError};
+use crate::store::{Outcome, Reason, StoreError};
 use crate::{Error, LockKey};
 
 /// For how long a store remembers a step at least.
@@ -57,18 +57,22 @@ async fn repeat(
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
-        // An earlier copy may have done it, whatever is known of this one. A look has no outcome.
-        unknown |= error.outcome == Outcome::Unknown;
-        error.outcome = match unknown && !request.step.is_look() {
-            true => Outcome::Unknown,
-            false => Outcome::NotDone,
-        };
+        // A look has no outcome.
+        unknown |= error.outcome == Outcome::Unknown && !request.step.is_look();
         let now = Moment::now();
         let is_repeated = match request.step {
             CounterStep::Give { .. } | CounterStep::CountDown => error.is_outlasted(),
             _ => error.is_passing(),
         };
         if !is_repeated || now.since(begun) >= shared.settings.retry_for {
+            error.outcome = match unknown {
+                true => Outcome::Unknown,
+                false => Outcome::NotDone,
+            };
+            if unknown && error.is_refused() {
+                // This copy was refused; an earlier one, which had no reply, may have been carried out.
+                error.reason = Reason::Unreachable;
+            }
             return Err(error);
         }
         Event::CounterRepeated {

@@ -446,6 +446,10 @@ impl Grant {
     pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.state.lock();
         if state.grant.end(loss) {
+            #[cfg(dlock_sim)]
+            if loss == Loss::Expired {
+                crate::base::sim::grant_expired((self.issuer.uuid.as_u128(), self.number));
+            }
             let (signals, head) = (state.room.signals(), state.head.take());
             let mut told = Told::default();
             state.room.close(&mut told);

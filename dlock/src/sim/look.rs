@@ -99,6 +99,12 @@ impl std::fmt::Debug for Client {
     }
 }
 
+/// Whether the lease of a grant is over by the clock of its client, which does not release it then.
+#[must_use]
+pub fn has_expired(grant: GrantId) -> bool {
+    crate::base::sim::has_expired((client_of(grant), grant.number()))
+}
+
 /// The client that a grant was given to.
 #[must_use]
 pub fn client_of(grant: GrantId) -> u128 {

@@ -121,7 +121,6 @@ impl StoreError {
     }
 
     /// Whether the store answered that it will not, for now or for good.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.reason, Reason::Refused | Reason::RefusedForNow)
     }

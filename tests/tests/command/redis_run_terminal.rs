@@ -136,7 +136,11 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("the screen:\n{}\nthe processes:\n{}", self.screen(), self.processes());
+            eprintln!(
+                "the screen:\n{}\nthe processes:\n{}",
+                self.screen(),
+                self.processes()
+            );
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

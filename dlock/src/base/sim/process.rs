@@ -83,8 +83,10 @@ fn outer() -> Process {
     Process::counting_from(OUTSIDE, 0, Instant::now())
 }
 
-/// Has the chance of this thread outside of all processes begin anew.
+/// Before a world begins: has the chance of this thread outside of all processes begin anew, and forgets what grants
+/// have expired.
 pub fn reset() {
+    super::expired::forget();
     OUTER.with(|process| *process.borrow_mut() = outer());
 }
 
