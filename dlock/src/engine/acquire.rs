@@ -12,7 +12,7 @@ use crate::engine::crowd::Crowd;
 use crate::engine::evidence::{Evidence, Verdict};
 use crate::engine::position::{PositionReply, PositionState};
 use crate::engine::timing::{
-    ASK_EVERY, LONGEST_LEASE, POLL_DEADLINE, QUIET, jittered, until_next_fair_request, until_next_request,
+    ASK_EVERY, POLL_DEADLINE, QUIET, finite, jittered, until_next_fair_request, until_next_request,
 };
 use crate::store::{Outcome, StoreError};
 
@@ -193,7 +193,7 @@ impl<'e> Acquire<'e> {
         });
         let warns =
             self.rules.permits && left.or(again).is_none() && !std::mem::replace(&mut self.warned, true);
-        let left = left.filter(|left| *left <= LONGEST_LEASE);
+        let left = finite(left);
         self.evidence.is_busy(left.map(|left| now + left), now);
         self.crowd.is_busy(listeners, self.sent, now);
         let listens = self.is_head && !self.listens;

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::base::moment::Moment;
 
-/// The longest of all durations that an option takes. A lease that a store says is longer counts as one without an end: it
-/// may be more than a clock can take.
+/// The longest of all durations that an option takes.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How long a waiter sleeps at most when the holder's lease has no end or is very long.
@@ -38,6 +37,12 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// A lease that is about to end is over a moment after its whole milliseconds.
 const ROUNDED_OFF: Duration = Duration::from_millis(1);
+
+/// What is left of a holder's lease, or `None` if it does not expire. A longer time than an option takes counts as that:
+/// it may be more than a clock can take.
+pub(crate) fn finite(left: Option<Duration>) -> Option<Duration> {
+    left.filter(|left| *left <= LONGEST_LEASE)
+}
 
 /// How long a waiter sleeps without a notification, where the holder's lease has `left` now and had `longest` at most so
 /// far; `None` where it has no end. `again` is the store's own word for it.

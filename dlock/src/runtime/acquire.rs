@@ -1,48 +1,33 @@
 //! An acquire: re-entry first, then this process's queue, then the store.
 
+mod call;
 mod fair;
 mod head;
 mod permits;
+mod position;
 mod reenter;
 
 use std::fmt::Debug;
-use std::panic::Location;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub(crate) use self::call::AcquireCall;
 use self::head::HeadOutcome;
+use crate::Error;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::acquire::{Next, Report, Rules, Step};
 use crate::engine::evidence::{Evidence, Verdict};
-use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
-use crate::engine::timing::{self, LONGEST_LEASE};
-use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
-use crate::runtime::capable;
-use crate::runtime::client::Handle;
+use crate::engine::timing;
+use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::emit::Event;
 use crate::runtime::hold::Hold;
-use crate::runtime::options::{Lease, LockOptions, Options};
-use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::{self, Scope};
 use crate::runtime::waiters::{Delivered, JoinAt, QueueHead};
-use crate::store::{Announce, GrantId, Kind, StoreError, Watch};
-use crate::{Error, LockKey};
-
-/// One call of acquire, or the part of a call for several keys that is about one of them.
-#[derive(Clone)]
-pub(crate) struct AcquireCall {
-    pub(crate) handle: Arc<Handle>,
-    pub(crate) key: LockKey,
-    pub(crate) options: Options,
-    /// Ask once, and do not wait.
-    pub(crate) once: bool,
-    pub(crate) by: &'static Location<'static>,
-}
+use crate::store::{Announce, Kind, StoreError, Watch};
 
 /// Begins every acquire: returns the moment, and the frame of the caller.
 pub(crate) async fn begin() -> (Instant, Scope) {
@@ -64,50 +49,6 @@ pub(crate) fn told<T>(outcome: Result<T, Error>, started: Instant, what: &impl D
     };
     event.emit();
     outcome
-}
-
-impl AcquireTarget for AcquireCall {
-    type Got = Hold;
-
-    fn handoff_terms(&self) -> Option<HandoffTerms> {
-        let LockOptions {
-            max_hold, min_hold, ..
-        } = self.options.lock;
-        let fixed = self.options.lock.fixed();
-        let lease = self.lease();
-        // What has to be set up at the store, the store is asked for.
-        let plain = fixed.is_none() && min_hold.is_none() && max_hold.is_none_or(|most| most >= lease);
-        let handoffs = self.handoffs();
-        (plain && handoffs > 0).then_some(HandoffTerms {
-            lease,
-            max_hold,
-            handoffs,
-        })
-    }
-
-    fn attempt(
-        &self,
-        handed: u32,
-        waiter: Option<GrantId>,
-        announce: Announce,
-    ) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
-        let mut attempt = AcquireAttempt::new(self, handed, waiter);
-        attempt.request.announce = announce;
-        AcquireCall::ask(attempt)
-    }
-
-    fn handed_off(&self, guard: Hold) -> Hold {
-        guard
-    }
-
-    fn guard<'g>(&self, got: &'g Hold) -> Option<&'g Hold> {
-        Some(got)
-    }
-
-    fn is_held(_got: &Hold) -> bool {
-        // It came with the answer to this request.
-        true
-    }
 }
 
 impl AcquireCall {
@@ -155,82 +96,6 @@ impl AcquireCall {
             return Ok(guard);
         }
         wait.in_local_queue(&mut evidence).await
-    }
-
-    /// When the wait is over.
-    pub(crate) fn until(&self, started: Instant) -> Option<Instant> {
-        match self.once {
-            true => Some(started),
-            false => self.options.lock.wait.map(|wait| started + wait),
-        }
-    }
-
-    pub(crate) fn not_acquired(&self, started: Instant, remaining: Option<Duration>) -> Error {
-        let waited = match self.once {
-            true => Duration::ZERO,
-            false => clock::now().saturating_duration_since(started),
-        };
-        Error::NotAcquired {
-            kind: self.options.kind,
-            key: self.key.clone(),
-            waited,
-            remaining,
-            votes: (self.handle.shared().store).explain(self.options.kind, &self.key),
-        }
-    }
-
-    /// Checks that key and options make sense, and that the store can do what they ask for.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.key.check()?;
-        self.options.check()?;
-        self.check_store()
-    }
-
-    /// Checks that the store can do what the options ask for.
-    pub(crate) fn check_store(&self) -> Result<(), Error> {
-        capable::check(&self.options, self.lease(), &self.handle.shared().capabilities)
-    }
-
-    pub(crate) fn handoffs(&self) -> u32 {
-        // Each holder in a chain of handoffs has a fencing token of its own.
-        match self.options.kind.is_handed_off() && self.handle.shared().capabilities.token_blocks {
-            true => self.options.lock.local_handoffs.unwrap_or(DEFAULT_HANDOFFS),
-            false => 0,
-        }
-    }
-
-    /// Whether a waiter may have a queue position at the store, under an id of its own.
-    pub(crate) fn has_position(&self) -> bool {
-        match self.options.kind {
-            Kind::Write => self.options.prefer_writers,
-            kind => kind == Kind::Permit,
-        }
-    }
-
-    /// How many permits are asked for; 1 for all other kinds.
-    pub(crate) fn amount(&self) -> u32 {
-        self.options.permits.map_or(1, |permits| permits.amount)
-    }
-
-    /// The lease that is asked for.
-    pub(crate) fn lease(&self) -> Duration {
-        let LockOptions { lease, max_hold, .. } = self.options.lock;
-        match lease {
-            // A fixed lease is never confirmed for longer than `max_hold`.
-            Some(Lease::Fixed(fixed)) => fixed.min(max_hold.unwrap_or(Duration::MAX)),
-            Some(Lease::Renewed(lease)) => lease,
-            None => self.handle.shared().settings.lease,
-        }
-    }
-
-    pub(crate) fn failed(&self, error: StoreError) -> Error {
-        error.into_error(&format!("the acquire of {}", self.options.kind.noun()), &self.key)
-    }
-
-    /// Asks the store. The request runs to its completion even if this is dropped, and is undone by a release right behind it.
-    fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
-        let (store, handle) = (attempt.store(), attempt.handle.clone());
-        handle.ask(store.acquire(attempt.request.clone()), attempt)
     }
 }
 
@@ -309,9 +174,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
     /// The store replied that another client holds the lock, with so much left of its lease.
     pub(crate) fn is_busy(&self, left: Option<Duration>, evidence: &mut Evidence) {
         let now = Moment::now();
-        // A lease without an end may be more than a clock can take.
-        let left = left.filter(|left| *left <= LONGEST_LEASE);
-        evidence.is_busy(left.map(|left| now + left), now);
+        evidence.is_busy(timing::finite(left).map(|left| now + left), now);
     }
 
     /// The request that was sent then has failed; the pause before the next one.

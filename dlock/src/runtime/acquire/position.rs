@@ -1,0 +1,250 @@
+//! The position of one waiter in the queue of a fair lock at the store, and its request;
+//! [`engine::position`](crate::engine::position) decides whether it is given up.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::AcquireCall;
+use crate::Error;
+use crate::base::broken;
+use crate::base::lock_id::LockId;
+use crate::base::moment::Moment;
+use crate::engine::position::{PositionReply, PositionState};
+use crate::runtime::attempt::AcquireAttempt;
+use crate::runtime::hold::Hold;
+use crate::runtime::release::{PendingAcquire, RunToCompletion};
+use crate::runtime::waiters::Abandon;
+use crate::store::{AcquireReply, GrantId, Granted, Outcome, Reason, StoreError};
+
+/// The most waiters that the lock is handed off to after one request.
+const MANY: u32 = 256;
+
+/// A position in the store's queue, from the first request on. Its drop gives it up, with what its last request brought,
+/// where it may exist.
+pub(super) struct QueuePosition {
+    call: AcquireCall,
+    pub(super) id: GrantId,
+    state: PositionState,
+}
+
+impl Drop for QueuePosition {
+    fn drop(&mut self) {
+        let unfinished = &self.call.handle.shared().unfinished;
+        // A shutdown may have given it up before.
+        if self.state.may_exist() && unfinished.remove(self.id.number()) {
+            drop(self.give_up());
+        }
+    }
+}
+
+impl QueuePosition {
+    pub(super) fn new(call: &AcquireCall) -> QueuePosition {
+        QueuePosition {
+            call: call.clone(),
+            id: call.handle.shared().next_grant(),
+            state: PositionState::default(),
+        }
+    }
+
+    /// Asks the store. The request is queued before this returns, and runs to its completion even if it is dropped; what
+    /// it brings is then given back.
+    pub(super) fn ask(mut self) -> RunToCompletion<FairOutcome> {
+        let mut attempt = AcquireAttempt::with_id(self.id, &self.call, 0);
+        attempt.request.tokens = self.tokens();
+        attempt.request.queue = true;
+        attempt.request.last_asked = self.state.asks(Moment::now());
+        if attempt.request.last_asked.is_none() {
+            attempt.unfinished(false);
+        }
+        let step = attempt.store().acquire(attempt.request.clone());
+        let handle = attempt.handle.clone();
+        let position = self;
+        handle.ask(step, FairRequest { position, attempt })
+    }
+
+    /// One fencing token for itself, and one for each waiter that the lock may be handed off to.
+    fn tokens(&self) -> u32 {
+        let AcquireCall {
+            handle, key, options, ..
+        } = &self.call;
+        let behind = handle.shared().waiters.behind(&LockId::new(options.kind, key));
+        let behind = behind.try_into().unwrap_or(u32::MAX);
+        1 + self.call.handoffs().min(behind).min(MANY)
+    }
+
+    fn give_up(&self) -> RunToCompletion<Result<(), Error>> {
+        AcquireAttempt::with_id(self.id, &self.call, 0).undo()
+    }
+
+    /// A reply has come. `false` where the position does not exist any more and a shutdown has given it up meanwhile,
+    /// and the lock with it.
+    fn replied(&mut self, reply: PositionReply) -> bool {
+        self.state.replied(reply);
+        self.state.may_exist() || self.call.handle.shared().unfinished.remove(self.id.number())
+    }
+
+    /// The lock is granted under its id. The failure where a shutdown has released it.
+    fn is_granted(&mut self) -> Result<(), StoreError> {
+        if self.replied(PositionReply::Granted) {
+            return Ok(());
+        }
+        drop(self.give_up());
+        Err(StoreError::not_done(
+            Reason::Closed,
+            "the reply arrived after the client was shut down",
+        ))
+    }
+}
+
+/// A request for the lock under the id of a position.
+struct FairRequest {
+    position: QueuePosition,
+    attempt: AcquireAttempt,
+}
+
+impl PendingAcquire for FairRequest {
+    type Brought = FairOutcome;
+
+    fn replied(self, reply: Result<AcquireReply, StoreError>) -> FairOutcome {
+        let FairRequest {
+            mut position,
+            attempt,
+        } = self;
+        match reply {
+            Ok(AcquireReply::Acquired(granted)) => {
+                if let Err(error) = position.is_granted() {
+                    return FairOutcome::Failed(error, None);
+                }
+                FairOutcome::granted(attempt, granted)
+            }
+            Ok(AcquireReply::Busy(busy)) => {
+                position.replied(PositionReply::Kept);
+                FairOutcome::Busy(position, busy.remaining)
+            }
+            Ok(AcquireReply::TooFewPermits) => {
+                position.replied(PositionReply::Kept);
+                FairOutcome::Busy(position, None)
+            }
+            Err(error) => {
+                position.replied(match error.outcome {
+                    Outcome::NotDone => PositionReply::Unchanged,
+                    Outcome::Unknown if broken!(UnknownAcquireNotUndone) => PositionReply::Granted,
+                    Outcome::Unknown => PositionReply::Unknown,
+                });
+                let kept = (error.outcome == Outcome::NotDone).then_some(position);
+                FairOutcome::Failed(error, kept)
+            }
+        }
+    }
+
+    fn undo(&self) -> RunToCompletion<Result<(), Error>> {
+        self.position.give_up()
+    }
+
+    fn forget(mut self) {
+        // The store has taken it out of the queue.
+        self.position.replied(PositionReply::Granted);
+    }
+}
+
+/// What a request brought.
+pub(super) enum FairOutcome {
+    /// With the waiters that are next in the queue.
+    Acquired(Hold, Vec<GrantId>),
+    Busy(QueuePosition, Option<Duration>),
+    /// With the position, unless that is in doubt.
+    Failed(StoreError, Option<QueuePosition>),
+}
+
+impl FairOutcome {
+    fn granted(attempt: AcquireAttempt, granted: Granted) -> FairOutcome {
+        match attempt.granted(&granted) {
+            Ok(guard) => FairOutcome::Acquired(guard, granted.behind),
+            Err(error) => FairOutcome::Failed(error, None),
+        }
+    }
+}
+
+/// What a waiter has between its polls.
+#[derive(Default)]
+pub(super) enum FairState {
+    #[default]
+    Nothing,
+    Idle(QueuePosition),
+    InFlight(RunToCompletion<FairOutcome>),
+}
+
+/// The same, shared with the thread that makes the waiter the queue head.
+#[derive(Clone, Default)]
+pub(super) struct FairSlot(Arc<Mutex<FairState>>);
+
+impl FairSlot {
+    pub(super) fn take(&self) -> FairState {
+        std::mem::take(&mut *self.0.lock())
+    }
+
+    pub(super) fn put(&self, state: FairState) {
+        *self.0.lock() = state;
+    }
+
+    /// Puts a position back, unless there is another one by now.
+    fn keep(&self, position: QueuePosition) {
+        let mut state = self.0.lock();
+        let before = match &*state {
+            FairState::Nothing => std::mem::replace(&mut *state, FairState::Idle(position)),
+            _ => FairState::Idle(position),
+        };
+        drop(state);
+        drop(before);
+    }
+
+    /// What the request brings. It never ends where that was taken away.
+    pub(super) async fn outcome(&self) -> FairOutcome {
+        std::future::poll_fn(|cx| {
+            // Not under the lock: what a request brings may be dropped, and that asks for others.
+            let FairState::InFlight(mut request) = self.take() else {
+                return Poll::Pending;
+            };
+            let poll = Pin::new(&mut request).poll(cx);
+            if poll.is_pending() {
+                self.put(FairState::InFlight(request));
+            }
+            poll
+        })
+        .await
+    }
+
+    /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has queued.
+    pub(super) fn ask(&self) {
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            FairState::Idle(position) if !position.call.handle.shared().closing.is_cancelled() => {
+                *state = FairState::InFlight(position.ask());
+            }
+            other => *state = other,
+        }
+    }
+}
+
+impl Abandon for FairSlot {
+    /// The position is kept, where the store keeps it; what the request brings besides is given back.
+    fn abandon(&self) {
+        let mut state = self.0.lock();
+        match std::mem::take(&mut *state) {
+            FairState::InFlight(request) => {
+                drop(state);
+                let slot = self.clone();
+                request.finish(move |outcome| {
+                    if let FairOutcome::Busy(position, _) | FairOutcome::Failed(_, Some(position)) = outcome {
+                        slot.keep(position);
+                    }
+                });
+            }
+            other => *state = other,
+        }
+    }
+}
