@@ -447,8 +447,8 @@ impl Grant {
         let mut state = self.state.lock();
         if state.grant.end(loss) {
             #[cfg(dlock_sim)]
-            if loss == Loss::Expired {
-                crate::base::sim::grant_expired((self.issuer.uuid.as_u128(), self.number));
+            if loss != Loss::Shutdown {
+                crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
             }
             let (signals, head) = (state.room.signals(), state.head.take());
             let mut told = Told::default();

@@ -99,10 +99,10 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Whether the lease of a grant is over by the clock of its client, which does not release it then.
+/// Whether its client lost a grant before a shutdown: such a grant is not released, and its lease runs out.
 #[must_use]
-pub fn has_expired(grant: GrantId) -> bool {
-    crate::base::sim::has_expired((client_of(grant), grant.number()))
+pub fn was_lost(grant: GrantId) -> bool {
+    crate::base::sim::was_lost((client_of(grant), grant.number()))
 }
 
 /// The client that a grant was given to.

@@ -716,8 +716,8 @@ pub(crate) fn closed((process, user): (usize, usize), client: &LockClient, uncon
     let id = sim::id_of(client);
     let entries = crate::store::inside(0, sim::entries);
     let left = entries.into_iter().find(|entry| {
-        // One whose lease is over by the client's clock runs out at the store.
-        !entry.kept && sim::client_of(entry.grant) == id && !sim::has_expired(entry.grant)
+        // The lease of one that was lost before runs out.
+        !entry.kept && sim::client_of(entry.grant) == id && !sim::was_lost(entry.grant)
     });
     if let Some(sim::Entry { key, grant, .. }) = left {
         with(|world| {

@@ -2,12 +2,12 @@
 
 pub mod breaks;
 pub(crate) mod chance;
-mod expired;
+mod lost;
 mod preempt;
 mod process;
 mod store_clock;
 
-pub(crate) use self::expired::{grant_expired, has_expired};
+pub(crate) use self::lost::{grant_lost, was_lost};
 pub use self::preempt::on_preempt;
 pub(crate) use self::preempt::preempt;
 pub use self::process::{Entered, Process, reset};

@@ -83,10 +83,10 @@ fn outer() -> Process {
     Process::counting_from(OUTSIDE, 0, Instant::now())
 }
 
-/// Before a world begins: has the chance of this thread outside of all processes begin anew, and forgets what grants
-/// have expired.
+/// Before a world begins: has the chance of this thread outside of all processes begin anew, and forgets which grants
+/// were lost.
 pub fn reset() {
-    super::expired::forget();
+    super::lost::forget();
     OUTER.with(|process| *process.borrow_mut() = outer());
 }
 
