@@ -59,7 +59,12 @@ impl Drop for Effect {
 
 /// What came of asking.
 enum Asked {
-    Owned { attempt: u32, fence: u64 },
+    Owned {
+        attempt: u32,
+        fence: u64,
+        /// The lease counts from then at the latest.
+        sent: Instant,
+    },
     Told(Vec<u8>),
     Nothing,
 }
@@ -107,7 +112,7 @@ pub(super) async fn record(me: Me, client: &LockClient, task: &record::Record) {
         let since = asks.since;
         drop(asks);
         match asked {
-            Some(Asked::Owned { attempt, fence }) => return asking.work(attempt, fence).await,
+            Some(Asked::Owned { attempt, fence, sent }) => return asking.work((attempt, fence), sent).await,
             Some(Asked::Told(result)) => {
                 return with(|world| world.is_told_again((me.process, me.user), &name, since, &result));
             }
@@ -130,8 +135,9 @@ impl Asking<'_> {
         let mut watch = None;
         let mut failures = 0;
         loop {
+            let sent = Instant::now();
             match self.records.claim(self.request.clone()).await {
-                Ok(ClaimReply::Claimed { attempt, fence }) => return Asked::Owned { attempt, fence },
+                Ok(ClaimReply::Claimed { attempt, fence }) => return Asked::Owned { attempt, fence, sent },
                 Ok(ClaimReply::Completed { response }) => return Asked::Told(response),
                 Ok(ClaimReply::InProgress { remaining, .. }) => {
                     let left = until.saturating_duration_since(Instant::now());
@@ -158,7 +164,7 @@ impl Asking<'_> {
         }
     }
 
-    async fn work(&self, attempt: u32, fence: u64) {
+    async fn work(&self, claimed: (u32, u64), sent: Instant) {
         let ClaimRequest { key, token, .. } = &self.request;
         let end = self.task.end;
         if end == record::RecordEnd::Release {
@@ -171,7 +177,9 @@ impl Asking<'_> {
         let effect = with(|world| {
             let me = (self.me.process, self.me.user);
             world.checks.records.name(key, &self.name);
-            Effect(world.effect_begins(me, (key, token), (attempt, fence), !careless))
+            // One that hears late of its claim may have no time left to extend it.
+            let extended = !careless && sent.elapsed() <= self.lease / 3;
+            Effect(world.effect_begins(me, (key, token), claimed, extended))
         });
         let work = sleep(self.task.work);
         if careless {
@@ -179,7 +187,7 @@ impl Asking<'_> {
         } else {
             let lost = tokio::select! {
                 biased;
-                () = self.extend() => true,
+                () = self.extend(sent) => true,
                 () = work => false,
             };
             if lost {
@@ -226,11 +234,11 @@ impl Asking<'_> {
         }
     }
 
-    /// Extends the claim until it is lost.
-    async fn extend(&self) {
+    /// Extends the claim, which was sent at `claimed`, until it is lost.
+    async fn extend(&self, claimed: Instant) {
         let ClaimRequest { key, token, .. } = &self.request;
         let third = self.lease / 3;
-        let mut pause = third;
+        let mut pause = third.saturating_sub(claimed.elapsed());
         loop {
             tokio::time::sleep(pause).await;
             let sent = Instant::now();
