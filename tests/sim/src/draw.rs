@@ -19,8 +19,8 @@ use self::users::Habits;
 /// The world of a seed.
 pub(crate) fn plan(seed: u64, runtimes: Runtimes) -> Plan {
     let mut rng = stream(seed, &[streams::PLAN]);
-    // They cost several times as much as others.
-    let stores = match rng.u32(..10) {
+    // An eighth of the time: they cost several times as much as others.
+    let stores = match rng.u32(..30) {
         0 => Stores::Quorum(3),
         1 if rng.bool() => Stores::Quorum(5),
         _ => Stores::One,
