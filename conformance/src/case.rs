@@ -130,7 +130,7 @@ impl Case {
         loop {
             let request = peer.request(kind, key, self.long());
             let grant = request.grant;
-            let reply = peer.acquire(request).await;
+            let reply = peer.tries_as(request).await;
             match reply {
                 Ok(Reply::Granted(tokens)) => {
                     return Held {

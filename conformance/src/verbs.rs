@@ -3,7 +3,7 @@
 use std::future::{Future, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::LockKey;
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
@@ -243,6 +243,30 @@ impl Peer {
                 other => panic!("a reply that no test knows: {other:?}"),
             })
         }
+    }
+
+    /// Asks once for a lock, as one who asks again later: like a client, it undoes an acquire of unknown outcome first.
+    pub(crate) async fn tries(
+        &self,
+        kind: Kind,
+        key: &LockKey,
+        lease: Duration,
+    ) -> Result<Reply, StoreError> {
+        let request = self.request(kind, key, lease);
+        self.tries_as(request).await
+    }
+
+    /// The same for this request.
+    pub(crate) async fn tries_as(&self, request: AcquireRequest) -> Result<Reply, StoreError> {
+        let undo = ReleaseRequest::new(request.kind, request.key.clone(), request.grant);
+        let reply = self.acquire(request).await;
+        if reply.as_ref().is_err_and(|error| !is_not_done(error)) {
+            let begun = Instant::now();
+            while self.release(undo.clone()).await.is_err() && begun.elapsed() < self.patience {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        reply
     }
 
     /// Asks once for a lock, and expects a reply.

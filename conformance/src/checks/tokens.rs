@@ -120,7 +120,7 @@ pub(super) async fn grow_over(case: &Case, fault: Fault) {
 async fn granted_soon(case: &Case, peer: &Peer, kind: Kind, key: &LockKey) -> u64 {
     let again = async {
         loop {
-            if let Ok(Reply::Granted(tokens)) = peer.acquire(peer.request(kind, key, case.long())).await {
+            if let Ok(Reply::Granted(tokens)) = peer.tries(kind, key, case.long()).await {
                 return tokens.first;
             }
             tokio::time::sleep(case.tick() / 4).await;

@@ -1,17 +1,18 @@
 //! The contract of stores (crate `dlock-conformance`) on stores in memory, and on some that break it on purpose.
 
+use std::future::ready;
 use std::sync::Arc;
-
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock::LockKey;
 use dlock::store::counter::Counters;
 use dlock::store::{
-    AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Kind, ReleaseReply, ReleaseRequest,
+    AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Kind, Reason, ReleaseReply, ReleaseRequest,
     RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock_conformance::{Fixture, conform, run_only};
+use dlock_conformance::{CheckReport, Fixture, Verdict, conform, run_only};
 
 struct Memory(MemoryStore);
 
@@ -57,6 +58,87 @@ mod quorum {
     }
 
     conform!(fixture);
+}
+
+/// A store may lose the reply to an acquire that it carried out: it keeps the contract all the same.
+mod lossy {
+    use super::*;
+
+    /// Plain locks and nothing else: nobody can force one open.
+    #[derive(Clone)]
+    struct Lossy {
+        memory: Arc<MemoryStore>,
+        loses_next: Arc<AtomicBool>,
+    }
+
+    impl Store for Lossy {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::new([Kind::Mutex])
+        }
+
+        fn acquire(self: Arc<Self>, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
+            if request.kind != Kind::Mutex {
+                let error = StoreError::not_done(Reason::Unsupported, "plain locks only");
+                return Box::pin(ready(Err(error)));
+            }
+            request.tokens = 1;
+            let step = self.memory.clone().acquire(request);
+            Box::pin(async move {
+                match step.await {
+                    Ok(AcquireReply::Acquired(_)) if self.loses_next.swap(false, Ordering::Relaxed) => {
+                        Err(StoreError::unknown("the reply was lost"))
+                    }
+                    reply => reply,
+                }
+            })
+        }
+
+        fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+            self.memory.clone().release(request)
+        }
+
+        fn renew(
+            self: Arc<Self>,
+            requests: Vec<RenewRequest>,
+        ) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+            self.memory.clone().renew(requests)
+        }
+    }
+
+    impl Fixture for Lossy {
+        async fn store(&self) -> Arc<dyn Store> {
+            Arc::new(self.clone())
+        }
+
+        fn patience(&self) -> Duration {
+            Duration::from_secs(10)
+        }
+
+        async fn lose_next_reply(&self) -> bool {
+            self.loses_next.store(true, Ordering::Relaxed);
+            true
+        }
+
+        async fn restart(&self) -> bool {
+            self.lose_next_reply().await
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn store_that_loses_a_reply_keeps_the_contract() {
+        let store = Lossy {
+            memory: Arc::default(),
+            loses_next: Arc::default(),
+        };
+        let loses = [
+            "faults::acquire_with_lost_reply_is_undone_by_release",
+            "faults::restarted_store_serves_again",
+            "tokens::tokens_grow_over_restart",
+        ];
+        let report = run_only(store, |name| loses.contains(&name)).await;
+        let kept = |check: &&CheckReport| check.verdict == Verdict::Kept;
+        assert_eq!(report.checks.iter().filter(kept).count(), 3, "{report}");
+    }
 }
 
 /// A test that nothing fails shows nothing: each of these stores breaks one promise, and some tests have to say so.
