@@ -3,7 +3,7 @@
 //! A step that was begun is finished, whoever goes away: a future that is dropped before it is done moves
 //! to a worker of the client, runs to its end there, and what it brings is dropped, which gives it back.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
-use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError, StoreFuture};
+use crate::store::{AcquireReply, Outcome, ReleaseReply, ReleaseRequest, StoreError, StoreFuture};
 use crate::{Error, LockKey, Loss};
 
 /// What the worker runs.
@@ -292,7 +292,7 @@ fn give_back(
     counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
     // Called here and not when polled: the request takes its place in the store's queue now.
-    let mut step = shared.store.clone().release(request.clone());
+    let mut step = call_release(&shared, request.clone());
     async move {
         let key = &request.key;
         loop {
@@ -334,12 +334,24 @@ fn give_back(
                 }
             }
             let keep_for = release.sends(Moment::now());
-            step = shared.store.clone().release(ReleaseRequest {
+            let again = ReleaseRequest {
                 keep_for,
                 ..request.clone()
-            });
+            };
+            step = call_release(&shared, again);
         }
     }
+}
+
+/// Calls the store. One that panics in the call has failed, and is asked again: a guard may be dropped by a panic, and a
+/// second one would end the process.
+fn call_release(shared: &Shared, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+    let store = shared.store.clone();
+    let call = AssertUnwindSafe(|| store.release(request));
+    std::panic::catch_unwind(call).unwrap_or_else(|_| {
+        Event::StorePanicked.emit();
+        Box::pin(ready(Err(StoreError::unknown("the step panicked"))))
+    })
 }
 
 /// What the caller of a release is told, counted.

@@ -333,6 +333,8 @@ struct Manners {
     first_renewal_takes: Option<Duration>,
     endless: bool,
     panics_in: Option<Step>,
+    /// The first release panics in the call, and not in its future.
+    release_call_panics: bool,
     always_notifies: bool,
     renewals: AtomicUsize,
     panics: AtomicUsize,
@@ -367,6 +369,9 @@ impl Store for Strange {
         })
     }
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        if self.1.release_call_panics && self.1.panics.fetch_add(1, Ordering::Relaxed) == 0 {
+            panic!("the store's own");
+        }
         Box::pin(async move {
             self.panics(Step::Release);
             Store::release(self.0.clone(), request).await
@@ -469,6 +474,24 @@ async fn a_release_that_panics_takes_no_other_along() {
     drop(client.lock("2").acquire().await.unwrap());
     sleep(MS).await;
     assert!(client.inspect("2").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_panics_in_the_call_is_repeated() {
+    let client = strange(Manners {
+        release_call_panics: true,
+        ..Manners::default()
+    })
+    .await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let work = tokio::spawn(async move {
+        let _guard = guard;
+        // A second panic while this one unwinds would end the process.
+        panic!("the user's own");
+    });
+    assert!(work.await.unwrap_err().is_panic());
+    sleep(Duration::from_secs(1)).await;
+    assert!(client.inspect("k").await.unwrap().is_none());
 }
 
 #[tokio::test(start_paused = true)]
