@@ -186,8 +186,12 @@ impl AcquireAttempt {
 
     /// The store gave another lease than was asked for.
     fn was_given(&mut self, lease: GivenLease) {
-        self.sent = (self.sent.checked_sub(lease.begun_before())).unwrap_or(self.sent);
-        self.request.lease = lease.at_most(self.request.lease);
+        let (elapsed, lasts) = (lease.begun_before(), lease.at_most(self.request.lease));
+        (self.sent, self.request.lease) = match self.sent.checked_sub(elapsed) {
+            Some(begun) => (begun, lasts),
+            // The clock does not go back so far.
+            None => (self.sent, lasts.saturating_sub(elapsed)),
+        };
         self.lease = lease.at_most(self.lease);
     }
 

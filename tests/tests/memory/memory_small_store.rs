@@ -107,6 +107,16 @@ async fn hold_ends_with_the_lease_that_was_given_and_is_renewed_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lease_that_was_over_before_it_was_given_is_no_lock() {
+    for elapsed in [SESSION, Duration::MAX] {
+        let mut store = Small::new();
+        store.given = GivenLease::new(SESSION).elapsed(elapsed);
+        let error = store.client().await.lock("k").try_acquire().await.unwrap_err();
+        assert!(error.is_unavailable(), "{elapsed:?}: {error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiters_look_now_and_then_where_the_store_tells_nothing() {
     let store = Small::new();
     let (a, b) = (store.client().await, store.client().await);
