@@ -93,9 +93,10 @@ impl Case {
         (4 * self.tick()).max(self.can.shortest_lease)
     }
 
-    /// A lease that ends during no test.
+    /// A lease that ends during no test, as far as the store has one.
     pub(crate) fn long(&self) -> Duration {
-        (600 * self.tick()).max(2 * self.patience())
+        let long = (600 * self.tick()).max(2 * self.patience());
+        self.can.longest_lease.map_or(long, |longest| long.min(longest))
     }
 
     /// Injects a fault into the store, or says that it cannot and that the test is skipped.

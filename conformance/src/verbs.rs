@@ -346,6 +346,7 @@ pub(crate) struct Can {
     pub(crate) notifications: bool,
     pub(crate) inspection: bool,
     pub(crate) shortest_lease: Duration,
+    pub(crate) longest_lease: Option<Duration>,
 }
 
 impl Can {
@@ -357,6 +358,7 @@ impl Can {
             notifications: capabilities.notifications != Notifications::None,
             inspection: capabilities.inspection,
             shortest_lease: capabilities.shortest_lease,
+            longest_lease: capabilities.longest_lease,
             kinds: capabilities.kinds,
         }
     }
