@@ -14,9 +14,10 @@ use std::time::Duration;
 pub(crate) use self::history::YieldHistory;
 use crate::base::moment::Moment;
 
-/// The longest time for which a process yields, however slow the store is.
+/// The longest time for which a process yields, and the longest time slice of one that hands a lock off, however slow the
+/// store is.
 const LONGEST: Duration = Duration::from_millis(100);
-/// The shortest: enough for a process that is slow to wake up. It ends when that has come, so it costs only where none
+/// The shortest time for which it yields: enough for a process that is slow to wake up. It ends when that has come, so it costs only where none
 /// does.
 const SHORTEST: Duration = Duration::from_millis(10);
 /// The same for each of the processes that go first besides: one that is late competes with this process, as before.
@@ -24,7 +25,7 @@ const SHORTEST_FOR_NEXT: Duration = Duration::from_millis(2);
 /// How long the reply to a release is waited for: the caller that released may not be polled for a while.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Four round trips of the store, but no less than `least`.
+/// Four round trips of the store, but no less than `least` and no more than [`LONGEST`].
 pub(crate) fn some_round_trips(round_trip: Duration, least: Duration) -> Duration {
     round_trip.saturating_mul(4).clamp(least, LONGEST)
 }
