@@ -14,6 +14,21 @@ use crate::Rejection;
 /// [`fail_open`](crate::LockLayer::fail_open), for skipped methods and for requests that pass through.
 ///
 /// `Extension<dlock::Held>` gives the same.
+///
+/// ```
+/// use dlock_tower::HeldLock;
+///
+/// async fn withdraw(HeldLock(held): HeldLock) -> String {
+///     format!("done under fencing token {}", held.fencing_token())
+/// }
+///
+/// async fn show(held: Option<HeldLock>) -> &'static str {
+///     if held.is_some() { "under a lock" } else { "without a lock" }
+/// }
+/// # let _ = axum::Router::<()>::new()
+/// #     .route("/withdraw", axum::routing::post(withdraw))
+/// #     .route("/", axum::routing::get(show));
+/// ```
 #[derive(Debug, Clone)]
 pub struct HeldLock(pub Held);
 

@@ -8,6 +8,14 @@ use http::StatusCode;
 ///
 /// Each has its stable [`kind`](Self::kind), the `type` of the problem document, by which clients tell them
 /// apart. The [module's documentation](crate::idempotency#what-clients-are-told) says what a client should do.
+///
+/// ```
+/// use dlock_tower::idempotency::Problem;
+///
+/// assert_eq!(Problem::InProgress.status(), 409);
+/// assert_eq!(Problem::InProgress.kind(), "urn:dlock:problem:idempotency-in-progress");
+/// assert!(Problem::InProgress.is_retryable());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Problem {

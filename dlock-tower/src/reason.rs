@@ -3,6 +3,13 @@
 use crate::problem::Problem;
 
 /// What kind of trouble a [`Rejection`](crate::Rejection) tells.
+///
+/// ```
+/// use dlock_tower::{Reason, Rejection};
+///
+/// let rejection = Rejection::invalid_key("the order has no number");
+/// assert_eq!(rejection.reason(), Reason::InvalidKey);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {

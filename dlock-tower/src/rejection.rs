@@ -13,6 +13,16 @@ use crate::problem::Problem;
 /// By default it is rendered by [`response`](Self::response); a renderer of your own
 /// ([`LockLayer::render`](crate::LockLayer::render)) finds here what there is to tell. Key closures return
 /// one to refuse a request.
+///
+/// ```
+/// use dlock_tower::Rejection;
+/// use http::StatusCode;
+/// use std::time::Duration;
+///
+/// let rejection = Rejection::new(StatusCode::SERVICE_UNAVAILABLE, "the shop is closed")
+///     .with_retry_after(Duration::from_secs(60));
+/// assert_eq!(rejection.retry_after_secs(), Some(60));
+/// ```
 #[derive(Debug, Clone)]
 pub struct Rejection {
     // Boxed because it travels in `Result`s.

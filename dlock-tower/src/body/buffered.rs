@@ -14,6 +14,13 @@ use http_body_util::{BodyExt, Empty, Full};
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A body that has been read to its end: the same bytes in one piece, and the trailers.
+///
+/// ```
+/// use dlock_tower::body::Buffered;
+///
+/// let body = Buffered::default();
+/// assert!(body.data().is_empty() && body.trailers().is_none());
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Buffered {
     pub(super) data: Bytes,

@@ -13,6 +13,16 @@ use crate::Rejection;
 use crate::problem::Problem;
 
 /// Who sent a request.
+///
+/// ```
+/// use dlock_tower::idempotency::caller::{self, Caller};
+/// use http::request::Parts;
+///
+/// let by_tenant = caller::from_fn(|parts: &Parts| {
+///     parts.headers.get("x-tenant").map(|tenant| Caller::new(tenant.as_bytes()))
+/// });
+/// # let _ = by_tenant;
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Caller(Option<Vec<u8>>);
 
@@ -50,6 +60,22 @@ impl fmt::Debug for Caller {
 ///
 /// Implemented by what [`extension`], [`from_fn`] and [`public`] make, and by closures over
 /// `&http::request::Parts`. It reads what the authentication further out has left in the request.
+///
+/// ```
+/// use dlock_tower::Rejection;
+/// use dlock_tower::idempotency::caller::{Caller, FindCaller};
+/// use http::request::Parts;
+///
+/// struct ByPeer;
+///
+/// impl FindCaller for ByPeer {
+///     fn find(&self, parts: &Parts) -> Result<Caller, Rejection> {
+///         let peer = parts.extensions.get::<std::net::SocketAddr>();
+///         let peer = peer.ok_or_else(|| Rejection::internal("the server leaves no address"))?;
+///         Ok(Caller::new(peer.ip().to_string()))
+///     }
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not tell who sent a request",
     label = "not a caller",
@@ -74,6 +100,13 @@ pub fn public() -> Public {
 }
 
 /// See [`public`].
+///
+/// ```
+/// use dlock_tower::idempotency::caller::{self, Caller, FindCaller};
+///
+/// let (parts, ()) = http::Request::new(()).into_parts();
+/// assert_eq!(caller::public().find(&parts).unwrap(), Caller::anybody());
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Public;
 
@@ -108,6 +141,18 @@ where
 }
 
 /// See [`extension`].
+///
+/// ```
+/// use dlock_tower::idempotency::caller::{self, Caller, FindCaller};
+///
+/// #[derive(Clone)]
+/// struct User(&'static str);
+///
+/// let (mut parts, ()) = http::Request::new(()).into_parts();
+/// parts.extensions.insert(User("ann"));
+/// let caller = caller::extension(|user: &User| user.0.to_owned());
+/// assert_eq!(caller.find(&parts).unwrap(), Caller::new("ann"));
+/// ```
 pub struct Extension<T, F> {
     find: F,
     of: PhantomData<fn(&T)>,
@@ -153,6 +198,15 @@ where
 }
 
 /// See [`from_fn`].
+///
+/// ```
+/// use dlock_tower::idempotency::caller::{self, FindCaller};
+/// use http::request::Parts;
+///
+/// let caller = caller::from_fn(|parts: &Parts| parts.uri.host().map(str::to_owned));
+/// let (parts, ()) = http::Request::new(()).into_parts();
+/// assert_eq!(caller.find(&parts).unwrap_err().status(), 401); // nobody
+/// ```
 #[derive(Clone)]
 pub struct FromFn<F> {
     find: F,
@@ -187,6 +241,17 @@ where
 
 /// What a closure that tells the caller may return: a [`Caller`], a text, a number; `None` where there is
 /// none, which is answered with 401; an error that refuses the request.
+///
+/// ```
+/// use dlock_tower::idempotency::caller;
+///
+/// struct User { id: u64 }
+///
+/// // An integer, a text, bytes, a UUID or a `Caller`; `None` is answered with 401.
+/// let by_id = caller::extension(|user: &User| user.id);
+/// let if_known = caller::extension(|user: &User| (user.id != 0).then_some(user.id));
+/// # let _ = (by_id, if_known);
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a caller",
     label = "not a caller",

@@ -11,6 +11,21 @@ use super::stats::IdempotencyStats;
 
 /// What is left of a layer when its server has ended: handlers whose clients went away, and results that the
 /// store has not taken yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::IdempotencyLayer;
+/// use dlock_tower::idempotency::caller;
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let layer = IdempotencyLayer::new(client.records()?, caller::public());
+/// let handle = layer.handle();
+/// // ... serve, until the server has ended ...
+/// handle.shutdown(Duration::from_secs(5)).await;
+/// client.shutdown(Duration::from_secs(5)).await;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct IdempotencyHandle {
     shared: Arc<Shared>,

@@ -30,6 +30,20 @@ use crate::lock::InvalidOptions;
 /// A layer keeps count of its work, and has some that outlives a request: keep a
 /// [`handle`](Self::handle), and [shut it down](IdempotencyHandle::shutdown) before the program ends. Clones
 /// of the layer share all that.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::IdempotencyLayer;
+/// use dlock_tower::idempotency::caller;
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let layer = IdempotencyLayer::new(client.records()?, caller::public())
+///     .required()
+///     .retention(Duration::from_secs(24 * 60 * 60));
+/// layer.check()?;
+/// # Ok(()) }
+/// ```
 #[must_use = "a layer does nothing until it is put around a service"]
 pub struct IdempotencyLayer<C> {
     shared: Arc<Shared>,

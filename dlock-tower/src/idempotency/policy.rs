@@ -6,6 +6,13 @@ use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 
 /// How a request ended that had claimed its key.
+///
+/// ```
+/// use dlock_tower::idempotency::{Class, Ending};
+///
+/// // A panic leaves open how far the work got.
+/// assert_eq!(Ending::Panic.class(), Class::Ambiguous);
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Ending<'a> {
@@ -38,6 +45,13 @@ pub enum Ending<'a> {
 }
 
 /// What an [`Ending`] is by the usual rules.
+///
+/// ```
+/// use dlock_tower::idempotency::{Class, Ending};
+///
+/// assert_eq!(Ending::ServiceError.class(), Class::Ambiguous);
+/// assert_eq!(Ending::Cancelled.class(), Class::Ambiguous);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
     /// The work has not begun: [`NotStarted`](crate::NotStarted) for this very request. No status says that: a
@@ -53,6 +67,13 @@ pub enum Class {
 }
 
 /// What becomes of the key.
+///
+/// ```
+/// use dlock_tower::idempotency::{Ending, KeepAmbiguous, Policy, RetryAmbiguous, Verdict};
+///
+/// assert_eq!(KeepAmbiguous.judge(&Ending::Panic), Verdict::Keep);
+/// assert_eq!(RetryAmbiguous.judge(&Ending::Panic), Verdict::Release);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// What came of the request is kept, and a retry gets it.
@@ -122,6 +143,13 @@ pub trait Policy: Send + Sync + 'static {
 }
 
 /// What is ambiguous is kept, and a retry gets it. The default.
+///
+/// ```
+/// use dlock_tower::idempotency::{Ending, KeepAmbiguous, Policy, Verdict};
+///
+/// // A retry is told that the work may have been done, and does not run.
+/// assert_eq!(KeepAmbiguous.judge(&Ending::Panic), Verdict::Keep);
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KeepAmbiguous;
 
@@ -137,6 +165,13 @@ impl Policy for KeepAmbiguous {
 /// What is ambiguous is released, so that a retry runs again, as the next attempt and only with the same request.
 /// For handlers whose work does no harm when it is done twice, or that see from the attempt and the fence what was
 /// done before.
+///
+/// ```
+/// use dlock_tower::idempotency::{Ending, Policy, RetryAmbiguous, Verdict};
+///
+/// // A retry runs, as the next attempt.
+/// assert_eq!(RetryAmbiguous.judge(&Ending::Panic), Verdict::Release);
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RetryAmbiguous;
 

@@ -23,6 +23,17 @@ macro_rules! counters {
         }
 
         /// How often what has happened since the layer was made; all its clones count together.
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+        /// use dlock_tower::IdempotencyLayer;
+        /// use dlock_tower::idempotency::caller;
+        ///
+        /// let client = dlock::LockClient::memory();
+        /// let layer = IdempotencyLayer::new(client.records()?, caller::public());
+        /// assert_eq!(layer.stats().replayed, 0);
+        /// # Ok(()) }
+        /// ```
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct IdempotencyStats {

@@ -22,6 +22,17 @@ pub fn all_of<T>(parts: T) -> Key<AllOf<T>> {
 }
 
 /// See [`all_of`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let order = key::all_of((key::header("x-tenant"), key::query("order")));
+/// let request = http::Request::get("/?order=7").header("x-tenant", "acme").body(()).unwrap();
+/// let (_, found) = order.extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "acme:7"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct AllOf<T> {
     parts: T,

@@ -11,6 +11,20 @@ use super::parts::empty;
 use crate::{Reason, Rejection};
 
 /// A key, to be changed by the methods here.
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let account = key::header("x-account")
+///     .or(key::query("account"))
+///     .parsed::<u64>()
+///     .prefix("account:");
+/// let request = http::Request::get("/?account=007").body(()).unwrap();
+/// let (_, found) = account.extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "account:7"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy)]
 #[must_use = "a key does nothing until it is given to a layer"]
 pub struct Key<E> {
@@ -75,6 +89,16 @@ impl<B, E: ExtractKey<B>> ExtractKey<B> for Key<E> {
 }
 
 /// See [`Key::prefix`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/?id=7").body(()).unwrap();
+/// let (_, found) = key::query("id").prefix("account:").extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "account:7"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Prefix<E> {
     of: E,
@@ -94,6 +118,16 @@ impl<B: Send, E: ExtractKey<B>> ExtractKey<B> for Prefix<E> {
 }
 
 /// See [`Key::map`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/?name=Ann").body(()).unwrap();
+/// let (_, found) = key::query("name").map(str::to_lowercase).extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "ann"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Map<E, F> {
     of: E,
@@ -123,6 +157,16 @@ impl<E: fmt::Debug, F> fmt::Debug for Map<E, F> {
 }
 
 /// See [`Key::or`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/?account=7").body(()).unwrap();
+/// let (_, found) = key::header("x-account").or(key::query("account")).extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "7"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Or<E, O> {
     first: E,
@@ -150,6 +194,16 @@ impl<B: Send, E: ExtractKey<B>, O: ExtractKey<B>> ExtractKey<B> for Or<E, O> {
 }
 
 /// See [`Key::optional`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/health").body(()).unwrap();
+/// let (_, found) = key::header("x-account").optional().extract(request).await?;
+/// assert!(matches!(found, Found::PassThrough)); // the handler runs without a lock
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Optional<E> {
     of: E,

@@ -38,6 +38,17 @@ where
 }
 
 /// See [`from_fn`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let first = key::from_fn(|parts| parts.uri.path().split('/').nth(1).map(str::to_owned));
+/// let request = http::Request::get("/jobs/nightly").body(()).unwrap();
+/// let (_, found) = first.extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "jobs"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct FromFn<F> {
     find: F,
@@ -65,6 +76,19 @@ where
 
 /// What a key closure may return: a key (`LockKey`, `String`, `&'static str`), several of them in a `Vec` or an
 /// array, `None` to let the request pass without a lock, an error to refuse it.
+///
+/// ```
+/// use dlock_tower::Rejection;
+/// use dlock_tower::key;
+/// use http::request::Parts;
+///
+/// // Some: this key. None: no lock. Err: the request is refused.
+/// let tenant = key::from_fn(|parts: &Parts| match parts.uri.host() {
+///     Some(host) => Ok(host.split('.').next().map(str::to_owned)),
+///     None => Err(Rejection::invalid_key("the URI names no host")),
+/// });
+/// # let _ = tenant;
+/// ```
 #[diagnostic::on_unimplemented(
     message = "a key closure cannot return `{Self}`",
     label = "does not say what to lock",

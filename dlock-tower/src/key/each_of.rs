@@ -19,6 +19,17 @@ pub fn each_of<T>(parts: T) -> Key<EachOf<T>> {
 }
 
 /// See [`each_of`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let accounts = key::each_of((key::query("from"), key::query("to")));
+/// let request = http::Request::post("/transfer?from=7&to=8").body(()).unwrap();
+/// let (_, found) = accounts.extract(request).await?;
+/// assert!(matches!(found, Found::Keys(keys) if keys.len() == 2));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct EachOf<T> {
     parts: T,

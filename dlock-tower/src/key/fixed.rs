@@ -16,6 +16,16 @@ pub fn fixed(key: impl Into<LockKey>) -> Key<Fixed> {
 }
 
 /// See [`fixed`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/").body(()).unwrap();
+/// let (_, found) = key::fixed("import").extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "import"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Fixed {
     key: LockKey,

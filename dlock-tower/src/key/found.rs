@@ -8,6 +8,17 @@ use http::Request;
 use crate::Rejection;
 
 /// What was found in a request.
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// // No header: the request is refused, unless `or` or `optional` say otherwise.
+/// let request = http::Request::get("/").body(()).unwrap();
+/// let (_, found) = key::header("x-account").extract(request).await?;
+/// assert!(matches!(found, Found::Missing(rejection) if rejection.status() == 400));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Found {

@@ -15,6 +15,16 @@ pub fn header(name: impl Into<String>) -> Key<Header> {
 }
 
 /// See [`header`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/").header("x-account", "7").body(()).unwrap();
+/// let (_, found) = key::header("x-account").extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "7"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Header {
     name: String,

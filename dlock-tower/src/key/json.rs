@@ -43,6 +43,17 @@ pub fn json_field(field: impl AsRef<str>) -> Key<JsonField> {
 }
 
 /// See [`json_field`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::{LockLayer, key};
+///
+/// let client = dlock::LockClient::memory();
+/// let by_account = key::json_field("account.id").parsed::<u64>().prefix("account:");
+/// let layer = LockLayer::new(client, by_account);
+/// # let _ = layer;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct JsonField {
     pointer: String,

@@ -37,6 +37,16 @@ impl<E> Key<E> {
 }
 
 /// See [`Key::parsed`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/?id=007").body(()).unwrap();
+/// let (_, found) = key::query("id").parsed::<u64>().extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "7"));
+/// # Ok(()) }
+/// ```
 pub struct Parsed<E, T> {
     of: E,
     as_a: PhantomData<fn() -> T>,

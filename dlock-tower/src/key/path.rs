@@ -24,6 +24,16 @@ pub fn method_and_path() -> Key<Path> {
 }
 
 /// See [`path`] and [`method_and_path`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/jobs/nightly").body(()).unwrap();
+/// let (_, found) = key::path().extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "/jobs/nightly"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Path {
     method: bool,

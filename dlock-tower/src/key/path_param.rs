@@ -32,6 +32,21 @@ pub fn path_param(name: impl Into<String>) -> Key<PathParam> {
 }
 
 /// See [`path_param`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use axum::{Router, routing::get};
+/// use dlock_tower::{LockLayer, key};
+/// # use tower::ServiceExt;
+///
+/// let client = dlock::LockClient::memory();
+/// let app = Router::new()
+///     .route("/accounts/{id}", get(async || "hello"))
+///     .layer(LockLayer::new(client, key::path_param("id").prefix("account:")));
+/// # let request = http::Request::get("/accounts/7").body(axum::body::Body::empty())?;
+/// # assert_eq!(app.oneshot(request).await?.status(), 200);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct PathParam {
     name: String,

@@ -16,6 +16,16 @@ pub fn query(name: impl Into<String>) -> Key<Query> {
 }
 
 /// See [`query`].
+///
+/// ```
+/// use dlock_tower::key::{self, ExtractKey, Found};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock_tower::Rejection> {
+/// let request = http::Request::get("/book?seat=12").body(()).unwrap();
+/// let (_, found) = key::query("seat").extract(request).await?;
+/// assert!(matches!(found, Found::Key(key) if key.as_str() == "12"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Query {
     name: String,

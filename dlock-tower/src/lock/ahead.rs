@@ -23,6 +23,18 @@ pub trait PrepareBody<B>: fmt::Debug + Clone + Send + Sync + 'static {
 }
 
 /// Reads the body to its end first, so that no client can hold a lock by sending slowly.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::lock::ReadAhead;
+/// use dlock_tower::{LockLayer, key};
+///
+/// let client = dlock::LockClient::memory();
+/// // The default: the body is here before the lock is taken.
+/// let layer: LockLayer<_, ReadAhead> = LockLayer::new(client, key::path()).body_limit(64 * 1024);
+/// # let _ = layer;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ReadAhead {
     pub(super) limit: usize,
@@ -55,6 +67,17 @@ where
 
 /// Leaves the body to the handler, which reads it under the lock; see
 /// [`LockLayer::streaming`](crate::LockLayer::streaming).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::lock::Streaming;
+/// use dlock_tower::{LockLayer, key};
+///
+/// let client = dlock::LockClient::memory();
+/// let layer: LockLayer<_, Streaming> = LockLayer::new(client, key::path()).streaming();
+/// # let _ = layer;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Streaming;
 

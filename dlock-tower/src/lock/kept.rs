@@ -115,6 +115,20 @@ impl fmt::Debug for RequestLocks {
 /// The layer's answer does not wait for it: the lock passes on when the answer has gone out *and* this is
 /// gone. `max_hold` and a fixed lease count on. [`LockClient::shutdown`](dlock::LockClient::shutdown) counts
 /// the locks as held.
+///
+/// ```
+/// use axum::Extension;
+/// use dlock_tower::lock::RequestLocks;
+///
+/// async fn order(Extension(locks): Extension<RequestLocks>) -> &'static str {
+///     if let Some(kept) = locks.keep() {
+///         // The lock passes on when the mail is sent, which the response does not wait for.
+///         tokio::spawn(kept.run(async { /* send the mail */ }));
+///     }
+///     "ordered"
+/// }
+/// # let _ = axum::Router::<()>::new().route("/", axum::routing::post(order));
+/// ```
 #[derive(Default)]
 #[must_use = "the locks are given back when this is dropped"]
 pub struct KeptLocks {

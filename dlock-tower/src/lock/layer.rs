@@ -23,6 +23,20 @@ use crate::body::BoxError;
 ///
 /// See the [crate's documentation](crate) for what happens when, and [`key`](crate::key) for keys. The
 /// options belong to this layer. Time options are checked by [`check`](Self::check).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::{LockLayer, key};
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let account = key::header("x-account").parsed::<u64>().prefix("account:");
+/// let layer = LockLayer::new(client, account)
+///     .wait(Duration::from_secs(1))
+///     .max_waiters(100);
+/// layer.check()?;
+/// # Ok(()) }
+/// ```
 #[must_use = "a layer does nothing until it is put around a service"]
 pub struct LockLayer<K, P = ReadAhead> {
     client: LockClient,

@@ -5,6 +5,18 @@ use std::fmt;
 use dlock::{Error, Held, LockKey, Loss};
 
 /// What becomes of a handler whose lock is lost while it runs.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::lock::OnLost;
+/// use dlock_tower::{LockLayer, key};
+///
+/// let client = dlock::LockClient::memory();
+/// // The handler checks the fencing token of its writes, and may run to its end.
+/// let layer = LockLayer::new(client, key::header("x-account")).on_lost(OnLost::RunOn);
+/// # let _ = layer;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnLost {
@@ -19,6 +31,19 @@ pub enum OnLost {
 
 /// A lock was lost before the work under it was done: a response's body that is sent
 /// [under the lock](crate::LockLayer::until_body) and is not complete, or work that [keeps](super::KeptLocks) it.
+///
+/// ```
+/// use dlock_tower::lock::{KeptLocks, LockLost};
+///
+/// /// Work that goes on after the response, and stops when the lock is lost.
+/// async fn sends_mail(locks: KeptLocks) {
+///     match locks.run(async { /* ... */ }).await {
+///         Ok(()) => println!("sent"),
+///         Err(LockLost { key, loss, .. }) => eprintln!("stopped, for {key} was lost: {loss}"),
+///     }
+/// }
+/// # let _ = sends_mail;
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockLost {

@@ -15,6 +15,18 @@ use crate::{Reason, Rejection};
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(5);
 
 /// An option that makes no sense; see [`LockLayer::check`](crate::LockLayer::check).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use dlock_tower::{LockLayer, key};
+/// use std::time::Duration;
+///
+/// let client = dlock::LockClient::memory();
+/// let layer = LockLayer::new(client, key::path()).lease(Duration::ZERO);
+/// let error = layer.check().unwrap_err();
+/// assert!(error.to_string().contains("lease"));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidOptions(String);
 

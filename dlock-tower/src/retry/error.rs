@@ -10,6 +10,16 @@ use crate::body::BoxError;
 ///
 /// Nobody knows whether the server carried it out. [`key`](Self::key) is the key under which it was sent, also when
 /// the layer drew it: a caller that sends the same request later, under the same key, does not repeat the work.
+///
+/// ```
+/// use dlock_tower::retry::SendError;
+///
+/// /// What to keep of a payment whose outcome is unknown, to send it again under the same key.
+/// fn key_of(error: &SendError) -> Option<String> {
+///     Some(error.key()?.to_str().ok()?.to_owned())
+/// }
+/// # let _ = key_of;
+/// ```
 #[derive(Debug)]
 pub struct SendError {
     sent: Option<Sent>,

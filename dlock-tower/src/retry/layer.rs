@@ -10,6 +10,16 @@ use super::service::RetryService;
 use super::settings::Settings;
 
 /// Gives outgoing requests an idempotency key and sends them again under it. See the [module](super).
+///
+/// ```
+/// use dlock_tower::retry::RetryLayer;
+/// use std::time::Duration;
+///
+/// let layer = RetryLayer::new()
+///     .attempts(5)
+///     .total_time(Duration::from_secs(30));
+/// # let _ = layer;
+/// ```
 #[must_use = "a layer does nothing until it is put around a service"]
 #[derive(Debug, Clone)]
 pub struct RetryLayer<E = AnyError> {

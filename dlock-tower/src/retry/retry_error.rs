@@ -4,12 +4,25 @@ use std::fmt;
 use std::marker::PhantomData;
 
 /// Says which failures of a client are worth another try.
+///
+/// ```
+/// use dlock_tower::retry::{AnyError, RetryError};
+///
+/// assert!(AnyError.is_worth_it(&std::io::Error::other("connection reset")));
+/// ```
 pub trait RetryError<E>: Clone + Send + Sync + 'static {
     /// Whether this is one of them.
     fn is_worth_it(&self, error: &E) -> bool;
 }
 
 /// Every failure is worth another try: under the same key that does no harm.
+///
+/// ```
+/// use dlock_tower::retry::{AnyError, RetryLayer};
+///
+/// let layer: RetryLayer<AnyError> = RetryLayer::new(); // the default
+/// # let _ = layer;
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AnyError;
 
@@ -20,6 +33,14 @@ impl<E> RetryError<E> for AnyError {
 }
 
 /// The failures that a closure says are worth another try; see [`RetryLayer::retry_error`](super::RetryLayer::retry_error).
+///
+/// ```
+/// use dlock_tower::retry::RetryLayer;
+/// use std::io::{Error, ErrorKind};
+///
+/// let layer = RetryLayer::new().retry_error(|error: &Error| error.kind() != ErrorKind::InvalidInput);
+/// # let _ = layer;
+/// ```
 pub struct SomeErrors<E, F>(F, PhantomData<fn(&E)>);
 
 impl<E, F> SomeErrors<E, F> {

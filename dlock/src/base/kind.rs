@@ -89,6 +89,15 @@ impl fmt::Display for LockKind {
 /// Kind of what a store grants: every [`LockKind`], the permits of semaphores, and latches.
 ///
 /// Stores state which kinds they have in their [`Capabilities`](crate::store::Capabilities).
+///
+/// ```
+/// use dlock::LockKind;
+/// use dlock::store::Kind;
+///
+/// // What a store is asked for: the kinds of locks, and permits.
+/// assert_eq!(Kind::from(LockKind::Fair), Kind::Fair);
+/// assert_eq!(Kind::Mutex, LockKind::Mutex);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
 #[non_exhaustive]
