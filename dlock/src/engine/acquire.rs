@@ -28,9 +28,9 @@ enum State {
     Yields,
     /// A request is on its way.
     Asks,
-    /// The next request is sent then, or earlier if the lock comes free.
+    /// The next request is sent then, or earlier if the lock becomes available.
     Waits { until: Moment },
-    /// The same, while other processes may take the lock that has come free.
+    /// The same, while other processes may take the lock that has become available.
     Leaves { until: Moment },
 }
 
@@ -133,7 +133,7 @@ impl<'e> Acquire<'e> {
             },
             Event::Drawn(rank) => self.ranks(rank, now),
             Event::Taken => match self.state {
-                State::Leaves { until } => self.waits(until),
+                State::Leaves { until } => self.waits(now, until),
                 _ => Next::Continue.into(),
             },
             Event::Due => {
@@ -245,14 +245,10 @@ impl<'e> Acquire<'e> {
             true => now + Duration::from_millis(1),
             false => now + pause,
         };
-        self.waits_from(now, until)
+        self.waits(now, until)
     }
 
-    fn waits(&mut self, until: Moment) -> Step {
-        self.waits_from(until, until)
-    }
-
-    fn waits_from(&mut self, now: Moment, until: Moment) -> Step {
+    fn waits(&mut self, now: Moment, until: Moment) -> Step {
         self.state = State::Waits { until };
         self.crowd.waits();
         let waits_behind = self.rules.fair && !self.is_head;

@@ -49,7 +49,7 @@ pub(crate) enum Event {
     HandedOff { is_held: bool },
     /// The waiter was not polled in time, and lost what it had in this process.
     Withdrawn,
-    /// A notification says that the lock has come free.
+    /// A notification says that the lock has become available.
     CameFree,
     /// A notification says that another process has taken the lock.
     Taken,
@@ -96,7 +96,7 @@ pub(crate) enum Next {
     Wait(Wait),
     /// Draw a rank among so many processes.
     Draw { among: u64 },
-    /// Wait for what other processes do with the lock that has come free.
+    /// Wait for what other processes do with the lock that has become available.
     LeaveToOthers { until: Moment },
     /// The end.
     Report(Report),

@@ -51,7 +51,7 @@ impl QueuePosition {
     }
 
     /// Asks the store. The request is queued before this returns, and runs to its completion even if it is dropped; what
-    /// it brings is then given back.
+    /// it brings is then released.
     pub(super) fn ask(mut self) -> RunToCompletion<FairOutcome> {
         let mut attempt = AcquireAttempt::with_id(self.id, &self.call, 0);
         attempt.request.tokens = self.tokens();
@@ -231,7 +231,7 @@ impl FairSlot {
 }
 
 impl Abandon for FairSlot {
-    /// The position is kept, where the store keeps it; what the request brings besides is given back.
+    /// The position is kept, where the store keeps it; what the request brings besides is released.
     fn abandon(&self) {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {

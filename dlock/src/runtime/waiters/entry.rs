@@ -20,7 +20,7 @@ use crate::store::GrantId;
 
 /// A request on its way for a waiter, which is given up when the waiter is not polled.
 pub(crate) trait Abandon: Send + Sync {
-    /// Gives it up: what it brings is given back.
+    /// Gives it up: what it brings is released.
     fn abandon(&self);
 }
 

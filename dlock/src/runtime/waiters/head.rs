@@ -14,16 +14,16 @@ use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::store::Watch;
 
-/// The right to talk to the store for everybody who waits for the key in this process.
+/// The right to talk to the store for all waiters of the key in this process.
 #[derive(Debug)]
 pub(crate) struct QueueHead {
     waiters: Arc<Waiters>,
     of: LockId,
     /// As long as it is the queue's, it is valid.
     number: u64,
-    /// The subscription, once somebody needed it.
+    /// The subscription, once a request needed it.
     pub(crate) watch: Option<Watch>,
-    /// The lock was given back to the store just now, perhaps for others.
+    /// The lock was released to the store just now, perhaps for others.
     pub(crate) after: Option<After>,
     /// How many times the lock was handed off since it last came from the store.
     pub(crate) handed: u32,
