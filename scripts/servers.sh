@@ -2,7 +2,7 @@
 # Makes redis-server, valkey-server and PostgreSQL available to the tests, and installs what is missing.
 #
 # Source it (as tests/run does): it exports DLOCK_REDIS_SERVER, DLOCK_VALKEY_SERVER, DLOCK_POSTGRES_BIN and
-# DLOCK_FAKETIME, or returns 1 after one message; and DLOCK_REDIS62_SERVER, the oldest Redis that is supported, where there
+# DLOCK_PGBOUNCER and DLOCK_FAKETIME, or returns 1 after one message; and DLOCK_REDIS62_SERVER, the oldest Redis that is supported, where there
 # is one. Run it: it prints the lines to export.
 #
 # Where a server comes from: the variable, the PATH, tests/.servers; else it is installed there, Redis from the
@@ -124,6 +124,19 @@ servers_have_postgres() {
     export DLOCK_POSTGRES_BIN=$dir
 }
 
+# servers_have_pgbouncer: exports DLOCK_PGBOUNCER, the path of PgBouncer, where there is one.
+servers_have_pgbouncer() {
+    local path tried
+    for tried in no yes; do
+        for path in "${DLOCK_PGBOUNCER:-}" "$(command -v pgbouncer)" /usr/sbin/pgbouncer; do
+            [ -x "$path" ] && export DLOCK_PGBOUNCER=$path && return
+        done
+        [ "$tried" = yes ] || fetch_packages pgbouncer || break
+    done
+    printf 'pgbouncer is missing: the tests with a pooler before PostgreSQL fail (install the package pgbouncer, or %s)\n' \
+        'set DLOCK_PGBOUNCER to its path' >&2
+}
+
 # servers_have VARIABLE PROGRAM NAME GETTER: sets and exports the variable.
 servers_have() {
     local path=${!1:-}
@@ -155,13 +168,13 @@ servers_main() {
     fi
     servers_have DLOCK_REDIS_SERVER redis-server Redis servers_redis &&
         servers_have DLOCK_VALKEY_SERVER valkey-server Valkey servers_valkey &&
-        servers_have_postgres && servers_have_faketime && servers_have_old
+        servers_have_postgres && servers_have_pgbouncer && servers_have_faketime && servers_have_old
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     servers_main || exit
     printf 'export %s=%q\n' DLOCK_REDIS_SERVER "$DLOCK_REDIS_SERVER" DLOCK_VALKEY_SERVER "$DLOCK_VALKEY_SERVER" \
-        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN" DLOCK_FAKETIME "${DLOCK_FAKETIME:-}" \
+        DLOCK_POSTGRES_BIN "$DLOCK_POSTGRES_BIN" DLOCK_PGBOUNCER "${DLOCK_PGBOUNCER:-}" DLOCK_FAKETIME "${DLOCK_FAKETIME:-}" \
         DLOCK_REDIS62_SERVER "${DLOCK_REDIS62_SERVER:-}"
 else
     servers_main

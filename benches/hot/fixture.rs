@@ -53,15 +53,15 @@ pub(crate) async fn inside<T>(
     output
 }
 
-/// Has `tasks` take the same lock `each` times, so that it goes from one to the next: whoever has it lets the others
-/// run, who then wait for it.
+/// Has `tasks` take the same lock `each` times, so that it goes from one to the next: the holder lets the others run,
+/// which then wait for it.
 pub(crate) async fn handed_on(lock: &Lock, tasks: usize, each: usize) {
     let tasks: Vec<_> = (0..tasks)
         .map(|_| {
             let lock = lock.clone();
             tokio::spawn(async move {
                 for _ in 0..each {
-                    let guard = lock.acquire().await.expect("it comes free");
+                    let guard = lock.acquire().await.expect("it becomes available");
                     tokio::task::yield_now().await;
                     guard.release().await.expect("it is held");
                 }

@@ -10,6 +10,24 @@ use crate::harness::checked;
 use crate::need::Listed;
 
 /// How a test ended.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use dlock::{store::Store, stores::memory::MemoryStore};
+/// # use dlock_conformance::{Fixture, run_only};
+/// # struct Memory(MemoryStore);
+/// # impl Fixture for Memory {
+/// #     async fn store(&self) -> Arc<dyn Store> { Arc::new(self.0.clone()) }
+/// # }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # let fixture = Memory(MemoryStore::new());
+/// use dlock_conformance::Verdict;
+///
+/// let report = run_only(fixture, |name| name.starts_with("exclusion::")).await;
+/// let left_out = report.checks.iter().filter(|check| matches!(check.verdict, Verdict::LeftOut(_)));
+/// println!("{} of {} promises were left out", left_out.count(), report.checks.len());
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -23,6 +41,23 @@ pub enum Verdict {
 }
 
 /// One test and how it ended.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use dlock::{store::Store, stores::memory::MemoryStore};
+/// # use dlock_conformance::{Fixture, run_only};
+/// # struct Memory(MemoryStore);
+/// # impl Fixture for Memory {
+/// #     async fn store(&self) -> Arc<dyn Store> { Arc::new(self.0.clone()) }
+/// # }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # let fixture = Memory(MemoryStore::new());
+/// let report = run_only(fixture, |name| name.starts_with("exclusion::")).await;
+/// for check in report.broken() {
+///     println!("{}::{} is broken: {:?}", check.group, check.name, check.verdict);
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CheckReport {
@@ -35,6 +70,23 @@ pub struct CheckReport {
 }
 
 /// How all tests ended.
+///
+/// Its [`Display`](fmt::Display) has a line for each test.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use dlock::{store::Store, stores::memory::MemoryStore};
+/// # use dlock_conformance::{Fixture, run_only};
+/// # struct Memory(MemoryStore);
+/// # impl Fixture for Memory {
+/// #     async fn store(&self) -> Arc<dyn Store> { Arc::new(self.0.clone()) }
+/// # }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # let fixture = Memory(MemoryStore::new());
+/// let report = run_only(fixture, |name| name.starts_with("exclusion::")).await;
+/// assert!(report.is_kept(), "{report}");
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Report {

@@ -245,7 +245,8 @@ impl Peer {
         }
     }
 
-    /// Asks once for a lock, as one who asks again later: like a client, it undoes an acquire of unknown outcome first.
+    /// Asks once for a lock, as a waiter does that asks again later: like a client, it undoes an acquire of unknown
+    /// outcome first.
     pub(crate) async fn tries(
         &self,
         kind: Kind,

@@ -5,12 +5,13 @@ mod bench;
 #[cfg(unix)]
 mod run;
 mod show;
+mod stores;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use dlock::{Error, LockClient};
+use dlock::Error;
 
 /// Run a command under a lock; look at the locks of a store, and measure what it gives.
 #[derive(Debug, Parser)]
@@ -54,7 +55,7 @@ enum Command {
         #[arg(default_value = "")]
         prefix: String,
     },
-    /// Take a lock away from whoever holds it. The holder finds out at its next renewal.
+    /// End the hold of a lock, whichever client has it. The holder finds out at its next renewal.
     ForceUnlock {
         /// The name of the lock.
         key: String,
@@ -90,11 +91,7 @@ fn main() -> ExitCode {
 
 #[tokio::main(flavor = "current_thread")]
 async fn look(url: String, command: Command) -> Result<ExitCode, Error> {
-    let client = LockClient::builder()
-        .url(url)
-        .service_name("dlock-cli")
-        .build()
-        .await?;
+    let client = stores::client(url).service_name("dlock-cli").build().await?;
     let code = match command {
         Command::Show { key } => show::show(&client, &key).await?,
         Command::List { prefix } => show::list(&client, &prefix).await?,

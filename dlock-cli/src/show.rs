@@ -10,7 +10,7 @@ use dlock::{Error, LockClient, LockKey};
 /// Exit code where no such lock is held.
 const NOT_HELD: u8 = 1;
 
-/// All who hold this lock.
+/// All holders of this lock.
 pub(crate) async fn show(client: &LockClient, key: &str) -> Result<ExitCode, Error> {
     // A command line means what it says, braces included.
     let holders = client.holders(LockKey::raw(key)).await?;

@@ -1,10 +1,9 @@
 //! What becomes of the arguments.
 //!
-//! Everything that the caller passed is dropped before the lock is given back: an argument may be a permit
-//! or a transaction whose end must happen under the lock. The arguments of an async function belong to the
-//! function and outlive every statement of it, so they are moved into the future that runs inside the
-//! lock. An `async move` block takes only what it names, and of a struct only the fields that it names;
-//! so each argument is named there as a whole.
+//! Everything that the caller passed is dropped before the lock is released: an argument may be a permit or a
+//! transaction whose end must happen under the lock. The arguments of an async function belong to the function and
+//! outlive every statement of it, so they are moved into the future that runs inside the lock. An `async move` block
+//! takes only what it names, and of a struct only the fields that it names; so each argument is named there as a whole.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
@@ -80,7 +79,7 @@ impl Arguments {
         if used.contains(name) || name.to_string().starts_with('_') {
             self.take(attrs, name);
         } else {
-            // Nobody uses it, and the compiler shall say so.
+            // It is not used, and the compiler shall say so.
             self.take
                 .push(quote_spanned!(Span::mixed_site()=> #(#attrs)* let #name = #name;));
         }

@@ -40,9 +40,9 @@ use proc_macro::TokenStream;
 /// # Ok(()) }
 /// ```
 ///
-/// The lock is taken before the body and given back after it: on return, `?`, panic, and when the future
-/// is dropped. It is renewed for as long as the body runs. Whatever the caller passed is dropped before
-/// the lock is given back. The function keeps its signature; its future is `Send` if it was.
+/// The lock is taken before the body and released after it: on return, `?`, panic, and when the future is dropped. It
+/// is renewed for as long as the body runs. All arguments are dropped before the lock is released. The function keeps
+/// its signature; its future is `Send` if it was.
 ///
 /// Inside the body the lock is [re-entered](#re-entry) by whatever asks for the same key, and
 /// `dlock::current()` gives the hold, with its fencing token.
@@ -57,13 +57,13 @@ use proc_macro::TokenStream;
 /// | `prefer_writers = true` | `false` | with `kind = write`: [readers stand back](#kinds) for calls that wait |
 /// | `lock = expr` | the client of `dlock::default_client` | which `LockClient`: a field, an argument, a call; it is cloned before the body |
 /// | `wait = "3s"` | no bound | how long to wait for the lock at most; `wait = try` asks once |
-/// | `lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock comes free |
+/// | `lease = "1m"` | the client's, 30 s | the lease that is kept up while the body runs: so long after a crash the lock becomes available |
 /// | `fixed_lease = "10s"` | none | a fixed lease instead: never renewed, and the lock is lost when it is over |
 /// | `max_hold = "5m"` | none | when to end the renewal of a body that is stuck |
 /// | `min_hold = "1m"` | none | how long the lock stays taken at least: for jobs on machines whose clocks differ |
 /// | `max_waiters = 16` | no bound | how many calls may wait for a key in this process; more are refused at once |
 /// | `on_lost = ignore` | `cancel` | what becomes of the body [when the lock is lost](#losing-the-lock) |
-/// | `on_busy = path` | – | what to return when [somebody else has the lock](#errors) |
+/// | `on_busy = path` | – | what to return when [another client holds the lock](#errors) |
 /// | `on_error = path` | `From<dlock::Error>` | what to return when [the lock fails](#errors) |
 /// | `crate = path` | `::dlock` | the `dlock` crate, where it goes by another name |
 ///
@@ -143,11 +143,10 @@ use proc_macro::TokenStream;
 ///
 /// # Kinds
 ///
-/// `kind = read` lets in whoever reads at the same time and keeps out who writes; `kind = write` keeps out all. They
-/// are two sides of one lock by that name, which is none that a plain `kind = lock` could take. With
-/// `prefer_writers = true` readers stand back while a call waits to write (`RwLock::prefer_writers` has the details).
-/// `kind = fair` serves in arrival order across processes, and `kind = fenced` shares its fencing tokens with
-/// Redisson's fenced lock.
+/// `kind = read` admits other readers and keeps writers out; `kind = write` keeps out all. They are two sides of one
+/// lock by that name, which is none that a plain `kind = lock` could take. With `prefer_writers = true` readers stand
+/// back while a call waits to write (`RwLock::prefer_writers` has the details). `kind = fair` serves in arrival order
+/// across processes, and `kind = fenced` shares its fencing tokens with Redisson's fenced lock.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -169,13 +168,13 @@ use proc_macro::TokenStream;
 ///
 /// # Errors
 ///
-/// **The body never runs without the lock.** When it is not to be had, the function returns an error of
-/// its own error type, which needs `From<dlock::Error>`: `dlock::Error` itself, `anyhow::Error`,
-/// `Box<dyn Error>`, an enum with such a variant. With the feature `axum`, `dlock::Error` is a response.
+/// **The body never runs without the lock.** When it is not available, the function returns an error of its own error
+/// type, which needs `From<dlock::Error>`: `dlock::Error` itself, `anyhow::Error`, `Box<dyn Error>`, an enum with such
+/// a variant. With the feature `axum`, `dlock::Error` is a response.
 ///
-/// `on_error` names a function that makes the return value of any failure, for functions that return no
-/// `Result` or a `Result` with another error. `on_busy` names one for the case alone that somebody else
-/// has the lock (`dlock::Error::is_busy`), and goes before `on_error`. Both take the `dlock::Error`.
+/// `on_error` names a function that makes the return value of any failure, for functions that return no `Result` or a
+/// `Result` with another error. `on_busy` names one only for the case that another client holds the lock
+/// (`dlock::Error::is_busy`), and goes before `on_error`. Both take the `dlock::Error`.
 ///
 /// ```
 /// # use dlock::{Error, LockClient, distributed_lock};
@@ -278,8 +277,8 @@ use proc_macro::TokenStream;
 ///
 /// # Cancel safety
 ///
-/// The future may be dropped at any point. While it waits, it leaves no trace on the store; while the body
-/// runs, the body is dropped and then the lock is given back in the background.
+/// The future may be dropped at any point. While it waits, it leaves no trace on the store; while the body runs, the
+/// body is dropped and then the lock is released in the background.
 ///
 /// # Where it can stand
 ///
@@ -289,8 +288,8 @@ use proc_macro::TokenStream;
 /// (under `#[async_trait]` both cover it). Attributes that take the `async` away, such as `#[tokio::main]`,
 /// stand below this one.
 ///
-/// The return value is kept while the lock is given back, so a function that returns something that is not
-/// `Send` has a future that is not `Send`.
+/// The return value is kept while the lock is released, so a function that returns something that is not `Send` has a
+/// future that is not `Send`.
 #[proc_macro_attribute]
 pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream {
     expand::attribute(options.into(), item.into()).into()

@@ -27,9 +27,9 @@ pub(crate) struct Locked<'a> {
 impl Locked<'_> {
     /// The statements of the function.
     ///
-    /// One block owns the arguments, computes the key, acquires, enters the frame and runs the body, so that each argument is
-    /// kept once. It runs inside a future that gives the lock back when everything in the block is dropped; on a panic and
-    /// on cancellation the same order holds.
+    /// One block owns the arguments, computes the key, acquires, enters the frame and runs the body, so that each
+    /// argument is kept once. It runs inside a future that releases the lock when everything in the block is dropped;
+    /// on a panic and on cancellation the same order holds.
     pub(crate) fn expand(&self) -> TokenStream {
         let krate = self.krate();
         let output = self.output;

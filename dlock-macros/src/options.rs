@@ -36,7 +36,7 @@ pub(crate) struct Options {
     pub(crate) keys: Keys,
     /// What to lock them as; the plain lock without it.
     pub(crate) kind: Option<Ident>,
-    /// Readers stand back for a writer who waits.
+    /// Readers stand back for a waiting writer.
     pub(crate) prefer_writers: bool,
     /// Which client; the process-wide default without it.
     pub(crate) lock: Option<Expr>,
@@ -171,8 +171,7 @@ impl Reader {
         if let (Some(Keys::List(_) | Keys::Expression(_)), Some(kind)) = (&self.keys, &self.kind)
             && kind == "Fair"
         {
-            let message =
-                "who waits for several keys has no place in the queue of one: `kind = fair` takes one `key`";
+            let message = "fair locks cannot be acquired together: `kind = fair` takes one `key`";
             let error = Error::new(kind.span().resolved_at(Span::call_site()), message);
             self.fail(error);
         }

@@ -1,4 +1,4 @@
-//! The nearest known name to one that somebody mistyped.
+//! The nearest known name to a mistyped one.
 
 /// Words that other lock libraries use for what an option here does.
 const ELSEWHERE: &[(&str, &str)] = &[

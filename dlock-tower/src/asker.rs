@@ -1,4 +1,4 @@
-//! What an answer in the handler's stead has to know of its request.
+//! The request, for an answer in the handler's stead.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response};

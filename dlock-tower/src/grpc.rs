@@ -1,5 +1,4 @@
-//! Rejections as gRPC tells them: HTTP 200 without a body, and the status in the headers
-//! ("trailers-only").
+//! Rejections for gRPC: HTTP 200 without a body, and the status in the headers ("trailers-only").
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;

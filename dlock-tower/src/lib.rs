@@ -9,10 +9,9 @@
 //!
 //! # A lock per request
 //!
-//! With a [`LockLayer`] around it a handler runs once at a time *per key* across all processes of a
-//! service: two withdrawals from one account wait for each other, those from two accounts do not. The
-//! lock is given back when the handler has answered, failed or panicked, and when the client goes away; it
-//! passes on soon after a crash.
+//! With a [`LockLayer`] around it a handler runs once at a time *per key* across all processes of a service: two
+//! withdrawals from one account wait for each other, those from two accounts do not. The lock is released when the
+//! handler has answered, failed or panicked, and when the client goes away; after a crash it becomes available soon.
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -48,7 +47,7 @@
 //! or nothing: a transfer from one account to another. A request without a key is answered with 400, or passes without a lock,
 //! as you say; one whose key no lock can have is answered with 400.
 //!
-//! # Who shares
+//! # Shared locks
 //!
 //! By default the requests of a key run one at a time, whatever they do. With
 //! [`read_write`](LockLayer::read_write) those that only read (`GET`, `HEAD`) run side by side, and those that
@@ -84,7 +83,7 @@
 //!    with the fencing token to send along with its writes. It runs in the frame of the lock, so
 //!    `#[distributed_lock]` and other layers of the same key further in re-enter instead of waiting.
 //! 6. **The handler has answered**: the lock is released, then the answer goes out. That costs a round trip
-//!    to the store, and whoever got the answer finds the lock free, in every process. When the store does
+//!    to the store, and the receiver of the answer finds the lock free, in every process. When the store does
 //!    not answer, the response waits for it for the client's `retry_for` (3 s) and goes out all the same;
 //!    the lease ends the lock. With [`until_body`](LockLayer::until_body) the lock is released when the
 //!    body has been sent.
@@ -103,10 +102,10 @@
 //!
 //! | `type` | status | gRPC | it means | a client should |
 //! |---|---|---|---|---|
-//! | `urn:dlock:problem:busy` | 423, or [as chosen](LockLayer::busy_status) | `ABORTED` | somebody else is at it, longer than the wait | try again after `Retry-After`: 1 s, or what is left of a fixed lease |
+//! | `urn:dlock:problem:busy` | 423, or [as chosen](LockLayer::busy_status) | `ABORTED` | another holder kept the lock for longer than the wait | try again after `Retry-After`: 1 s, or the remaining time of a fixed lease |
 //! | `urn:dlock:problem:too-many-waiters` | 503 | `UNAVAILABLE` | [`max_waiters`](LockLayer::max_waiters) others wait for it already | try again after `Retry-After`, with growing pauses |
 //! | `urn:dlock:problem:unavailable` | 503 | `UNAVAILABLE` | the lock store does not answer, or the service shuts down | the same |
-//! | `urn:dlock:problem:lost` | 503 | `UNKNOWN` | the lock was lost half way; the request may have had effects | find out what happened before trying again, or use an idempotency key |
+//! | `urn:dlock:problem:lost` | 503 | `UNKNOWN` | the lock was lost while the handler ran; the request may have had effects | find out what happened before trying again, or use an idempotency key |
 //! | `urn:dlock:problem:invalid-key` | 400 | `INVALID_ARGUMENT` | the request names nothing that can be locked | correct the request |
 //! | `urn:dlock:problem:content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is larger than what is read before the handler | send less |
 //! | `urn:dlock:problem:body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time | try again |
@@ -124,7 +123,7 @@
 //! # Where the layer stands
 //!
 //! From outside to inside: trace → CORS → rate limit → compression → authentication → idempotency →
-//! **lock** → handler. Strangers should not get so far as to lock anything, and a stored answer that is
+//! **lock** → handler. Unauthenticated requests should not lock anything, and a stored answer that is
 //! replayed needs no lock. In axum, put it on the `Router` (`layer`, `route_layer`) or a route, not around
 //! the router: path parameters are known only inside.
 //!
@@ -138,7 +137,7 @@
 //! - **To run a request once** when clients send it again: that takes an [idempotency key](idempotency). A
 //!   lock keeps two from running *at a time*, and lets the second one run after the first.
 //! - **Where the database can do it**: a unique constraint or `SELECT … FOR UPDATE` needs no second store.
-//! - **For many readers** of what nobody writes: also a lock that [they share](LockLayer::read_write) costs each
+//! - **For many readers** of what never changes: also a lock that [they share](LockLayer::read_write) costs each
 //!   of them two round trips to the store. [Skip](LockLayer::skip_methods) `GET` where it may read what is just
 //!   being changed.
 //! - **As the only protection of what must never happen twice**: a lock can be lost while the handler is

@@ -1,4 +1,4 @@
-//! The word that a request was not begun.
+//! The mark of a request that was not begun.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use http::Extensions;
 
 /// States, in the extensions of a response, that the work which the request asks for has not begun.
 ///
-/// The layers of this crate put it into every answer that they give before the handler runs. Layers further out
-/// read it to tell "nothing happened, try again" from "nobody knows how far it got": a 503 without it may have
-/// had effects. An [`IdempotencyLayer`](crate::IdempotencyLayer) releases the key of such a request.
+/// The layers of this crate put it into every answer that they give before the handler runs. Layers further out read it
+/// to tell "nothing happened, try again" from "it is unknown how far it got": a 503 without it may have had effects. An
+/// [`IdempotencyLayer`](crate::IdempotencyLayer) releases the key of such a request.
 ///
 /// It speaks of one request. The layer counts it only if it was made [of](Self::of) the extensions of the request
 /// that the layer has handed in: a handler that passes on the answer of another router, or the answer to another
@@ -43,7 +43,7 @@ pub struct NotStarted {
 }
 
 impl NotStarted {
-    /// The word for the request that has these extensions.
+    /// The mark of the request that has these extensions.
     ///
     /// ```
     /// use dlock_tower::NotStarted;
@@ -69,7 +69,7 @@ impl NotStarted {
         }
     }
 
-    /// The word that this request found an equal one at work.
+    /// The mark of a request that found an equal one at work.
     pub(crate) fn in_progress(self) -> InProgress {
         InProgress(self)
     }
@@ -79,14 +79,14 @@ impl NotStarted {
 /// of others.
 pub(crate) struct HandedIn {
     word: NotStarted,
-    /// The word for a layer further out.
+    /// The mark for a layer further out.
     outer: NotStarted,
     /// The same, as locked functions know it.
     locks: dlock::__request::Request,
 }
 
 impl HandedIn {
-    /// Leaves the word in the request.
+    /// Leaves the mark in the request.
     pub(crate) fn new(request: &mut Extensions, beginning: Arc<Beginning>) -> HandedIn {
         let outer = NotStarted::of(request);
         let word = NotStarted::of_new_request();
@@ -146,7 +146,7 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
-    /// Drops the work of the request, and answers whether a layer was still to let it in.
+    /// Drops the work of the request, and returns whether a layer was still to let it in.
     pub(crate) fn stop(&self, work: impl FnOnce()) -> bool {
         self.stopping.store(true, Ordering::Relaxed);
         work();
@@ -162,7 +162,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// `None` where no layer further out wants to know.
+    /// `None` where no layer further out asks.
     pub(crate) fn of(request: &Extensions) -> Option<Entry> {
         let token = request.get::<Token>()?;
         token.place.leads_to(request).then(|| Entry {

@@ -23,13 +23,13 @@ pub enum Problem {
     KeyMissing,
     /// The key is empty, too long, malformed, or given more than once.
     KeyInvalid,
-    /// The request has no caller whose key it could be.
+    /// The request has no known caller.
     NoCaller,
     /// The key was used for another request.
     Mismatch,
     /// A request with this key is being worked on.
     InProgress,
-    /// A request with this key was begun, and nobody knows how far it got.
+    /// A request with this key was begun, and it is unknown how far it got.
     OutcomeUnknown,
     /// The request was done, but its response is not kept: it was too large, a stream, or broke off, or the store had
     /// no room for it.
@@ -40,7 +40,7 @@ pub enum Problem {
     Unavailable,
     /// Too many handlers run on whose clients went away.
     Overloaded,
-    /// What is stored under this key cannot be read by this version of the service.
+    /// The record under this key cannot be read by this version of the service.
     Unreadable,
 }
 
@@ -89,7 +89,7 @@ impl Problem {
     pub(crate) fn retry_after(self) -> Option<Duration> {
         match self {
             Problem::InProgress | Problem::Unavailable | Problem::Overloaded => Some(Duration::from_secs(1)),
-            // As long as an update of the service may take to get round.
+            // As long as an update of the service may take to reach all processes.
             Problem::Unreadable => Some(Duration::from_secs(10)),
             _ => None,
         }
@@ -99,7 +99,7 @@ impl Problem {
         match self {
             Problem::KeyMissing => "The request has no idempotency key",
             Problem::KeyInvalid => "The idempotency key is not valid",
-            Problem::NoCaller => "It is not known who sends the request",
+            Problem::NoCaller => "The caller of the request is not known",
             Problem::Mismatch => "The idempotency key was used for another request",
             Problem::InProgress => "A request with this idempotency key is in progress",
             Problem::OutcomeUnknown => "The outcome of the request is unknown",

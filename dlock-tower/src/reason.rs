@@ -2,7 +2,7 @@
 
 use crate::problem::Problem;
 
-/// What kind of trouble a [`Rejection`](crate::Rejection) tells.
+/// The kind of a [`Rejection`](crate::Rejection).
 ///
 /// ```
 /// use dlock_tower::{Reason, Rejection};
@@ -13,11 +13,11 @@ use crate::problem::Problem;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Somebody else holds the lock.
+    /// Another client holds the lock.
     Busy,
     /// As many requests wait for the lock as `max_waiters` allows.
     TooManyWaiters,
-    /// The store could not be asked, or the client is shutting down.
+    /// The store could not be reached, or the client is shutting down.
     Unavailable,
     /// The lock was lost while the handler ran.
     Lost,
@@ -29,8 +29,8 @@ pub enum Reason {
     BodyTimeout,
     /// The layer is not set up properly.
     Internal,
-    /// A question of idempotency keys: which one, this says.
+    /// A problem of idempotency keys; the value says which.
     Idempotency(Problem),
-    /// What a key closure said by [`Rejection::new`](crate::Rejection::new).
+    /// A refusal of a key closure, made by [`Rejection::new`](crate::Rejection::new).
     Other,
 }

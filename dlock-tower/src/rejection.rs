@@ -1,4 +1,4 @@
-//! Why a layer answered by itself, and how that is told.
+//! Why a layer answered by itself, and how clients are told.
 
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use crate::problem::Problem;
 /// An answer that a layer gives instead of the handler's.
 ///
 /// By default it is rendered by [`response`](Self::response); a renderer of your own
-/// ([`LockLayer::render`](crate::LockLayer::render)) finds here what there is to tell. Key closures return
-/// one to refuse a request.
+/// ([`LockLayer::render`](crate::LockLayer::render)) finds all facts here. Key closures return one to refuse a request.
 ///
 /// ```
 /// use dlock_tower::Rejection;
@@ -37,7 +36,7 @@ struct Inner {
     title: &'static str,
     detail: String,
     retry_after: Option<Duration>,
-    /// What only the log is told.
+    /// The detail for the log only.
     log: Option<String>,
     started: bool,
     grpc: Option<HeaderValue>,
@@ -121,8 +120,8 @@ impl Rejection {
         )
     }
 
-    /// 503: the lock was lost while the handler ran, which was stopped. No `Retry-After`: how far the
-    /// handler got is unknown.
+    /// 503: the lock was lost while the handler ran, which was stopped. No `Retry-After`: how far the handler got is
+    /// unknown.
     pub(crate) fn lost(key: &LockKey, loss: Loss) -> Rejection {
         let mut rejection = Rejection::with(
             Reason::Lost,
@@ -136,14 +135,14 @@ impl Rejection {
         rejection
     }
 
-    /// When to try again; nothing by default.
+    /// Sets when to try again; not set by default.
     #[must_use]
     pub fn with_retry_after(mut self, retry_after: Duration) -> Rejection {
         self.inner.retry_after = Some(retry_after);
         self
     }
 
-    /// What the log is told instead of the detail.
+    /// Sets what the log gets instead of the detail.
     pub(crate) fn with_log(mut self, log: impl Into<String>) -> Rejection {
         self.inner.log = Some(log.into());
         self
@@ -165,7 +164,7 @@ impl Rejection {
         self
     }
 
-    /// What kind of trouble it is.
+    /// The kind of the rejection.
     #[must_use]
     pub fn reason(&self) -> Reason {
         self.inner.reason
@@ -183,13 +182,13 @@ impl Rejection {
         self.inner.kind
     }
 
-    /// The type in words.
+    /// The title of the type.
     #[must_use]
     pub fn title(&self) -> &'static str {
         self.inner.title
     }
 
-    /// This occurrence in words, fit for clients to see.
+    /// What happened, in words that clients may see.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.inner.detail
@@ -203,7 +202,7 @@ impl Rejection {
         self.inner.retry_after.map(|d| up(d).max(1))
     }
 
-    /// Whether the handler has run, at least in part. Then nobody knows what effects it had.
+    /// Whether the handler has run, at least in part. Then its effects are unknown.
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.inner.started
@@ -244,13 +243,13 @@ impl Rejection {
 }
 
 impl Problem {
-    /// The answer that tells it.
+    /// The answer to the client.
     #[must_use]
     pub fn rejection(self) -> Rejection {
         self.with_detail(self.detail())
     }
 
-    /// The same with words of the occurrence.
+    /// The same with a detail.
     pub(crate) fn with_detail(self, detail: impl Into<String>) -> Rejection {
         let mut rejection = Rejection::with(
             Reason::Idempotency(self),

@@ -8,9 +8,9 @@ use http_body_util::Full;
 use crate::{Reason, Rejection, grpc};
 
 impl Rejection {
-    /// The answer as the layer gives it unless told otherwise: `application/problem+json` with type,
-    /// title, status and detail, and `Retry-After` where trying again makes sense. For a gRPC request a
-    /// trailers-only response with `grpc-status` and `grpc-message`.
+    /// The default answer of the layer: `application/problem+json` with type, title, status and detail, and
+    /// `Retry-After` where trying again makes sense. For a gRPC request a trailers-only response with `grpc-status` and
+    /// `grpc-message`.
     #[must_use]
     pub fn response(&self) -> Response<Full<Bytes>> {
         let mut response = match self.grpc() {

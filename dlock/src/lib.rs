@@ -1,9 +1,9 @@
 //! Run it once at a time, across every process.
 //!
-//! dlock gives a Rust service locks that hold across all its processes: on Redis or Valkey (one server, Sentinel, Cluster,
-//! or a quorum of independent servers) or, with nothing installed, in memory. A lock is renewed while it is held, released on return, error, panic
-//! and cancellation, and taken over soon after a crash. Its holder is told when its time is up before the
-//! lock passes on because of that, and every acquisition carries a fencing token.
+//! dlock gives a Rust service locks that hold across all its processes: on Redis or Valkey (one server, Sentinel,
+//! Cluster, or a quorum of independent servers) or, with nothing installed, in memory. A lock is renewed while it is
+//! held, released on return, error, panic and cancellation, and available again soon after a crash. Its holder learns
+//! that its time is up before another client gets the lock, and every acquisition carries a fencing token.
 //!
 //! ```
 //! use dlock::LockClient;
@@ -12,7 +12,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
 //! let client = LockClient::connect("memory://").await?; // redis://localhost in a service
 //!
-//! // Take it, work, give it back.
+//! // Acquire it, work, release it.
 //! let guard = client.lock("report").wait(Duration::from_secs(3)).acquire().await?;
 //! println!("working, with token {}", guard.fencing_token());
 //! guard.release().await?;
@@ -57,37 +57,35 @@
 //!
 //! # What is promised
 //!
-//! **At the moment at which the store gives a lock to somebody else because the time ran out, a guard that
-//! is asked answers that it is lost**: also when the store hangs, the network is cut, or this process was
-//! stopped. The deadline is counted by this process's own monotonic clock (on Linux one that runs on while
-//! the machine sleeps), from before the last successful renewal was sent, less a margin of 1 % of the
-//! lease and at least 10 ms.
+//! **At the moment at which an expiry lets the store grant a lock to another client, the guard of the former holder
+//! answers that it is lost**: also when the store hangs, the network is cut, or this process was stopped. The deadline
+//! is counted by this process's own monotonic clock (on Linux one that runs on while the machine sleeps), from before
+//! the last successful renewal was sent, less a safety margin of 1 % of the lease and at least 10 ms.
 //!
-//! That assumes that the server keeps its data, that its clock takes no step forward greater than the
-//! margin, and that the clocks' rates agree within 1 %. Where that does not hold (a fail-over that lost
-//! the write, a restart without the data, a flush, an eviction, a lock forced open), the holder is told at
-//! its next renewal or check, and until then two may believe that they hold the lock. So may a holder that
-//! does not ask. Against both helps only the **fencing token**, checked where the work is written:
+//! That assumes that the server keeps its data, that its clock takes no step forward greater than the margin, and that
+//! the clocks' rates agree within 1 %. Where that does not hold (a fail-over that lost the write, a restart without the
+//! data, a flush, an eviction, a lock forced open), the holder is told at its next renewal or check, and until then two
+//! clients may believe that they hold the lock. So may a holder that does not ask. Against both helps only the
+//! **fencing token**, checked where the work is written:
 //!
 //! ```sql
 //! UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
 //! ```
 //!
-//! Tokens of a lock only grow: over release, expiry, a flush and a restart without persistence. The one
-//! exception is a server that loses its data together with a clock that was set back. A token that nobody
-//! checks protects nothing.
+//! Tokens of a lock only grow: over release, expiry, a flush and a restart without persistence. The only exception is a
+//! server that loses its data together with a clock that was set back. A token that the resource does not check
+//! protects nothing.
 //!
 //! # Re-entry
 //!
-//! Whoever runs inside a holder's future (a [`Lock::run`] closure, a locked function, a request under the
-//! lock layer, [`LockGuard::scope`]) may take the same lock again at once. Branches that run side by side
-//! there (`join!`, `select!`, `buffered`) still exclude each other. Spawned tasks do not inherit; see
-//! [`scope`]. A bare guard encloses no code: a second acquire of its lock in the same function waits, as
-//! with a `tokio::sync::Mutex`.
+//! Code that runs inside a holder's future (a [`Lock::run`] closure, a locked function, a request under the lock layer,
+//! [`LockGuard::scope`]) may take the same lock again at once. Branches that run side by side there (`join!`,
+//! `select!`, `buffered`) still exclude each other. Spawned tasks do not inherit; see [`scope`]. A bare guard encloses
+//! no code: a second acquire of its lock in the same function waits, as with a `tokio::sync::Mutex`.
 //!
-//! Two things cannot be told from a wait that ends: a spawned task that takes the lock while its holder
-//! awaits it, and a branch that took the lock and is not polled any more. [`Lock::wait`] bounds both; a
-//! wait inside the lock's own frame is warned of after a second.
+//! Two cases look like a wait that will end: a spawned task that takes the lock while its holder awaits it, and a
+//! branch that took the lock and is not polled any more. [`Lock::wait`] bounds both; a wait inside the lock's own frame
+//! logs a warning after a second.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -110,7 +108,6 @@
 //! | `macros` (default) | `#[distributed_lock]` |
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
-//! | `postgres` | [records](record) on PostgreSQL, completed in the handler's own transaction |
 //! | `metrics` | `dlock_acquired_total`, `dlock_acquire_failed_total{reason}`, `dlock_wait_seconds`, `dlock_released_total`, `dlock_release_failed_total`, `dlock_lost_total{reason}` through the `metrics` facade |
 //! | `axum` | `IntoResponse` for [`Error`], as problem+json |
 
@@ -168,8 +165,7 @@ pub use runtime::options::{Lease, LockOptions, MAX_AT_ONCE};
 pub use store::credentials::Credentials;
 pub use store::options::DEFAULT_TIMEOUT;
 
-/// The innermost hold whose frame the calling code runs in, and that has not been given back; `None`
-/// outside of every frame.
+/// The innermost hold whose frame the calling code runs in, and that was not released; `None` outside of every frame.
 ///
 /// For code deep inside a locked function that wants the fencing token, or to know whether the lock is
 /// still held, without having it passed down. See [`scope`].

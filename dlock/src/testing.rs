@@ -1,4 +1,4 @@
-//! For the tests of code that uses locks: a store in memory on which what rarely happens happens now.
+//! For the tests of code that uses locks: a store in memory on which rare failures happen on demand.
 //!
 //! ```
 //! use dlock::testing::{Fault, Step, TestStore};
@@ -9,7 +9,7 @@
 //! let store = TestStore::new();
 //! let client = store.client();
 //!
-//! // Somebody else has the lock.
+//! // Another client has the lock.
 //! let busy = store.busy("report");
 //! assert!(client.lock("report").try_acquire().await.is_err_and(|error| error.is_busy()));
 //! drop(busy);
@@ -20,16 +20,16 @@
 //! assert!(!guard.is_held());
 //! assert_eq!(guard.lost().await, Loss::Gone);
 //!
-//! // An answer is lost: the lock was taken, and nobody knows.
+//! // A reply is lost: the lock was taken, but the client does not know.
 //! store.fail_next(Step::Acquire, Fault::AnswerLost);
 //! let answer = client.lock("bill").try_acquire().await;
 //! assert!(matches!(answer, Err(Error::OutcomeUnknown { .. })));
 //! # Ok(()) }
 //! ```
 //!
-//! Everything runs by tokio's clock. Under `#[tokio::test(start_paused = true)]`, which needs tokio's feature `test-util`
-//! (`cargo add --dev tokio --features test-util`), leases, waits and renewals of an hour pass in no time: move the clock by `tokio::time::sleep`, not by `advance`, which jumps over
-//! the renewals in between.
+//! Everything uses tokio's clock. Under `#[tokio::test(start_paused = true)]`, which needs tokio's feature `test-util`
+//! (`cargo add --dev tokio --features test-util`), leases, waits and renewals of an hour pass in no time: move the
+//! clock by `tokio::time::sleep`, not by `advance`, which jumps over the renewals in between.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -50,7 +50,7 @@ use crate::store::{
 use crate::stores::memory::MemoryStore;
 use crate::{LockClient, LockClientBuilder, LockKey, Loss};
 
-/// A store in memory with a hand on its shoulder. Clones are the same store.
+/// A store in memory that can be made to fail. Clones are the same store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -76,7 +76,7 @@ struct Script {
     down: bool,
 }
 
-/// What a fault befalls.
+/// The step that a fault applies to.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -91,13 +91,13 @@ struct Script {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Taking a lock, or several at once.
+    /// An acquire, of one lock or several.
     Acquire,
-    /// Giving it back.
+    /// A release.
     Release,
-    /// Renewing it.
+    /// A renewal.
     Renew,
-    /// A step on the number of permits of a semaphore, or on a latch.
+    /// A step on the permits of a semaphore, or on a latch.
     Count,
 }
 
@@ -117,24 +117,24 @@ pub enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The store was not reached: the step was not done.
+    /// The store was not reached: the step was not carried out.
     Unreachable,
-    /// The request got lost on its way: not done, but nobody can tell.
+    /// The request was lost on its way: not carried out, but the client cannot know that.
     RequestLost,
-    /// The answer got lost on its way: done, but nobody can tell.
+    /// The reply was lost on its way: carried out, but the client cannot know that.
     AnswerLost,
-    /// The store refuses.
+    /// The store refuses the step.
     Refused,
 }
 
 impl TestStore {
-    /// An empty store on which nothing goes wrong yet.
+    /// An empty store without faults.
     #[must_use]
     pub fn new() -> TestStore {
         TestStore::default()
     }
 
-    /// A client of this store; each is to the others what another process is.
+    /// A client of this store. Each client stands for a process of its own.
     ///
     /// # Panics
     ///
@@ -150,7 +150,7 @@ impl TestStore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`](crate::Error::InvalidOption) when an option makes no sense.
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) when an option is invalid.
     pub async fn client_with(
         &self,
         options: impl FnOnce(LockClientBuilder) -> LockClientBuilder,
@@ -161,7 +161,7 @@ impl TestStore {
         Ok(client)
     }
 
-    /// Somebody else takes the lock, from whoever has it, and keeps it until the value is dropped.
+    /// Another client takes the lock, from any holder, and keeps it until the value is dropped.
     pub fn busy(&self, key: impl Into<LockKey>) -> Busy {
         self.busy_for(key, LONGEST_LEASE)
     }
@@ -182,8 +182,8 @@ impl TestStore {
         }
     }
 
-    /// The lock is lost now: the store forgets it, and whoever holds it has been told when this returns.
-    /// Answers whether anybody held it.
+    /// The lock is lost now: the store forgets it, and its holders have been told when this returns. Returns whether it
+    /// was held.
     pub fn lose(&self, key: impl Into<LockKey>) -> bool {
         let key = key.into();
         let mut clients = self.clients.lock();
@@ -196,7 +196,7 @@ impl TestStore {
         self.memory.take(&key)
     }
 
-    /// The next step of this sort fails in this way; called twice, the next two do.
+    /// Has the next step of this sort fail in this way; called twice, the next two fail.
     pub fn fail_next(&self, step: Step, fault: Fault) {
         let mut script = self.script.lock();
         match script.next.iter_mut().find(|(other, _)| *other == step) {
@@ -205,18 +205,18 @@ impl TestStore {
         }
     }
 
-    /// With `true` the store is not there: every step fails, until it is `false` again.
+    /// With `true` the store cannot be reached: every step fails, until it is `false` again.
     pub fn set_down(&self, down: bool) {
         self.script.lock().down = down;
     }
 
-    /// How many locks are held on the store, by anybody.
+    /// How many locks are held on the store, by all clients.
     #[must_use]
     pub fn held(&self) -> usize {
         self.memory.len()
     }
 
-    /// How many keys are listened for.
+    /// How many keys have listeners.
     #[must_use]
     pub fn watched(&self) -> usize {
         self.memory.watched()
@@ -264,7 +264,7 @@ impl fmt::Debug for TestStore {
     }
 }
 
-/// Somebody else who holds a lock; made by [`TestStore::busy`].
+/// Another client that holds a lock; made by [`TestStore::busy`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -278,7 +278,7 @@ impl fmt::Debug for TestStore {
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-#[must_use = "the lock comes free when this is dropped"]
+#[must_use = "the lock is released when this is dropped"]
 pub struct Busy {
     store: MemoryStore,
     key: LockKey,

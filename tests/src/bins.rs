@@ -31,6 +31,16 @@ pub fn example(name: &str) -> PathBuf {
     find(built, name)
 }
 
+/// The example `payment`, which has a feature of its own.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn payment() -> PathBuf {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build(&["--workspace", "--all-features", "--bin", "payment"]));
+    find(built, "payment")
+}
+
 /// The `dlock` command, built in the same way.
 ///
 /// # Panics

@@ -1,5 +1,6 @@
 //! Servers whose clock is moved: libfaketime, loaded before everything else, reads how far from a file.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -52,12 +53,15 @@ impl Clock {
     pub fn new() -> anyhow::Result<Clock> {
         library()?;
         let dir = tempfile::Builder::new().prefix("dlock-clock-").tempdir()?;
+        // A server that runs as another user looks into it as well.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
         let clock = Clock { dir };
         clock.set(Duration::ZERO)?;
         Ok(clock)
     }
 
-    /// Has it run ahead of the machine's by so much, for all who have it, from this moment on. Their timers do not notice.
+    /// Has it run ahead of the machine's by so much, for all of its users, from this moment on. Their timers do not
+    /// notice.
     ///
     /// # Errors
     /// When its file cannot be written.

@@ -305,7 +305,7 @@ pub async fn is_free_soon(client: &LockClient, key: &str) {
 pub async fn is_free_soon_as(client: &LockClient, key: &str, kind: LockKind) {
     for kind in sides(kind) {
         let guard = client.lock(key).kind(*kind).wait(SOON + SLACK).acquire().await;
-        let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should come free: {error}"));
+        let guard = guard.unwrap_or_else(|error| panic!("\"{key}\" should become available: {error}"));
         guard.release().await.expect("the server is there");
     }
 }

@@ -68,7 +68,10 @@ where
 {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !holds().await {
-        assert!(Instant::now() < deadline, "waited a minute in vain: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "waited a minute without success: {what}"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

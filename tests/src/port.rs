@@ -43,7 +43,7 @@ impl Port {
         }
     }
 
-    /// This one, if no test has it and nobody listens on it.
+    /// This port, if no test has it and no process listens on it.
     fn lock(number: u16) -> Option<Self> {
         let directory = std::env::temp_dir().join("dlock-test-ports");
         fs::create_dir_all(&directory).expect("temporary files can be written");

@@ -15,7 +15,7 @@ use std::{env, fmt};
 
 use anyhow::{Context, bail};
 use dlock::record::Records;
-use dlock::stores::postgres::PostgresRecords;
+use dlock_postgres::PostgresRecords;
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
@@ -23,11 +23,14 @@ use tempfile::TempDir;
 use tokio_postgres::{Client, Config, NoTls};
 
 use crate::child;
+use crate::faketime::{self, Clock};
 use crate::port::Port;
 
+mod pooler;
 mod proxy;
 mod wire;
 
+pub use pooler::Pooler;
 pub use proxy::{PgFault, PgProxy, Request};
 
 /// How long a server may take to start, to stop, or to answer the harness.
@@ -47,6 +50,8 @@ pub struct Postgres {
     programs: PathBuf,
     port: Port,
     password: String,
+    /// What moves its clock.
+    clock: Option<PathBuf>,
     child: Mutex<Option<Child>>,
     // after the child, which writes into it
     dir: TempDir,
@@ -58,10 +63,19 @@ impl Postgres {
     /// # Panics
     /// When it does not.
     pub async fn start() -> Postgres {
+        Postgres::start_by(None).await
+    }
+
+    /// The same by this clock, and not by the machine's.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub async fn start_by(clock: Option<&Clock>) -> Postgres {
         let created = tokio::task::spawn_blocking(Postgres::create).await;
-        let server = created
+        let mut server = created
             .expect("creating a server does not panic")
             .unwrap_or_else(|error| panic!("no PostgreSQL to test against: {error:#}"));
+        server.clock = clock.map(Clock::file);
         server.restart().await;
         server
     }
@@ -102,6 +116,7 @@ impl Postgres {
             programs,
             port: Port::reserve(),
             password,
+            clock: None,
             child: Mutex::new(None),
             dir,
         };
@@ -207,6 +222,18 @@ impl Postgres {
         }
         // Once more: changing the user takes the death signal back.
         command.args(["--pdeathsig", "KILL", "--"]);
+        if let Some(clock) = self.clock.as_ref().filter(|_| program == "postgres") {
+            // Only here: what libfaketime makes as root is of no use to another user.
+            let mut variables = Command::new("env");
+            faketime::preload(&mut variables, clock).expect("the clock was made");
+            command.arg("env");
+            for (name, value) in variables.get_envs() {
+                let mut assignment = name.to_os_string();
+                assignment.push("=");
+                assignment.push(value.unwrap_or_default());
+                command.arg(assignment);
+            }
+        }
         command.arg(self.programs.join(program));
         command.current_dir(self.dir.path());
         command

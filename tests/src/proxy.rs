@@ -152,8 +152,8 @@ impl Proxy {
         self.shared.state.lock().upstream = upstream;
     }
 
-    /// Has replies name other ports of 127.0.0.1 than the servers do, from one that is to the one that is told: so clients
-    /// that are told of other servers come to their proxies. All ports have five digits.
+    /// Has replies name other ports of 127.0.0.1 than the servers do, by pairs of the real port and the told one: so
+    /// clients that are told of other servers come to their proxies. All ports have five digits.
     pub fn tell_ports(&self, ports: HashMap<u16, u16>) {
         self.shared.state.lock().ports = Arc::new(ports);
     }

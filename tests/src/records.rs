@@ -9,7 +9,7 @@
 //! dlock_tests::record_suite!(on_my_store);
 //! ```
 //!
-//! [`a_store_that_lost_its_data`] and [`a_record_that_cannot_be_read`] need a hand on the store besides.
+//! [`a_store_that_lost_its_data`] and [`a_record_that_cannot_be_read`] need access to the store's data besides.
 
 use std::time::Duration;
 
@@ -175,7 +175,7 @@ macro_rules! record_suite {
     ($setup:path) => {
         $crate::record_suite! { $setup:
             the_first_to_ask_has_the_claim
-            a_result_is_given_to_all_who_ask
+            result_is_given_to_every_request
             a_result_comes_back_byte_for_byte
             another_fingerprint_is_a_mismatch_in_every_state
             a_result_comes_before_an_orphan
@@ -196,7 +196,7 @@ macro_rules! record_suite {
             a_watch_wakes_on_completion_and_release
             of_a_thousand_at_once_one_has_the_claim
             a_late_completion_and_a_takeover_exclude_each_other
-            a_release_that_nobody_awaits_is_done
+            release_that_is_not_awaited_is_done
             a_claim_that_was_given_up_is_ended_by_its_release
             keys_are_told_apart
         }

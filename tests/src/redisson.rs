@@ -551,11 +551,6 @@ impl Redisson {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// Lets a [paused](Self::pause) process go on.
-    pub fn resume(&self) {
-        self.signal(Signal::SIGCONT);
-    }
-
     /// Kills the process (`SIGKILL`) and leaves its locks to their leases. Pending calls end with [`Error::Gone`].
     pub fn kill(&self) {
         // Through the child, not by number: the number of an ended process may belong to another process.

@@ -216,7 +216,7 @@ impl RequestDecoder {
     }
 }
 
-/// What a reply is to the one who has to tell answers from pushed messages.
+/// What a reply is to a reader that has to tell answers from pushed messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ReplyKind {
     /// An error.

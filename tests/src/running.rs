@@ -111,7 +111,7 @@ impl Running {
     pub fn write(&self, text: &[u8]) {
         let mut stdin = self.stdin.lock();
         let stdin = stdin.as_mut().expect("it is open");
-        stdin.write_all(text).expect("somebody reads it");
+        stdin.write_all(text).expect("the process reads it");
     }
 
     /// Ends the command's standard input.
@@ -187,7 +187,7 @@ impl Running {
     pub async fn all_ended(&self) -> Ended {
         self.close();
         self.is_gone().await;
-        eventually("nobody has its standard error open", || async {
+        eventually("no process has its standard error open", || async {
             self.stderr.has_ended()
         })
         .await;

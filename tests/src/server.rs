@@ -138,7 +138,7 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Runs this program, for example an older release, instead of the one that [`Flavor::binary`] finds.
+    /// Runs this program, for example an older release, instead of [`Flavor::binary`].
     pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
         self.binary = Some(path.into());
         self
@@ -237,7 +237,7 @@ impl ServerBuilder {
             let server = Server::create(self.clone(), binary.clone())?;
             match server.launch().await {
                 Ok(()) => return Ok(server),
-                // somebody bound the port between our look and the server's
+                // another process bound the port between our look and the server's
                 Err(error) if server.log().contains("Address already in use") && failures < 10 => {
                     failures += 1;
                     drop((server, error));
@@ -672,8 +672,8 @@ impl Server {
         }
     }
 
-    /// [`restart`](Self::restart) after its data directory was emptied, like a server that lost its disk. In a Cluster it
-    /// still knows who it is.
+    /// [`restart`](Self::restart) after its data directory was emptied, like a server that lost its disk. In a Cluster
+    /// it still knows its identity.
     ///
     /// # Panics
     /// As [`restart`](Self::restart).

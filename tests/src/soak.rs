@@ -167,7 +167,7 @@ impl Soak {
             let both = (gone, self.client.latch(latch_named(n)).delete().await);
             assert!(matches!(both, (Ok(_), Ok(_))), "{both:?}");
         }
-        eventually("nothing is held and nobody waits", async || {
+        eventually("nothing is held and no caller waits", async || {
             self.client.held() == 0 && self.client.waited_for() == 0
         })
         .await;
@@ -176,7 +176,7 @@ impl Soak {
         if timeout(Duration::from_secs(30), over).await.is_err() {
             panic!("left on the server: {:?}", self.keys().await);
         }
-        eventually("nobody listens", async || {
+        eventually("there is no listener", async || {
             self.server.pubsub_channels().await.is_empty()
         })
         .await;

@@ -35,7 +35,7 @@ pub(crate) struct BenchArgs {
     /// The kind of lock [default: lock].
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Option<KindArg>,
-    /// Drop the guard, which gives the lock back in the background, instead of waiting for the release.
+    /// Drop the guard, which releases the lock in the background, instead of waiting for the release.
     #[arg(long)]
     no_await_release: bool,
     /// How many times a process hands a lock on among its own tasks before it goes back to the store
@@ -48,9 +48,10 @@ pub(crate) struct BenchArgs {
     /// What the names of the locks begin with. Runs that are given the same prefix share their locks.
     #[arg(long)]
     prefix: Option<String>,
-    /// Threads of each process; with 1 nothing has to wake another thread, and a server is busy before it is.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    threads: usize,
+    /// Worker threads of each process's runtime; 1 is a runtime on one thread [default: the processors, as `#[tokio::main]`
+    /// has it].
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -63,7 +64,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Workload {
-    /// One task takes a lock and gives it back.
+    /// One task acquires a lock and releases it.
     Sequential,
     /// Many tasks do so at the same time, each with locks of its own.
     Parallel,
@@ -71,7 +72,7 @@ pub(super) enum Workload {
     Contended,
     /// One client gives a lock back, another one waits for it: how soon does it have it?
     Wakeup,
-    /// Many locks are taken, kept for a while and given back.
+    /// Many locks are taken, kept for a while and released.
     Held,
     /// A lock is taken again inside of the code that holds it.
     Reentrant,
@@ -141,7 +142,7 @@ pub(super) struct Plan {
     /// In each process.
     pub(super) tasks: usize,
     pub(super) processes: usize,
-    /// Which of the processes this is; 0 is the one that was started by the user.
+    /// Which of the processes this is; 0 is the process that was started by the user.
     pub(super) process: usize,
     pub(super) measure: Duration,
     pub(super) warmup: Duration,
@@ -205,14 +206,24 @@ impl BenchArgs {
                 ));
             }
             Workload::Wakeup if processes > 2 => {
-                return Err("--processes: wakeup is between two of them at the most".to_owned());
+                return Err("--processes: wakeup takes at most two of them".to_owned());
             }
             Workload::Wakeup if self.kind == Some(KindArg::Read) => {
                 return Err("--kind: readers do not wait for one another".to_owned());
             }
             _ => {}
         }
-        let threads = within("--threads", self.threads, 1, MOST_THREADS)?;
+        let processors = || {
+            std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(MOST_THREADS)
+        };
+        let threads = within(
+            "--threads",
+            self.threads.unwrap_or_else(processors),
+            1,
+            MOST_THREADS,
+        )?;
         let seconds = self.seconds.unwrap_or(match workload {
             Workload::Held => 30.0,
             _ => 5.0,
@@ -336,5 +347,17 @@ impl Plan {
     /// Whether the store is in this process.
     pub(super) fn is_memory(&self) -> bool {
         is_memory(&self.url)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_lock_can_be_measured() {
+        let kinds = KindArg::value_variants().iter();
+        let kinds: Vec<_> = kinds.map(|kind| dlock::LockKind::from(*kind)).collect();
+        assert_eq!(kinds, dlock::LockKind::ALL);
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct Outcome {
     pub(super) cpu_s: Option<f64>,
     /// Bytes in use at its end.
     pub(super) memory: Option<u64>,
-    /// For wake-ups: who had which key from when until when.
+    /// For wake-ups: which client had which key from when until when.
     pub(super) handoffs: Vec<Handoff>,
     /// For `held`.
     pub(super) holding: Option<Holding>,

@@ -15,7 +15,7 @@ use super::workloads::{Job, held};
 
 /// How long the tasks have to finish what they are at before it is dropped, which is safe as well.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long guards that are left may take to be given back.
+/// How long the release of the remaining guards may take.
 const LEFT: Duration = Duration::from_secs(1);
 
 /// What only the process that was started by the user knows.
@@ -126,7 +126,7 @@ async fn run(
     outcome
 }
 
-/// Locks that are taken, kept and given back. What that costs is measured while all are kept.
+/// Locks that are taken, kept and released. What that costs is measured while all are kept.
 async fn hold(
     job: &Arc<Job>,
     team: &mut Team,

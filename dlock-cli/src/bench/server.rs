@@ -44,7 +44,7 @@ pub(super) struct Server {
 pub(super) struct Counters {
     /// Commands of clients, a script counting as one.
     pub(super) sent: u64,
-    /// All commands, those inside of scripts too, but for our own questions.
+    /// All commands, those inside of scripts too, but for our own.
     pub(super) all: u64,
     /// Seconds of CPU.
     pub(super) cpu_s: f64,
@@ -77,8 +77,8 @@ impl Server {
         let mut all = HashMap::new();
         // One by one, since servers older than 7 take only one.
         for section in sections {
-            let question = redis::cmd("INFO").arg(section).to_owned();
-            let answer = question.query_async::<String>(&mut self.connection);
+            let command = redis::cmd("INFO").arg(section).to_owned();
+            let answer = command.query_async::<String>(&mut self.connection);
             self.asked += 1;
             let text = tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()?;
             all.extend(text.lines().filter_map(|line| {
@@ -114,7 +114,7 @@ impl Server {
             })
             .sum();
         let number = |name: &str| info.get(name)?.parse::<f64>().ok();
-        // The question itself is counted only after its answer.
+        // The command itself is counted only after its answer.
         let earlier = before + 2;
         Some(Counters {
             sent,

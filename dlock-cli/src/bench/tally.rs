@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// The longest time that is told apart from longer ones: an hour.
 const LONGEST: u64 = 3_600_000_000_000;
-/// Times that a task keeps before it hands them on.
+/// Times that a task keeps before it passes them on.
 const BATCH: usize = 256;
 /// After a failure, so that one that lasts does not fill the measurement.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a process is among those that measure.
 pub(super) enum Team {
-    /// The only one, or the one that started the others.
+    /// The only process, or the first, with the others that it started.
     Leader(Vec<Worker>),
     Member(Member),
 }
@@ -95,7 +95,7 @@ impl Team {
         Ok(outcomes)
     }
 
-    /// Ends the others, who give back what they hold.
+    /// Ends the others, which release what they hold.
     pub(super) async fn dismiss(self) {
         if let Team::Leader(workers) = self {
             // All at once first.

@@ -13,7 +13,7 @@ const MORE: &str = "\
 Exit status:
   that of the command; 128 + N when signal N ended it
     2  the arguments make no sense
-   75  the lock could not be had (see --conflict-exit-code), or its store not be reached
+   75  the lock could not be acquired (see --conflict-exit-code), or its store not be reached
    76  the lock was lost, and the command was ended
   126  the command could not be started
   127  the command was not found
@@ -36,16 +36,16 @@ Examples:
 
 /// Runs a command under a lock: flock(1) for a fleet.
 ///
-/// The lock is renewed while the command runs, and given back when it has ended. Signals are passed on to it. When the
-/// lock is lost it is ended: by SIGTERM, and by SIGKILL before somebody else can have the lock because its time ran out.
-/// docs/run.md says more.
+/// The lock is renewed while the command runs, and released when it has ended. Signals are passed on to the command.
+/// When the lock is lost the command is ended: by SIGTERM, and by SIGKILL before the expiry lets another client acquire
+/// the lock. docs/run.md says more.
 #[derive(Debug, Args)]
 #[command(after_long_help = MORE, after_help = "More, with exit status and examples: dlock run --help")]
 pub(crate) struct RunArgs {
     /// Wait for the lock at most this long, as in 30s; without it, as long as it takes.
     #[arg(long, short, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "try")]
     wait: Option<Duration>,
-    /// Ask once, and give up if somebody else has the lock.
+    /// Ask once, and give up if another client holds the lock.
     #[arg(long, short = 'n')]
     r#try: bool,
     /// The lease of the lock, which is renewed every third of it for as long as the command runs [default: the URL's,
@@ -64,7 +64,7 @@ pub(crate) struct RunArgs {
     /// overlap without end.
     #[arg(long)]
     prefer_writers: bool,
-    /// Keep the lock taken for at least this long from when it was had, however soon the command ends: so that a
+    /// Keep the lock taken for at least this long from its acquisition, however soon the command ends: so that a
     /// scheduled job runs once on machines whose clocks differ.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     min_hold: Option<Duration>,
@@ -76,13 +76,13 @@ pub(crate) struct RunArgs {
     /// What becomes of the command when the lock is lost.
     #[arg(long, value_enum, value_name = "WHAT", default_value = "end")]
     on_lost: OnLost,
-    /// The exit status when somebody else has the lock.
+    /// The exit status when another client holds the lock.
     #[arg(long, short = 'E', value_name = "N", default_value_t = super::end::NOT_HAD)]
     conflict_exit_code: u8,
     /// Say nothing but what is wrong with the arguments.
     #[arg(long, short)]
     quiet: bool,
-    /// The name of the lock. Of several, all are had or none.
+    /// The name of the lock. Of several, all are acquired or none.
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<String>,
     /// The command and its arguments, after `--`.
@@ -104,7 +104,7 @@ pub(super) enum OnLost {
 pub(super) enum Wanted {
     /// A lock of this kind, or several.
     Lock(LockKind),
-    /// One permit of so many, where nobody has said another number before.
+    /// One permit of so many, unless the total is set already.
     Permit(u32),
 }
 
@@ -121,17 +121,20 @@ impl FromStr for Wanted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Wanted, String> {
-        match text {
-            "lock" | "multi" => Ok(Wanted::Lock(LockKind::Mutex)),
-            "fair" => Ok(Wanted::Lock(LockKind::Fair)),
-            "read" => Ok(Wanted::Lock(LockKind::Read)),
-            "write" => Ok(Wanted::Lock(LockKind::Write)),
-            "fenced" => Ok(Wanted::Lock(LockKind::Fenced)),
-            _ => match text.strip_prefix("semaphore=").map(str::parse) {
-                Some(Ok(permits @ 1..)) => Ok(Wanted::Permit(permits)),
-                Some(_) => Err("a semaphore has one permit at least, as in semaphore=3".to_owned()),
-                None => Err("it is one of lock, fair, read, write, fenced, semaphore=N, multi".to_owned()),
-            },
+        if text == "multi" {
+            return Ok(Wanted::Lock(LockKind::Mutex));
+        }
+        let mut kinds = LockKind::ALL.into_iter();
+        if let Some(kind) = kinds.find(|kind| kind.to_string() == text) {
+            return Ok(Wanted::Lock(kind));
+        }
+        match text.strip_prefix("semaphore=").map(str::parse) {
+            Some(Ok(permits @ 1..)) => Ok(Wanted::Permit(permits)),
+            Some(_) => Err("a semaphore has one permit at least, as in semaphore=3".to_owned()),
+            None => {
+                let kinds = LockKind::ALL.map(|kind| kind.to_string()).join(", ");
+                Err(format!("it is one of {kinds}, semaphore=N, multi"))
+            }
         }
     }
 }

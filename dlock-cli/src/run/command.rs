@@ -50,7 +50,7 @@ impl Running {
                         Ok(WaitStatus::Exited(_, code)) => Change::Exited(code),
                         Ok(WaitStatus::Signaled(_, signal, _)) => Change::Killed(signal),
                         Ok(_) | Err(Errno::EINTR) => continue,
-                        // Somebody else has waited for it, which nobody does.
+                        // Another task has waited for it, which none does.
                         Err(_) => Change::Exited(i32::from(super::end::NOT_STARTED)),
                     };
                     if sender.send(change).is_err() || !matches!(change, Change::Stopped(_)) {
@@ -69,8 +69,8 @@ impl Running {
         }
     }
 
-    /// Passes a signal on: to all of the group if it ends or stops what does nothing about it, so that no part goes on
-    /// without the others and without the lock; else to the command alone, which is who knows what it means.
+    /// Passes a signal on: to all of the group if it ends or stops processes that do not handle it, so that no part
+    /// goes on without the others and without the lock; else to the command alone, which knows what it means.
     pub(super) fn pass_on(&self, signal: Signal) {
         let _ = match signal {
             Signal::SIGUSR1 | Signal::SIGUSR2 => signal::kill(self.group, signal),
@@ -99,7 +99,7 @@ impl Running {
     /// `until`.
     pub(super) async fn rest(&self, until: Instant) -> bool {
         loop {
-            // Those that have ended are there until somebody has waited for them.
+            // Processes that have ended are there until their parent has waited for them.
             let all = Pid::from_raw(-self.group.as_raw());
             while matches!(waitpid(all, Some(WaitPidFlag::WNOHANG)), Ok(status) if status.pid().is_some()) {}
             if signal::killpg(self.group, None) == Err(Errno::ESRCH) {

@@ -1,4 +1,4 @@
-//! What is had while the command runs: locks, or a permit.
+//! What is held while the command runs: locks, or a permit.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::args::{Plan, Wanted};
 use super::end::{End, NOT_HAD};
 use super::say::Say;
 
-/// Given back when it is released or dropped.
+/// Ends when it is released or dropped.
 pub(super) enum Hold {
     Locks(MultiGuard),
     Permit(Permit),

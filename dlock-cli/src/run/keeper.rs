@@ -58,7 +58,7 @@ impl Keeper {
     }
 
     fn tell(&self, line: &str) {
-        // One that is gone is a loss of its own, of which nobody here can do anything.
+        // A keeper that is gone counts as a loss by itself, which cannot be mended here.
         let _ = (&self.0).write_all(format!("{line}\n").as_bytes());
     }
 }
@@ -86,7 +86,7 @@ impl Order {
 
 /// `dlock run-keeper`.
 pub(crate) fn keep() -> ExitCode {
-    // Who ends everything that has to do with dlock asks the command to end, which may take its time.
+    // Signals are blocked: a signal to all processes of dlock also asks the command to end, which may take its time.
     let _ = SigSet::all().thread_block();
     #[cfg(target_os = "linux")]
     let _ = nix::sys::prctl::set_name(c"dlock-keeper");

@@ -3,11 +3,11 @@
 //! | file | for |
 //! |---|---|
 //! | `args` | what is asked for |
-//! | `hold` | taking the lock, and giving it back |
+//! | `hold` | acquiring the lock, and releasing it |
 //! | `watch` | the command and its lock: which of them ends first, and what then |
 //! | `command`, `start` | the processes of the command, and how the first of them comes to be |
 //! | `signals`, `terminal` | what is passed on to it and lent to it |
-//! | `keeper` | who ends it when dlock cannot |
+//! | `keeper` | ends it when dlock cannot |
 //! | `end` | the exit codes |
 //! | `say` | what is said on standard error |
 
@@ -25,7 +25,7 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dlock::LockClient;
+use crate::stores;
 
 use args::Plan;
 pub(crate) use args::RunArgs;
@@ -68,10 +68,10 @@ async fn under_lock(url: &str, plan: &Plan, mut signals: Signals) -> End {
     let given_up = |signal| End::signalled(signal, terminal.as_ref().is_some_and(Terminal::is_ours), true);
     if url.starts_with("memory:") {
         say.line(
-            "the locks of memory:// are inside of this process: nobody else will ever wait for this one",
+            "the locks of memory:// are inside of this process: no other process will ever wait for this one",
         );
     }
-    let client = LockClient::builder().url(url).service_name("dlock-cli");
+    let client = stores::client(url).service_name("dlock-cli");
     let client = tokio::select! {
         biased;
         signal = signals.end() => return given_up(signal),

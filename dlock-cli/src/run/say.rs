@@ -7,7 +7,7 @@ use dlock::LockClient;
 
 use super::args::Plan;
 
-/// Who waits for less is not told of it.
+/// A shorter wait is not reported.
 const SOON: Duration = Duration::from_millis(500);
 /// How often the line is written anew.
 const EVERY: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ impl Say {
         }
     }
 
-    /// Waits, and tells people at a terminal for what and for whom.
+    /// Waits, and tells a user at a terminal which lock it waits for, and which holder has it.
     pub(super) async fn while_waiting<T>(
         self,
         client: &LockClient,

@@ -13,7 +13,7 @@ pub(super) const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::
 /// Those that mean whatever the command makes of them.
 const OTHERS: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// Who blocks it may take the terminal from the background.
+/// A process that blocks it may take the terminal from the background.
 const TERMINAL: Signal = Signal::SIGTTOU;
 
 fn waited_for() -> impl Iterator<Item = Signal> {
@@ -32,8 +32,8 @@ pub(super) fn let_through() {
 pub(super) struct Signals(mpsc::UnboundedReceiver<Signal>);
 
 impl Signals {
-    /// From now on they do nothing but come here. To be called before any other thread is started, for each has a mask of
-    /// its own, taken from the one that starts it.
+    /// From now on they do nothing but come here. To be called before any other thread is started, for each has a mask
+    /// of its own, inherited from its parent.
     pub(super) fn catch() -> std::io::Result<Signals> {
         let wanted: SigSet = waited_for().filter(|signal| !is_ignored(*signal)).collect();
         let mut blocked = wanted;
@@ -72,8 +72,8 @@ impl Signals {
         }
     }
 
-    /// Stops this process and the rest of its group, as Ctrl-Z would. Comes back when they go on, or at once where nobody
-    /// could have them go on. What came meanwhile is returned.
+    /// Stops this process and the rest of its group, as Ctrl-Z would. Returns when they go on, or at once where no
+    /// process could have them go on. Returns the signals that came meanwhile.
     pub(super) async fn stop_all(&mut self) -> Vec<Signal> {
         let mut others = Vec::new();
         if !is_ignored(Signal::SIGTSTP) && tell_group(Signal::SIGTSTP) {
@@ -104,7 +104,7 @@ pub(super) fn take(signal: Signal) {
     }
 }
 
-/// Whether whoever started this process has it ignore the signal. Blocked, it would not be ignored any more.
+/// Whether the parent of this process has it ignore the signal. Blocked, it would not be ignored any more.
 #[cfg(target_os = "linux")]
 fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

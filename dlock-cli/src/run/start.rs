@@ -43,7 +43,7 @@ impl StartArgs {
 
 /// This program, to be started again.
 pub(super) fn this_program() -> Command {
-    // On Linux the one that runs, also if another one has its name by now.
+    // On Linux the running program, also if another one has its name by now.
     let path = match cfg!(target_os = "linux") {
         true => Ok("/proc/self/exe".into()),
         false => std::env::current_exe(),

@@ -47,8 +47,8 @@ impl Terminal {
         self.is_ours() && unistd::tcsetpgrp(&self.tty, group).is_ok()
     }
 
-    /// Takes the foreground back from the group that it was lent to, or from one that does not exist any more (the
-    /// last job of an interactive shell that was killed). Whoever else has it keeps it.
+    /// Takes the foreground back from the group that it was lent to, or from a group that does not exist any more (the
+    /// last job of an interactive shell that was killed). Any other group keeps it.
     pub(super) fn take_back(&self, group: Pid) {
         let gone = |of: Pid| signal::killpg(of, None) == Err(nix::errno::Errno::ESRCH);
         if self.foreground().is_some_and(|of| of == group || gone(of)) {

@@ -52,7 +52,7 @@ struct Watch {
     /// What is held, for messages.
     locks: String,
     running: Running,
-    /// None where nobody has to end the command.
+    /// `None` where the command need not be ended.
     keeper: Option<Keeper>,
     /// The command does not run before the keeper knows of it.
     held_back: bool,
@@ -94,7 +94,7 @@ impl Watch {
             held_back: ended,
             terminal,
             lent,
-            // Who does not end it need not be early.
+            // If the command is not ended, the loss need not be seen early.
             grace: if ended { grace } else { Duration::ZERO },
             on_lost: plan.on_lost,
             lost: false,
@@ -159,7 +159,7 @@ impl Watch {
 
     fn lost(&mut self, loss: Loss) {
         self.lost = true;
-        // Of the lease nothing is left. Who else lost it may take the time.
+        // Of the lease nothing is left. After every other loss the command may take the time.
         let grace = match loss {
             Loss::Expired => Duration::ZERO,
             _ => self.grace,
@@ -236,7 +236,7 @@ impl Watch {
         self.running.resume();
     }
 
-    /// What a command leaves behind that did not end by its own will is ended before the lock is given back.
+    /// What a command leaves behind that did not end by its own will is ended before the lock is released.
     async fn rest(&self, how: Change) {
         let soon = Instant::now() + self.grace.min(self.held.remaining());
         let until = match (self.lost, self.passed_on, how) {
@@ -251,7 +251,7 @@ impl Watch {
         };
         if !self.running.rest(until).await {
             self.running.kill();
-            // Nobody survives that, but it may take a moment.
+            // No process survives that, but it may take a moment.
             self.running.rest(Instant::now() + self.grace).await;
         }
     }

@@ -66,8 +66,38 @@ impl Body for Buffered {
     }
 }
 
-/// Bodies that can be made anew from what was read of them, so that a layer may look at the body and the
-/// handler still gets it, byte for byte.
+/// Bodies that can be made anew from what was read of them, so that a layer may read the body and the handler still
+/// gets it, byte for byte.
+///
+/// ```
+/// use bytes::Bytes;
+/// use dlock_tower::body::{Buffered, FromBuffered};
+/// use http_body::{Body, Frame};
+/// use std::convert::Infallible;
+/// use std::pin::Pin;
+/// use std::task::{Context, Poll};
+///
+/// /// A body of the service's own.
+/// struct Upload(Buffered);
+///
+/// impl FromBuffered for Upload {
+///     fn from_buffered(buffered: Buffered) -> Self {
+///         Upload(buffered)
+///     }
+/// }
+///
+/// impl Body for Upload {
+///     type Data = Bytes;
+///     type Error = Infallible;
+///
+///     fn poll_frame(
+///         mut self: Pin<&mut Self>,
+///         cx: &mut Context<'_>,
+///     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+///         Pin::new(&mut self.0).poll_frame(cx)
+///     }
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "the request body `{Self}` cannot be read ahead of the handler",
     label = "what is read before the handler needs `FromBuffered` here",

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::buffered::{BoxError, Buffered};
 use crate::Rejection;
 
-/// How long a client may take to send its body, unless said otherwise: 30 s.
+/// By default how long a client may take to send its body: 30 s.
 pub const DEFAULT_BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Buffered {

@@ -24,7 +24,7 @@ use crate::lock::RequestLocks;
 use crate::problem::Problem;
 
 /// A request that is to be looked up.
-pub(super) struct Question<B> {
+pub(super) struct AdmissionRequest<B> {
     pub(super) core: Core,
     /// As the client gave it.
     pub(super) key: String,
@@ -57,16 +57,16 @@ impl From<Problem> for Refused {
     }
 }
 
-pub(super) async fn admit<B>(question: Question<B>) -> Result<Admitted<B>, Refused>
+pub(super) async fn admit<B>(request: AdmissionRequest<B>) -> Result<Admitted<B>, Refused>
 where
     B: FromBuffered + Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
 {
-    let Question {
+    let AdmissionRequest {
         core,
         key,
         record,
         request,
-    } = question;
+    } = request;
     let (parts, body) = request.into_parts();
     let body = Buffered::read_within(body, core.settings.body_limit, core.settings.body_timeout).await?;
     body.check_length(&parts.headers)?;
@@ -119,7 +119,7 @@ enum Decision {
     Open,
 }
 
-/// A claim that is asked for. Dropped while nobody knows whether it stands, it is taken back.
+/// A claim that is asked for. Dropped while it is unknown whether it stands, it is taken back.
 struct Asking {
     core: Core,
     claim: ClaimRequest,
@@ -159,7 +159,7 @@ impl Asking {
                 shared.counters.in_progress();
                 return Ok(Decision::Refuse(Problem::InProgress));
             };
-            // Its news may be lost, and an owner that crashed gives none.
+            // Its notification may be lost, and an owner that crashed sends none.
             let look = remaining
                 .min(self.core.settings.lease / 3)
                 .max(Duration::from_millis(10));
@@ -171,7 +171,7 @@ impl Asking {
         }
     }
 
-    /// Gives back a claim that was granted and is not wanted, so that the answer finds its key free. Where that fails it
+    /// Releases a claim that was granted and is not wanted, so that the answer finds its key free. Where that fails it
     /// goes on in the background.
     async fn take_back(mut self) {
         self.in_doubt = true;

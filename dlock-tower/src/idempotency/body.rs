@@ -15,6 +15,21 @@ use crate::body::BoxError;
 pin_project! {
     /// The body of a response behind an [`IdempotencyLayer`](crate::IdempotencyLayer): the handler's, a
     /// stored one, or that of an answer of the layer's own.
+    ///
+    /// A middleware between the layer and its server names it, or boxes it:
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use dlock_tower::idempotency::ResponseBody;
+    /// use http::Response;
+    /// use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+    ///
+    /// type BoxError = Box<dyn std::error::Error + Send + Sync>;
+    ///
+    /// fn boxed(response: Response<ResponseBody<Full<Bytes>>>) -> Response<UnsyncBoxBody<Bytes, BoxError>> {
+    ///     response.map(BodyExt::boxed_unsync)
+    /// }
+    /// ```
     pub struct ResponseBody<R> {
         #[pin]
         inner: Inner<R>,

@@ -1,5 +1,5 @@
-//! Whose request it is. Keys are chosen by clients, so two of them may choose the same one: without the
-//! caller in the record's name, one would be shown what the other got.
+//! The caller of a request. Keys are chosen by clients, so two of them may choose the same one: without the caller in
+//! the record's name, one would be shown what the other got.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::Rejection;
 use crate::problem::Problem;
 
-/// Who sent a request.
+/// The caller of a request.
 ///
 /// ```
 /// use dlock_tower::idempotency::caller::{self, Caller};
@@ -33,7 +33,7 @@ impl Caller {
         Caller(Some(id.as_ref().to_owned()))
     }
 
-    /// Anybody; see [`public`].
+    /// Any caller; see [`public`].
     #[must_use]
     pub fn anybody() -> Caller {
         Caller(None)
@@ -45,7 +45,7 @@ impl Caller {
     }
 }
 
-/// Says that there is one, and not who.
+/// Says that there is one, without its identity.
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() {
@@ -56,9 +56,9 @@ impl fmt::Debug for Caller {
     }
 }
 
-/// Tells who sent a request.
+/// Finds the caller of a request.
 ///
-/// Implemented by what [`extension`], [`from_fn`] and [`public`] make, and by closures over
+/// Implemented by the results of [`extension`], [`from_fn`] and [`public`], and by closures over
 /// `&http::request::Parts`. It reads what the authentication further out has left in the request.
 ///
 /// ```
@@ -77,14 +77,14 @@ impl fmt::Debug for Caller {
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not tell who sent a request",
+    message = "`{Self}` does not name the caller of a request",
     label = "not a caller",
     note = "keys are chosen by clients, so the layer must know whose they are: `caller::extension(|user: &User| user.id.clone())` takes it from an extension that the authentication has left",
     note = "`caller::from_fn(|parts| ...)` takes it from the head of the request; it returns a `String`, a `Caller`, an `Option` or a `Result` of those",
     note = "where all callers are one, say so: `caller::public()`"
 )]
 pub trait FindCaller: Send + Sync + 'static {
-    /// Who sent it.
+    /// The caller.
     ///
     /// # Errors
     ///
@@ -92,8 +92,8 @@ pub trait FindCaller: Send + Sync + 'static {
     fn find(&self, parts: &Parts) -> Result<Caller, Rejection>;
 }
 
-/// All callers are one: whoever sends a key that was used before, with the same request, gets the answer
-/// that was stored for it. For endpoints whose answers anybody may see, or whose keys nobody can guess.
+/// All callers are one: every sender of a key that was used before, with the same request, gets the answer that was
+/// stored for it. For endpoints whose answers are public, or whose keys cannot be guessed.
 #[must_use]
 pub fn public() -> Public {
     Public
@@ -116,8 +116,8 @@ impl FindCaller for Public {
     }
 }
 
-/// The caller is told by an extension of the request, where the authentication has left it. A request
-/// without that extension is answered with 401.
+/// Takes the caller from an extension of the request, where the authentication has left it. A request without that
+/// extension is answered with 401.
 ///
 /// ```
 /// use dlock_tower::idempotency::caller;
@@ -187,8 +187,8 @@ where
     }
 }
 
-/// The caller that a closure makes of the request's head. The same as the closure itself, without the need
-/// to name the type of its argument.
+/// Takes the caller from the request's head by a closure. The same as the closure itself, without the need to name the
+/// type of its argument.
 pub fn from_fn<F, R>(find: F) -> FromFn<F>
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,
@@ -205,7 +205,7 @@ where
 ///
 /// let caller = caller::from_fn(|parts: &Parts| parts.uri.host().map(str::to_owned));
 /// let (parts, ()) = http::Request::new(()).into_parts();
-/// assert_eq!(caller.find(&parts).unwrap_err().status(), 401); // nobody
+/// assert_eq!(caller.find(&parts).unwrap_err().status(), 401); // no caller
 /// ```
 #[derive(Clone)]
 pub struct FromFn<F> {
@@ -239,8 +239,8 @@ where
     }
 }
 
-/// What a closure that tells the caller may return: a [`Caller`], a text, a number; `None` where there is
-/// none, which is answered with 401; an error that refuses the request.
+/// What a closure that finds the caller may return: a [`Caller`], a text, a number; `None` where there is none, which
+/// is answered with 401; an error that refuses the request.
 ///
 /// ```
 /// use dlock_tower::idempotency::caller;
@@ -260,7 +260,7 @@ where
     note = "or a `Result` of either, whose error is a `dlock_tower::Rejection`"
 )]
 pub trait IntoCaller {
-    /// Who it is.
+    /// Its identity.
     ///
     /// # Errors
     ///

@@ -58,7 +58,7 @@ impl Capture {
         len > self.limit as u64
     }
 
-    /// Takes a frame down; answers false, and takes nothing, when it is the one that is too much.
+    /// Takes a frame down; returns false, and takes nothing, if the frame is too much.
     pub(super) fn take(&mut self, frame: &Frame<Bytes>) -> bool {
         if let Some(data) = frame.data_ref() {
             if data.len() > self.limit - self.len {

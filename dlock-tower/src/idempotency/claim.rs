@@ -116,7 +116,7 @@ impl Claim {
         self.core.shared.tasks.spawn_on(work, &self.lease.runtime);
     }
 
-    /// A claim must not run out meanwhile.
+    /// A claim must not expire meanwhile.
     pub(super) fn settle_wait(&self) -> Duration {
         SETTLE_WAIT.min(self.core.settings.lease / 3)
     }

@@ -1,7 +1,7 @@
 //! Handlers that store their result in a transaction of their own, together with its effect.
 //!
-//! What counts then is not how the handler ended but what became of the transaction: a lost reply to
-//! its COMMIT looks like a failure. So the record is read before anything is decided.
+//! The state of the transaction counts then, not how the handler ended: a lost reply to its COMMIT looks like a
+//! failure. So the record is read before anything is decided.
 
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ pub(super) enum Ended<R> {
         /// There was one, and nothing of it happened.
         rolled_back: bool,
     },
-    /// Nobody knows yet.
+    /// Not known yet.
     Unknown(Owned),
 }
 

@@ -1,4 +1,4 @@
-//! What handlers are told of the claim that they work under.
+//! What handlers learn of the claim that they work under.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,14 +44,14 @@ impl Idempotency {
         &self.claim.lease.record
     }
 
-    /// What the claim is known by in the store; another one in each attempt.
+    /// The id of the claim in the store; another one in each attempt.
     #[must_use]
     pub fn claim_token(&self) -> &ClaimToken {
         &self.claim.lease.token
     }
 
-    /// A fencing token: greater than that of every earlier attempt. Send it along with what is written, and
-    /// have the resource refuse lesser ones.
+    /// A fencing token: greater than that of every earlier attempt. Send it along with each write, and have the
+    /// resource refuse smaller ones.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.claim.lease.fence
@@ -70,8 +70,8 @@ impl Idempotency {
         self.claim.core.settings.retention
     }
 
-    /// Says that all effects of the handler are in one transaction, which ends with what
-    /// [`in_transaction`](Self::in_transaction) gives, or has none. Say so first of all.
+    /// Declares that all effects of the handler are in one transaction, which ends with what
+    /// [`in_transaction`](Self::in_transaction) returns, or has none. Call it before anything else.
     ///
     /// A conflict with another transaction (SQLSTATE 40001, 40P01), a lost connection, a panic before the commit then
     /// release the key: nothing has happened. An answer that is a result, such as a 409, is kept all the same.
@@ -94,20 +94,20 @@ impl Idempotency {
         self.claim.put_in_transaction(response)
     }
 
-    /// Whether the claim is known to be lost: somebody else may be at the same work. What this handler
-    /// answers goes to its caller, and is not kept.
+    /// Whether the claim is known to be lost: another attempt may be at the same work. What this handler answers goes
+    /// to its caller, and is not kept.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.claim.lease.is_lost()
     }
 
-    /// Says that what the handler answers, or however it ends, is final: it is kept. The last word said
-    /// counts; an [`Outcome`] in the response goes before it.
+    /// Declares that the handler's answer, or any other end, is final: it is kept. The last declaration counts; an
+    /// [`Outcome`] in the response overrides it.
     pub fn keep(&self) {
         self.claim.word.say(Outcome::Final);
     }
 
-    /// Says that nothing was done which a retry would do twice, however the handler ends: the key is released then.
+    /// Declares that a retry would do nothing twice, however the handler ends: the key is released then.
     pub fn forget(&self) {
         self.claim.word.say(Outcome::Retry);
     }

@@ -30,6 +30,42 @@ pin_project! {
     /// Dropped before the handler runs, as when the client goes away, it leaves no claim. Dropped
     /// afterwards, the handler runs on in a task, unless
     /// [`cancel_on_disconnect`](crate::IdempotencyLayer::cancel_on_disconnect) says otherwise.
+    ///
+    /// A service around it names it, and needs no boxed future:
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use dlock_tower::IdempotencyService;
+    /// use dlock_tower::idempotency::caller::FindCaller;
+    /// use dlock_tower::idempotency::{ResponseBody, ResponseFuture};
+    /// use http::{Request, Response};
+    /// use http_body_util::Full;
+    /// use std::task::{Context, Poll};
+    /// use tower::Service;
+    ///
+    /// struct Payments<S, C>(IdempotencyService<S, C>);
+    ///
+    /// impl<S, C> Service<Request<Full<Bytes>>> for Payments<S, C>
+    /// where
+    ///     S: Service<Request<Full<Bytes>>, Response = Response<Full<Bytes>>, Error: Send, Future: Send>
+    ///         + Clone
+    ///         + Send
+    ///         + 'static,
+    ///     C: FindCaller,
+    /// {
+    ///     type Response = Response<ResponseBody<Full<Bytes>>>;
+    ///     type Error = S::Error;
+    ///     type Future = ResponseFuture<S, Full<Bytes>, Full<Bytes>>;
+    ///
+    ///     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+    ///         self.0.poll_ready(cx)
+    ///     }
+    ///
+    ///     fn call(&mut self, request: Request<Full<Bytes>>) -> Self::Future {
+    ///         self.0.call(request)
+    ///     }
+    /// }
+    /// ```
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, B, R>
     where
@@ -57,7 +93,7 @@ pin_project! {
             #[pin]
             call: Oneshot<S, Request<B>>,
         },
-        /// It is refused without a question to the store.
+        /// It is refused without a request to the store.
         Refused {
             rejection: Option<Rejection>,
             core: Core,

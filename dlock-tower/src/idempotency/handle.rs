@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::shared::Shared;
 use super::stats::IdempotencyStats;
 
-/// What is left of a layer when its server has ended: handlers whose clients went away, and results that the
-/// store has not taken yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).
+/// What remains of a layer when its server has ended: handlers whose clients went away, and results that the store has
+/// not taken yet. See [`IdempotencyLayer::handle`](super::IdempotencyLayer::handle).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,10 +36,9 @@ impl IdempotencyHandle {
         IdempotencyHandle { shared }
     }
 
-    /// Waits until all of that is done, at most this long, and answers how many pieces of work are left;
-    /// those go on for as long as the runtime does. Call it after the server has ended and before the lock
-    /// client is shut down. Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of
-    /// the time.
+    /// Waits until all of that is done, at most this long, and returns how many pieces of work are left; those go on
+    /// for as long as the runtime does. Call it after the server has ended and before the lock client is shut down.
+    /// Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of the time.
     ///
     /// # Cancel safety
     ///
@@ -55,7 +54,7 @@ impl IdempotencyHandle {
         tasks.len()
     }
 
-    /// How many pieces of work go on that no client waits for.
+    /// How many pieces of work go on without a waiting client.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.shared.tasks.len()
@@ -67,7 +66,7 @@ impl IdempotencyHandle {
         self.shared.renewals.len()
     }
 
-    /// How often what has happened.
+    /// The counters of this layer.
     #[must_use]
     pub fn stats(&self) -> IdempotencyStats {
         self.shared.counters.snapshot()

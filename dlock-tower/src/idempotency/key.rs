@@ -7,10 +7,10 @@ use http::{HeaderMap, HeaderValue};
 use sfv::visitor::{Ignored, ItemVisitor, ParameterVisitor};
 use sfv::{BareItemFromInput, Parser};
 
-/// How long a key may be: 255 bytes, without the quotes.
+/// The maximum length of a key: 255 bytes, without the quotes.
 pub const MAX_KEY_BYTES: usize = 255;
 
-/// The key of a request, or what is wrong with it. Nothing when there is no such header.
+/// Returns the key of a request, or what is wrong with it; `None` when there is no such header.
 pub(super) fn find(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, String> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {

@@ -22,14 +22,13 @@ use crate::Rejection;
 use crate::body::BoxError;
 use crate::lock::InvalidOptions;
 
-/// Runs a request that is sent more than once, once, and gives all of its senders the same answer.
+/// Runs a request once, even if it is sent more than once, and gives all of its senders the same answer.
 ///
 /// See the [module](super) for what happens when, and [`caller`](super::caller) for whose keys they are. The
 /// layer applies to requests of its [`methods`](Self::methods) that have a key; all others pass untouched.
 ///
-/// A layer keeps count of its work, and has some that outlives a request: keep a
-/// [`handle`](Self::handle), and [shut it down](IdempotencyHandle::shutdown) before the program ends. Clones
-/// of the layer share all that.
+/// A layer counts its work, and some of that outlives a request: keep a [`handle`](Self::handle), and [shut it
+/// down](IdempotencyHandle::shutdown) before the program ends. Clones of the layer share all that.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,12 +51,12 @@ pub struct IdempotencyLayer<C> {
 }
 
 impl<C: FindCaller> IdempotencyLayer<C> {
-    /// A layer that keeps its records in `records`
-    /// ([`LockClient::records`](dlock::LockClient::records)), for the callers that `caller` tells: one of the
-    /// functions of [`caller`](super::caller), or a closure over `&http::request::Parts`.
+    /// A layer that keeps its records in `records` ([`LockClient::records`](dlock::LockClient::records)), for the
+    /// callers that `caller` finds: one of the functions of [`caller`](super::caller), or a closure over
+    /// `&http::request::Parts`.
     ///
-    /// There is no default: two callers may choose the same key, and one must not be shown what the other
-    /// got. Where all are one, say so by [`caller::public`](super::caller::public).
+    /// There is no default: two callers may choose the same key, and one must not be shown the answer to the other.
+    /// Where all callers are one, declare that by [`caller::public`](super::caller::public).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -118,8 +117,8 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.per_host = true)
     }
 
-    /// What the route of a request is: equal keys on different routes are different keys. By default the path as it
-    /// was sent. What the router makes of it (`/orders/{id}`) is a poor choice: renaming a parameter in a rolling
+    /// Sets how a request's route is found: equal keys on different routes are different keys. By default it is the
+    /// path as it was sent. The router's pattern (`/orders/{id}`) is a poor choice: renaming a parameter in a rolling
     /// deploy changes every key.
     pub fn route<F>(self, route: F) -> Self
     where
@@ -128,8 +127,8 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.route = Some(Arc::new(route)))
     }
 
-    /// How long a claim lasts; 10 s by default. It is renewed while the handler runs. After a crash of this
-    /// process a retry has to wait until it has run out.
+    /// How long a claim lasts; 10 s by default. It is renewed while the handler runs. After a crash of this process a
+    /// retry has to wait until it has expired.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|settings| settings.lease = lease)
     }
@@ -140,20 +139,20 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.retention = retention)
     }
 
-    /// How many bytes the body of a request may have; 1 MiB by default. It is read before anything else;
-    /// what is longer is answered with 413.
+    /// How many bytes the body of a request may have; 1 MiB by default. It is read before anything else; a longer one
+    /// is answered with 413.
     pub fn body_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.body_limit = bytes)
     }
 
-    /// How long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](crate::lock::DEFAULT_BODY_TIMEOUT)
-    /// (30 s) by default. One that takes longer is answered with 408, before its key is claimed.
+    /// How long a client may take to send its body; [`DEFAULT_BODY_TIMEOUT`](crate::lock::DEFAULT_BODY_TIMEOUT) (30 s)
+    /// by default. A slower one is answered with 408, before its key is claimed.
     pub fn body_timeout(self, timeout: Duration) -> Self {
         self.set(|settings| settings.body_timeout = timeout)
     }
 
-    /// How many bytes the body of a response may have to be kept; 1 MiB by default. Of what is longer is
-    /// kept only that there was one.
+    /// How many bytes the body of a response may have to be kept; 1 MiB by default. Of a longer one only its existence
+    /// is kept.
     pub fn response_limit(self, bytes: usize) -> Self {
         self.set(|settings| settings.response_limit = bytes)
     }
@@ -164,8 +163,8 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.wait = Some(wait))
     }
 
-    /// How many requests may [wait](Self::wait) at a time; 256 by default. The others are answered by 409 at once,
-    /// as without a wait. Each that waits keeps its body in memory.
+    /// How many requests may [wait](Self::wait) at the same time; 256 by default. Further ones are answered by 409 at
+    /// once, as without a wait. Each waiting request keeps its body in memory.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         self.set(|settings| settings.max_waiters = max_waiters)
     }
@@ -190,10 +189,10 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.retry_for = retry_for)
     }
 
-    /// What becomes of a request that was begun and whose end nobody knows, because its process crashed or
-    /// was cut off. By default ([`OnOrphan::TakeOver`]) the next retry runs, and is told by
-    /// [`Idempotency::attempt`](super::Idempotency::attempt); with [`OnOrphan::Leave`] it is answered by 409
-    /// (outcome unknown) until the retention is over.
+    /// What becomes of a request that was begun and whose end is unknown, because its process crashed or was cut off.
+    /// By default ([`OnOrphan::TakeOver`]) the next retry runs, and is told by
+    /// [`Idempotency::attempt`](super::Idempotency::attempt); with [`OnOrphan::Leave`] it is answered by 409 (outcome
+    /// unknown) until the retention is over.
     pub fn on_orphan(self, on_orphan: OnOrphan) -> Self {
         self.set(|settings| settings.on_orphan = on_orphan)
     }
@@ -234,15 +233,15 @@ impl<C> IdempotencyLayer<C> {
         self.set(|settings| settings.cancel_on_disconnect = true)
     }
 
-    /// Runs requests **without protection** when the store cannot be asked, with a warning in the log each
-    /// time; by default they are answered with 503. Only where running twice does little harm.
+    /// Runs requests **without protection** when the store cannot be reached, with a warning in the log each time; by
+    /// default they are answered with 503. Only where running twice does little harm.
     pub fn fail_open(self) -> Self {
         self.set(|settings| settings.fail_open = true)
     }
 
-    /// Applies to gRPC requests too (those with a content type `application/grpc…`), which otherwise pass
-    /// untouched. For unary calls only: request and response are read to their ends. The trailers are kept,
-    /// and what became of the call is told by its `grpc-status`.
+    /// Applies to gRPC requests too (those with a content type `application/grpc…`), which otherwise pass untouched.
+    /// For unary calls only: request and response are read to their ends. The trailers are kept, and the outcome of the
+    /// call is its `grpc-status`.
     pub fn grpc_unary(self) -> Self {
         self.set(|settings| settings.grpc_unary = true)
     }
@@ -260,23 +259,23 @@ impl<C> IdempotencyLayer<C> {
         })
     }
 
-    /// Whether the options make sense. Call it when the service starts: otherwise a mistake is told to the
-    /// log when the layer is put around a service, and every request with a key is answered with 500.
+    /// Checks the options. Call it when the service starts: otherwise a mistake is logged when the layer is put around
+    /// a service, and every request with a key is answered with 500.
     ///
     /// # Errors
     ///
-    /// The first option that does not.
+    /// The first invalid option.
     pub fn check(&self) -> Result<(), InvalidOptions> {
         self.settings.check().map_err(InvalidOptions::new)
     }
 
-    /// What is left to do when the server has ended.
+    /// The work that is left when the server has ended.
     #[must_use]
     pub fn handle(&self) -> IdempotencyHandle {
         IdempotencyHandle::new(self.shared.clone())
     }
 
-    /// How often what has happened.
+    /// The counters of this layer.
     #[must_use]
     pub fn stats(&self) -> IdempotencyStats {
         self.shared.counters.snapshot()

@@ -68,7 +68,7 @@ impl ClaimLease {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// The outcome is decided. Answers whether it was before.
+    /// The outcome is decided. Returns whether it was before.
     pub(super) fn settle(&self) -> bool {
         self.settled.swap(true, Ordering::Relaxed)
     }
@@ -87,7 +87,7 @@ impl ClaimLease {
         *self.held_until.lock() <= Instant::now()
     }
 
-    /// The store says that the claim is not ours, or not any more.
+    /// The store replied that the claim is not ours, or not any more.
     pub(super) fn lose(&self) {
         if !self.lost.swap(true, Ordering::Relaxed) {
             self.counters.lost();

@@ -118,7 +118,7 @@
 //! |---|---|---|---|---|
 //! | `idempotency-key-missing` | 400 | `INVALID_ARGUMENT` | the endpoint takes requests with a key only | draw a key for the operation and send it along |
 //! | `idempotency-key-invalid` | 400 | `INVALID_ARGUMENT` | the key is empty, longer than 255 bytes, malformed or given twice | correct it; a UUID will do |
-//! | `idempotency-no-caller` | 401 | `UNAUTHENTICATED` | it is not known who sends the request | authenticate |
+//! | `idempotency-no-caller` | 401 | `UNAUTHENTICATED` | the caller of the request is not known | authenticate |
 //! | `content-too-large` | 413 | `RESOURCE_EXHAUSTED` | the body is over the limit; nothing was claimed | send less |
 //! | `body-timeout` | 408 | `DEADLINE_EXCEEDED` | the body did not arrive in time ([`body_timeout`](IdempotencyLayer::body_timeout)); nothing was claimed | try again |
 //! | `idempotency-mismatch` | 422 | `INVALID_ARGUMENT` | the key was used for another request | use a new key for a new operation; send a retry exactly as the first time |
@@ -146,7 +146,7 @@
 //!   [counted](IdempotencyStats::lost). Both attempts may have had effects: the resource that is written to
 //!   has to check the [fence](Idempotency::fence).
 //! - **The process crashes while the handler runs**: after the lease the next retry takes over, and the
-//!   handler sees [`Idempotency::attempt`] 2; or nobody does
+//!   handler sees [`Idempotency::attempt`] 2; or no retry takes over
 //!   ([`on_orphan`](IdempotencyLayer::on_orphan)).
 //!
 //! # In the handler's own transaction
@@ -160,7 +160,7 @@
 //!
 //! # What it does not give
 //!
-//! - **Exactly once.** If the process dies between the handler's effect and the record of it, nobody can know
+//! - **Exactly once.** If the process dies between the handler's effect and the record of it, it is unknown
 //!   whether the effect happened: the next attempt runs again, or never. Where that must not be, the effect
 //!   has to be made once by its key where it is made: send [`Idempotency::record_key`] along to the payment
 //!   service as *its* idempotency key, or keep the record in the transaction of the effect (above).
@@ -175,7 +175,7 @@
 //! # Where the layer stands
 //!
 //! From outside to inside: trace → CORS → rate limit → compression → authentication → **idempotency** →
-//! lock → handler. Authentication stands outside, so that a caller who lost access gets no replay;
+//! lock → handler. Authentication stands outside, so that a caller that lost access gets no replay;
 //! compression too, so that what is kept is sent to every client as it can read it. The lock stands inside:
 //! a replay needs none, and a busy one releases the key. In axum, put the layer on the `Router` (`layer`,
 //! `route_layer`) or a route. Where it stands makes no difference to the keys.

@@ -1,4 +1,4 @@
-//! Settling a claim: the outcome goes to the store, again and again until that has it.
+//! Settling a claim: the outcome goes to the store, again and again until the store has it.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ impl Owned {
         self.lease.settle();
     }
 
-    /// Stores or releases. Answers when the store has it, or after a failure, in which case the claim is
-    /// kept and the store asked again until it has it.
+    /// Stores or releases. Returns when the store has it, or after a failure, in which case the claim is kept and the
+    /// store asked again until it has it.
     pub(super) async fn settle(self, settlement: impl Into<Settlement>) {
         let settlement = settlement.into();
         if self.lease.settle() {
@@ -110,7 +110,7 @@ impl Owned {
         loop {
             sleep(pause.mul_f64(0.5 + chance::fraction())).await;
             pause = (pause * 2).min(LONGEST);
-            // One at the end of whose wait the store is back must not find all others at it at once.
+            // A request whose wait ends when the store is back must not find all others asking it at once.
             let turn = shared.repeats.acquire().await;
             let answer = self.send(&settlement).await;
             drop(turn);
@@ -156,8 +156,8 @@ impl Owned {
             .unwrap_or_else(|_| Err(StoreError::unknown("the store does not answer")))
     }
 
-    /// Stores the result; or, where the store refuses a response, as one that is full does, only that there was one:
-    /// work that was done must not be done again.
+    /// Stores the result; or, where the store refuses a response, as a full one does, only that there was one: work
+    /// that was done must not be done again.
     async fn store(&self, stored: &Stored) -> Result<OwnerReply, StoreError> {
         let Core { shared, settings } = &self.core;
         let complete = |stored: &Stored| {
@@ -190,7 +190,7 @@ impl Owned {
     }
 }
 
-/// Whether the store has answered that it will not.
+/// Whether the store has refused the step.
 fn is_refused(error: &StoreError) -> bool {
     error.outcome == Outcome::NotDone && matches!(error.reason, Reason::Refused | Reason::RefusedForNow)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Places, of which each is taken until its [`Taken`] is dropped.
+/// Places, each of which is taken until its [`Taken`] is dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Places(Arc<AtomicUsize>);
 

@@ -1,11 +1,11 @@
-//! What becomes of the key when the handler is done: is what came of it a result?
+//! What becomes of the key when the handler is done: whether its outcome is a result.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 
-/// How a request ended that had claimed its key.
+/// How a request that had claimed its key ended.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Class, Ending};
@@ -26,7 +26,7 @@ pub enum Ending<'a> {
         /// Whether it carries [`NotStarted`](crate::NotStarted) for this very request.
         not_started: bool,
     },
-    /// A gRPC call came to its end, and told this status; 2 (unknown) if it told none.
+    /// A gRPC call came to its end with this status; 2 (unknown) if it sent none.
     #[non_exhaustive]
     Grpc {
         /// The code.
@@ -44,7 +44,7 @@ pub enum Ending<'a> {
     Cancelled,
 }
 
-/// What an [`Ending`] is by the usual rules.
+/// The class of an [`Ending`] by the usual rules.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Class, Ending};
@@ -57,12 +57,11 @@ pub enum Class {
     /// The work has not begun: [`NotStarted`](crate::NotStarted) for this very request. No status says that: a
     /// handler may refuse after its effect, and an inner timeout answers 408 after the handler began.
     NothingDone,
-    /// The result: 2xx, 3xx and the other 4xx. In gRPC `OK` and the codes that speak of the request.
+    /// The result: 2xx, 3xx and the other 4xx. In gRPC `OK` and the codes that concern the request.
     Result,
-    /// It is unknown how far the work got, or the answer itself speaks of the moment only: every 5xx, 408, 425,
-    /// 429, a 4xx with `Retry-After`, a failure of the service, a panic, a handler that was dropped. In gRPC
-    /// `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `UNIMPLEMENTED`, `INTERNAL`,
-    /// `UNAVAILABLE`, `DATA_LOSS`.
+    /// It is unknown how far the work got, or the answer is about the moment only: every 5xx, 408, 425, 429, a 4xx with
+    /// `Retry-After`, a failure of the service, a panic, a handler that was dropped. In gRPC `CANCELLED`, `UNKNOWN`,
+    /// `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS`.
     Ambiguous,
 }
 
@@ -76,7 +75,7 @@ pub enum Class {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// What came of the request is kept, and a retry gets it.
+    /// The outcome of the request is kept, and a retry gets it.
     Keep,
     /// A retry runs. After an [ambiguous](Class::Ambiguous) end the record stays: the retry is the next attempt, and
     /// another request under the same key is refused. Otherwise the key is as if it had never been used.
@@ -93,7 +92,7 @@ pub(super) enum Fate {
 }
 
 impl Ending<'_> {
-    /// What this is by the usual rules.
+    /// The class of this ending by the usual rules.
     #[must_use]
     pub fn class(&self) -> Class {
         match self {
@@ -118,8 +117,8 @@ impl Ending<'_> {
     }
 }
 
-/// Decides what becomes of the key. A handler's own word ([`Outcome`], or
-/// [`Idempotency::keep`](super::Idempotency::keep) and [`forget`](super::Idempotency::forget)) goes before it.
+/// Decides what becomes of the key. A handler's own decision ([`Outcome`], or
+/// [`Idempotency::keep`](super::Idempotency::keep) and [`forget`](super::Idempotency::forget)) overrides it.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Class, Ending, Policy, Verdict};
@@ -142,7 +141,7 @@ pub trait Policy: Send + Sync + 'static {
     fn judge(&self, ending: &Ending<'_>) -> Verdict;
 }
 
-/// What is ambiguous is kept, and a retry gets it. The default.
+/// Keeps ambiguous endings, which a retry then gets. The default.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Ending, KeepAmbiguous, Policy, Verdict};
@@ -162,9 +161,9 @@ impl Policy for KeepAmbiguous {
     }
 }
 
-/// What is ambiguous is released, so that a retry runs again, as the next attempt and only with the same request.
-/// For handlers whose work does no harm when it is done twice, or that see from the attempt and the fence what was
-/// done before.
+/// Releases ambiguous endings, so that a retry runs again, as the next attempt and only with the same request. For
+/// handlers whose work does no harm when it is done twice, or that see from the attempt and the fence what was done
+/// before.
 ///
 /// ```
 /// use dlock_tower::idempotency::{Ending, Policy, RetryAmbiguous, Verdict};
@@ -184,8 +183,7 @@ impl Policy for RetryAmbiguous {
     }
 }
 
-/// A handler's word on its own response, put into the response's extensions. It goes before the
-/// [`Policy`].
+/// A handler's decision about its own response, put into the response's extensions. It overrides the [`Policy`].
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -194,16 +192,16 @@ impl Policy for RetryAmbiguous {
 /// use http::StatusCode;
 ///
 /// async fn charge() -> impl IntoResponse {
-///     // The bank did not answer our question whether the card is good: nothing was charged yet.
+///     // The bank did not reply whether the card is good: nothing was charged yet.
 ///     (StatusCode::BAD_GATEWAY, Outcome::Retry, "the bank does not answer")
 /// }
 /// # let _ = charge;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// This is final, an error too: it is kept, and a retry gets it.
+    /// The response is final, even an error: it is kept, and a retry gets it.
     Final,
-    /// Nothing was done that a retry would do twice: the key is released, as if it had never been used.
+    /// A retry would do nothing twice: the key is released, as if it had never been used.
     Retry,
 }
 
@@ -229,7 +227,7 @@ impl axum::response::IntoResponseParts for Outcome {
     }
 }
 
-/// The word that a handler said while it ran.
+/// The decision of a handler while it ran.
 #[derive(Debug, Default)]
 pub(super) struct Word(AtomicU8);
 

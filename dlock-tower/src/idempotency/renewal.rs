@@ -122,7 +122,7 @@ impl Renewals {
         waiting + state.renewed.len()
     }
 
-    /// Gives those of the runtime that are due their tasks; answers when to look again.
+    /// Gives those of the runtime that are due their tasks; returns when to look again.
     fn begin_due(self: &Arc<Self>, runtime: runtime::Id) -> Option<Instant> {
         let now = Instant::now();
         let State { lists, renewed } = &mut *self.state.lock();
@@ -205,7 +205,7 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
                     _ => tracing::warn!(record = lease.record.as_str(), "a claim was not renewed in time"),
                 }
                 let left = ends.saturating_duration_since(Instant::now());
-                // Nobody may have taken it over yet, so it is asked for beyond its end too.
+                // It may not have been taken over yet, so it is asked for beyond its end too.
                 if left.is_zero() {
                     length / 6
                 } else {

@@ -6,7 +6,7 @@ use http::{Response, Version};
 use super::body::ResponseBody;
 use super::stored::Kept;
 
-/// Tells a response that is sent again from one that was made for this request: `true`.
+/// Marks a response that is sent again, and was not made for this request: `true`.
 pub const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The response, to be sent again.

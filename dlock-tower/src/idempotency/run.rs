@@ -24,8 +24,8 @@ use crate::asker::Asker;
 use crate::body::BoxError;
 use crate::not_started::HandedIn;
 
-/// Has the handler answer. When this is done the outcome is in the store, or on its way there, or the body
-/// that was given back sees to it.
+/// Has the handler answer. When this is done the outcome is in the store, or on its way there, or the returned body
+/// sees to it.
 pub(super) async fn run<S, B, R>(
     mut inner: S,
     mut request: Request<B>,
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// Gives the response back, and finds out later what became of the handler's transaction.
+/// Returns the response, and finds out later what became of the handler's transaction.
 fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R>> {
     let (parts, body) = response.into_parts();
     let settlement = |rolled_back| {
@@ -81,7 +81,7 @@ fn look_later<R>(claim: Owned, response: Response<R>) -> Response<ResponseBody<R
     Response::from_parts(parts, ResponseBody::bare(body))
 }
 
-/// Stores what is to be kept of a response, and gives the response back as it was.
+/// Stores what is to be kept of a response, and returns the response as it was.
 ///
 /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
 async fn keep<R>(claim: Owned, response: Response<R>, rolled_back: bool) -> Response<ResponseBody<R>>

@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::admission::{Question, admit};
+use super::admission::{AdmissionRequest, admit};
 use super::body::ResponseBody;
 use super::caller::FindCaller;
 use super::fingerprint::record_key;
@@ -24,6 +24,29 @@ use crate::problem::Problem;
 ///
 /// It is always ready, whatever the inner service is: a replay must not wait for it. Once a request has
 /// claimed its key, a clone of the inner service is driven ready and called.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use bytes::Bytes;
+/// use dlock_tower::idempotency::caller;
+/// use dlock_tower::{IdempotencyLayer, IdempotencyService};
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let pay = service_fn(|_: Request<Full<Bytes>>| async {
+///     Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from("paid")))
+/// });
+/// let records = dlock::LockClient::memory().records()?;
+/// let service: IdempotencyService<_, _> = IdempotencyLayer::new(records, caller::public()).layer(pay);
+///
+/// let request = || Request::post("/pay").header("idempotency-key", "\"7f3a\"").body(Full::default());
+/// let first = service.clone().oneshot(request()?).await?;
+/// let again = service.oneshot(request()?).await?; // answered from the record: it is paid once
+/// assert!(!first.headers().contains_key("idempotent-replayed"));
+/// assert_eq!(again.headers()["idempotent-replayed"], "true");
+/// # Ok(()) }
+/// ```
 pub struct IdempotencyService<S, C> {
     inner: S,
     core: Core,
@@ -75,7 +98,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // Never driven ready here, so the clone owes nothing to anybody.
+        // Never driven ready here, so the clone has no reservation to use up.
         let inner = self.inner.clone();
         let settings = &self.core.settings;
         if !settings.methods.contains(request.method()) {
@@ -109,13 +132,13 @@ where
             Ok(record) => record,
             Err(rejection) => return refuse(rejection, asker),
         };
-        let question = Question {
+        let request = AdmissionRequest {
             core: self.core.clone(),
             key,
             record,
             request: Request::from_parts(parts, body),
         };
-        ResponseFuture::admitting(inner, Box::pin(admit(question)), self.core.clone(), asker)
+        ResponseFuture::admitting(inner, Box::pin(admit(request)), self.core.clone(), asker)
     }
 }
 

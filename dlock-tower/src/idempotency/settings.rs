@@ -15,26 +15,25 @@ use crate::Rejection;
 use crate::asker::{AnswerBody, Asker, Render};
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
 
-/// How long a claim lasts unless it is renewed, unless said otherwise: 10 s.
+/// The default lease of a claim: 10 s.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 
-/// How long results are kept, unless said otherwise: 24 h.
+/// By default how long results are kept: 24 h.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// How large the body of a request and that of a response may be, unless said otherwise: 1 MiB.
+/// By default how large the body of a request and that of a response may be: 1 MiB.
 pub const DEFAULT_LIMIT: usize = 1024 * 1024;
 
-/// How many requests may wait for an equal one, unless said otherwise: 256.
+/// By default how many requests may wait for an equal one: 256.
 pub const DEFAULT_MAX_WAITERS: usize = 256;
 
-/// How many handlers and bodies may run on without their clients before no more requests are taken, unless said
-/// otherwise: 256.
+/// By default how many handlers and bodies may run on without their clients before no more requests are taken: 256.
 pub const DEFAULT_MAX_DETACHED: usize = 256;
 
-/// How long the body of a response is read on when its client went away, unless said otherwise: 10 s.
+/// By default how long the body of a response is read on when its client went away: 10 s.
 pub const DEFAULT_READ_ON: Duration = Duration::from_secs(10);
 
-/// How long the store is asked again when it cannot be reached, unless said otherwise: 1 s.
+/// By default how long the store is asked again when it cannot be reached: 1 s.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(1);
 
 pub(super) type Route = dyn Fn(&Parts) -> String + Send + Sync;

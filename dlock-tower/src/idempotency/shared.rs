@@ -16,7 +16,7 @@ use super::stats::Counters;
 
 /// How many results at most are sent again at the same time when the store was away.
 const CONCURRENT_REPEATS: usize = 16;
-/// How many claims of which nobody knows whether they stand are taken back at the same time at most.
+/// How many claims of unknown state are taken back at the same time at most.
 const CONCURRENT_UNDOS: usize = 1024;
 
 /// What all requests of a layer share, whatever route they take.

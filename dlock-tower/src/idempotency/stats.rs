@@ -1,5 +1,4 @@
-//! What is counted: for everybody by [`IdempotencyStats`], and through the `metrics` facade with the
-//! feature of that name.
+//! The counters: in all by [`IdempotencyStats`], and through the `metrics` facade with the feature of that name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +21,7 @@ macro_rules! counters {
             }
         }
 
-        /// How often what has happened since the layer was made; all its clones count together.
+        /// Counters since the layer was made; all its clones count together.
         ///
         /// ```
         /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -59,13 +58,13 @@ counters! {
     overloaded: "dlock_idempotency_requests_total", "outcome" = "overloaded";
     /// Requests that used the key of another one.
     mismatched: "dlock_idempotency_requests_total", "outcome" = "mismatch";
-    /// Requests that the store could not be asked about, refused or let run open.
+    /// Requests that were refused, or ran unprotected, because the store could not be reached.
     unavailable: "dlock_idempotency_requests_total", "outcome" = "unavailable";
     /// Requests whose record could not be read.
     unreadable: "dlock_idempotency_requests_total", "outcome" = "unreadable";
     /// Handlers whose client went away, and that ran on.
     detached: "dlock_idempotency_detached_total";
-    /// Owners that found their claim lost: somebody else may have run as well, and nothing was stored.
+    /// Owners that found their claim lost: another attempt may have run as well, and nothing was stored.
     lost: "dlock_idempotency_claim_lost_total";
     /// Renewals that failed; each is repeated.
     renewal_failures: "dlock_idempotency_store_failed_total", "step" = "extend";
@@ -73,6 +72,6 @@ counters! {
     settle_failures: "dlock_idempotency_store_failed_total", "step" = "settle";
     /// Results and releases that were given up, because what is stored there cannot be read.
     abandoned: "dlock_idempotency_abandoned_total";
-    /// Results of which only that there was one is kept: too large, or streams.
+    /// Results that are not kept, only their existence: too large, or streams.
     tombstones: "dlock_idempotency_tombstones_total";
 }

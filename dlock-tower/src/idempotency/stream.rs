@@ -298,8 +298,7 @@ where
     }
 }
 
-/// Reads a body to its end for nobody but the store, unless that takes too long or the lock is lost under which it is
-/// made.
+/// Reads a body to its end for the store alone, unless that takes too long or the lock is lost under which it is made.
 async fn read_on<R>(
     mut body: Pin<Box<R>>,
     mut capture: Capture,

@@ -63,9 +63,9 @@ impl Found {
 
 /// Takes the key of a lock from a request.
 ///
-/// Implemented by what the functions of [this module](super) make, and by closures over
-/// `&http::request::Parts`. Implement it yourself for what has to wait for something, or has to see the
-/// body. The request goes through: it is given, and given back.
+/// Implemented by what the functions of [this module](super) make, and by closures over `&http::request::Parts`.
+/// Implement it yourself for a key that has to wait for something, or has to see the body. The request goes through: it
+/// is passed in and returned.
 ///
 /// ```
 /// use dlock_tower::{Rejection, key::{ExtractKey, Found}};
@@ -88,7 +88,7 @@ impl Found {
     note = "a key from the body, such as `key::json_field`, needs a body that is `FromBuffered`: `axum::body::Body` (feature `axum` of dlock-tower), `Full<Bytes>`, `BoxBody` or `UnsyncBoxBody`"
 )]
 pub trait ExtractKey<B>: Send + Sync + 'static {
-    /// Looks for the key and gives the request back.
+    /// Looks for the key and returns the request.
     ///
     /// Dropped when the client goes away.
     fn extract(

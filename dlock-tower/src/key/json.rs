@@ -12,7 +12,7 @@ use crate::Rejection;
 use crate::body::read::DEFAULT_BODY_TIMEOUT;
 use crate::body::{BoxError, Buffered, FromBuffered};
 
-/// How many bytes of a body are read in search of a key, unless said otherwise: 1 MiB.
+/// By default how many bytes of a body are read in search of a key: 1 MiB.
 pub const DEFAULT_JSON_LIMIT: usize = 1024 * 1024;
 
 /// A field of the JSON body: `json_field("account.id")`, or a JSON pointer, `json_field("/account/id")`.

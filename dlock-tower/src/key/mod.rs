@@ -12,7 +12,7 @@
 )]
 //! | [`header`] | the value of a header |
 //! | [`query`] | the value of a query parameter |
-//! | [`json_field`] | a field of the JSON body, which is read ahead and given back |
+//! | [`json_field`] | a field of the JSON body, which is read ahead and passed on |
 //! | [`method_and_path`], [`path`] | which resource is asked for |
 //! | [`fixed`] | always the same |
 //! | [`from_fn`], any closure | what the closure says |

@@ -37,7 +37,7 @@ impl Query {
         let mut found = None;
         for pair in original_uri(parts).query().unwrap_or_default().split('&') {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            // What cannot be decoded is some other parameter, and somebody else's business.
+            // What cannot be decoded is some other parameter, and not the concern of this key.
             if form(name, String::new).is_ok_and(|name| name == self.name)
                 && found.replace(form(value, what)?).is_some()
             {

@@ -17,6 +17,37 @@ pub const DEFAULT_BODY_LIMIT: usize = 2 * 1024 * 1024;
 
 /// What a [`LockLayer`](crate::LockLayer) does with the body of a request before it takes the lock:
 /// [`ReadAhead`] by default, or [`Streaming`].
+///
+/// The bound of code that is generic over it:
+///
+/// ```
+/// use bytes::Bytes;
+/// use dlock_tower::LockLayer;
+/// use dlock_tower::key::ExtractKey;
+/// use dlock_tower::lock::{PrepareBody, ResponseBody};
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use std::convert::Infallible;
+/// use tower::util::BoxCloneService;
+/// use tower::{Layer, service_fn};
+///
+/// async fn withdraw(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
+///     Ok(Response::new(Full::default()))
+/// }
+///
+/// /// The endpoint under any lock layer, with `streaming` or without.
+/// fn endpoint<K, P>(
+///     layer: &LockLayer<K, P>,
+/// ) -> BoxCloneService<Request<Full<Bytes>>, Response<ResponseBody<Full<Bytes>>>, Infallible>
+/// where
+///     K: ExtractKey<Full<Bytes>>,
+///     P: PrepareBody<Full<Bytes>>,
+/// {
+///     BoxCloneService::new(layer.layer(service_fn(withdraw)))
+/// }
+/// # let layer = |client| LockLayer::new(client, dlock_tower::key::path());
+/// # let _ = |client| (endpoint(&layer(client)), ());
+/// ```
 pub trait PrepareBody<B>: fmt::Debug + Clone + Send + Sync + 'static {
     /// The request as its handler gets it.
     fn prepare(&self, request: Request<B>) -> impl Future<Output = Result<Request<B>, Rejection>> + Send;

@@ -22,6 +22,21 @@ pin_project! {
     ///
     /// Its error is a boxed one, whatever the handler's body has, because a body that is sent under a lock
     /// ends in [`LockLost`] when that is lost. An end without an error would pass for a complete response.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use dlock_tower::lock::{LockLost, ResponseBody};
+    /// use http_body_util::{BodyExt, Full};
+    ///
+    /// /// The whole body; `None` if its lock was lost before it was complete.
+    /// async fn whole(body: ResponseBody<Full<Bytes>>) -> Result<Option<Bytes>, Box<dyn std::error::Error + Send + Sync>> {
+    ///     match body.collect().await {
+    ///         Ok(body) => Ok(Some(body.to_bytes())),
+    ///         Err(error) if error.is::<LockLost>() => Ok(None),
+    ///         Err(error) => Err(error),
+    ///     }
+    /// }
+    /// ```
     pub struct ResponseBody<B> {
         #[pin]
         inner: Inner<B>,

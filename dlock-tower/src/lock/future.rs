@@ -24,10 +24,43 @@ use crate::{Rejection, grpc};
 type Admission<B> = BoxFuture<'static, Result<Admitted<B>, Rejection>>;
 
 pin_project! {
-    /// The course of one request: take the lock, run the handler inside, give the lock back.
+    /// The course of one request: acquire the lock, run the handler inside, release the lock.
     ///
     /// Dropped at any point, as when the client goes away, it leaves nothing behind: no waiter, and no lock
     /// but for work that [keeps](super::RequestLocks) it.
+    ///
+    /// A service around it names it, and needs no boxed future:
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use dlock_tower::LockService;
+    /// use dlock_tower::key::ExtractKey;
+    /// use dlock_tower::lock::{ResponseBody, ResponseFuture};
+    /// use http::{Request, Response};
+    /// use http_body_util::Full;
+    /// use std::task::{Context, Poll};
+    /// use tower::Service;
+    ///
+    /// struct Accounts<S, K>(LockService<S, K>);
+    ///
+    /// impl<S, K> Service<Request<Full<Bytes>>> for Accounts<S, K>
+    /// where
+    ///     S: Service<Request<Full<Bytes>>, Response = Response<Full<Bytes>>> + Clone,
+    ///     K: ExtractKey<Full<Bytes>>,
+    /// {
+    ///     type Response = Response<ResponseBody<Full<Bytes>>>;
+    ///     type Error = S::Error;
+    ///     type Future = ResponseFuture<S, Full<Bytes>>;
+    ///
+    ///     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+    ///         self.0.poll_ready(cx)
+    ///     }
+    ///
+    ///     fn call(&mut self, request: Request<Full<Bytes>>) -> Self::Future {
+    ///         self.0.call(request)
+    ///     }
+    /// }
+    /// ```
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, B>
     where

@@ -32,8 +32,8 @@ impl Hold {
     }
 }
 
-/// Gives the lock back and waits for it, so that the client with the answer finds the lock free. The answer
-/// stands, whatever becomes of the release. Work that keeps the lock gives it back later.
+/// Releases the lock and waits for that, so that the client with the answer finds the lock free. The answer stands,
+/// whatever becomes of the release. Work that keeps the lock releases it later.
 pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
     let Some(hold) = hold.and_then(Arc::into_inner) else {
         return;
@@ -54,9 +54,9 @@ pub(super) async fn give_back(hold: Option<Arc<Hold>>) {
 /// The locks that a request runs under, for work that outlives the request. A [`LockLayer`](crate::LockLayer)
 /// puts it into the request's extensions, next to [`Held`].
 ///
-/// The layer gives its lock back when the handler has answered, and when the client goes away. A handler or
-/// an inner layer that spawns work has to [keep](Self::keep) the lock for it. The
-/// [`IdempotencyLayer`](crate::IdempotencyLayer) does so for a handler that runs on without its client.
+/// The layer releases its lock when the handler has answered, and when the client goes away. A handler or an inner
+/// layer that spawns work has to [keep](Self::keep) the lock for it. The [`IdempotencyLayer`](crate::IdempotencyLayer)
+/// does so for a handler that runs on without its client.
 ///
 /// This handle itself keeps nothing: a copy that is forgotten in some extensions prolongs no lock. Behind
 /// several lock layers it stands for the locks of all of them.
@@ -96,7 +96,7 @@ impl RequestLocks {
         holds.map(|holds| KeptLocks { holds })
     }
 
-    /// Keeps those of the locks that no layer has given back yet.
+    /// Keeps those of the locks that no layer has released yet.
     pub(crate) fn keep_rest(&self) -> KeptLocks {
         KeptLocks {
             holds: self.holds.iter().filter_map(Weak::upgrade).collect(),
@@ -130,7 +130,7 @@ impl fmt::Debug for RequestLocks {
 /// # let _ = axum::Router::<()>::new().route("/", axum::routing::post(order));
 /// ```
 #[derive(Default)]
-#[must_use = "the locks are given back when this is dropped"]
+#[must_use = "the locks are released when this is dropped"]
 pub struct KeptLocks {
     /// Outermost first.
     holds: Vec<Arc<Hold>>,
@@ -168,9 +168,8 @@ impl KeptLocks {
         }
     }
 
-    /// Runs a future in the frames of the locks, so that an acquire of one of them inside re-enters, and
-    /// gives the locks back at its end. A future whose lock is lost is dropped, unless the lock's layer has
-    /// [`OnLost::RunOn`].
+    /// Runs a future in the frames of the locks, so that an acquire of one of them inside re-enters, and releases the
+    /// locks at its end. A future whose lock is lost is dropped, unless the lock's layer has [`OnLost::RunOn`].
     ///
     /// Made to be spawned. The future is boxed.
     ///
@@ -180,7 +179,7 @@ impl KeptLocks {
     ///
     /// # Cancel safety
     ///
-    /// When it is dropped, the future inside is dropped first and then the locks are given back.
+    /// When it is dropped, the future inside is dropped first and then the locks are released.
     pub fn run<F>(self, future: F) -> impl Future<Output = Result<F::Output, LockLost>> + use<F>
     where
         F: Future,
@@ -195,7 +194,7 @@ impl KeptLocks {
                 lost = running.kept.lost() => Err(lost),
                 output = &mut running.work => Ok(output),
             };
-            // A stalled runtime may be late with the news.
+            // A stalled runtime may deliver the notification late.
             let output = match running.kept.lost().now_or_never() {
                 Some(lost) => Err(lost),
                 None => output,
@@ -207,8 +206,8 @@ impl KeptLocks {
         }
     }
 
-    /// Gives the locks back and waits until the store knows, unless others keep them too. A failure is
-    /// logged; the lease is the last resort.
+    /// Releases the locks and waits until the store knows, unless others keep them too. A failure is logged; the lease
+    /// is the last resort.
     ///
     /// # Cancel safety
     ///

@@ -111,9 +111,9 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Lets requests that only read in together: those with a safe method (`GET`, `HEAD`) take the key's read
-    /// lock, which they share, and all others its write lock, which keeps everybody else out. By default
-    /// requests of a key run one at a time, whatever they do.
+    /// Lets reads share a key: requests with a safe method (`GET`, `HEAD`) take the key's read lock, which they share,
+    /// and all others its write lock, which keeps all other requests out. By default requests of a key run one at a
+    /// time, whatever they do.
     ///
     /// `HEAD` is no longer [skipped](Self::skip_methods) then, unless said so. Reading and writing requests of
     /// a key have to go through layers with this option, in every service: a read-write lock is none that a
@@ -132,10 +132,10 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// Has requests that only read stand back while one that writes waits for the key, with
-    /// [`read_write`](Self::read_write) or a [`kind`](Self::kind) of `Write`: so that those are served where reads
-    /// overlap without end. [`RwLock::prefer_writers`](dlock::RwLock::prefer_writers) says for whom they still wait.
-    /// By default requests that read come in as long as others read.
+    /// Has reads stand back while a write waits for the key, with [`read_write`](Self::read_write) or a
+    /// [`kind`](Self::kind) of `Write`: so that writes are served where reads overlap without end.
+    /// [`RwLock::prefer_writers`](dlock::RwLock::prefer_writers) says for which holders they still wait. By default
+    /// reads are admitted as long as others read.
     pub fn prefer_writers(mut self) -> Self {
         self.settings.prefer_writers = true;
         self
@@ -148,8 +148,8 @@ impl<K, P> LockLayer<K, P> {
         self.set(|_| options.wait(wait))
     }
 
-    /// The lease that is kept up by renewal; the client's by default (30 s). After a crash of this process
-    /// the lock comes free when it has run out.
+    /// The lease that is kept up by renewal; the client's by default (30 s). After a crash of this process the lock
+    /// becomes available when the lease expires.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|options| options.lease(lease))
     }
@@ -168,7 +168,7 @@ impl<K, P> LockLayer<K, P> {
         self.set(|options| options.wait(wait))
     }
 
-    /// Does not wait: a request whose lock is held by somebody else is answered as busy at once.
+    /// Does not wait: a request whose lock is held by another client is answered as busy at once.
     pub fn try_once(mut self) -> Self {
         self.settings.once = true;
         self
@@ -221,23 +221,23 @@ impl<K, P> LockLayer<K, P> {
         self
     }
 
-    /// The status of the answer when somebody else has the lock; 423 Locked by default.
+    /// The status of the answer when another client holds the lock; 423 Locked by default.
     pub fn busy_status(mut self, status: StatusCode) -> Self {
         self.settings.busy = status;
         self
     }
 
-    /// Answers 409 Conflict when somebody else has the lock.
+    /// Answers 409 Conflict when another client holds the lock.
     pub fn conflict(self) -> Self {
         self.busy_status(StatusCode::CONFLICT)
     }
 
-    /// Answers 429 Too Many Requests when somebody else has the lock.
+    /// Answers 429 Too Many Requests when another client holds the lock.
     pub fn too_many_requests(self) -> Self {
         self.busy_status(StatusCode::TOO_MANY_REQUESTS)
     }
 
-    /// Answers 503 Service Unavailable when somebody else has the lock.
+    /// Answers 503 Service Unavailable when another client holds the lock.
     pub fn service_unavailable(self) -> Self {
         self.busy_status(StatusCode::SERVICE_UNAVAILABLE)
     }

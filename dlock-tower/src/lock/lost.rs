@@ -20,8 +20,8 @@ use dlock::{Error, Held, LockKey, Loss};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnLost {
-    /// It is dropped, and the answer is 503. Nobody knows what effects it had, so the answer does not
-    /// carry [`NotStarted`](crate::NotStarted). The default.
+    /// It is dropped, and the answer is 503. Its effects are unknown, so the answer does not carry
+    /// [`NotStarted`](crate::NotStarted). The default.
     #[default]
     Stop,
     /// It runs on, and its answer goes out. It sees the loss by the [`Held`](dlock::Held) in the request's

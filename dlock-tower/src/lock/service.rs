@@ -23,6 +23,27 @@ use crate::not_started::Entry;
 /// It is always ready, whatever the inner service is: a request that waits for its lock must not keep a
 /// place in the inner service's buffer or concurrency limit. Once it has the lock, a clone of the inner
 /// service is driven ready and called.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use bytes::Bytes;
+/// use dlock_tower::{LockLayer, LockService, key};
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let handler = service_fn(|request: Request<Full<Bytes>>| async move {
+///     let held = request.extensions().get::<dlock::Held>().expect("the layer put it there");
+///     let body = format!("token {}", held.fencing_token());
+///     Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from(body)))
+/// });
+/// let client = dlock::LockClient::memory();
+/// let service: LockService<_, _> = LockLayer::new(client, key::header("x-account")).layer(handler);
+///
+/// let request = Request::post("/withdraw").header("x-account", "7").body(Full::default())?;
+/// assert_eq!(service.oneshot(request).await?.status(), 200);
+/// # Ok(()) }
+/// ```
 pub struct LockService<S, K, P = ReadAhead> {
     inner: S,
     client: LockClient,
@@ -75,7 +96,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // Never driven ready here, so the clone owes nothing to anybody.
+        // Never driven ready here, so the clone has no reservation to use up.
         let inner = self.inner.clone();
         let settings = self.settings.clone();
         if settings.skips(request.method()) {

@@ -133,8 +133,8 @@ impl Settings {
         };
         let rejection = Rejection::from(error);
         match remaining {
-            // A renewed lock may come free at any time, a fixed one (and the holder's is like ours) only
-            // runs out.
+            // A renewed lock may become available at any time, a fixed one (and the holder's is like ours) only
+            // expires.
             Some(left) if matches!(self.options.lease, Some(Lease::Fixed(_))) => {
                 rejection.with_retry_after(left)
             }

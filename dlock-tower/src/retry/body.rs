@@ -11,6 +11,18 @@ use pin_project_lite::pin_project;
 pin_project! {
     /// The body of a response behind a [`RetryLayer`](super::RetryLayer): that of the client, of which a
     /// part may have been read ahead to see what problem it tells.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use dlock_tower::retry::ResponseBody;
+    /// use http::Response;
+    /// use http_body_util::{BodyExt, Full};
+    ///
+    /// async fn receipt(response: Response<ResponseBody<Full<Bytes>>>) -> Bytes {
+    ///     let Ok(body) = response.into_body().collect().await; // fails as the client's body does: here never
+    ///     body.to_bytes()
+    /// }
+    /// ```
     pub struct ResponseBody<R: Body> {
         ahead: VecDeque<Result<Frame<R::Data>, R::Error>>,
         #[pin]

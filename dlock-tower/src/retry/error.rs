@@ -8,7 +8,7 @@ use crate::body::BoxError;
 
 /// A request that got no response.
 ///
-/// Nobody knows whether the server carried it out. [`key`](Self::key) is the key under which it was sent, also when
+/// It is unknown whether the server carried it out. [`key`](Self::key) is the key under which it was sent, also when
 /// the layer drew it: a caller that sends the same request later, under the same key, does not repeat the work.
 ///
 /// ```

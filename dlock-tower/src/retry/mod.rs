@@ -30,9 +30,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A request that has a key already keeps it: **where the operation may be tried again by a later run of
-//! your program, make the key there and store it with the operation**. A key that the layer draws lives as
-//! long as the call, and nobody learns it when a timeout outside of the layer drops the call.
+//! A request that has a key already keeps it: **where the operation may be tried again by a later run of your program,
+//! make the key there and store it with the operation**. A key that the layer draws lives as long as the call, and is
+//! lost when a timeout outside of the layer drops the call.
 //!
 //! # What is sent again
 //!

@@ -27,6 +27,23 @@ use crate::problem::Problem;
 const PROBLEM_LIMIT: usize = 64 * 1024;
 
 /// A client that sends requests again under one idempotency key; made by [`RetryLayer`](super::RetryLayer).
+///
+/// ```
+/// use dlock_tower::retry::{AnyError, RetryLayer, RetryService};
+/// use tower::Layer;
+///
+/// /// A client of the shop's API, which sends its orders once.
+/// struct Shop<C> {
+///     http: RetryService<C, AnyError>,
+/// }
+///
+/// impl<C> Shop<C> {
+///     fn new(client: C) -> Shop<C> {
+///         Shop { http: RetryLayer::new().layer(client) }
+///     }
+/// }
+/// # let _ = Shop::new(()).http;
+/// ```
 #[derive(Debug, Clone)]
 pub struct RetryService<S, E> {
     inner: S,
@@ -55,6 +72,38 @@ impl<S, E> RetryService<S, E> {
 }
 
 /// The course of a request and its retries. Dropped, no further try is made.
+///
+/// A service around it names it, and needs no boxed future:
+///
+/// ```
+/// use bytes::Bytes;
+/// use dlock_tower::retry::{ResponseBody, ResponseFuture, RetryError, RetryService, SendError};
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use std::task::{Context, Poll};
+/// use tower::Service;
+///
+/// struct Shop<S, E>(RetryService<S, E>);
+///
+/// impl<S, E> Service<Request<Full<Bytes>>> for Shop<S, E>
+/// where
+///     S: Service<Request<Full<Bytes>>, Response = Response<Full<Bytes>>, Future: Send> + Clone + Send + 'static,
+///     S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+///     E: RetryError<S::Error>,
+/// {
+///     type Response = Response<ResponseBody<Full<Bytes>>>;
+///     type Error = SendError;
+///     type Future = ResponseFuture<Full<Bytes>>;
+///
+///     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+///         self.0.poll_ready(cx)
+///     }
+///
+///     fn call(&mut self, request: Request<Full<Bytes>>) -> Self::Future {
+///         self.0.call(request)
+///     }
+/// }
+/// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<R: Body> {
     tries: Pin<Box<dyn Future<Output = Outcome<R>> + Send>>,
@@ -94,7 +143,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        // The one that was driven ready goes with this request.
+        // The service that was driven ready goes with this request.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
         if !self.settings.methods.contains(request.method()) {
@@ -126,7 +175,7 @@ where
     }
 }
 
-/// A key that nobody else has, as a structured-field string.
+/// A unique key, as a structured-field string.
 fn new_key() -> HeaderValue {
     let key = format!("\"{}\"", chance::uuid());
     HeaderValue::try_from(key).unwrap_or_else(|_| unreachable!("it is plain text"))

@@ -17,9 +17,9 @@ use crate::store::{GrantId, Scheme, Store};
 use crate::stores;
 use crate::{Error, LockClient, LockKey};
 
-/// The lease that the watchdog renews, unless said otherwise.
+/// The default lease, which the watchdog renews.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
-/// How long a call goes on through failures of the store, unless said otherwise.
+/// By default how long a call goes on through failures of the store.
 pub const DEFAULT_RETRY_FOR: Duration = Duration::from_secs(3);
 
 /// Options of a [`LockClient`].
@@ -60,41 +60,42 @@ pub struct LockClientBuilder {
 }
 
 impl LockClientBuilder {
-    /// The store, by URL; see [`LockClient::connect`]. What the builder says goes before what the URL's
-    /// query says.
+    /// Sets the store by its URL; see [`LockClient::connect`]. Options of the builder override those of the URL's
+    /// query.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
     }
 
-    /// Registers the URL schemes of a store that dlock does not bring along, before those that it does; may be called several
-    /// times, and the first that has a scheme goes before the others.
+    /// Registers the URL schemes of a store that is not part of dlock. May be called several times; for a scheme that
+    /// is registered twice the first registration counts, and it overrides a scheme of dlock.
     pub fn scheme(mut self, scheme: Scheme) -> Self {
         self.schemes.push(scheme);
         self
     }
 
-    /// The store, by a store of your own or a shared [`MemoryStore`](crate::stores::memory::MemoryStore); instead of a URL. `timeout`,
-    /// `prefix` and `service_name` are then the store's affair.
+    /// Sets the store instead of a URL: a store of your own, or a shared
+    /// [`MemoryStore`](crate::stores::memory::MemoryStore). `timeout`, `prefix` and `service_name` then have no effect;
+    /// such a store has its own.
     pub fn store(self, store: impl Store) -> Self {
         self.shared_store(Arc::new(store))
     }
 
-    /// The store, by one that others use as well, such as the one of [`build_store`](Self::build_store).
+    /// Sets a store that other clients use as well, such as that of [`build_store`](Self::build_store).
     pub fn shared_store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = Some(store);
         self
     }
 
-    /// The lease that locks are renewed with, every third of it; 30 s by default. After a crash a lock
-    /// comes free when its lease has run out.
+    /// The lease of renewed locks; they are renewed every third of it. 30 s by default. After a crash of its holder a
+    /// lock becomes available when its lease expires.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
     /// How long one step on the store may take; 1 s by default. Connecting takes several round trips (for the socket,
-    /// TLS, the login, and a look at the server), and each of them may take as long.
+    /// TLS, the login, and a check of the server), and each of them may take as long.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -107,17 +108,16 @@ impl LockClientBuilder {
         self
     }
 
-    /// How many acquires, claims and inspections may wait to be sent to a server that does not keep up;
-    /// 65,536 by default. One more fails at once, as [`Error::Unreachable`] (an acquire that waits tries again
-    /// until `retry_for` is over). Releases and renewals are never turned away: there are no more of them
-    /// than holds.
+    /// How many acquires, claims and inspections may wait to be sent to a server that does not keep up; 65,536 by
+    /// default. Further requests fail at once with [`Error::Unreachable`] (an acquire that waits tries again until
+    /// `retry_for` is over). Releases and renewals are never refused: there are no more of them than holds.
     pub fn max_queued(mut self, requests: usize) -> Self {
         self.max_queued = Some(requests);
         self
     }
 
-    /// What every lock's name begins with on the store; nothing by default. All clients of a lock give the same one: each
-    /// prefix has fencing tokens of its own, by the clock of the server.
+    /// The prefix of every lock's name on the store; none by default. All clients of a lock need the same prefix: each
+    /// prefix has its own fencing tokens, which begin at the server's clock.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = Some(prefix.into());
         self
@@ -137,21 +137,21 @@ impl LockClientBuilder {
         self
     }
 
-    /// The certificate and the key (PEM) by which this client proves who it is; none by default. For
-    /// `rediss://`.
+    /// The certificate and the key (PEM) that identify this client to the server; none by default. For `rediss://`.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.tls.client = Some((pem.into(), key.into()));
         self
     }
 
-    /// Asks `provider` for user and password at each connection to a server that has locks, instead of taking those of the
-    /// URL: for tokens that change, as those of a cloud's identity service. Where the credentials say how long they are
-    /// valid ([`Credentials::valid_for`]), open connections log in anew when three quarters of that time have passed.
+    /// Asks `provider` for user and password at each connection to a server that has locks, instead of taking them from
+    /// the URL: for tokens that change, such as those of a cloud's identity service. If the credentials have a limited
+    /// validity ([`Credentials::valid_for`]), open connections log in anew when three quarters of that time have
+    /// passed.
     ///
-    /// The function is called once for each connection and each new login, from several tasks at a time, and may take 10 s.
-    /// An error of it counts as one of the connection: it is tried again. Its text appears in errors and in the log, so it
-    /// must not contain a password. The sentinels have a login of their own
+    /// The function is called once for each connection and each new login, by several tasks at the same time, and may
+    /// take 10 s. If it fails, connecting has failed, and is tried again. The text of its error appears in errors and
+    /// in the log, so it must not contain a password. The sentinels have a login of their own
     /// ([`sentinel_password`](Self::sentinel_password)).
     ///
     /// # Examples
@@ -185,22 +185,21 @@ impl LockClientBuilder {
         self
     }
 
-    /// The user by whom the sentinels are asked, where they ask for one; none by default. Only for
-    /// `redis+sentinel://`; the servers' user and password stand in the URL before its hosts.
+    /// The user for the sentinels, where they require a login; none by default. Only for `redis+sentinel://`; the
+    /// servers' user and password stand in the URL before its hosts.
     pub fn sentinel_user(mut self, user: impl Into<String>) -> Self {
         self.sentinel.user = Some(user.into());
         self
     }
 
-    /// The password of the sentinels, which never get that of the servers; none by default. Only for
+    /// The password for the sentinels, which never get the servers' password; none by default. Only for
     /// `redis+sentinel://`.
     pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
         self.sentinel.password = Some(password.into());
         self
     }
 
-    /// The runtime on which the background work runs; the one that calls [`build`](Self::build) by
-    /// default.
+    /// The runtime for the background work; by default the runtime that calls [`build`](Self::build).
     pub fn runtime(mut self, runtime: runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -213,34 +212,33 @@ impl LockClientBuilder {
         self
     }
 
-    /// Has the servers of a quorum vote at once, though nobody knows whether they have lost data: for a first
-    /// installation and for tests, while nothing can be held. `false` by default. Only for `quorum+redis://`.
+    /// Has the servers of a quorum vote at once, without proof that they kept their data: for a first installation and
+    /// for tests, while no lock can be held. `false` by default. Only for `quorum+redis://`.
     pub fn trust_fresh_servers(mut self, trust: bool) -> Self {
         self.trust_fresh = Some(trust);
         self
     }
 
-    /// Has a lock count as acquired or renewed only when `replicas` of its server's replicas have it too, and say
-    /// so `within` this time; none by default. For one server with replicas, for `redis+sentinel://` and
-    /// `redis+cluster://`; in a URL `min_replicas=1&min_replicas_within=500ms` (500 ms by default).
+    /// Counts a lock as acquired or renewed only when `replicas` of its server's replicas have acknowledged it `within`
+    /// this time; none by default. For one server with replicas, for `redis+sentinel://` and `redis+cluster://`; in a
+    /// URL `min_replicas=1&min_replicas_within=500ms` (500 ms by default).
     ///
-    /// It narrows the window in which a fail-over loses locks, and does not close it: where fewer replicas are asked
-    /// for than there are, one that has not heard of the lock may be made the master, and what a master does while
-    /// it is cut off from everybody else nobody hears of. A majority of independent servers (`quorum+redis://`) has
-    /// no such window.
+    /// It narrows the window in which a fail-over loses locks, and does not close it. If fewer replicas are required
+    /// than exist, a replica without the lock may be promoted; and a master that is cut off from all other servers goes
+    /// on granting locks that no replica has. A majority of independent servers (`quorum+redis://`) has no such window.
     ///
-    /// - An acquire of which too few hear is undone and fails as [`Error::NotReplicated`], at once and without
-    ///   another try, however long it was ready to wait. Nothing stays behind.
-    /// - A renewal of which too few hear has failed: the hold is in doubt
-    ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), the renewal is tried again, the more often the nearer
-    ///   the end is, and without enough replicas the lock is lost when the last acknowledged lease ends.
-    /// - A lock that is handed off inside the process is as well kept as it was; one in doubt is not handed off.
-    /// - Releases, semaphore totals, latches and records are not acknowledged: what a fail-over loses of a release
-    ///   ends with the lease.
+    /// - An acquire that too few replicas acknowledge is undone and fails with [`Error::NotReplicated`], at once and
+    ///   without another attempt, however long its wait time is. Nothing stays behind.
+    /// - A renewal that too few replicas acknowledge has failed: the hold becomes suspect
+    ///   ([`HoldState::Suspect`](crate::HoldState::Suspect)), the renewal is tried again, the more often the nearer the
+    ///   end is, and without enough replicas the lock is lost when the last acknowledged lease ends.
+    /// - A lock that is handed off inside the process is as safe as before; a suspect one is not handed off.
+    /// - Releases, semaphore totals, latches and records are not acknowledged: a release that a fail-over loses ends
+    ///   with the lease.
     ///
-    /// Each server gets a third connection for it, since its `WAIT` keeps back all that comes behind it. The user
-    /// needs `+wait`. A step may take `within` longer than [`timeout`](Self::timeout), an acquire twice that, and
-    /// waiting for replicas is part of the lease, so `within` is at most a third of it.
+    /// Each server gets a third connection for it, since `WAIT` keeps back all that comes behind it. The user needs
+    /// `+wait`. A step may take `within` longer than [`timeout`](Self::timeout), an acquire twice that, and waiting for
+    /// replicas is part of the lease, so `within` is at most a third of it.
     pub fn min_replicas(mut self, replicas: u32, within: Duration) -> Self {
         self.replicas = Some(MinReplicas {
             count: replicas,
@@ -264,9 +262,9 @@ impl LockClientBuilder {
     }
 
     /// Connects, and returns the store itself: to wrap it into a store of your own that counts, restricts or fails on
-    /// purpose, or to make a [quorum](crate::stores::quorum::Quorum) of several. A client on it is built by
-    /// [`shared_store`](Self::shared_store). What the options say of locks (`lease`, `retry_for`) is for the client that
-    /// is built on it.
+    /// purpose, or to make a [quorum](crate::stores::quorum::Quorum) of several. [`shared_store`](Self::shared_store)
+    /// builds a client on it. The options for locks (`lease`, `retry_for`) belong to that client and have no effect
+    /// here.
     ///
     /// # Errors
     ///
@@ -304,11 +302,12 @@ impl LockClientBuilder {
         }
         let longest = url.as_ref().and_then(StoreUrl::longest_lease);
         let in_url = url.as_ref().map(|url| url.options.clone()).unwrap_or_default();
-        let settings = Settings {
+        let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
+        let mut settings = Settings {
             lease: self.lease.or(in_url.lease).unwrap_or(DEFAULT_LEASE),
             retry_for: self.retry_for.or(in_url.retry_for).unwrap_or(DEFAULT_RETRY_FOR),
+            timeout,
         };
-        let timeout = self.timeout.or(in_url.timeout).unwrap_or(DEFAULT_TIMEOUT);
         check_lease("lease", Some(settings.lease))?;
         if let Some(longest) = longest.filter(|longest| settings.lease > *longest) {
             return Err(Error::InvalidOption {
@@ -325,6 +324,7 @@ impl LockClientBuilder {
         };
         if let Some(replicas) = replicas {
             replicas.check(url.as_ref().map(|url| &url.topology), settings.lease)?;
+            settings.timeout = timeout.saturating_add(replicas.within * 2);
         }
         check_duration("retry_for", Some(settings.retry_for))?;
         check_duration("timeout", Some(timeout))?;

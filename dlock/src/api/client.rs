@@ -1,4 +1,4 @@
-//! The client: opens a store, hands out locks, shuts down.
+//! The client: opens a store, makes locks, shuts down.
 
 use std::fmt;
 use std::future::Future;
@@ -13,18 +13,19 @@ use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::runtime::client::{Handle, Settings, Shared};
 use crate::runtime::outside::is_outside;
 use crate::store::Capabilities;
+use crate::store::options::DEFAULT_TIMEOUT;
 use crate::store::records::Records;
 use crate::store::{GrantId, Holder, Outcome, Store, StoreError};
 use crate::stores::memory::MemoryStore;
 use crate::{Error, Latch, Lock, LockClientBuilder, LockKey, Loss, MultiLock, Semaphore, UnownedSemaphore};
 
-/// Hands out the locks of one store.
+/// A client of one store, which makes its locks.
 ///
 /// One client serves a whole process: it is cheap to clone, and all its locks share a connection, a
 /// subscription and a watchdog. Its background work runs on the runtime that built it.
 ///
-/// Call [`shutdown`](Self::shutdown) before `main` returns. Without it, guards that are alive when the
-/// runtime ends leave their locks to the lease.
+/// Call [`shutdown`](Self::shutdown) before `main` returns. Otherwise the locks of guards that are alive when the
+/// runtime ends stay taken until their leases expire.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -61,17 +62,17 @@ impl LockClient {
     /// password of the servers, `sentinel_user` and `sentinel_password`; for a quorum `max_lease` and
     /// `trust_fresh_servers`.
     ///
-    /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases go on
-    /// through that for [`retry_for`](LockClientBuilder::retry_for): make it longer than a fail-over takes
-    /// there. Holds on the old master are in doubt ([`HoldState::Suspect`](crate::HoldState::Suspect)) until the
-    /// new one has confirmed them; those that it never heard of are lost, and their holders are told at once. In
-    /// a Cluster, `cluster-require-full-coverage no` lets the other shards serve while one is down.
+    /// With Sentinel or in a Cluster a replica takes over when a master dies. Acquires and releases go on through that
+    /// for [`retry_for`](LockClientBuilder::retry_for): make it longer than a fail-over takes there. Holds on the old
+    /// master are suspect ([`HoldState::Suspect`](crate::HoldState::Suspect)) until the new one has confirmed them;
+    /// those that it never received are lost, and their holders are told at once. In a Cluster,
+    /// `cluster-require-full-coverage no` lets the other shards serve while one is down.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidUrl`] or [`Error::InvalidOption`] when the URL is wrong, [`Error::Unsupported`] for
-    /// `rediss://` without the feature `tls`, [`Error::Unreachable`] or [`Error::Refused`] when
-    /// the servers do not answer within the timeout or do not let us in.
+    /// [`Error::InvalidUrl`] or [`Error::InvalidOption`] when the URL is wrong, [`Error::Unsupported`] for `rediss://`
+    /// without the feature `tls`, [`Error::Unreachable`] or [`Error::Refused`] when the servers do not answer within
+    /// the timeout or refuse the login.
     ///
     /// # Panics
     ///
@@ -95,6 +96,7 @@ impl LockClient {
         let settings = Settings {
             lease: DEFAULT_LEASE,
             retry_for: DEFAULT_RETRY_FOR,
+            timeout: DEFAULT_TIMEOUT,
         };
         Handle::start(
             Arc::new(store),
@@ -128,8 +130,8 @@ impl LockClient {
         MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
     }
 
-    /// The fair lock of this name, which goes to those who wait in the order in which they came, across all
-    /// processes: [`lock`](Self::lock) of [`LockKind::Fair`], where that is explained.
+    /// The fair lock of this name, which serves its waiters in the order in which they came, across all processes:
+    /// [`lock`](Self::lock) of [`LockKind::Fair`], where that is explained.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -154,9 +156,9 @@ impl LockClient {
         Semaphore::new(self.handle.clone(), key.into())
     }
 
-    /// The semaphore of this name that keeps no account of who has its permits, as Redisson's `RSemaphore`
-    /// does. Permits of a process that crashed never come back: [`semaphore`](Self::semaphore) is the better
-    /// choice where nothing speaks against it.
+    /// The semaphore of this name whose permits have no owner, as in Redisson's `RSemaphore`. The permits of a process
+    /// that crashed never come back: prefer [`semaphore`](Self::semaphore) unless you share the semaphore with
+    /// Redisson.
     pub fn unowned_semaphore(&self, key: impl Into<LockKey>) -> UnownedSemaphore {
         UnownedSemaphore::new(self.handle.clone(), key.into())
     }
@@ -166,7 +168,7 @@ impl LockClient {
         Latch::new(self.handle.clone(), key.into())
     }
 
-    /// Whether the client hands out no locks any more: it was shut down, or its runtime ended.
+    /// Whether the client makes no acquires any more: it was shut down, or its runtime ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.handle.shared().closing.is_cancelled()
     }
@@ -177,32 +179,32 @@ impl LockClient {
         self.handle.shared().settings.lease
     }
 
-    /// The id of this client, drawn anew for each. What the store knows its holds by begins with it, and with a colon: so
-    /// a [`Holder`] can be told to be this process, or another one that has said its id.
+    /// The id of this client, drawn anew for each. The store knows its holds by ids that begin with it and a colon: so
+    /// a [`Holder`] can be recognised as this process, or as another one whose id is known.
     #[must_use]
     pub fn id(&self) -> String {
         self.handle.shared().issuer.uuid.to_string()
     }
 
-    /// What the store of this client can do: the kinds of locks it has, its shortest lease, how it notifies waiters, …
+    /// What the store of this client can do: its kinds of locks, its shortest lease, how it notifies waiters, …
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.handle.shared().capabilities
     }
 
-    /// How many locks this client holds now, those too that a call for several has so far.
+    /// How many locks this client holds now, including those that an unfinished call for several has so far.
     #[must_use]
     pub fn held(&self) -> usize {
         self.handle.shared().watchdog.len() + self.handle.shared().unfinished.held()
     }
 
-    /// How many keys are waited for through this client now.
+    /// How many keys have waiters in this client now.
     #[must_use]
     pub fn waited_for(&self) -> usize {
         self.handle.shared().waiters.len()
     }
 
-    /// Who holds a lock, as the store sees it; `None` when nobody does. Of several readers it is one, see
+    /// The holder of a lock, as the store sees it; `None` when the lock is free. Of several readers it is one, see
     /// [`holders`](Self::holders).
     ///
     /// # Errors
@@ -212,7 +214,7 @@ impl LockClient {
         Ok(self.holders(key).await?.into_iter().next())
     }
 
-    /// All who hold a lock, as the store sees it: nobody, one, or several readers.
+    /// All holders of a lock, as the store sees them: none, one, or several readers.
     ///
     /// # Errors
     ///
@@ -225,8 +227,8 @@ impl LockClient {
         .await
     }
 
-    /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store looks at
-    /// all of its keys for this: meant for people and tools.
+    /// The locks whose names begin with `prefix`, with their holders, sorted by name. The store scans all of its keys
+    /// for this: meant for people and tools.
     ///
     /// # Errors
     ///
@@ -242,9 +244,9 @@ impl LockClient {
         Ok(found)
     }
 
-    /// Takes a lock away from whoever holds it, and wakes the waiters; answers whether anybody held it.
-    /// The holder is told at its next renewal or check, so until then both may believe that they have it:
-    /// only the fencing token protects what they write.
+    /// Ends the hold of a lock, whichever client has it, and wakes the waiters; returns whether the lock was held. The
+    /// former holder is told at its next renewal or check. Until then it and the next holder may both believe that they
+    /// have the lock: only the fencing token protects what they write.
     ///
     /// # Errors
     ///
@@ -257,7 +259,7 @@ impl LockClient {
         .await
     }
 
-    /// The records of this client's store, for work that was asked for twice; see [`record`](crate::record).
+    /// The records of this client's store, for work that is requested more than once; see [`record`](crate::record).
     ///
     /// # Errors
     ///
@@ -288,9 +290,9 @@ impl LockClient {
             .map_err(|error| error.into_error(what, key))
     }
 
-    /// Ends the client in good order: refuses new acquires and ends those that wait, gives guards until
-    /// the deadline to be released, signals [`Loss::Shutdown`] to the rest and releases them, and waits for
-    /// every release to arrive (at most `retry_for` longer). All clones of the client are shut down.
+    /// Shuts the client down: refuses new acquires and ends those that wait, gives guards until the deadline to be
+    /// released, signals [`Loss::Shutdown`] to the rest and releases them, and waits for every release to arrive (at
+    /// most `retry_for` longer). All clones of the client are shut down.
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
@@ -319,7 +321,7 @@ impl LockClient {
         }
         shared.pending.close();
         let all_given_back = async {
-            // What a question brought that was on its way is there before the question has ended.
+            // What a request in flight brought is there before the request has ended.
             loop {
                 self.give_back_unfinished();
                 shared.pending.wait().await;
@@ -346,7 +348,8 @@ impl LockClient {
         }
     }
 
-    /// Gives back what calls have that are not done. They end without it, also those that nobody polls.
+    /// Releases what unfinished calls have acquired so far. Those calls end without it, even if they are not polled any
+    /// more.
     fn give_back_unfinished(&self) {
         for part in self.handle.shared().unfinished.take() {
             drop(self.handle.undo(part.request, part.lease));
@@ -354,7 +357,7 @@ impl LockClient {
     }
 }
 
-/// A step that only looks has no outcome to be in doubt about.
+/// A step that only reads has no unknown outcome.
 async fn read<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     step.await.map_err(|error| StoreError {
         outcome: Outcome::NotDone,

@@ -9,14 +9,14 @@ use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::release::sleep;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
-use crate::store::{Outcome, Reason, StoreError};
+use crate::store::{Outcome, StoreError};
 use crate::{Error, LockKey};
 
 /// For how long a store remembers a step at least.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Takes a step; `what` says what it is for those who read errors. One that changes something goes on when
-/// this is dropped.
+/// Takes a step; `what` names it in error messages. A step that changes something is carried out even if this future is
+/// dropped.
 pub(crate) async fn count(
     handle: &Arc<Handle>,
     key: &LockKey,
@@ -57,7 +57,7 @@ async fn repeat(
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
-        // A look has no outcome.
+        // A read has no outcome.
         unknown |= error.outcome == Outcome::Unknown && !request.step.is_look();
         let now = Moment::now();
         let is_repeated = match request.step {
@@ -65,14 +65,11 @@ async fn repeat(
             _ => error.is_passing(),
         };
         if !is_repeated || now.since(begun) >= shared.settings.retry_for {
+            // Also of a copy that was refused: an earlier one, which had no reply, may have been carried out.
             error.outcome = match unknown {
                 true => Outcome::Unknown,
                 false => Outcome::NotDone,
             };
-            if unknown && error.is_refused() {
-                // This copy was refused; an earlier one, which had no reply, may have been carried out.
-                error.reason = Reason::Unreachable;
-            }
             return Err(error);
         }
         Event::CounterRepeated {
@@ -86,7 +83,8 @@ async fn repeat(
     }
 }
 
-/// A store that answers what was not asked.
+/// The error for a reply that does not fit the request.
 pub(crate) fn strange(what: &str, key: &LockKey, reply: CounterReply) -> Error {
-    StoreError::unknown(format!("the store answered another question: {reply:?}")).into_error(what, key)
+    StoreError::unknown(format!("the store's reply does not fit the request: {reply:?}"))
+        .into_error(what, key)
 }

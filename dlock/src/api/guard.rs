@@ -1,4 +1,4 @@
-//! What holding a lock gives.
+//! A held lock.
 
 use std::fmt;
 use std::future::Future;
@@ -14,22 +14,20 @@ use crate::runtime::hold::Hold;
 use crate::runtime::scope::Frames;
 use crate::{Error, Held};
 
-/// A lock that is held, until the guard is released or dropped.
+/// A held lock, until the guard is released or dropped.
 ///
-/// While the guard lives the watchdog renews the lease (unless it was fixed), and [`lost`](Self::lost)
-/// tells when that failed. **When the lease runs out, a guard that is asked answers so before the store
-/// gives the lock to somebody else**: also when the store hangs, the network is cut or this process was
-/// stopped, because the deadline is counted by this process's own clock from before the last successful
-/// renewal was sent. A holder that does not ask, or a store that lost its data, is what the
-/// [fencing token](Self::fencing_token) is for.
+/// While the guard lives the watchdog renews the lease (unless it was fixed), and [`lost`](Self::lost) tells when that
+/// failed. **When the lease expires, the guard reports the loss before the store grants the lock to another client**:
+/// also when the store hangs, the network is cut or this process was stopped, because the deadline is counted by this
+/// process's own clock from before the last successful renewal was sent. For a holder that does not ask its guard, and
+/// for a store that lost its data, there is the [fencing token](Self::fencing_token).
 ///
-/// Dropping the guard gives the lock back in the background: from any thread, inside or outside a runtime,
-/// in a panic, without blocking. [`release`](Self::release) waits for it and tells the outcome.
+/// Dropping the guard releases the lock in the background: from any thread, inside or outside a runtime, in a panic,
+/// without blocking. [`release`](Self::release) waits for it and tells the outcome.
 ///
-/// A bare guard is to others what the guard of a `tokio::sync::Mutex` is: a second `acquire` of the same
-/// lock in the same function waits for it. Code that shall re-enter runs in the guard's frame, by
-/// [`run`](Self::run), [`scope`](Self::scope) or [`Lock::run`](crate::Lock::run), or takes a second guard
-/// by [`reenter`](Self::reenter).
+/// To other code a bare guard is what the guard of a `tokio::sync::Mutex` is: a second `acquire` of the same lock in
+/// the same function waits for it. Code that needs to re-enter runs in the guard's frame, by [`run`](Self::run),
+/// [`scope`](Self::scope) or [`Lock::run`](crate::Lock::run), or takes a second guard by [`reenter`](Self::reenter).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -40,11 +38,11 @@ use crate::{Error, Held};
 /// let token = guard.fencing_token();
 /// # let write = async |_token: u64| {};
 /// write(token).await;
-/// guard.check()?; // still held, so nobody else wrote meanwhile
+/// guard.check()?; // still held, so no other holder wrote meanwhile
 /// guard.release().await?; // or drop it
 /// # Ok(()) }
 /// ```
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct LockGuard(Hold);
 
 impl LockGuard {
@@ -75,12 +73,12 @@ impl LockGuard {
         scope,
         frame,
         run,
-        /// When other guards of a re-entered lock are left, only this one is given back.
+        /// If other guards of a re-entered lock exist, only this guard is released.
         release,
     }
 
-    /// A second guard of the same lock, without asking the store. The lock is given back when the last of
-    /// them is gone.
+    /// A second guard of the same lock, without a request to the store. The lock is released with the last of its
+    /// guards.
     ///
     /// # Errors
     ///
@@ -101,7 +99,7 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// What gives back one lock, or several at once.
+/// Releases one lock, or several at once.
 pub(crate) trait Holding: View + Sized {
     /// Gives all of it back.
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static;

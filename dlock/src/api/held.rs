@@ -1,4 +1,4 @@
-//! A view of what is held, for whoever works under it.
+//! A view of a hold, for code that runs under it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::HoldState;
 use crate::api::methods::hold_methods;
 use crate::runtime::grants::Grant;
 use crate::runtime::members::{Holds, Members};
-use crate::{Error, Loss};
+use crate::store::{Bind, BoundGrant};
+use crate::{Error, LockGuard, Loss, MultiGuard};
 
-/// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing:
-/// only the [`LockGuard`](crate::LockGuard) does. After the lock was given back it answers `Lost(Released)`.
+/// A view of a hold that can be cloned and handed around. It keeps nothing alive and releases nothing: only the
+/// [`LockGuard`](crate::LockGuard) does. After the release it answers `Lost(Released)`.
 ///
-/// The lock layer puts one into the request's extensions, [`Lock::run`](crate::Lock::run) hands one to its
-/// closure, and [`dlock::current`](crate::current) gives the one of the innermost frame.
+/// The lock layer puts one into the request's extensions, [`Lock::run`](crate::Lock::run) passes one to its closure,
+/// and [`dlock::current`](crate::current) returns that of the innermost frame.
 ///
-/// Of [several locks](crate::MultiLock) that are held together this is a view of all: it is lost when one of
-/// them is.
+/// For [several locks](crate::MultiLock) that are held together this is a view of all: it is lost when one of them is.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -65,10 +65,10 @@ impl Held {
     }
 
     hold_methods! {
-        /// Of several locks the first in the order of their names.
+        /// Of several locks, the first in the order of their names.
         key,
-        /// Of several locks that of the [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) has those of the
-        /// others.
+        /// Of several locks, that of the [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) has those of
+        /// the others.
         fencing_token,
         fencing_token_of,
         keys,
@@ -120,6 +120,22 @@ pub(crate) trait View {
     /// A view of all of it.
     fn view(&self) -> Held;
 }
+
+macro_rules! bind {
+    ($($hold:ty),*) => {
+        $(impl Bind for $hold {
+            fn bind(&self) -> Result<Vec<BoundGrant>, Error> {
+                let bind = |grant: &Arc<Grant>| {
+                    let key = grant.key.clone();
+                    grant.bind().map_err(|loss| Error::Lost { key, loss })
+                };
+                self.grants().iter().map(bind).collect()
+            }
+        })*
+    };
+}
+
+bind!(Held, LockGuard, MultiGuard);
 
 /// The worst: lost when one is.
 pub(crate) fn state(grants: &[Arc<Grant>]) -> HoldState {

@@ -1,4 +1,4 @@
-//! The count-down latch: callers wait until others have done so many things.
+//! The count-down latch: callers wait until a number of steps is done.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,13 +22,12 @@ const HIGHEST: u64 = 1 << 53;
 /// A latch that opens when it was counted down to zero, across all processes; with the data of Redisson's
 /// `RCountDownLatch`.
 ///
-/// Made by [`LockClient::latch`](crate::LockClient::latch). Somebody sets a count, those who do the work count
-/// down, and those who wait go on at zero. A latch that was never set, or was counted down to the end, is
-/// *open*: its count is 0, nobody waits for it, and a new count may be set. So whoever may come first sets the
-/// count before it begins to wait.
+/// Made by [`LockClient::latch`](crate::LockClient::latch). One process sets a count, the workers count down, and the
+/// waiters go on at zero. A latch that was never set, or was counted down to the end, is *open*: its count is 0, it has
+/// no waiters, and a new count may be set. So a process that may be the first sets the count before it begins to wait.
 ///
-/// The count belongs to nobody: what a process did not count down before it crashed stays missing. Bound the
-/// wait with [`wait_for`](Self::wait_for) where that can happen.
+/// The count has no owner: what a process did not count down before it crashed stays missing. Bound the wait with
+/// [`wait_for`](Self::wait_for) where that can happen.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -65,7 +64,7 @@ impl Latch {
         &self.key
     }
 
-    /// Sets the count of an open latch, which closes it; `false` where it has a count already, which stays.
+    /// Sets the count of an open latch, which closes it; returns `false` if it has a count already, which stays.
     ///
     /// # Errors
     ///
@@ -90,13 +89,12 @@ impl Latch {
         })
     }
 
-    /// Counts down by one and answers what is left; at zero everybody who waits goes on.
+    /// Counts down by one and returns the remaining count; at zero all waiters go on.
     ///
     /// # Errors
     ///
     /// [`Error::LatchOpen`] when the count is zero already, which changes nothing; and as for
-    /// [`try_set_count`](Self::try_set_count). After [`Error::OutcomeUnknown`] it was counted once or not at
-    /// all.
+    /// [`try_set_count`](Self::try_set_count). After [`Error::OutcomeUnknown`] it was counted once or not at all.
     ///
     /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
     pub async fn count_down(&self) -> Result<u64, Error> {
@@ -118,7 +116,7 @@ impl Latch {
         self.number(reply)
     }
 
-    /// Opens the latch whatever its count is, so that everybody who waits goes on; whether it had a count.
+    /// Opens the latch whatever its count is, so that all waiters go on; returns whether it had a count.
     ///
     /// # Errors
     ///
@@ -130,20 +128,20 @@ impl Latch {
             .await
     }
 
-    /// Waits until the latch is open; not at all where it is. A waiter hears of it by a message, and looks
-    /// again after a broken connection and every 30 s.
+    /// Waits until the latch is open; returns at once if it is. A waiter is notified by a message, and checks again
+    /// after a broken connection and every 30 s.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], [`Error::KeyTaken`], [`Error::ClientClosed`], or a failure of the store that
-    /// lasts for [`retry_for`](crate::LockClientBuilder::retry_for) when it is looked at.
+    /// [`Error::InvalidKey`], [`Error::KeyTaken`], [`Error::ClientClosed`], or a failure of the store that lasts for
+    /// [`retry_for`](crate::LockClientBuilder::retry_for).
     ///
     /// Cancel safe: nothing is left of a wait that is dropped.
     pub async fn wait(&self) -> Result<(), Error> {
         self.handle.with_timers(self.wait_until(None)).await.map(drop)
     }
 
-    /// The same for at most this long; `false` when the latch was not open by then.
+    /// Waits until the latch is open, at most this long; returns `false` if it was not open by then.
     ///
     /// # Errors
     ///
@@ -187,12 +185,10 @@ impl Latch {
         let mut watch = None;
         while self.count().await? > 0 {
             closed.store(true, Ordering::Relaxed);
-            // The first news is "you are subscribed, look now", so nothing is missed in between. What comes
+            // The first notification is "you are subscribed, look now", so nothing is missed in between. What comes
             // during a look is looked for after it.
-            let watch = watch.get_or_insert_with(|| {
-                let store = shared.store.clone();
-                store.watch(Kind::Latch, &self.key, shared.next_grant())
-            });
+            let watch =
+                watch.get_or_insert_with(|| shared.call_watch(Kind::Latch, &self.key, shared.next_grant()));
             let _ = tokio::time::timeout(LONGEST_SLEEP, watch.changed()).await;
         }
         Ok(())

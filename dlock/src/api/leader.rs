@@ -1,7 +1,7 @@
-//! Leader election: of all the processes that stand for it, one leads.
+//! Leader election: of all candidate processes, one leads.
 //!
-//! A leader is who holds the lock of that name, and a term is one hold of it. So everything that is promised of a lock is
-//! promised of a leader, and nothing here knows a store.
+//! The leader is the holder of the lock of that name, and a term is one hold of it. So everything that is promised of a
+//! lock is promised of a leader, and nothing here depends on a store.
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +19,7 @@ use crate::{Error, Held, Lock, LockClient, LockKey};
 /// About how long is paused before a store that has failed is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A post that one process at a time has; made by [`LockClient::leader`].
+/// A role that one process at a time has; made by [`LockClient::leader`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -40,37 +40,37 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// ```
 ///
-/// All who stand for it ask for the lock of that name (so a lock of another use needs another name), and who has it leads
-/// until it is released. A leader that is alive renews it. When one crashes, or is cut off from the store, another one leads
-/// as soon as its lease has run out, and **not before**; a leader that resigns or is dropped is followed at once. The former
-/// leader is told before the next one can be elected because the time ran out, and its work is dropped; what is promised of
-/// a lock, and [what is not](crate#what-is-promised), holds here.
+/// All candidates ask for the lock of that name (so a lock of another use needs another name), and its holder leads
+/// until it is released. A live leader renews the lock. When a leader crashes, or is cut off from the store, another
+/// candidate leads as soon as the lease has expired, and **not before**; a leader that resigns or is dropped is
+/// followed at once. The former leader is told before an expiry lets the next one be elected, and its work is dropped;
+/// what is promised of a lock, and [what is not](crate#what-is-promised), holds here.
 ///
 /// # The token
 ///
-/// A leader that was stopped (a long pause, a suspended machine) finds out only when it goes on, and may have a write on
-/// its way. So each term has a fencing token, greater than those of all terms before. Send it along with every write, and
-/// have the resource refuse older ones:
+/// A leader that was stopped (a long pause, a suspended machine) finds out only when it goes on, and may have a write
+/// on its way. So each term has a fencing token, greater than those of all terms before. Send it along with every
+/// write, and have the resource refuse older ones:
 ///
 /// ```sql
 /// UPDATE jobs SET last_run = $1, fence = $2 WHERE name = $3 AND fence <= $2
 /// ```
 ///
-/// No row updated means that another one leads. A token that nobody checks protects nothing.
+/// If no row was updated, another process leads. A token that the resource does not check protects nothing.
 ///
 /// # Why it is not a fair lock
 ///
-/// Who has waited longest is no better leader. In a queue, a candidate that has died keeps the others waiting until it is
-/// passed over; without one, whoever is alive leads at once.
+/// The longest wait does not make the best leader. In a queue, a candidate that has died keeps the others waiting until
+/// it is passed over; without a queue, a live candidate leads at once.
 #[derive(Clone)]
-#[must_use = "nobody stands for it until it is campaigned for"]
+#[must_use = "it is no candidate until it campaigns"]
 pub struct Leader {
     client: LockClient,
     lock: Lock,
 }
 
 impl LockClient {
-    /// The post of this name, which one process leads at a time. Nothing is sent until it is campaigned for.
+    /// The role of this name, which one process has at a time. Nothing is sent until a process campaigns for it.
     pub fn leader(&self, name: impl Into<LockKey>) -> Leader {
         Leader {
             client: self.clone(),
@@ -81,20 +81,21 @@ impl LockClient {
 }
 
 impl Leader {
-    /// How long another process waits to lead after this one crashed while it led. The leader renews it every third of it.
-    /// The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
+    /// How long another process waits to lead after this one crashed while it led. The leader renews the lease every
+    /// third of it. The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
     pub fn lease(mut self, lease: Duration) -> Leader {
         self.lock = self.lock.lease(lease);
         self
     }
 
-    /// The longest that one term lasts, so that a leader which is stuck does not lead for ever. No limit by default.
+    /// The longest time that one term lasts, so that a leader that is stuck does not lead for ever. No limit by
+    /// default.
     pub fn max_term(mut self, max_term: Duration) -> Leader {
         self.lock = self.lock.max_hold(max_term);
         self
     }
 
-    /// The name of the post.
+    /// The name of the role.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.lock.key()
@@ -109,7 +110,7 @@ impl Leader {
         self.lock.check()
     }
 
-    /// Who leads now, as the store sees it; `None` when nobody does. It is this client if the id begins with
+    /// The current leader, as the store sees it; `None` when there is none. It is this client if the id begins with
     /// [`LockClient::id`].
     ///
     /// # Errors
@@ -119,21 +120,21 @@ impl Leader {
         self.client.inspect(self.key().clone()).await
     }
 
-    /// Runs the closure's future while this process leads: waits until it is elected, runs it, and when the lead is lost
-    /// drops it and stands again, with the closure called anew. That goes on until the work is done, and then its result
-    /// is returned; as a rule it never is, and this is dropped to stop it. Either way this process resigns, and another
-    /// one leads at once.
+    /// Runs the closure's future while this process leads: waits until it is elected, runs the future, drops it when
+    /// the lead is lost, and campaigns again, with a new future from the closure. When the future is done, its result
+    /// is returned; work that never ends is stopped by dropping this. Either way this process resigns, and another one
+    /// leads at once.
     ///
-    /// Failures of the store end nothing: it is asked again for as long as it takes. When the client is
+    /// A failure of the store does not end it: the store is asked again for as long as it takes. When the client is
     /// [shut down](LockClient::shutdown) the work is dropped at once, since it would not end by itself.
     ///
-    /// The closure is given a view of the term. The work runs in the term's frame, see [`scope`](crate::scope). Work that
-    /// does not return to the runtime cannot be dropped: what takes long goes to another thread, which asks
+    /// The closure gets a view of the term. The work runs in the term's frame, see [`scope`](crate::scope). Work that
+    /// does not return to the runtime cannot be dropped: run slow work in another thread, which checks
     /// [`is_held`](Held::is_held).
     ///
     /// # Errors
     ///
-    /// [`Error::ClientClosed`] when the client is shut down, and what waiting does not help against, from the first
+    /// [`Error::ClientClosed`] when the client is shut down; and every error that waiting does not cure, from the first
     /// campaign on: [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`], [`Error::Unsupported`].
     ///
     /// Cancel safe as far as the lead goes; what becomes of the work is up to the closure's future.
@@ -166,8 +167,8 @@ impl Leader {
         }
     }
 
-    /// Waits until this process leads, for as long as it takes, through failures of the store too. For one term only, or
-    /// for work that is no future; else [`lead`](Self::lead) is easier.
+    /// Waits until this process leads, for as long as it takes, through failures of the store too. For one term only,
+    /// or for work that is no future; otherwise [`lead`](Self::lead) is easier.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -183,18 +184,19 @@ impl Leader {
     ///
     /// Those of [`lead`](Self::lead).
     ///
-    /// Cancel safe: dropped at any point this process does not stand any more.
+    /// Cancel safe: dropped at any point, this process is no candidate any more.
     #[track_caller]
     pub fn campaign(&self) -> impl Future<Output = Result<Term, Error>> + Send + use<> {
         let (this, by) = (self.clone(), Location::caller());
         async move { this.elected(by).await }
     }
 
-    /// Leads if nobody else does now: asks the store once.
+    /// Leads if no other process leads now: asks the store once.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when another one leads, those of [`lead`](Self::lead), and failures of the store.
+    /// [`Error::NotAcquired`] when another process leads, the errors of [`lead`](Self::lead), and failures of the
+    /// store.
     ///
     /// Cancel safe.
     #[track_caller]
@@ -251,7 +253,7 @@ impl fmt::Debug for Leader {
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-#[must_use = "whoever drops the term resigns"]
+#[must_use = "dropping the term resigns"]
 pub struct Term {
     guard: LockGuard,
 }
@@ -267,7 +269,7 @@ impl Term {
     }
 
     hold_methods! {
-        /// That is of the post.
+        /// That is of the role.
         key,
         fencing_token,
         is_held,

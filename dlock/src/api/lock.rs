@@ -1,4 +1,4 @@
-//! What a lock offers: its options, and the ways to take it.
+//! A lock by name: its options, and the ways to acquire it.
 
 use std::fmt;
 use std::future::Future;
@@ -18,10 +18,9 @@ use crate::{Error, Held, LockKey};
 
 /// A lock by name, with options: cheap to make, to clone and to keep.
 ///
-/// Made by [`LockClient::lock`](crate::LockClient::lock). Options are set by methods that consume and
-/// return the lock; they belong to this value and what is cloned from it, never to anybody else's
-/// acquisition. A name or an option that makes no sense is reported by the acquire (or by
-/// [`check`](Self::check)), before anything is sent.
+/// Made by [`LockClient::lock`](crate::LockClient::lock). Options are set by methods that consume and return the lock;
+/// they belong to this value and its clones, not to other acquisitions of the same name. An invalid name or option is
+/// reported by the acquire (or by [`check`](Self::check)), before anything is sent.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -79,12 +78,12 @@ impl Lock {
         min_hold,
         max_waiters,
         /// A lock that came from the store is handed off for one time slice at most: four round trips of the store, at
-        /// least 5 ms and at most 100 ms. After that processes that wait elsewhere go first.
+        /// least 5 ms and at most 100 ms. After that waiters of other processes go first.
         ///
-        /// It goes without a round trip to the next waiter, in arrival order, each time with a fencing token of its own:
-        /// only while it is renewed, confirmed, past its `min_hold` and has a third of its lease left, and only to waiters
-        /// that ask for the same lease and no `min_hold`. A fair lock goes only to waiters that are next in the order of
-        /// arrival over all processes.
+        /// A handoff goes without a round trip to the next waiter, in arrival order, each time with a fencing token of
+        /// its own: only while the lock is renewed, confirmed, past its `min_hold` and has a third of its lease left,
+        /// and only to waiters that ask for the same lease and no `min_hold`. A fair lock goes only to waiters that are
+        /// next in the order of arrival over all processes.
         local_handoffs,
     }
 
@@ -93,8 +92,8 @@ impl Lock {
         self
     }
 
-    /// Has new readers stand back while a writer waits for this read-write lock. See
-    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers), which says what that means; not so by default.
+    /// Has new readers stand back while a writer waits for this read-write lock; see
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Off by default.
     pub fn prefer_writers(mut self) -> Lock {
         self.options.prefer_writers = true;
         self
@@ -115,12 +114,11 @@ impl Lock {
         self.call(true, Location::caller()).check()
     }
 
-    /// Takes the lock if it is free, without waiting for anybody: asks the store once.
+    /// Acquires the lock if it is free, without waiting for its holder: asks the store once.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when somebody else has it, and everything that
-    /// [`acquire`](Self::acquire) may answer.
+    /// [`Error::NotAcquired`] when another holder has it, and every error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -128,27 +126,28 @@ impl Lock {
         guarded(self.call(true, Location::caller()))
     }
 
-    /// Takes the lock, and waits for it as long as [`wait`](Self::wait) allows.
+    /// Acquires the lock, waiting as long as [`wait`](Self::wait) allows.
     ///
-    /// Inside a frame that holds the same lock it re-enters, without waiting and without asking the store.
+    /// Inside a frame that holds the same lock it re-enters, without waiting and without a request to the store.
     ///
     /// # Errors
     ///
-    /// - [`Error::NotAcquired`] when the store says that others hold it, until the wait is over.
+    /// - [`Error::NotAcquired`] when other holders had the lock until the wait time was over.
     /// - [`Error::Lost`] when the enclosing frame has lost it.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
-    ///   [`Error::ClientClosed`] as they say.
-    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at
-    ///   fault, or did not reply before the wait was over. Failures that may pass are tried again until the wait is
-    ///   over, at most for [`retry_for`](crate::LockClientBuilder::retry_for).
-    /// - [`Error::NotReplicated`] when too few replicas had it in time, where
+    ///   [`Error::ClientClosed`]: see each.
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault, or did not
+    ///   reply within the wait time. Failures that may pass are retried within the wait time, at most for
+    ///   [`retry_for`](crate::LockClientBuilder::retry_for).
+    /// - [`Error::NotReplicated`] when too few replicas acknowledged it in time, where
     ///   [`min_replicas`](crate::LockClientBuilder::min_replicas) is set.
     ///
-    /// Cancel safe: dropped at any point it leaves no lock, no place in a queue and no subscription, and a
-    /// wake-up that it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    /// Cancel safe: dropped at any point it leaves no lock, no queue position and no subscription, and a wake-up that
+    /// it consumed goes to the next waiter. Whatever is under way is undone in the background.
     ///
-    /// Keep polling it: a future that was woken and is not polled for one to two seconds loses its turn, and a lock that
-    /// it was handed goes to the next waiter. Polled again, it waits on in front of those that came later.
+    /// Keep polling it: a future that was woken and is not polled for one to two seconds loses its turn, and a lock
+    /// that was handed to it goes to the next waiter. Polled again, it goes on waiting in front of those that came
+    /// later.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
         guarded(self.call(false, Location::caller()))
@@ -164,12 +163,12 @@ impl Lock {
         }
     }
 
-    /// Takes the lock as [`acquire`](Self::acquire) does, runs the closure's future inside, and gives the
-    /// lock back: when it is done, and also when it panics or is dropped. A nested acquire of the same lock
-    /// re-enters. When the lock is lost the future is dropped.
+    /// Acquires the lock as [`acquire`](Self::acquire) does, runs the closure's future inside, and releases the lock:
+    /// when the future is done, and also when it panics or is dropped. A nested acquire of the same lock re-enters.
+    /// When the lock is lost the future is dropped.
     ///
-    /// A release that fails after the work was done does not take the result away; it is logged, and the
-    /// lease ends the lock.
+    /// A release that fails after the work was done does not discard the result; it is logged, and the lease ends the
+    /// lock.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -195,7 +194,7 @@ impl Lock {
     }
 }
 
-/// The acquire of a guard.
+/// A running acquire of a guard.
 pub(crate) fn guarded(call: AcquireCall) -> impl Future<Output = Result<LockGuard, Error>> + Send + use<> {
     call.run().map_ok(LockGuard::from)
 }

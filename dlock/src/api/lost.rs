@@ -11,9 +11,10 @@ use crate::api::held::{View, state};
 use crate::{Held, HoldState, Loss};
 
 pin_project! {
-    /// Waits until a hold is lost, and tells why: the future of [`LockGuard::lost`](crate::LockGuard::lost) and its like.
+    /// Waits until a hold is lost, and returns why: the future of [`LockGuard::lost`](crate::LockGuard::lost) and
+    /// similar methods.
     ///
-    /// It ends at once when the hold is lost already, and with [`Loss::Released`] when it was given back. It keeps nothing
+    /// It ends at once when the hold is lost already, and with [`Loss::Released`] after a release. It keeps nothing
     /// alive, and can be handed to code that knows nothing of locks.
     ///
     /// ```

@@ -58,7 +58,7 @@ pub const fn never<T>() -> Option<T> {
     None
 }
 
-/// A future that is larger than most, in a place of its own.
+/// A future that is larger than most, on the heap.
 pub fn boxed<F>(future: F) -> Pin<Box<F>> {
     Box::pin(future)
 }

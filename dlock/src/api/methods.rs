@@ -1,4 +1,4 @@
-//! What guards and views of holds answer: written once, so that all of them mean the same.
+//! The methods that guards and views of holds have in common: written once, so that all of them mean the same.
 
 /// Methods of a [`View`](crate::api::held::View): those that are named, each with what there is to add to its
 /// documentation.
@@ -16,7 +16,7 @@ macro_rules! hold_methods {
         }
     };
     (@keys $(#[$more:meta])*) => {
-        /// The names of all that is held, in their order: more than one for a [`MultiLock`](crate::MultiLock).
+        /// The names of all that is held, in their order: several for a [`MultiLock`](crate::MultiLock).
         ///
         $(#[$more])*
         pub fn keys(&self) -> impl Iterator<Item = &crate::LockKey> {
@@ -26,8 +26,8 @@ macro_rules! hold_methods {
     (@fencing_token $(#[$more:meta])*) => {
         /// The fencing token of this acquisition: greater than the token of every earlier acquisition under this name.
         ///
-        /// Send it along with each write, and have the resource refuse a write whose token is smaller than one that it has
-        /// seen. A token that nobody checks protects nothing.
+        /// Send it along with each write, and have the resource refuse a write whose token is smaller than one that it
+        /// has seen. A token that the resource does not check protects nothing.
         ///
         $(#[$more])*
         #[must_use]
@@ -48,8 +48,7 @@ macro_rules! hold_methods {
         }
     };
     (@fencing_tokens $(#[$more:meta])*) => {
-        /// All names with the fencing token of each: a write to what is locked by a name goes along with the token of that
-        /// name.
+        /// All names with the fencing token of each: a write to what a name locks carries the token of that name.
         ///
         $(#[$more])*
         pub fn fencing_tokens(&self) -> impl Iterator<Item = (&crate::LockKey, u64)> {
@@ -58,7 +57,7 @@ macro_rules! hold_methods {
         }
     };
     (@is_held $(#[$more:meta])*) => {
-        /// Whether it is still held, by the clock as of this call; all of it, where several locks are held together.
+        /// Whether it is still held, by the clock as of this call; with several locks, whether all of them are.
         ///
         $(#[$more])*
         #[must_use]
@@ -67,7 +66,8 @@ macro_rules! hold_methods {
         }
     };
     (@state $(#[$more:meta])*) => {
-        /// The same with the doubts: held, suspect or lost. Of several locks it is the worst: lost when one of them is.
+        /// The state, by the clock as of this call: held, suspect or lost. Of several locks it is the worst: lost when
+        /// one of them is.
         ///
         $(#[$more])*
         #[must_use]
@@ -76,8 +76,8 @@ macro_rules! hold_methods {
         }
     };
     (@remaining $(#[$more:meta])*) => {
-        /// How long it is held for sure, by the clock as of this call; zero when it is lost. A renewed lease starts anew at
-        /// each renewal, every third of it. Of several locks it is the shortest.
+        /// How long it is certain to be held, by the clock as of this call; zero when it is lost. A renewed lease
+        /// starts anew at each renewal, every third of it. Of several locks it is the shortest.
         ///
         $(#[$more])*
         #[must_use]
@@ -86,7 +86,7 @@ macro_rules! hold_methods {
         }
     };
     (@is_renewed $(#[$more:meta])*) => {
-        /// Whether the watchdog renews the lease; not so for a [fixed](crate::LockOptions::fixed_lease) one.
+        /// Whether the watchdog renews the lease; false for a [fixed](crate::LockOptions::fixed_lease) one.
         ///
         $(#[$more])*
         #[must_use]
@@ -95,20 +95,20 @@ macro_rules! hold_methods {
         }
     };
     (@check $(#[$more:meta])*) => {
-        /// Answers `Ok` while it is held, by the clock as of this call.
+        /// Returns `Ok` while it is held, by the clock as of this call.
         ///
         $(#[$more])*
         ///
         /// # Errors
         ///
-        /// [`Error::Lost`](crate::Error::Lost), which says why, and which lock it was.
+        /// [`Error::Lost`](crate::Error::Lost), with the reason and the lock.
         pub fn check(&self) -> Result<(), crate::Error> {
             crate::api::held::check(crate::api::held::View::grants(self))
         }
     };
     (@lost $(#[$more:meta])*) => {
-        /// Waits until it is lost and tells why; immediately when it is. The future keeps nothing alive: when the last guard
-        /// of it was released it ends with [`Loss::Released`](crate::Loss::Released).
+        /// Waits until it is lost and returns why; at once if it is lost already. The future keeps nothing alive: after
+        /// the release of the last guard it ends with [`Loss::Released`](crate::Loss::Released).
         ///
         $(#[$more])*
         ///
@@ -120,8 +120,8 @@ macro_rules! hold_methods {
         }
     };
     (@ensure $(#[$more:meta])*) => {
-        /// Makes sure that it is held for `at_least` this long from now on: renews the lease if less is left. Call it before
-        /// a step that must not be cut short.
+        /// Makes sure that it is held for `at_least` this long from now on: renews the lease if less remains. Call it
+        /// before a step that must not be cut short.
         ///
         $(#[$more])*
         ///
@@ -140,7 +140,7 @@ macro_rules! hold_methods {
         }
     };
     (@held $(#[$more:meta])*) => {
-        /// A view of this hold: cloneable, and keeping nothing alive.
+        /// A view of this hold: cloneable, without keeping anything alive.
         ///
         $(#[$more])*
         #[must_use]
@@ -149,14 +149,14 @@ macro_rules! hold_methods {
         }
     };
     (@scope $(#[$more:meta])*) => {
-        /// Runs a future in the frame of this guard: an acquire inside of what it holds re-enters. Branches of a `join!`
-        /// inside still exclude each other.
+        /// Runs a future in the frame of this guard: inside, an acquire of the same lock re-enters. Branches of a
+        /// `join!` inside still exclude each other.
         ///
         /// The frame of this guard, and no other, is added to those in which the future is polled. So a future that another
         /// task runs is in the frame of this guard alone, wherever this was called.
         ///
-        /// The future borrows nothing from the guard. When the guard is given back while it runs, the frame is void and an
-        /// acquire inside is an ordinary one.
+        /// The future borrows nothing from the guard. If the guard is released while the future runs, the frame is void
+        /// and an acquire inside is an ordinary one.
         ///
         $(#[$more])*
         pub fn scope<F: Future>(&self, future: F) -> crate::scope::InScope<F> {
@@ -164,7 +164,8 @@ macro_rules! hold_methods {
         }
     };
     (@frame $(#[$more:meta])*) => {
-        /// The frame of this guard alone, as a handle: for what is polled and is no future, such as a body or a stream.
+        /// The frame of this guard alone, as a handle: for polled things that are no futures, such as a body or a
+        /// stream.
         ///
         $(#[$more])*
         #[must_use]
@@ -188,14 +189,14 @@ macro_rules! hold_methods {
         }
     };
     (@release $(#[$more:meta])*) => {
-        /// Gives back what is held, and waits for the outcome.
+        /// Releases what is held, and waits for the outcome.
         ///
         $(#[$more])*
         ///
         /// # Errors
         ///
-        /// - [`Error::Lost`](crate::Error::Lost) when it was lost before. The release is sent all the same; it never touches
-        ///   the hold of somebody else.
+        /// - [`Error::Lost`](crate::Error::Lost) when it was lost before. The release is sent all the same; it never
+        ///   touches the hold of another client.
         /// - [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) or another failure of the store: the release is
         ///   repeated in the background, and the lease is the last resort.
         ///

@@ -7,7 +7,7 @@ macro_rules! option_methods {
         $(option_methods!(@$method $(#[$more])*);)*
     };
     (@options $(#[$more:meta])*) => {
-        /// Takes all options from these, instead of those that were set before.
+        /// Replaces all options by these.
         ///
         $(#[$more])*
         pub fn options(self, options: crate::LockOptions) -> Self {
@@ -16,8 +16,8 @@ macro_rules! option_methods {
     };
     (@lease $(#[$more:meta])*) => {
         /// The lease that the watchdog keeps renewing, every third of it, for as long as the guard lives; the client's
-        /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the holder
-        /// others can acquire when it has run out.
+        /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the
+        /// holder others can acquire when it has expired.
         ///
         $(#[$more])*
         pub fn lease(self, lease: std::time::Duration) -> Self {
@@ -34,8 +34,8 @@ macro_rules! option_methods {
         }
     };
     (@wait $(#[$more:meta])*) => {
-        /// How long [`acquire`](Self::acquire) and its like wait; without end by default. The store's reply must come
-        /// within that time, too.
+        /// How long [`acquire`](Self::acquire) and similar methods wait; without end by default. The store's reply must
+        /// come within that time, too.
         ///
         $(#[$more])*
         pub fn wait(self, wait: std::time::Duration) -> Self {
@@ -43,8 +43,8 @@ macro_rules! option_methods {
         }
     };
     (@max_hold $(#[$more:meta])*) => {
-        /// The longest time that a hold lasts: after it renewal has ended and the hold is lost, however alive the holder
-        /// looks. No limit by default.
+        /// The longest time that a hold lasts: then renewal ends and the hold is lost, even if the holder is alive. No
+        /// limit by default.
         ///
         $(#[$more])*
         pub fn max_hold(self, max_hold: std::time::Duration) -> Self {
@@ -52,8 +52,8 @@ macro_rules! option_methods {
         }
     };
     (@min_hold $(#[$more:meta])*) => {
-        /// Keeps what is acquired taken for at least this long from its acquisition on, even if it is released before.
-        /// No minimum by default.
+        /// Keeps the lock taken for at least this long from its acquisition on, even if it is released before. No
+        /// minimum by default.
         ///
         $(#[$more])*
         pub fn min_hold(self, min_hold: std::time::Duration) -> Self {
@@ -61,9 +61,9 @@ macro_rules! option_methods {
         }
     };
     (@max_waiters $(#[$more:meta])*) => {
-        /// How many callers may wait in this process at a time; one more is refused at once with
-        /// [`Error::TooManyWaiters`](crate::Error::TooManyWaiters). No limit by default; a queue without bound is an
-        /// outage, so set one where requests come from outside.
+        /// How many callers may wait in this process at the same time; further ones are refused at once with
+        /// [`Error::TooManyWaiters`](crate::Error::TooManyWaiters). No limit by default; an unbounded queue turns
+        /// overload into an outage, so set a limit where requests come from outside.
         ///
         $(#[$more])*
         pub fn max_waiters(self, max_waiters: usize) -> Self {

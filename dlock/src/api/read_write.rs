@@ -16,12 +16,13 @@ use crate::{Error, Lock, LockClient, LockKey};
 /// Made by [`LockClient::rw_lock`]. Any number of readers hold it at the same time, each with a lease, a renewal and a
 /// fencing token of its own, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
 ///
-/// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read enters, and asking to
-///   write fails at once with [`Error::WouldDeadlock`]: the reader would wait for itself. Inside a writer's frame a
-///   write enters, and so does a read: a writer may read. Such a read is a lock of its own, which the writer may keep
-///   when it gives the write lock back ([`LockGuard::downgrade`]); other readers come in then.
-/// - **Who goes first.** Readers come in as long as there are readers, so that writers may wait for ever where reads
-///   overlap without end. [`prefer_writers`](Self::prefer_writers) has readers stand back for writers who wait.
+/// - **Nested calls.** Inside a reader's frame ([`Lock::run`], [`LockGuard::scope`]) a read enters, and asking to write
+///   fails at once with [`Error::WouldDeadlock`]: the reader would wait for itself. Inside a writer's frame a write
+///   enters, and so does a read: a writer may read. Such a read is a lock of its own, which the writer may keep when it
+///   releases the write lock ([`LockGuard::downgrade`]); other readers are admitted then.
+/// - **Which waiter goes first.** New readers are admitted as long as there are readers, so writers may wait for ever
+///   where reads overlap without end. With [`prefer_writers`](Self::prefer_writers) readers stand back for waiting
+///   writers.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -63,24 +64,23 @@ impl RwLock {
     }
 
     /// Has new readers stand back while a writer waits, so that a writer does not starve where reads overlap without
-    /// end; by default readers come in as long as there are readers.
+    /// end; by default readers are admitted as long as there are readers.
     ///
-    /// It is the writer's option: while one that was acquired with it waits ([`try_acquire`](Lock::try_acquire) does
-    /// not), readers of every dlock process are refused or wait, whatever their own options. The writer then waits only
+    /// It is the writer's option: while a writer with this option waits ([`try_acquire`](Lock::try_acquire) does not),
+    /// readers of every dlock process are refused or wait, whatever their own options. The writer then waits only
     ///
-    /// - for the readers who are inside already, as long as they keep the lock, and for reads nested in theirs, which
-    ///   enter as ever;
-    /// - for other writers: those who wait have no order between processes, and readers stand back until the last of
-    ///   those who prefer it has had its turn, so that writers who come without a pause keep readers out;
-    /// - for writers before it in its own process. Of these the first counts at the store: where the lock is not handed
-    ///   on between them, readers who waited may come in before the next;
-    /// - for Java: Redisson's readers know nothing of it and come in.
+    /// - for readers that hold the lock already, and for reads nested in theirs, which enter as ever;
+    /// - for other writers: waiting writers have no order between processes, and readers stand back until the last
+    ///   writer that prefers it was served, so writers that come without a pause keep readers out;
+    /// - for earlier writers of its own process. Only the first of them counts at the store: where the lock is not
+    ///   handed off between them, waiting readers may be admitted before the next;
+    /// - for Java: Redisson's readers know nothing of it and are admitted.
     ///
-    /// A writer that gives up or is dropped lets the readers go on at once, one whose process died after 5 s. A reader
-    /// that waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the writer
-    /// for it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
+    /// When a writer gives up or is dropped, the readers go on at once; when its process died, after 5 s. A reader that
+    /// waits, outside its own frame, for a second read of a lock that it holds waits for the writer, and the writer for
+    /// it: nest such reads ([`Lock::run`], [`LockGuard::scope`]), or set a [`wait`](Lock::wait).
     ///
-    /// Not to be had on a quorum of servers, where waiting for it is refused with [`Error::Unsupported`].
+    /// Not available on a quorum of servers, where such a wait is refused with [`Error::Unsupported`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -104,16 +104,17 @@ impl RwLock {
 }
 
 impl LockGuard {
-    /// Turns a write lock into a read lock without a gap: nobody writes in between, and readers who wait come in.
+    /// Turns a write lock into a read lock without a gap: no other write comes in between, and waiting readers are
+    /// admitted.
     ///
-    /// The read lock has a fencing token of its own, and what is left of the lease where that is fixed. Where the
-    /// write lock was entered several times, the other guards keep it; a read nested in this one waits for those of
-    /// them that are not around this call.
+    /// The read lock has a fencing token of its own, and the remaining lease if that is fixed. If the write lock was
+    /// entered several times, the other guards keep it; a read nested in this one waits for those of them that are not
+    /// around this call.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidOption`] when this is no write lock, [`Error::Lost`] when it is lost, and the failure of the
-    /// store when it does not answer. In each case the write lock is given back.
+    /// store when it does not answer. In each case the write lock is released.
     ///
     /// Cancel safe: dropped half way it leaves no lock.
     #[track_caller]

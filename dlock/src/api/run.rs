@@ -1,4 +1,4 @@
-//! Work under a lock, from the acquire to the release. What is the caller's is kept once and polled in its place, so
+//! Work under a lock, from the acquire to the release. What is the caller's is kept once and polled where it is, so
 //! that nested locked code adds up and does not multiply.
 
 use std::future::Future;
@@ -77,24 +77,24 @@ impl<F: Future> Future for Guarding<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        while let Some(held) = this.held {
-            if this.over.is_none() {
-                if let Err(lost) = held.check() {
-                    this.future.end();
-                    return Poll::Ready(Err(lost));
-                }
+        if let Some(held) = this.held {
+            let is_first = this.over.is_none();
+            if is_first {
                 this.over.set(Some(held.over().cancelled_owned()));
             }
-            let Some(over) = this.over.as_mut().as_pin_mut() else {
-                continue;
-            };
-            if over.poll(cx).is_pending() {
-                break;
+            let over = this.over.as_mut().as_pin_mut();
+            let is_over = over.is_some_and(|over| over.poll(cx).is_ready());
+            // Checked at first too: the hold may have expired unnoticed. Never twice in one poll: the work makes progress
+            // even if the hold contradicts its signal.
+            if (is_first || is_over)
+                && let Err(lost) = held.check()
+            {
+                this.future.end();
+                return Poll::Ready(Err(lost));
             }
-            this.over.set(None);
         }
         let output = ready!(this.future.poll(cx));
-        // Asked once more when the future is done: a stalled runtime may be late with the news.
+        // Asked once more when the future is done: a stalled runtime may deliver the notification late.
         let checked = this.held.as_ref().map_or(Ok(()), Held::check);
         Poll::Ready(checked.map(|()| output))
     }
@@ -136,7 +136,7 @@ impl Frame {
         self.entrance.clone()
     }
 
-    /// Runs the block, and gives the lock back when that is done.
+    /// Runs the block, and releases the lock when the block is done.
     pub fn run<F: Future>(self, block: F) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
         Locked {
             step: LockedStep::Runs {
@@ -267,7 +267,7 @@ type Acquire<G> = Pin<Box<dyn Future<Output = Result<G, Error>> + Send>>;
 type Release = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pin_project! {
-    /// Takes a lock, runs the future of a closure in its frame, and gives it back.
+    /// Acquires a lock, runs the future of a closure in its frame, and releases the lock.
     #[must_use = "futures do nothing unless polled"]
     pub(crate) struct Run<G, W, F: Future> {
         #[pin]
@@ -291,7 +291,7 @@ where
     W: FnOnce(Held) -> F,
     F: Future,
 {
-    /// The acquire is larger than most work, so it has a place of its own.
+    /// The acquire is larger than most work, so it is on the heap.
     pub(crate) fn new(
         acquire: impl Future<Output = Result<G, Error>> + Send + 'static,
         work: W,

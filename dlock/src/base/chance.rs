@@ -32,7 +32,7 @@ pub(crate) fn below(n: u64) -> u64 {
 
 /// Puts them into a random order.
 #[cfg_attr(
-    not(any(feature = "redis", feature = "postgres")),
+    not(feature = "redis"),
     allow(dead_code, reason = "only servers are tried in a random order")
 )]
 pub(crate) fn shuffle<T>(all: &mut [T]) {
@@ -44,7 +44,7 @@ pub fn next_id() -> u64 {
     source::next_id()
 }
 
-/// Hashes with a secret of this process, so that nobody can choose input whose hashes collide.
+/// Hashes with a secret of this process, so that no user can choose input whose hashes collide.
 pub(crate) fn hash_state() -> &'static impl BuildHasher {
     source::hash_state()
 }

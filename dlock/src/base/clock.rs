@@ -35,10 +35,10 @@ pub(crate) fn wall() -> Duration {
 #[cfg(dlock_sim)]
 pub(crate) use crate::base::sim::{origin, suspended, wall};
 
-/// Sleeps until [`now`] has reached `deadline`, as well as a timer can: one that was set before a suspend
-/// fires late, and whoever asks the clock in between is told the truth.
+/// Sleeps until [`now`] has reached `deadline`, as well as a timer can: a timer set before a suspend fires late, but
+/// the clock is right in between.
 pub(crate) async fn sleep_until(deadline: Instant) {
-    // A deadline nobody can reach (years away) is still a valid one for the timer wheel.
+    // An unreachable deadline (years away) is still a valid one for the timer wheel.
     let target = deadline.checked_sub(suspended()).unwrap_or(deadline);
     tokio::time::sleep_until(target).await;
 }
@@ -89,7 +89,7 @@ impl Suspended {
 
     fn total(&self, wall: i64, look_up: impl FnOnce() -> u64) -> Duration {
         if self.wall.load(Ordering::Acquire) != wall {
-            // It only grows, and stands there before what says that it is known: who sees that sees this.
+            // It only grows, and is written before the flag that says that it is known: a reader of that flag sees it.
             self.slept_ms.fetch_max(look_up(), Ordering::Relaxed);
             self.wall.store(wall, Ordering::Release);
         }

@@ -1,4 +1,4 @@
-//! What can go wrong, told so that a caller can act on it.
+//! The errors of locks, sorted so that a caller can act on them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::base::hold_state::Loss;
 use crate::base::kind::Kind;
 use crate::{LockKey, Problem};
 
-/// Why a lock was not had, not kept or not given back.
+/// Why a lock was not acquired, not kept or not released.
 ///
 /// Messages name the lock and say what to do. Passwords never appear in them.
 ///
@@ -35,38 +35,39 @@ use crate::{LockKey, Problem};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock (or the requested permits) did not become available within the wait time: the store said that others
+    /// The lock (or the requested permits) did not become available within the wait time: the store replied that others
     /// hold it.
     ///
-    /// It said so during this call, or to a call of this process that this one waited behind. A store that did not reply
-    /// in time is [`Unreachable`](Error::Unreachable) or [`OutcomeUnknown`](Error::OutcomeUnknown) instead: then the lock
-    /// may be free.
+    /// The reply came to this call, or to a call of this process that this one waited behind. A store that did not
+    /// reply in time is [`Unreachable`](Error::Unreachable) or [`OutcomeUnknown`](Error::OutcomeUnknown) instead: then
+    /// the lock may be free.
     #[error(
         "{}{}{}{}",
         held(*kind, key), after(*waited), lease_left(*remaining), said(votes.as_deref())
     )]
     #[non_exhaustive]
     NotAcquired {
-        /// What it was asked for as.
+        /// The requested kind.
         kind: Kind,
-        /// The lock that was asked for.
+        /// The requested lock.
         key: LockKey,
         /// How long this call waited; zero for `try_acquire`.
         waited: Duration,
-        /// What was left of the holder's lease when it was last looked at, where that is known. A holder
-        /// that is alive renews it, so this is no promise of when the lock comes free.
+        /// The remaining lease of the holder when it was last looked at, if known. A live holder renews it, so this is
+        /// no promise of when the lock becomes available.
         remaining: Option<Duration>,
-        /// What each server of a quorum said when it was last asked; `None` on every other store.
+        /// More about the last reply, where the store has more to tell: what each server of a quorum replied, or which open
+        /// transaction has the lock on PostgreSQL.
         votes: Option<Arc<str>>,
     },
 
-    /// The lock was held and is not any more. Whoever holds this error must not go on with the work.
+    /// The lock was held and is lost. A caller with this error must not go on with the work.
     #[error("lock \"{key}\" was lost: {loss}")]
     #[non_exhaustive]
     Lost {
         /// The lock that was lost.
         key: LockKey,
-        /// What ended the hold.
+        /// Why the hold ended.
         loss: Loss,
     },
 
@@ -74,17 +75,17 @@ pub enum Error {
     #[error("waiting for lock \"{key}\" would never end: {reason}")]
     #[non_exhaustive]
     WouldDeadlock {
-        /// The lock that was asked for.
+        /// The requested lock.
         key: LockKey,
-        /// What stands in the way.
+        /// What this call would wait for.
         reason: String,
     },
 
-    /// As many callers wait for the lock in this process as `max_waiters` allows.
+    /// The lock has as many waiters in this process as `max_waiters` allows.
     #[error("lock \"{key}\" already has {limit} waiters in this process, the most that max_waiters allows")]
     #[non_exhaustive]
     TooManyWaiters {
-        /// The lock that was asked for.
+        /// The requested lock.
         key: LockKey,
         /// The limit that was set.
         limit: usize,
@@ -94,62 +95,62 @@ pub enum Error {
     #[error("the lock store could not be reached for {what}: {message}")]
     #[non_exhaustive]
     Unreachable {
-        /// What was to be done.
+        /// The step that failed.
         what: String,
-        /// What happened instead.
+        /// The failure.
         message: String,
         /// The cause.
         #[source]
         source: Option<Cause>,
     },
 
-    /// The request was sent and no answer came: it may or may not have been carried out.
+    /// The request was sent and no reply came: it may or may not have been carried out. Also where it was sent again, and
+    /// the store refused a later copy.
     ///
     /// After an acquire the lock is not held by the caller, and whatever the server did is undone in the
     /// background. After a release the lock ends with its lease at the latest.
     #[error("it is unknown whether {what} took effect: {message}")]
     #[non_exhaustive]
     OutcomeUnknown {
-        /// What was to be done.
+        /// The step that failed.
         what: String,
-        /// What happened instead.
+        /// The failure.
         message: String,
         /// The cause.
         #[source]
         source: Option<Cause>,
     },
 
-    /// The store answered that it will not do this: a wrong password, a missing permission, a read-only
-    /// replica, memory used up.
+    /// The store refused the request: a wrong password, a missing permission, a read-only replica, memory used up.
     #[error("the lock store refused {what}: {message}")]
     #[non_exhaustive]
     Refused {
-        /// What was to be done.
+        /// The step that failed.
         what: String,
-        /// What the store said.
+        /// The store's reply.
         message: String,
         /// The cause.
         #[source]
         source: Option<Cause>,
     },
 
-    /// Too few replicas of the server had it in time, as [`min_replicas`](crate::LockClientBuilder::min_replicas)
-    /// wants it: a fail-over might lose it.
+    /// Too few replicas of the server acknowledged it in time, see
+    /// [`min_replicas`](crate::LockClientBuilder::min_replicas): a fail-over might lose it.
     ///
-    /// After an acquire the lock is not held by the caller: what the server granted is given back. After a renewal
-    /// it is still held, for as long as [`remaining`](crate::LockGuard::remaining) says.
+    /// After an acquire the lock is not held by the caller: what the server granted is released. After a renewal it is
+    /// still held, for as long as [`remaining`](crate::LockGuard::remaining) says.
     #[error(
         "{what} was acknowledged by {acknowledged} of the {wanted} replicas that min_replicas wants, within {within:?}"
     )]
     #[non_exhaustive]
     NotReplicated {
-        /// What was to be done.
+        /// The step that failed.
         what: String,
         /// How many replicas acknowledged it in time.
         acknowledged: u32,
-        /// How many were to.
+        /// How many were required.
         wanted: u32,
-        /// The time that they had.
+        /// The time within which they had to.
         within: Duration,
     },
 
@@ -161,30 +162,30 @@ pub enum Error {
         key: LockKey,
     },
 
-    /// Several locks that were held together were given back, and this is what failed of it: each error names
-    /// its lock. Those that are not named were given back.
-    #[error("{} locks were not given back in good order: {}", failures.len(), listed(failures))]
+    /// Of several locks that were held together some releases failed: each error names its lock. The locks that are not
+    /// named were released.
+    #[error("{} locks were not released properly: {}", failures.len(), listed(failures))]
     #[non_exhaustive]
     NotReleased {
-        /// One for each lock of which it failed; at least two.
+        /// One error for each lock that was not released; at least two.
         failures: Vec<Error>,
     },
 
-    /// The client was shut down, or the runtime that its background work ran on has ended.
+    /// The client was shut down, or the runtime of its background work has ended.
     #[error("the lock client is shut down")]
     ClientClosed,
 
-    /// There are not so many permits that this many could be taken away. Nothing was changed.
+    /// More permits were to be removed than there are. Nothing was changed.
     #[error("semaphore \"{key}\" has {total} permits in all: no more can be taken away")]
     #[non_exhaustive]
     TooFewPermits {
         /// The semaphore.
         key: LockKey,
-        /// How many there are, free or held.
+        /// The total.
         total: u64,
     },
 
-    /// Nobody has said how many permits the semaphore has, so none can have been taken and come back.
+    /// The total of the semaphore is not set, so no permit can have been taken and come back.
     #[error("semaphore \"{key}\" has no permits yet: set their number first")]
     #[non_exhaustive]
     NoPermitsSet {
@@ -210,7 +211,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// An option of a lock or a client makes no sense.
+    /// An option of a lock or a client is invalid.
     #[error("invalid option {option}: {reason}")]
     #[non_exhaustive]
     InvalidOption {
@@ -228,11 +229,11 @@ pub enum Error {
         reason: String,
     },
 
-    /// The key of this name holds data that is not this kind of lock. Nothing was changed.
+    /// The key of this name holds data of another kind. Nothing was changed.
     #[error("key \"{key}\" holds {found}, not a lock of this kind: choose another name or remove that data")]
     #[non_exhaustive]
     KeyTaken {
-        /// The lock that was asked for.
+        /// The requested lock.
         key: LockKey,
         /// What the key holds.
         found: String,
@@ -242,9 +243,9 @@ pub enum Error {
     #[error("{what} is not supported: {reason}")]
     #[non_exhaustive]
     Unsupported {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 
@@ -254,7 +255,7 @@ pub enum Error {
     )]
     NoDefaultClient,
 
-    /// The process-wide default client was set before, and still works.
+    /// The process-wide default client was set before; that client stays.
     #[error(
         "the default lock client is already set: call dlock::set_default once per process, and dlock::set_runtime_default in tests"
     )]
@@ -262,7 +263,21 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether somebody else simply has the lock: trying again later may succeed.
+    /// [`Error::InvalidOption`], for a store of another crate.
+    ///
+    /// ```
+    /// let error = dlock::Error::invalid_option("table", "it has a space in its name");
+    /// assert_eq!(error.to_string(), "invalid option table: it has a space in its name");
+    /// ```
+    #[must_use]
+    pub fn invalid_option(option: &'static str, reason: &str) -> Error {
+        Error::InvalidOption {
+            option,
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// Whether the lock is simply held by another client: trying again later may succeed.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(self, Error::NotAcquired { .. })
@@ -293,8 +308,7 @@ impl Error {
         }
     }
 
-    /// When to try again, where trying again makes sense: after a second. Not after a loss: the work may
-    /// have had effects.
+    /// When to try again, if that makes sense: after a second. `None` after a loss: the work may have had effects.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         const SOON: Duration = Duration::from_secs(1);
@@ -310,7 +324,7 @@ impl Error {
         }
     }
 
-    /// The error as an HTTP problem document (RFC 9457) would tell it.
+    /// The error as an HTTP problem document (RFC 9457).
     #[must_use]
     pub fn problem(&self) -> Problem {
         Problem::from(self)
@@ -318,9 +332,9 @@ impl Error {
 }
 
 fn held(kind: Kind, key: &LockKey) -> String {
-    match kind {
-        Kind::Permit | Kind::Unowned => format!("semaphore \"{key}\" has not enough free permits"),
-        _ => format!("lock \"{key}\" is held by somebody else"),
+    match kind.is_permits() {
+        true => format!("semaphore \"{key}\" has not enough free permits"),
+        false => format!("lock \"{key}\" is held by another client"),
     }
 }
 

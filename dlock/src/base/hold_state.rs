@@ -1,6 +1,6 @@
-//! What a holder is told when it asks.
+//! The state of a hold, for its holder.
 
-/// Whether a lock is still held, as the clock says at the moment of asking.
+/// Whether a lock is still held, by the clock as of the call.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -21,14 +21,14 @@
 pub enum HoldState {
     /// Held, and confirmed by the store when it was due.
     Held,
-    /// The lease still runs, but the store has not confirmed it when it should have, or came back after a
-    /// broken connection and was not asked yet. Nobody else has the lock unless the store lost its data.
+    /// The lease still runs, but a renewal is overdue, or the store came back after a broken connection and was not
+    /// asked yet. No other client has the lock unless the store lost its data.
     Suspect,
-    /// Over, for good. Somebody else may have the lock.
+    /// Over, for good. Another client may have the lock.
     Lost(Loss),
 }
 
-/// What ended a hold.
+/// Why a hold ended.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -46,7 +46,7 @@ pub enum HoldState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The lease ran out by this process's clock, because it was fixed or could not be renewed in time.
+    /// The lease expired by this process's clock, because it was fixed or could not be renewed in time.
     Expired,
     /// The store no longer knew the hold: it was forced open, or the data was lost or evicted.
     Gone,
@@ -56,14 +56,14 @@ pub enum Loss {
     Shutdown,
     /// The runtime that renewed the lock has ended.
     RuntimeEnded,
-    /// The lock was given back; seen by views of a hold that outlive it.
+    /// The lock was released; seen by views of a hold that outlive it.
     Released,
 }
 
 impl std::fmt::Display for Loss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Loss::Expired => "its lease ran out",
+            Loss::Expired => "its lease expired",
             Loss::Gone => "the store no longer has it (forced open, or its data was lost)",
             Loss::MaxHold => "it was held as long as max_hold allows",
             Loss::Shutdown => "the client was shut down",

@@ -1,4 +1,4 @@
-//! Maps by numbers that nobody can choose: those of our own, which count up, and hashes with a secret.
+//! Maps by numbers that users cannot choose: our own, which count up, and hashes with a secret.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -21,8 +21,8 @@ impl Hasher for IntHasher {
         }
     }
 
-    /// A table takes the lower bits for the place, and the upper seven to compare. Numbers that follow each other get
-    /// places that do; each such row begins anywhere.
+    /// A table takes the lower bits for the bucket, and the upper seven to compare. Consecutive numbers get consecutive
+    /// buckets; each such row begins anywhere.
     fn write_u64(&mut self, number: u64) {
         const LOWER: u64 = u64::MAX >> 7;
         let number = self.0 ^ number;

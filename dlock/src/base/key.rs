@@ -1,4 +1,4 @@
-//! What a lock may be called.
+//! Names of locks.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,14 +13,13 @@ const BRACES: [char; 2] = ['{', '}'];
 
 /// The name of a lock.
 ///
-/// Anything that is a string converts into one, so functions that take `impl Into<LockKey>` take
-/// `"report"` and `format!("order:{id}")` alike. A name is UTF-8, 1 to [`MAX_KEY_BYTES`] bytes long and
-/// has no control characters. It has no `{` or `}` either: on Redis they choose the hash slot and change
-/// the names of the keys around the lock, and names are often made from user input. [`LockKey::raw`]
-/// lets braces through on purpose.
+/// Every string converts into a name: functions that take `impl Into<LockKey>` take `"report"` and
+/// `format!("order:{id}")` alike. A name is UTF-8, 1 to [`MAX_KEY_BYTES`] bytes long and has no control characters. It
+/// has no `{` or `}` either: on Redis they choose the hash slot and change the names of the keys around the lock, and
+/// names are often made from user input. [`LockKey::raw`] allows braces.
 ///
-/// Converting never fails. A name that breaks the rules is reported as [`Error::InvalidKey`] by the call
-/// that would have used it, before anything is sent; [`LockKey::new`] reports it at once.
+/// Converting never fails. A name that breaks the rules is reported as [`Error::InvalidKey`] by the call that uses it,
+/// before anything is sent; [`LockKey::new`] reports it at once.
 ///
 /// ```
 /// use dlock::LockKey;
@@ -46,7 +45,7 @@ enum Name {
 }
 
 impl LockKey {
-    /// A name that is checked now.
+    /// Checks a name at once.
     ///
     /// # Errors
     ///
@@ -57,8 +56,8 @@ impl LockKey {
         Ok(key)
     }
 
-    /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several
-    /// locks into one Cluster slot. The other rules hold. Do not make such names from user input.
+    /// A name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several locks into one
+    /// Cluster slot. The other rules hold. Do not make such names from user input.
     pub fn raw(name: impl Into<String>) -> LockKey {
         let name = name.into();
         // Without a brace it is like any other.
@@ -96,7 +95,7 @@ impl LockKey {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], which says which rule is broken and where.
+    /// [`Error::InvalidKey`], with the broken rule and its position.
     pub fn check(&self) -> Result<(), Error> {
         let name = self.as_str();
         // As nearly all are: neither control characters nor braces.

@@ -2,58 +2,73 @@
 
 use std::fmt;
 
-/// Kind of a lock, as users choose it: [`Lock::kind`](crate::Lock::kind), the layer of dlock-tower and the attribute
-/// `#[distributed_lock]`.
-///
-/// Semaphores and latches are types of their own ([`Semaphore`](crate::Semaphore), [`Latch`](crate::Latch)): a lock cannot
-/// be one. The kinds of a store, which include theirs, are [`store::Kind`](Kind).
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
-/// use dlock::LockKind;
-///
-/// let client = dlock::LockClient::memory();
-/// let lock = client.lock("tickets").kind(LockKind::Fair); // the same as client.fair_lock("tickets")
-/// let guard = lock.acquire().await?;
-/// # drop(guard);
-/// # Ok(()) }
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum LockKind {
-    /// One holder at a time, re-entrant. The default.
-    #[default]
-    Mutex,
-    /// The same, in the order in which those who wait have come, across processes.
+/// An enum and the list of its variants, which lacks none: both are made from the same words.
+macro_rules! listed {
+    ($(#[$attribute:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)* }) => {
+        $(#[$attribute])*
+        pub enum $name { $($(#[$about])* $variant,)* }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [$name; [$(stringify!($variant)),*].len()] = [$($name::$variant),*];
+        }
+    };
+}
+
+listed! {
+    /// Kind of a lock, as users choose it: [`Lock::kind`](crate::Lock::kind), the layer of dlock-tower and the attribute
+    /// `#[distributed_lock]`.
     ///
-    /// Each of them has a place in a queue on the store from its first question on, and the lock goes to the one
-    /// in front. [`try_acquire`](crate::Lock::try_acquire) takes no place and overtakes nobody who has one. Giving
-    /// up, by the end of the wait or by dropping the future, leaves the queue and moves nobody back. Who waits
-    /// asks every 1.5 s; one that is not heard of for 5 s counts as gone once it is in front, so a process that
-    /// died or stands still delays the others by some seconds. If it comes back it is in front again, before all
-    /// who came later. An outcome that is unknown costs the place. In one process the lock is handed off without the
-    /// store to waiters that the store named as the next ones of its queue. [`LockKind::Mutex`] under the same
-    /// name is the same lock for callers that take no place: it overtakes the queue where it finds the lock free, and
-    /// who waits in the queue finds out by asking that it was given back.
+    /// Semaphores and latches are types of their own ([`Semaphore`](crate::Semaphore), [`Latch`](crate::Latch)): a lock cannot
+    /// be one. The kinds of a store, which include theirs, are [`store::Kind`](Kind).
     ///
-    /// Redisson's fair lock of the same name stands in the same queue. A Java process that dies while it waits
-    /// costs the time that it had, 300 s unless it was told otherwise, and Redisson's scripts go by the clock of
-    /// the machine that they are called from: let the clocks of those machines and of the server differ by less
-    /// than 3 s, or a Java process whose clock is ahead takes those who wait here for gone.
-    Fair,
-    /// One of many readers.
-    Read,
-    /// The writer that keeps readers out.
-    Write,
-    /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition,
-    /// in Rust or in Java, has the next number of one counter.
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// use dlock::LockKind;
     ///
-    /// For those who compare tokens of both; otherwise every lock has tokens that only grow. The counter is a key
-    /// of its own for every name, `redisson_lock_token:{name}`, that stays for ever. Where there is none it begins
-    /// with the server's clock in microseconds, so that it does not go back when the data were lost; if a Java
-    /// service is the first to lock after that, it begins with 1. In one process the lock is not handed off without
-    /// the store. In memory its tokens are those of all locks.
-    Fenced,
+    /// let client = dlock::LockClient::memory();
+    /// let lock = client.lock("tickets").kind(LockKind::Fair); // the same as client.fair_lock("tickets")
+    /// let guard = lock.acquire().await?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    #[non_exhaustive]
+    pub enum LockKind {
+        /// One holder at a time, re-entrant. The default.
+        #[default]
+        Mutex,
+        /// The same, but waiters are served in the order in which they came, across processes.
+        ///
+        /// Each waiter has a queue position on the store from its first request on, and the lock goes to the first in the
+        /// queue. [`try_acquire`](crate::Lock::try_acquire) takes no position and overtakes no waiter that has one. Giving
+        /// up, by the end of the wait or by dropping the future, leaves the queue and moves no other waiter back. A waiter
+        /// asks every 1.5 s; a waiter that was silent for 5 s counts as gone once it is the first, so a process that died
+        /// or stands still delays the others by some seconds. If it comes back it is the first again, before all that came
+        /// later. A request with an unknown outcome costs the position. In one process the lock is handed off without the
+        /// store to waiters that the store named as the next ones of its queue. [`LockKind::Mutex`] under the same name is
+        /// the same lock for callers that take no position: it overtakes the queue where it finds the lock free, and
+        /// waiters in the queue learn of its release by asking.
+        ///
+        /// Redisson's fair lock of the same name uses the same queue. A Java process that dies while it waits costs the
+        /// time that it had, 300 s unless configured otherwise, and Redisson's scripts go by the clock of the machine that
+        /// they are called from: let the clocks of those machines and of the server differ by less than 3 s, or a Java
+        /// process whose clock is ahead takes dlock's waiters for gone.
+        Fair,
+        /// One of many readers.
+        Read,
+        /// The writer that keeps readers out.
+        Write,
+        /// A plain lock whose fencing tokens are those of Redisson's fenced lock of the same name: each acquisition,
+        /// in Rust or in Java, has the next number of one counter.
+        ///
+        /// For resources that compare tokens of both; otherwise every lock has tokens that only grow. The counter is a key
+        /// of its own for every name, `redisson_lock_token:{name}`, that stays for ever. A new counter begins with the
+        /// server's clock in microseconds, so that it does not go back when the data were lost; if a Java service is the
+        /// first to lock after that, it begins with 1. In one process the lock is not handed off without the store. In
+        /// memory its tokens are those of all locks.
+        Fenced,
+    }
 }
 
 impl From<LockKind> for Kind {
@@ -86,54 +101,44 @@ impl fmt::Display for LockKind {
     }
 }
 
-/// Kind of what a store grants: every [`LockKind`], the permits of semaphores, and latches.
-///
-/// Stores state which kinds they have in their [`Capabilities`](crate::store::Capabilities).
-///
-/// ```
-/// use dlock::LockKind;
-/// use dlock::store::Kind;
-///
-/// // What a store is asked for: the kinds of locks, and permits.
-/// assert_eq!(Kind::from(LockKind::Fair), Kind::Fair);
-/// assert_eq!(Kind::Mutex, LockKind::Mutex);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
-#[non_exhaustive]
-pub enum Kind {
-    /// A lock of [`LockKind::Mutex`]. The default.
-    #[default]
-    Mutex,
-    /// A lock of [`LockKind::Fair`].
-    Fair,
-    /// A lock of [`LockKind::Read`].
-    Read,
-    /// A lock of [`LockKind::Write`].
-    Write,
-    /// A lock of [`LockKind::Fenced`].
-    Fenced,
-    /// Permits of a semaphore, which return to it when their holder is gone.
-    Permit,
-    /// Permits of a semaphore that does not record their holders.
-    Unowned,
-    /// A count-down latch: callers wait for it, and nobody holds it.
-    Latch,
+listed! {
+    /// Kind of what a store grants: every [`LockKind`], the permits of semaphores, and latches.
+    ///
+    /// Stores state which kinds they have in their [`Capabilities`](crate::store::Capabilities).
+    ///
+    /// ```
+    /// use dlock::LockKind;
+    /// use dlock::store::Kind;
+    ///
+    /// // What a store is asked for: the kinds of locks, and permits.
+    /// assert_eq!(Kind::from(LockKind::Fair), Kind::Fair);
+    /// assert_eq!(Kind::Mutex, LockKind::Mutex);
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    #[cfg_attr(dlock_sim, derive(PartialOrd, Ord))]
+    #[non_exhaustive]
+    pub enum Kind {
+        /// A lock of [`LockKind::Mutex`]. The default.
+        #[default]
+        Mutex,
+        /// A lock of [`LockKind::Fair`].
+        Fair,
+        /// A lock of [`LockKind::Read`].
+        Read,
+        /// A lock of [`LockKind::Write`].
+        Write,
+        /// A lock of [`LockKind::Fenced`].
+        Fenced,
+        /// Permits of a semaphore, which return to it when their holder is gone.
+        Permit,
+        /// Permits of a semaphore that does not record their holders.
+        Unowned,
+        /// A count-down latch: callers wait for it, and it has no holder.
+        Latch,
+    }
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 8] = [
-        Kind::Mutex,
-        Kind::Fair,
-        Kind::Read,
-        Kind::Write,
-        Kind::Fenced,
-        Kind::Permit,
-        Kind::Unowned,
-        Kind::Latch,
-    ];
-
     /// The kind of lock, or `None` for permits and latches.
     #[must_use]
     pub fn lock_kind(self) -> Option<LockKind> {
@@ -150,36 +155,67 @@ impl Kind {
     /// Whether one holder keeps out all others.
     #[must_use]
     pub fn is_exclusive(self) -> bool {
-        matches!(self, Kind::Mutex | Kind::Fair | Kind::Write | Kind::Fenced)
+        match self {
+            Kind::Mutex | Kind::Fair | Kind::Write | Kind::Fenced => true,
+            Kind::Read | Kind::Permit | Kind::Unowned | Kind::Latch => false,
+        }
+    }
+
+    /// Whether any number of holders share one lock, and the end of its lease at the store.
+    pub(crate) fn is_shared(self) -> bool {
+        match self {
+            Kind::Read => true,
+            Kind::Mutex | Kind::Fair | Kind::Write | Kind::Fenced => false,
+            Kind::Permit | Kind::Unowned | Kind::Latch => false,
+        }
+    }
+
+    /// The kinds that it shares its data at the store with.
+    pub(crate) fn family(self) -> Family {
+        match self {
+            Kind::Mutex | Kind::Fair | Kind::Fenced => Family::Plain,
+            Kind::Read | Kind::Write => Family::ReadWrite,
+            Kind::Permit | Kind::Unowned => Family::Permits,
+            Kind::Latch => Family::Latch,
+        }
     }
 
     /// Whether what is taken is a number of permits.
     pub(crate) fn is_permits(self) -> bool {
-        matches!(self, Kind::Permit | Kind::Unowned)
-    }
-
-    /// What it is called where it is waited for or lost.
-    pub(crate) fn noun(self) -> &'static str {
-        match self {
-            Kind::Permit | Kind::Unowned => "semaphore",
-            Kind::Latch => "latch",
-            _ => "lock",
-        }
-    }
-
-    /// Whether each of those who wait has a place of its own in the store's queue.
-    pub(crate) fn waits_in_store(self) -> bool {
-        self == Kind::Fair
-    }
-
-    /// Whether a lock may go to the next who waits in this process without a word to the store.
-    pub(crate) fn is_handed_off(self) -> bool {
-        matches!(self, Kind::Mutex | Kind::Write | Kind::Fair)
+        self.family() == Family::Permits
     }
 
     /// Whether it is one side of a read-write lock.
     pub(crate) fn is_read_write(self) -> bool {
-        matches!(self, Kind::Read | Kind::Write)
+        self.family() == Family::ReadWrite
+    }
+
+    /// What it is called where it is waited for or lost.
+    pub(crate) fn noun(self) -> &'static str {
+        match self.family() {
+            Family::Plain | Family::ReadWrite => "lock",
+            Family::Permits => "semaphore",
+            Family::Latch => "latch",
+        }
+    }
+
+    /// Whether each waiter has a position of its own in the store's queue.
+    pub(crate) fn waits_in_store(self) -> bool {
+        match self {
+            Kind::Fair => true,
+            Kind::Mutex | Kind::Read | Kind::Write | Kind::Fenced => false,
+            Kind::Permit | Kind::Unowned | Kind::Latch => false,
+        }
+    }
+
+    /// Whether a lock may go to the next waiter of this process without a request to the store.
+    pub(crate) fn is_handed_off(self) -> bool {
+        match self {
+            Kind::Mutex | Kind::Write | Kind::Fair => true,
+            // The tokens of the one count every grant of the store, and readers are not kept waiting by readers.
+            Kind::Fenced | Kind::Read => false,
+            Kind::Permit | Kind::Unowned | Kind::Latch => false,
+        }
     }
 
     fn name(self) -> &'static str {
@@ -198,14 +234,40 @@ impl Kind {
     /// The kind that is displayed like this.
     #[cfg(feature = "redis")]
     pub(crate) fn of_name(name: &str) -> Option<Kind> {
-        use Kind::{Fair, Fenced, Mutex, Permit, Read, Write};
-        let all = [Mutex, Fair, Read, Write, Fenced, Permit];
-        all.into_iter().find(|kind| kind.name() == name)
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
     }
+}
+
+/// Kinds that share their data at the store: of one name, only kinds of one family are locks together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    Plain,
+    ReadWrite,
+    Permits,
+    Latch,
 }
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also that no two kinds have one name: the store, the command and the attribute know them by it.
+    #[test]
+    fn every_kind_of_lock_is_a_kind_of_the_store_with_a_name_of_its_own() {
+        let mut names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Kind::ALL.len());
+        let locks: Vec<_> = Kind::ALL.into_iter().filter_map(Kind::lock_kind).collect();
+        assert_eq!(locks, LockKind::ALL);
+        for kind in LockKind::ALL {
+            assert_eq!(Kind::from(kind).lock_kind(), Some(kind));
+        }
     }
 }

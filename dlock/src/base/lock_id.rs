@@ -19,7 +19,7 @@ pub(crate) type ByLockId<V> = HashMap<LockId, V, BuildIntHasher>;
 
 impl LockId {
     pub(crate) fn new(kind: Kind, key: &LockKey) -> LockId {
-        // Names are made from user input: nobody shall know which of them collide.
+        // Names are made from user input: users must not know which of them collide.
         LockId {
             hash: hash_state().hash_one((kind, key)),
             kind,

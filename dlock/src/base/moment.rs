@@ -67,7 +67,7 @@ mod tests {
         let floor = moment.floor(second);
         assert_eq!(floor.ceil(second), floor);
         assert_eq!((floor + Duration::from_nanos(1)).ceil(second), floor + second);
-        // Longer than anybody lives.
+        // Longer than any process lives.
         assert_eq!(moment + Duration::MAX, moment + Duration::MAX + hour);
     }
 }

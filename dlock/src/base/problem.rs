@@ -1,11 +1,11 @@
-//! Errors as HTTP would tell them.
+//! Errors as HTTP answers.
 
 use std::time::Duration;
 
 use crate::Error;
 
-/// An error as a problem document (RFC 9457): what an HTTP answer needs to know of it, without any HTTP
-/// types. `dlock-tower` answers with it; with the feature `axum`, so does [`Error`] itself.
+/// An error as a problem document (RFC 9457): the content of an HTTP answer, without any HTTP types. `dlock-tower`
+/// answers with it; with the feature `axum`, so does [`Error`] itself.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -26,11 +26,11 @@ pub struct Problem {
     pub status: u16,
     /// The stable type of the problem, a URN. Clients tell problems apart by it.
     pub kind: &'static str,
-    /// The type in words.
+    /// The title of the type.
     pub title: &'static str,
-    /// This occurrence in words.
+    /// What happened in this case.
     pub detail: String,
-    /// When to try again, where that makes sense.
+    /// When to try again, if that makes sense.
     pub retry_after: Option<Duration>,
 }
 
@@ -47,7 +47,7 @@ impl Problem {
 impl From<&Error> for Problem {
     fn from(error: &Error) -> Problem {
         let (status, kind, title) = match error {
-            Error::NotAcquired { .. } => (423, "urn:dlock:problem:busy", "Somebody else is at it"),
+            Error::NotAcquired { .. } => (423, "urn:dlock:problem:busy", "Held by another client"),
             Error::TooManyWaiters { .. } => (
                 503,
                 "urn:dlock:problem:too-many-waiters",
@@ -75,7 +75,7 @@ impl From<&Error> for Problem {
                 "The lock is not set up properly",
             ),
         };
-        // What a stranger may read of a fault inside is that there is one; the rest is for the log.
+        // Clients learn only that there is a fault inside; the rest is for the log.
         let detail = match status {
             500 => "the service made a mistake in setting up its lock".to_owned(),
             // Without the advice to the programmer.

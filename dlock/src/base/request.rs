@@ -76,7 +76,7 @@ pub(crate) fn note<T>(acquired: &Result<T, Error>, may_be_handler: bool) {
     }
 }
 
-/// Whether the error is the one that refused the request that is being polled.
+/// Whether the error is the reason why the request that is being polled was refused.
 #[cfg_attr(
     not(feature = "axum"),
     allow(dead_code, reason = "errors become responses by that feature")

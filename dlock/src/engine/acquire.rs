@@ -10,6 +10,7 @@ use crate::base::broken;
 use crate::base::moment::Moment;
 use crate::engine::crowd::Crowd;
 use crate::engine::evidence::{Evidence, Verdict};
+use crate::engine::fairness::YieldRound;
 use crate::engine::position::{PositionReply, PositionState};
 use crate::engine::timing::{
     ASK_EVERY, POLL_DEADLINE, QUIET, finite, jittered, until_next_fair_request, until_next_request,
@@ -32,6 +33,9 @@ enum State {
     Waits { until: Moment },
     /// The same, while other processes may take the lock that has become available.
     Leaves { until: Moment },
+    /// The lock has become available, and a process goes first that waited when this one released it. The next request is
+    /// sent then at the latest, where there was one before.
+    LetsGo { until: Option<Moment> },
 }
 
 /// One waiter, from its first request until its report.
@@ -50,6 +54,8 @@ pub(crate) struct Acquire<'e> {
     /// The longest lease that a holder had left.
     longest: Duration,
     crowd: Crowd,
+    /// The processes that go first whenever the lock becomes available.
+    round: Option<YieldRound>,
     warned: bool,
     position: PositionState,
     rejoins: bool,
@@ -67,6 +73,7 @@ impl<'e> Acquire<'e> {
             listens: false,
             longest: Duration::ZERO,
             crowd: Crowd::default(),
+            round: None,
             warned: false,
             position: PositionState::default(),
             rejoins: false,
@@ -80,6 +87,11 @@ impl<'e> Acquire<'e> {
             true => !self.rejoins,
             false => self.position.may_exist(),
         }
+    }
+
+    /// The processes that were to go first, and how that went.
+    pub(crate) fn round(&self) -> Option<YieldRound> {
+        self.round
     }
 
     /// When the patience with a store that fails is over.
@@ -127,9 +139,29 @@ impl<'e> Acquire<'e> {
                 self.rejoins = true;
                 Report::Rejoins.into()
             }
-            Event::CameFree => match self.crowd.came_free() {
-                Some(among) if !self.rules.fair => Next::Draw { among }.into(),
-                _ => self.asks(now),
+            Event::CameFree { notifications } => match self.state {
+                State::Waits { until } => self.lets_go(notifications, Some(until), now),
+                _ => self.came_free(now),
+            },
+            Event::Yielded {
+                came,
+                round,
+                notifications,
+                listens,
+            } => {
+                (self.round, self.listens) = (round, listens);
+                match came {
+                    true => self.lets_go(notifications, None, now),
+                    false => self.asks(now),
+                }
+            }
+            Event::OtherCame { notifications } => match self.went_first(true) {
+                Some(until) => self.lets_go(notifications, until, now),
+                None => Next::Continue.into(),
+            },
+            Event::NoneCame => match self.went_first(false) {
+                Some(until) => self.goes_next(until, now),
+                None => Next::Continue.into(),
             },
             Event::Drawn(rank) => self.ranks(rank, now),
             Event::Taken => match self.state {
@@ -151,6 +183,44 @@ impl<'e> Acquire<'e> {
             }
             Event::WaitOver | Event::PatienceOver => self.gives_up(now),
             Event::Closed => Report::Closed.into(),
+        }
+    }
+
+    /// The lock has become available, and another process goes first if it is its turn.
+    fn lets_go(&mut self, notifications: u64, until: Option<Moment>, now: Moment) -> Step {
+        match self.round.and_then(|round| round.waits(notifications)) {
+            Some(patience) => {
+                self.state = State::LetsGo { until };
+                Next::LetGo { patience }.into()
+            }
+            None => self.goes_next(until, now),
+        }
+    }
+
+    /// A process was let go first, and came or did not. Returns how long this one may wait; `None` where it lets none go.
+    fn went_first(&mut self, came: bool) -> Option<Option<Moment>> {
+        let State::LetsGo { until } = self.state else {
+            return None;
+        };
+        self.round.iter_mut().for_each(|round| round.enter(came));
+        Some(until)
+    }
+
+    /// It is the turn of this process.
+    fn goes_next(&mut self, until: Option<Moment>, now: Moment) -> Step {
+        match until {
+            Some(until) => {
+                self.state = State::Waits { until };
+                self.came_free(now)
+            }
+            None => self.asks(now),
+        }
+    }
+
+    fn came_free(&mut self, now: Moment) -> Step {
+        match self.crowd.came_free() {
+            Some(among) if !self.rules.fair => Next::Draw { among }.into(),
+            _ => self.asks(now),
         }
     }
 

@@ -1,5 +1,5 @@
-//! Of many processes that wait for one plain lock, a few ask when it comes free: so the requests of a handoff do not grow
-//! with the number of processes.
+//! Of many processes that wait for one plain lock, a few ask when it becomes available: so the requests of a handoff do
+//! not grow with the number of processes.
 //!
 //! The store replies how many processes listen for the release. Each of them draws a rank among them at each release.
 //! Those with the lowest ranks ask at once; the others wait, a few in each slot, and ask only if they are not notified
@@ -8,13 +8,11 @@
 use std::time::Duration;
 
 use crate::base::moment::Moment;
-use crate::engine::fairness::some_round_trips;
+use crate::engine::timing;
 use crate::store::Announce;
 
 /// How many processes ask in one slot, the first of which begins with the release.
 const FEW: u64 = 4;
-/// The shortest slot: enough for a request and the notification that the lock is taken.
-const SHORTEST_SLOT: Duration = Duration::from_millis(2);
 /// The longest time for which a process leaves the lock to others without a notification.
 const LONGEST: Duration = Duration::from_secs(1);
 /// More listeners than that are no number: Valkey 9.1.2 answers `PUBSUB NUMSUB` inside a script with garbage at times.
@@ -39,7 +37,7 @@ impl Crowd {
     /// The store has replied, to a request that was sent then, that the lock is taken.
     pub(crate) fn is_busy(&mut self, listeners: Option<u64>, sent: Moment, now: Moment) {
         self.listeners = listeners.filter(|listeners| *listeners <= MOST).unwrap_or(0);
-        self.slot = some_round_trips(now.since(sent), SHORTEST_SLOT);
+        self.slot = timing::crowd_slot(now.since(sent));
     }
 
     /// This process has begun to listen.
@@ -47,13 +45,13 @@ impl Crowd {
         self.is_new = true;
     }
 
-    /// This process begins to wait for the lock to come free.
+    /// This process begins to wait for the lock.
     pub(crate) fn waits(&mut self) {
         self.announce = Announce::Nothing;
     }
 
-    /// The lock has come free: the number of processes among which this one draws its rank, or `None` where it asks at
-    /// once.
+    /// The lock became available: the number of processes among which this one draws its rank, or `None` where it asks
+    /// at once.
     pub(crate) fn came_free(&mut self) -> Option<u64> {
         let is_crowd = self.listeners > FEW && !std::mem::take(&mut self.is_new);
         is_crowd.then_some(self.listeners)

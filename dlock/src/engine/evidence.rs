@@ -267,7 +267,7 @@ mod tests {
                 true,
                 Said::Unknown,
             ),
-            // A failure after it takes its place, and a reply that of the failure.
+            // A failure after it replaces it, and a reply replaces the failure.
             (
                 with(busy_at(5, None), vec![(9, Fails(unreachable()))]),
                 10,

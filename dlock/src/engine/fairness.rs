@@ -1,11 +1,11 @@
 //! Letting other processes go first.
 //!
-//! A process that gives a lock back and asks for it again always has an advantage over one that waits elsewhere: its next
-//! acquire is on its way when the other only hears of the release. So where the store replies that other clients heard
-//! of it, the process yields: it asks again when another holder was seen, or after a short time in which another one
-//! could have come. Where several have heard, all of them go first, one after the other: the one that waits longest may
-//! be the last to hear, and would otherwise never be served. For processes that never come (stopped, slow, gone without
-//! a word) the process yields ever more rarely.
+//! A process that releases a lock and asks for it again always has an advantage over a process that waits elsewhere:
+//! its next acquire is under way while the other one only receives the notification. So if the store replies that other
+//! clients received it, the process yields: it asks again when another holder was seen, or after a short time in which
+//! another client could have acquired the lock. If several clients received it, all of them go first, one after the
+//! other: the longest waiter may be the last to receive it, and would otherwise never be served. Where yields are in
+//! vain (the clients are stopped, slow, or gone without a word) the process yields ever more rarely.
 
 mod history;
 
@@ -13,24 +13,12 @@ use std::time::Duration;
 
 pub(crate) use self::history::YieldHistory;
 use crate::base::moment::Moment;
+use crate::engine::timing;
 
-/// The longest time for which a process yields, and the longest time slice of one that hands a lock off, however slow the
-/// store is.
-const LONGEST: Duration = Duration::from_millis(100);
-/// The shortest time for which it yields: enough for a process that is slow to wake up. It ends when that has come, so it costs only where none
-/// does.
-const SHORTEST: Duration = Duration::from_millis(10);
-/// The same for each of the processes that go first besides: one that is late competes with this process, as before.
-const SHORTEST_FOR_NEXT: Duration = Duration::from_millis(2);
 /// How long the reply to a release is waited for: the caller that released may not be polled for a while.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Four round trips of the store, but no less than `least` and no more than [`LONGEST`].
-pub(crate) fn some_round_trips(round_trip: Duration, least: Duration) -> Duration {
-    round_trip.saturating_mul(4).clamp(least, LONGEST)
-}
-
-/// How many of the clients that heard of a release are other ones. This one may be among them where `counts_own`.
+/// How many other clients received the notification of a release. This one may be among them where `counts_own`.
 pub(crate) fn other_listeners(receivers: u64, counts_own: bool) -> u64 {
     receivers - u64::from(counts_own && receivers > 1)
 }
@@ -51,7 +39,7 @@ pub(crate) struct PendingYield {
     until: Moment,
     /// How many notifications there will have been when another holder has come and gone.
     notifications: Option<u64>,
-    /// How many other processes have heard of the release.
+    /// How many other processes received the notification of the release.
     others: u64,
     /// How long each of them is waited for, except the first.
     patience: Duration,
@@ -60,7 +48,7 @@ pub(crate) struct PendingYield {
 }
 
 impl PendingYield {
-    /// What follows from a release that so many clients heard of, `None` where the store does not know.
+    /// What follows from a release with so many receivers, `None` where the store does not know.
     pub(crate) fn after(release: ReleaseInLine, receivers: Option<u64>, now: Moment) -> Option<PendingYield> {
         let ReleaseInLine {
             sent,
@@ -73,14 +61,14 @@ impl PendingYield {
         }
         let round_trip = now.since(sent);
         Some(PendingYield {
-            until: now + some_round_trips(round_trip, SHORTEST),
+            until: now + timing::yield_to_first(round_trip),
             // The first is our own release, the second that of another process.
             notifications: notifications.map(|count| count + 2),
             others: match others_here {
                 true => 1,
                 false => receivers.map_or(1, |receivers| receivers - own),
             },
-            patience: some_round_trips(round_trip, SHORTEST_FOR_NEXT),
+            patience: timing::yield_to_next(round_trip),
             is_due: false,
         })
     }
@@ -90,14 +78,40 @@ impl PendingYield {
         self.until.since(now)
     }
 
-    /// How many notifications there will have been when the first of the others has come and gone; `None` where this
-    /// process had no subscription.
+    /// The first of the others.
+    pub(crate) fn first(&self) -> FirstOther {
+        FirstOther {
+            notifications: self.notifications,
+        }
+    }
+}
+
+/// The first of the processes that go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FirstOther {
+    /// How many notifications there will have been when it has come and gone; `None` before the first of a new subscription.
+    notifications: Option<u64>,
+}
+
+impl FirstOther {
+    /// Whether it has come and gone, by so many notifications.
+    pub(crate) fn has_come(&self, notifications: u64) -> bool {
+        self.notifications.is_some_and(|all| notifications >= all)
+    }
+
+    /// One more notification, which makes so many. The first of a new subscription is "subscribed", at once where another
+    /// one of this process was there already.
+    pub(crate) fn notified(&mut self, notifications: u64) {
+        self.notifications.get_or_insert(notifications + 1);
+    }
+
+    /// How many notifications there will have been when it has come and gone, if that is known.
     pub(crate) fn notifications(&self) -> Option<u64> {
         self.notifications
     }
 }
 
-/// The processes that waited when this process gave the lock back, and that have not all had it since.
+/// The processes that waited when this process released the lock, and that have not all had it since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct YieldRound {
     /// How many notifications there will have been when all of them have come and gone.
@@ -120,6 +134,18 @@ impl YieldRound {
 }
 
 #[cfg(test)]
+impl YieldRound {
+    /// A round that ends with this notification.
+    pub(crate) fn until(all: u64, patience: Duration) -> YieldRound {
+        YieldRound {
+            all,
+            patience,
+            came: None,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -127,17 +153,6 @@ mod tests {
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn round_trips_are_counted_within_bounds() {
-        for (round_trip, least, time) in [(0, 5, 5), (2, 5, 8), (24, 5, 96), (26, 5, 100), (9000, 2, 100)] {
-            assert_eq!(
-                some_round_trips(ms(round_trip), ms(least)),
-                ms(time),
-                "{round_trip}"
-            );
-        }
     }
 
     #[test]
@@ -152,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn process_yields_where_other_ones_heard_of_its_release() {
+    fn process_yields_where_others_were_notified_of_its_release() {
         // notifications so far, others here, heard: how many others there are
         for (notifications, others_here, receivers, others) in [
             (None, false, Some(0), None),
@@ -162,7 +177,7 @@ mod tests {
             (Some(7), false, Some(1), None),
             (Some(7), false, Some(3), Some(2)),
             (Some(7), false, None, Some(1)),
-            // ... unless other waiters here have it too, who count as one.
+            // ... unless other waiters here have it too: these count as one.
             (Some(7), true, Some(1), Some(1)),
             (Some(7), true, Some(3), Some(1)),
             (Some(7), true, Some(0), None),
@@ -176,7 +191,10 @@ mod tests {
             let row = (notifications, others_here, receivers);
             assert_eq!(pending.map(|pending| pending.others), others, "{row:?}");
             let Some(pending) = pending else { continue };
-            assert_eq!(pending.notifications(), notifications.map(|count| count + 2));
+            assert_eq!(
+                pending.first().notifications(),
+                notifications.map(|count| count + 2)
+            );
             // Four round trips of 4 ms.
             assert_eq!((pending.left(START + ms(4)), pending.patience), (ms(16), ms(16)));
             assert_eq!(pending.left(START + ms(20)), Duration::ZERO);
@@ -192,6 +210,30 @@ mod tests {
         };
         let pending = PendingYield::after(release, Some(3), START).unwrap();
         assert_eq!((pending.left(START), pending.patience), (ms(10), ms(2)));
+    }
+
+    #[test]
+    fn first_process_has_come_with_the_second_notification() {
+        // notifications before the release, those after it: whether the first of the others has come and gone
+        for (before, after, come) in [
+            (Some(5), vec![6], false),
+            (Some(5), vec![6, 7], true),
+            (Some(5), vec![7], true),
+            // The first one of a new subscription is none of a release.
+            (None, vec![], false),
+            (None, vec![3], false),
+            (None, vec![3, 4], true),
+        ] {
+            let mut first = FirstOther {
+                notifications: before.map(|count| count + 2),
+            };
+            let mut last = before.unwrap_or(0);
+            for count in &after {
+                first.notified(*count);
+                last = *count;
+            }
+            assert_eq!(first.has_come(last), come, "{before:?} {after:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is known of one grant: until when it lasts, whether it is in doubt, and whether it may be handed off.
+//! What is known of one grant: until when it lasts, whether it is suspect, and whether it may be handed off.
 
 use std::time::Duration;
 

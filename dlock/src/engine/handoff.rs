@@ -5,12 +5,10 @@ use std::time::Duration;
 use crate::base::broken;
 use crate::base::kind::Kind;
 use crate::base::moment::Moment;
-use crate::engine::fairness::some_round_trips;
+use crate::engine::timing::time_slice;
 
 /// How many times a lock is handed off, unless said otherwise: more than fit into a time slice.
 pub(crate) const DEFAULT_HANDOFFS: u32 = 4096;
-/// The shortest time slice of a process: otherwise it is four round trips of the store, see [`some_round_trips`].
-const SHORTEST_SLICE: Duration = Duration::from_millis(5);
 /// For so long the end of a subscription may be on its way.
 const YOUNG: Duration = Duration::from_millis(1);
 /// Tokens that an acquire reserves for handoffs at least.
@@ -45,7 +43,7 @@ impl HandoffBudget {
         now: Moment,
     ) -> HandoffBudget {
         let tokens = u32::try_from(last.saturating_sub(first)).unwrap_or(u32::MAX);
-        let slice = some_round_trips(now.since(sent), SHORTEST_SLICE);
+        let slice = time_slice(now.since(sent));
         HandoffBudget {
             left: match kind.is_handed_off() {
                 true => handoffs.min(tokens),

@@ -1,5 +1,6 @@
-//! The decisions: who is served, when a hold is lost, when to ask the store again. Small machines without async, clock or
-//! I/O: what happened goes in with its [`Moment`](crate::base::moment::Moment), what is to be done comes out.
+//! The decisions: which waiter is served, when a hold is lost, when to ask the store again. Small machines without
+//! async, clock or I/O: what happened goes in with its [`Moment`](crate::base::moment::Moment), what is to be done
+//! comes out.
 //!
 //! The crate in `tests/engine` compiles these files without a runtime, and tests them by tables.
 
@@ -13,4 +14,5 @@ pub(crate) mod position;
 pub(crate) mod release;
 pub(crate) mod renewal;
 pub(crate) mod timing;
+pub(crate) mod unanswered;
 pub(crate) mod wait_queue;

@@ -116,7 +116,7 @@ impl Release {
     }
 }
 
-/// How many clients heard of a release by this reply; `None` where the store does not know.
+/// How many clients received the notification of a release by this reply; `None` where the store does not know.
 pub(crate) fn listeners(reply: &Result<ReleaseReply, StoreError>) -> Option<u64> {
     match reply {
         Ok(ReleaseReply::Released { receivers }) => *receivers,
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_release_is_heard_of() {
+    fn only_a_release_is_notified() {
         let unsaid = Ok(ReleaseReply::Released { receivers: None });
         for (reply, heard) in [
             (released(), Some(2)),

@@ -38,6 +38,44 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// A lease that is about to end is over a moment after its whole milliseconds.
 const ROUNDED_OFF: Duration = Duration::from_millis(1);
 
+/// A process has a lock, or waits for another process to take it, for four round trips of the store, within these bounds: no
+/// longer than [`LONGEST_SLICE`], however slow the store is.
+const LONGEST_SLICE: Duration = Duration::from_millis(100);
+/// The shortest time slice in which a process hands a lock off.
+const SHORTEST_SLICE: Duration = Duration::from_millis(5);
+/// The shortest time for which it yields then: enough for a process that is slow to wake up. It ends when that has come, so
+/// it costs only where none does.
+const SHORTEST_YIELD: Duration = Duration::from_millis(10);
+/// The same for each of the processes that go first besides: one that is late competes with this process, as before.
+const SHORTEST_YIELD_TO_NEXT: Duration = Duration::from_millis(2);
+/// The shortest slot in which a few of many waiting processes ask: enough for a request and the notification that the lock is
+/// taken.
+const SHORTEST_CROWD_SLOT: Duration = Duration::from_millis(2);
+
+/// For how long a process hands off a lock that it was granted in a round trip of this length.
+pub(crate) fn time_slice(round_trip: Duration) -> Duration {
+    four_of(round_trip, SHORTEST_SLICE)
+}
+
+/// For how long the first of the other processes is waited for, after a release that took this long.
+pub(crate) fn yield_to_first(round_trip: Duration) -> Duration {
+    four_of(round_trip, SHORTEST_YIELD)
+}
+
+/// For how long each of the others is waited for then.
+pub(crate) fn yield_to_next(round_trip: Duration) -> Duration {
+    four_of(round_trip, SHORTEST_YIELD_TO_NEXT)
+}
+
+/// For how long a few of many waiting processes ask, before the next few do, where a request takes this long.
+pub(crate) fn crowd_slot(round_trip: Duration) -> Duration {
+    four_of(round_trip, SHORTEST_CROWD_SLOT)
+}
+
+fn four_of(round_trip: Duration, least: Duration) -> Duration {
+    round_trip.saturating_mul(4).clamp(least, LONGEST_SLICE)
+}
+
 /// What is left of a holder's lease, or `None` if it does not expire. A longer time than an option takes counts as that:
 /// it may be more than a clock can take.
 pub(crate) fn finite(left: Option<Duration>) -> Option<Duration> {
@@ -106,6 +144,25 @@ mod tests {
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn slices_and_yields_are_four_round_trips_within_bounds() {
+        let ms = Duration::from_millis;
+        let all = [time_slice, yield_to_first, yield_to_next, crowd_slot];
+        for (round_trip, times) in [
+            (0, [5, 10, 2, 2]),
+            (2, [8, 10, 8, 8]),
+            (24, [96; 4]),
+            (26, [100; 4]),
+            (9000, [100; 4]),
+        ] {
+            assert_eq!(
+                all.map(|time| time(ms(round_trip))),
+                times.map(ms),
+                "{round_trip}"
+            );
+        }
     }
 
     #[test]

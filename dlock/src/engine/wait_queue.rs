@@ -1,7 +1,7 @@
 //! The waiters of one key in this process, in their order of arrival.
 //!
-//! The *head* talks to the store for all of them, or nobody does while the lock is held in this process and the right to
-//! be the head rests in its grant. Each head has a number: one that has another number was replaced.
+//! The *head* talks to the store for all of them. There is no head while the lock is held in this process and the right
+//! to be the head rests in its grant. Each head has a number: a head with an older number was replaced.
 
 use std::collections::VecDeque;
 
@@ -25,6 +25,9 @@ pub(crate) trait QueuedWaiter: Clone {
 
     /// Whether it has left while it stood behind others.
     fn has_left(&self) -> bool;
+
+    /// Whether it was not polled when that was due, so that it would not take what it gets.
+    fn is_overdue(&self) -> bool;
 }
 
 /// Where a waiter that comes is put.
@@ -32,14 +35,22 @@ pub(crate) trait QueuedWaiter: Clone {
 pub(crate) enum InsertAt {
     /// Behind all others, unless there are as many as it accepts.
     End,
-    /// It had a place before: in front of those that came later.
+    /// It had a position before: in front of those that came later.
     Front,
 }
 
-/// More waiters than the one that comes accepts.
+/// There are more waiters than the new one accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooMany {
     pub(crate) limit: usize,
+}
+
+/// The waiter that is the head from now on.
+#[derive(Debug)]
+pub(crate) struct NextHead<W> {
+    pub(crate) waiter: W,
+    /// The request that it has prepared is sent at once, by the thread that makes it the head.
+    pub(crate) sends: bool,
 }
 
 #[derive(Debug)]
@@ -139,14 +150,14 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         turned_away
     }
 
-    /// Offers the lock to the head, where it sleeps until the store has news.
+    /// Offers the lock to the head, where it sleeps until the next notification.
     pub(crate) fn offer_to_head(&mut self, takes: impl FnOnce(&W) -> bool) -> Option<W> {
         let head = self.head.clone().filter(takes)?;
         self.offered = Some(head.clone());
         Some(head)
     }
 
-    /// Offers the lock to the next waiter, which stands in line no longer if `takes` says so.
+    /// Offers the lock to the next waiter, which leaves the queue if `takes` says so.
     pub(crate) fn offer_to_next(&mut self, takes: impl FnOnce(&W) -> bool) -> Option<W> {
         let next = self.next();
         self.offer(next, takes)
@@ -165,7 +176,7 @@ impl<W: QueuedWaiter> WaitQueue<W> {
 
     fn offer(&mut self, next: Option<W>, takes: impl FnOnce(&W) -> bool) -> Option<W> {
         let waiter = next?;
-        if takes(&waiter) {
+        if !waiter.is_overdue() && takes(&waiter) {
             self.offered = Some(waiter.clone());
             return Some(waiter);
         }
@@ -209,20 +220,24 @@ impl<W: QueuedWaiter> WaitQueue<W> {
         self.head_waits = true;
     }
 
-    /// The head has ended: the next waiter is the head now. `None` where none is left, and the queue is over.
-    pub(crate) fn head_ends(&mut self) -> Option<W> {
+    /// The head has ended: the next waiter is the head now. `None` where none is left, and the queue is over. `quietly`
+    /// says that the role was taken from a waiter that was not polled, as this one may not be.
+    pub(crate) fn head_ends(&mut self, quietly: bool) -> Option<NextHead<W>> {
         let next = self.next();
         self.head = next.clone();
         self.head_waits = true;
-        next
+        next.map(|waiter| NextHead {
+            sends: !quietly && !waiter.is_overdue(),
+            waiter,
+        })
     }
 
     pub(crate) fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    /// A waiter that was not polled in time loses what it was offered, and its place as the head, which has `number` from
-    /// now on. Returns whether it was the head.
+    /// A waiter that was not polled in time loses what it was offered, and its role as the head, which has `number`
+    /// from now on. Returns whether it was the head.
     pub(crate) fn withdraw(&mut self, waiter: &W, is_told: bool, number: impl FnOnce() -> u64) -> bool {
         let is_waiter = |other: &Option<W>| other.as_ref().is_some_and(|other| other.is(waiter));
         if is_waiter(&self.offered) {
@@ -250,6 +265,7 @@ mod tests {
         position: Option<u64>,
         in_line: Cell<bool>,
         left: Cell<bool>,
+        overdue: Cell<bool>,
     }
 
     impl QueuedWaiter for Rc<Named> {
@@ -272,6 +288,10 @@ mod tests {
         fn has_left(&self) -> bool {
             self.left.get()
         }
+
+        fn is_overdue(&self) -> bool {
+            self.overdue.get()
+        }
     }
 
     fn waiter(name: &'static str, limit: Option<usize>, position: Option<u64>) -> Rc<Named> {
@@ -281,6 +301,7 @@ mod tests {
             position,
             in_line: Cell::new(false),
             left: Cell::new(false),
+            overdue: Cell::new(false),
         })
     }
 
@@ -299,7 +320,7 @@ mod tests {
 
     /// The heads, one after the other, until the queue is over.
     fn order(queue: &mut WaitQueue<Rc<Named>>) -> Vec<&'static str> {
-        std::iter::from_fn(|| queue.head_ends())
+        std::iter::from_fn(|| queue.head_ends(false).map(|next| next.waiter))
             .map(|waiter| waiter.name)
             .collect()
     }
@@ -307,6 +328,35 @@ mod tests {
     fn leaves(queue: &mut WaitQueue<Rc<Named>>, waiter: &Rc<Named>) {
         waiter.left.set(true);
         queue.leaves();
+    }
+
+    #[test]
+    fn request_of_the_next_head_is_sent_at_once_unless_it_may_not_be_polled() {
+        for (quietly, overdue, sends) in [
+            (false, false, true),
+            (false, true, false),
+            (true, false, false),
+            (true, true, false),
+        ] {
+            let (mut queue, all) = queue(&["a", "b"]);
+            all[1].overdue.set(overdue);
+            let next = queue.head_ends(quietly).unwrap();
+            assert_eq!(
+                (next.waiter.name, next.sends),
+                ("b", sends),
+                "{quietly} {overdue}"
+            );
+        }
+    }
+
+    #[test]
+    fn lock_is_not_offered_to_a_waiter_that_is_overdue() {
+        for (overdue, offered) in [(false, Some("b")), (true, None)] {
+            let (mut queue, all) = queue(&["a", "b"]);
+            all[1].overdue.set(overdue);
+            let next = queue.offer_to_next(|_| true);
+            assert_eq!(next.map(|waiter| waiter.name), offered, "{overdue}");
+        }
     }
 
     #[test]
@@ -335,7 +385,7 @@ mod tests {
 
     #[test]
     fn head_counts_only_when_it_has_to_wait_and_the_last_to_come_go_then() {
-        // limits of those behind, in their order: who is turned away
+        // limits of those behind, in their order: which are turned away
         for (limits, turned_away) in [
             (vec![Some(2), Some(2)], vec![1]),
             (vec![Some(1), None], vec![0]),

@@ -122,7 +122,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         self.call.not_acquired(self.started, remaining)
     }
 
-    /// The end of the wait.
+    /// When the wait is over.
     async fn over(&self) {
         match self.until {
             Some(until) => clock::sleep_until(until).await,
@@ -137,7 +137,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             handle, key, options, ..
         } = self.call;
         let shared = handle.shared();
-        if options.kind != Kind::Read {
+        if !options.kind.is_shared() {
             return Ok(None);
         }
         let of = LockId::new(options.kind, key);
@@ -189,7 +189,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         self.call.handle.shared().settings.retry_for
     }
 
-    /// The end of the patience with a store that fails.
+    /// When the patience with a failing store is over.
     async fn patience_ends(&self, evidence: &Evidence) {
         sleep_until(evidence.patience_ends(self.patience()).map(Moment::instant)).await;
     }
@@ -236,7 +236,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     Some(got)
                 }
                 Queued::Ended(HeadOutcome::Lost) => {
-                    // A waiter never loses a place in the queue to those that came later.
+                    // A waiter never loses its position in the queue to those that came later.
                     at = JoinAt::Front;
                     None
                 }
@@ -300,9 +300,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
     }
 }
 
-async fn changed(watch: &mut Option<Watch>) {
+/// The next notification; returns how many there have been.
+async fn changed(watch: &mut Option<Watch>) -> u64 {
     match watch {
-        Some(watch) => watch.changed().await,
+        Some(watch) => {
+            watch.changed().await;
+            watch.count()
+        }
         None => std::future::pending().await,
     }
 }

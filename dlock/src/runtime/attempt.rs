@@ -40,7 +40,7 @@ pub(crate) enum AttemptOutcome<T> {
         /// How many processes wait for a plain lock, as far as the store can tell.
         listeners: Option<u64>,
     },
-    /// There are fewer permits in all than are wanted.
+    /// There are fewer permits in all than were asked for.
     TooFew,
 }
 
@@ -65,7 +65,7 @@ pub(crate) trait AcquireTarget: Sync {
     /// Another caller of this process has handed the lock off.
     fn handed_off(&self, guard: Hold) -> Self::Got;
 
-    /// The lock that was waited for, if it was got.
+    /// The lock that was waited for, if it was acquired.
     fn guard<'g>(&self, got: &'g Self::Got) -> Option<&'g Hold>;
 
     /// Whether what was acquired is still held, where that took several requests.
@@ -76,7 +76,7 @@ pub(crate) trait AcquireTarget: Sync {
 pub(crate) struct AcquireAttempt {
     pub(crate) handle: Arc<Handle>,
     pub(crate) request: AcquireRequest,
-    /// From then on the lease counts.
+    /// The moment from which the lease counts.
     sent: Instant,
     lease: Duration,
     fixed: bool,
@@ -143,7 +143,7 @@ impl AcquireAttempt {
         self.handle.shared().store.clone()
     }
 
-    /// From when its lease counts.
+    /// The moment from which its lease counts.
     pub(crate) fn sent(&self) -> Instant {
         self.sent
     }
@@ -218,7 +218,7 @@ impl AcquireAttempt {
             .nested_read
             .as_ref()
             .map_or_else(next_id, |nested_read| nested_read.hold);
-        // When the answer came.
+        // When the reply came.
         let now = clock::now();
         let what = Granted {
             kind: request.kind,
@@ -246,7 +246,7 @@ impl AcquireAttempt {
         let status = grant.status_at(now);
         let hold = HoldRef { id: hold, grant };
         let guard = Hold::new(hold, handle);
-        // Dropped where it is lost already, which gives it back.
+        // Dropped where it is lost already, which releases it.
         match status {
             HoldState::Lost(Loss::Expired) => Err(StoreError::not_done(
                 Reason::Unreachable,
@@ -260,7 +260,7 @@ impl AcquireAttempt {
         }
     }
 
-    /// From now on a shutdown gives back what was granted, until [`finished`](Self::finished).
+    /// From now until [`finished`](Self::finished) a shutdown releases what was granted.
     pub(crate) fn unfinished(&self, is_held: bool) {
         self.handle.shared().unfinished.add(Part {
             request: self.request.undone(),
@@ -269,7 +269,7 @@ impl AcquireAttempt {
         });
     }
 
-    /// The call cares for it from now on. `false` where a shutdown has given it back.
+    /// The call cares for it from now on. `false` where a shutdown has released it.
     pub(crate) fn finished(&self) -> bool {
         self.handle
             .shared()
@@ -284,7 +284,7 @@ impl AcquireAttempt {
         }
     }
 
-    /// Gives back what was granted, or may have been. The release is queued before this returns; its outcome may be
+    /// Releases what was granted, or may have been. The release is queued before this returns; its outcome may be
     /// dropped.
     pub(crate) fn undo(&self) -> RunToCompletion<Result<(), Error>> {
         self.handle.undo(self.request.undone(), self.request.lease)
@@ -293,6 +293,10 @@ impl AcquireAttempt {
 
 impl PendingAcquire for AcquireAttempt {
     type Brought = Result<AttemptOutcome<Hold>, StoreError>;
+
+    fn attempt(&self) -> &AcquireAttempt {
+        self
+    }
 
     fn replied(self, reply: Result<AcquireReply, StoreError>) -> Self::Brought {
         match reply {

@@ -11,6 +11,8 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::Loss;
+use crate::engine::unanswered;
+use crate::runtime::calls::Calls;
 use crate::runtime::fairness::Fairness;
 use crate::runtime::grants::Issuer;
 use crate::runtime::release::{self, Job};
@@ -39,13 +41,15 @@ pub(crate) struct Shared {
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) fairness: Fairness,
     pub(crate) unfinished: Unfinished,
-    /// Steps under way that nobody may be waiting for any more.
+    /// Of the store, without a reply yet.
+    pub(crate) calls: Arc<Calls>,
+    /// Steps under way whose callers may have gone.
     pub(crate) pending: TaskTracker,
-    /// How many releases ended without a word from the store: the leases end those locks.
+    /// How many releases ended without a reply from the store: the leases end those locks.
     pub(crate) given_up: AtomicUsize,
-    /// No lock is handed out any more.
+    /// No lock is acquired any more.
     pub(crate) closing: CancellationToken,
-    /// The background work is done, in good order.
+    /// The background work is done, after all releases.
     pub(crate) finished: CancellationToken,
     /// Where the background work runs.
     pub(crate) runtime: runtime::Handle,
@@ -56,6 +60,8 @@ pub(crate) struct Shared {
 pub(crate) struct Settings {
     pub(crate) lease: Duration,
     pub(crate) retry_for: Duration,
+    /// How long one step on the store may take.
+    pub(crate) timeout: Duration,
 }
 
 impl Handle {
@@ -70,6 +76,7 @@ impl Handle {
         // Without timers every lease would end: better to find out here.
         drop(tokio::time::sleep(Duration::ZERO));
         drop(entered);
+        let calls = Arc::new(Calls::new(unanswered::told_after(settings.timeout)));
         let shared = Arc::new_cyclic(|client| Shared {
             issuer: Arc::new(Issuer {
                 uuid,
@@ -83,6 +90,7 @@ impl Handle {
             waiters: Arc::default(),
             fairness: Fairness::default(),
             unfinished: Unfinished::default(),
+            calls,
             pending: TaskTracker::new(),
             given_up: AtomicUsize::new(0),
             closing: CancellationToken::new(),
@@ -92,12 +100,13 @@ impl Handle {
         });
         let (worker, queue) = mpsc::unbounded_channel();
         runtime.spawn({
-            let waiters = shared.waiters.clone();
+            let (waiters, calls) = (shared.waiters.clone(), shared.calls.clone());
             async move {
                 tokio::select! {
                     biased;
                     () = release::work(queue) => {}
                     () = waiters::attend(waiters) => {}
+                    () = calls.attend() => {}
                 }
             }
         });

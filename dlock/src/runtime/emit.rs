@@ -33,8 +33,12 @@ pub(crate) enum Event<'a> {
     },
     /// A renewal failed; the watchdog tries again.
     RenewalFailed { key: &'a LockKey, error: &'a StoreError },
-    /// A hold became suspect.
-    Suspect { key: &'a LockKey, grant: GrantId },
+    /// A hold became suspect: its renewal failed so, or the store is in doubt.
+    Suspect {
+        key: &'a LockKey,
+        grant: GrantId,
+        error: Option<&'a StoreError>,
+    },
     /// A hold was lost.
     Lost {
         key: &'a LockKey,
@@ -61,12 +65,14 @@ pub(crate) enum Event<'a> {
     CounterRepeated { key: &'a LockKey, error: &'a StoreError },
     /// This process leads.
     Leads { name: &'a LockKey, token: u64 },
-    /// This process no longer leads, and stands again.
+    /// This process no longer leads, and is a candidate again.
     LeadLost { name: &'a LockKey, loss: Loss },
-    /// Standing for the lead failed, and is tried again.
+    /// A campaign for the lead failed, and is tried again.
     StandingFailed { name: &'a LockKey, error: &'a Error },
-    /// A method of the store panicked.
-    StorePanicked,
+    /// A method of the store panicked, which was called for this lock.
+    StorePanicked { key: Option<&'a LockKey> },
+    /// The store has not answered an acquire for this time, and is waited for.
+    StoreSilent { key: &'a LockKey, since: Duration },
 }
 
 macro_rules! count {
@@ -105,7 +111,7 @@ impl Event<'_> {
             ),
             Event::NoPermitEnds { semaphore } => tracing::warn!(
                 %semaphore,
-                "no permit is free and no lease of one ends: waiting until permits are set or given back"
+                "no permit is free and no lease of one ends: waiting until permits are set or released"
             ),
             Event::WaitsInOwnFrame { key, waiting, inside } => tracing::warn!(
                 %key, %waiting, %inside,
@@ -118,8 +124,9 @@ impl Event<'_> {
             Event::RenewalFailed { key, error } => {
                 tracing::debug!(%key, %error, "a renewal failed and is tried again");
             }
-            Event::Suspect { key, grant } => {
-                tracing::warn!(%key, %grant, "a lock could not be confirmed, its lease still runs");
+            Event::Suspect { key, grant, error } => {
+                let error = error.map(tracing::field::display);
+                tracing::warn!(%key, %grant, error, "a lock could not be confirmed, its lease still runs");
             }
             Event::Lost { key, grant, loss } => {
                 count!("dlock_lost_total", "reason" => reason_of_loss(loss));
@@ -146,7 +153,14 @@ impl Event<'_> {
             Event::StandingFailed { name, error } => {
                 tracing::warn!(%name, %error, "standing for the lead failed, and is tried again");
             }
-            Event::StorePanicked => tracing::error!("a step of the lock store panicked"),
+            Event::StorePanicked { key } => {
+                let key = key.map(tracing::field::display);
+                tracing::error!(key, "a step of the lock store panicked");
+            }
+            Event::StoreSilent { key, since } => tracing::warn!(
+                %key, ?since,
+                "the lock store has not answered an acquire: waiting on (a store has to end each step in bounded time)"
+            ),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::store::Watch;
 #[derive(Debug)]
 pub(crate) struct After {
     release: ReleaseInLine,
-    /// How many clients heard of it.
+    /// How many clients received the notification.
     receivers: oneshot::Receiver<Option<u64>>,
 }
 
@@ -52,17 +52,6 @@ impl After {
     }
 }
 
-/// The lock has come free: lets the processes go first whose turn it is, until one does not come.
-pub(crate) async fn let_go_first(round: &mut YieldRound, watch: &mut Watch) {
-    while let Some(patience) = round.waits(watch.count()) {
-        let came = tokio::time::timeout(patience, watch.changed()).await.is_ok();
-        round.enter(came);
-        if !came {
-            return;
-        }
-    }
-}
-
 /// What is known of the processes that wait elsewhere, by the names that they wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Fairness {
@@ -72,8 +61,8 @@ pub(crate) struct Fairness {
 }
 
 impl Fairness {
-    /// A lock that no other caller of this process waits for was given back by a release sent then, and so many other
-    /// clients heard of it.
+    /// A lock without further callers in this process was released by a request sent then, and so many other clients
+    /// received the notification.
     pub(crate) fn released(&self, of: &LockId, sent: Moment, others: u64) {
         self.change(|history| history.released(of, of.kind, sent, others, Moment::now()));
     }
@@ -92,7 +81,7 @@ impl Fairness {
     }
 
     /// Yields until another holder was seen, or could have come; not at all where other processes never come, or where
-    /// there is no time for it before `end`. Returns which processes are to go first after that.
+    /// there is no time for it before `end`. Returns whether one came, and which processes are to go first after that.
     pub(crate) async fn yields(
         &self,
         of: &LockId,
@@ -100,7 +89,7 @@ impl Fairness {
         watch: &mut Option<Watch>,
         listen: impl FnOnce() -> Watch,
         end: Option<Instant>,
-    ) -> Option<YieldRound> {
+    ) -> Option<(bool, Option<YieldRound>)> {
         let (now, end) = (Moment::now(), end.map(Moment::of));
         // Nothing is remembered by this, so later acquires need not look.
         let yields = self.history.lock().yields(of, &pending, end, now);
@@ -108,33 +97,20 @@ impl Fairness {
             return None;
         }
         let watch = watch.get_or_insert_with(listen);
-        let mut notifications = pending.notifications();
-        let other = async {
-            let enough = match notifications {
-                Some(notifications) => notifications,
-                None => {
-                    // The first notification of a new subscription is "subscribed", at once where another one of this
-                    // process was there already.
-                    watch.changed().await;
-                    *notifications.insert(watch.count() + 1)
-                }
-            };
-            while watch.count() < enough {
+        let mut first = pending.first();
+        let comes = async {
+            while !first.has_come(watch.count()) {
                 watch.changed().await;
+                first.notified(watch.count());
             }
         };
-        let came = tokio::time::timeout(pending.left(now), other).await.is_ok();
-        let yielded = |history: &mut YieldHistory<_, _>| {
-            history.yielded(of, &pending, came, notifications, Moment::now())
-        };
-        let mut round = self.change(yielded)?;
-        if came {
-            let_go_first(&mut round, watch).await;
-        }
-        Some(round)
+        let came = tokio::time::timeout(pending.left(now), comes).await.is_ok();
+        let round =
+            self.change(|history| history.yielded(of, &pending, came, first.notifications(), Moment::now()));
+        Some((came, round))
     }
 
-    /// This process has the lock, after other ones were to go first.
+    /// This process has the lock, after other processes were to go first.
     pub(crate) fn acquired(&self, of: &LockId, round: Option<YieldRound>) {
         if round.is_some() {
             self.change(|history| history.acquired(of, round, Moment::now()));

@@ -1,7 +1,7 @@
 //! What this process has been granted, and until when.
 //!
-//! A *grant* is what the store knows. The *holds* on it are the callers in this process: re-entry adds
-//! one, and the grant is given back when the last is gone.
+//! A *grant* is what the store knows. The *holds* on it are the callers in this process: re-entry adds one, and the
+//! grant is released with the last of them.
 
 mod renewable;
 mod room;
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-pub(crate) use self::room::{Around, Asker, EntryMode, InTheWay};
-use self::room::{Inside, Room, Told};
+pub(crate) use self::room::{Blocker, EntryMode, EntryRequest, OuterHolds};
+use self::room::{Inside, Room, Wakeups};
 use crate::HoldState;
 use crate::base::broken;
 use crate::base::chance::next_id;
@@ -30,29 +30,29 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::nested_read::NestedRead;
 use crate::runtime::waiters::QueueHead;
-use crate::store::{GrantId, Kind, ReleaseRequest, RenewRequest};
+use crate::store::{BoundGrant, GrantId, Kind, ReleaseRequest, RenewRequest, StoreError};
 use crate::{LockKey, Loss};
 
-/// Who a grant was given to: a client. It keeps that alive no more than the grant does.
+/// The client that a grant was given to. A weak reference, as in the grant, so the client can be dropped first.
 #[derive(Debug)]
 pub(crate) struct Issuer {
     pub(crate) uuid: Uuid,
     pub(crate) client: Weak<Shared>,
 }
 
-/// Ways to be told, made when somebody wants to be.
+/// Signals of the end, made on demand.
 #[derive(Debug, Default)]
 struct Signals {
     /// Cancelled when the grant has ended, by loss or by release.
     over: CancellationToken,
-    /// Those who wait for the end of this grant or of another.
+    /// Waiters for the end of this grant or of another.
     also: Mutex<Also>,
 }
 
 #[derive(Debug, Default)]
 struct Also {
     ends: Vec<Weak<FirstEnd>>,
-    /// How many there may be before those are swept that nobody waits for any more.
+    /// How many entries there may be before those without a waiter are swept.
     room: usize,
 }
 
@@ -66,7 +66,7 @@ impl Also {
     }
 }
 
-/// The end of that one of several grants which ends first.
+/// The end of the first of several grants to end.
 #[derive(Debug, Default)]
 pub(crate) struct FirstEnd(CancellationToken);
 
@@ -90,14 +90,14 @@ impl FirstEnd {
 }
 
 impl Drop for FirstEnd {
-    // Nobody holds these any more, nor looks at them, but for who was handed a token.
+    // Nothing holds or reads these any more, except a waiter that was handed a token.
     fn drop(&mut self) {
         self.0.cancel();
     }
 }
 
-/// One grant of this process. A service may hold hundreds of thousands: what few of them need is apart, and times and
-/// what all of a client have in common take a word each.
+/// One grant of this process. A service may hold hundreds of thousands: fields that few of them need are apart, and
+/// times and what all grants of a client have in common take a word each.
 pub(crate) struct Grant {
     pub(crate) kind: Kind,
     /// Whether the watchdog renews it.
@@ -118,7 +118,7 @@ pub(crate) struct Grant {
     state: Mutex<State>,
 }
 
-/// Looked at and changed under the lock of the renewal table.
+/// Read and changed under the lock of the renewal table.
 #[derive(Debug, Default)]
 struct Flag(AtomicBool);
 
@@ -132,7 +132,7 @@ impl Flag {
     }
 }
 
-/// What few ask for.
+/// The fields that few grants need.
 struct Special {
     /// When renewal ends, at the latest.
     max_end: Option<Moment>,
@@ -177,10 +177,10 @@ impl State {
     }
 }
 
-/// Why somebody did not enter a grant again.
+/// Why a caller did not enter a grant again.
 pub(crate) enum Refused {
-    /// Somebody who is not around the asker is inside, or comes before it.
-    Sibling(InTheWay),
+    /// A hold that is not around the caller is inside, or comes before it.
+    Sibling(Blocker),
     /// The grant has ended.
     Lost(Loss),
 }
@@ -259,7 +259,7 @@ impl Grant {
         Duration::from_nanos(self.lease)
     }
 
-    /// What the store knows it by.
+    /// The id of the grant on the store.
     pub(crate) fn id(&self) -> GrantId {
         GrantId::new(self.issuer.uuid, self.number)
     }
@@ -294,6 +294,22 @@ impl Grant {
         !state.room.has_readers() && state.grant.may_be_handed_off(&self.terms(), Moment::of(now))
     }
 
+    /// The grant as the store knows it, which is not handed off from now on; how it was lost, if it was.
+    pub(crate) fn bind(&self) -> Result<BoundGrant, Loss> {
+        let mut state = self.state.lock();
+        // Under the lock under which the last hold leaves: a grant that is being handed off has ended.
+        if let HoldState::Lost(loss) = state.grant.judge(&self.terms(), Moment::of(clock::now())) {
+            return Err(loss);
+        }
+        state.grant.end_handoffs();
+        Ok(BoundGrant {
+            kind: self.kind,
+            key: self.key.clone(),
+            grant: self.id(),
+            token: self.token,
+        })
+    }
+
     /// Keeps the queue head's role until the grant ends; passes it on if it has.
     pub(crate) fn put_head(&self, head: Box<QueueHead>) {
         let mut state = self.state.lock();
@@ -314,60 +330,63 @@ impl Grant {
         self.state.lock().room.has(hold)
     }
 
-    /// One hold more, with the asker's id, if everybody inside is around the asker. Readers do not mind each other.
-    pub(crate) fn enter(&self, asker: &Asker<'_>) -> Result<(), Refused> {
+    /// One hold more, with the request's id, if all holds inside are around the caller. Readers do not mind each other.
+    pub(crate) fn enter(&self, request: &EntryRequest<'_>) -> Result<(), Refused> {
         if let HoldState::Lost(loss) = self.status() {
             return Err(Refused::Lost(loss));
         }
         if let Some(nested_read) = self.nested_read() {
-            nested_read.enter(asker)?;
+            nested_read.enter(request)?;
         }
-        let mut told = Told::default();
+        let mut wakeups = Wakeups::default();
         let mut state = self.state.lock();
         let entered = match state.grant.ended() {
             Some(loss) => Err(Refused::Lost(loss)),
-            None if self.kind == Kind::Read => {
-                state.room.add((asker.id, asker.by));
+            None if self.kind.is_shared() => {
+                state.room.add((request.id, request.by));
                 Ok(())
             }
             None => state
                 .room
-                .enter(asker, false, &mut told)
+                .enter(request, false, &mut wakeups)
                 .map_err(Refused::Sibling),
         };
         drop(state);
-        told.tell();
+        wakeups.wake();
         if entered.is_err() {
-            self.left_from_under(asker.id);
+            self.left_from_under(request.id);
         }
         entered
     }
 
-    /// Enters one who reads under this write grant, if every writer inside is around the asker.
-    pub(crate) fn admit(&self, asker: &Asker<'_>) -> Result<(), Refused> {
+    /// Enters a read under this write grant, if every writer inside is around the caller.
+    pub(crate) fn admit(&self, request: &EntryRequest<'_>) -> Result<(), Refused> {
         if let HoldState::Lost(loss) = self.status() {
             return Err(Refused::Lost(loss));
         }
-        let mut told = Told::default();
+        let mut wakeups = Wakeups::default();
         let mut state = self.state.lock();
         let admitted = match state.grant.ended() {
             Some(loss) => Err(Refused::Lost(loss)),
-            None => state.room.enter(asker, true, &mut told).map_err(Refused::Sibling),
+            None => state
+                .room
+                .enter(request, true, &mut wakeups)
+                .map_err(Refused::Sibling),
         };
         if admitted.is_ok() {
             // The read gets a token of its own, which is greater than all that were reserved for handoffs.
             state.grant.end_handoffs();
         }
         drop(state);
-        told.tell();
+        wakeups.wake();
         admitted
     }
 
-    /// One who read under this write grant has left.
+    /// A read under this write grant has ended.
     pub(crate) fn dismiss(&self, reader: u64) {
-        let mut told = Told::default();
-        self.state.lock().room.remove_reader(reader, &mut told);
-        told.tell();
+        let mut wakeups = Wakeups::default();
+        self.state.lock().room.remove_reader(reader, &mut wakeups);
+        wakeups.wake();
     }
 
     fn left_from_under(&self, hold: u64) {
@@ -376,44 +395,44 @@ impl Grant {
         }
     }
 
-    /// Whom an asker has to wait for who may not enter yet: the grant itself, or the one it reads under.
+    /// What a caller that may not enter yet waits for: the grant itself, or the write grant that it reads under.
     pub(crate) fn arbiter(self: &Arc<Grant>) -> &Arc<Grant> {
         self.nested_read().map_or(self, |nested_read| &nested_read.write)
     }
 
-    /// Waits until an asker that was refused may look again. Cancel safe.
-    pub(crate) async fn called(&self, asker: u64) {
+    /// Waits until a caller that was refused may look again, whose hold will have this id. Cancel safe.
+    pub(crate) async fn called(&self, hold: u64) {
         std::future::poll_fn(|cx| {
             let waker = cx.waker().clone();
-            let (called, unused) = self.state.lock().room.is_called(asker, waker);
+            let (called, unused) = self.state.lock().room.is_called(hold, waker);
             drop(unused);
             if called { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    /// An asker waits no longer.
-    pub(crate) fn vacate(&self, asker: u64) {
-        let mut told = Told::default();
-        self.state.lock().room.vacate(asker, &mut told);
-        told.tell();
+    /// A caller waits no longer.
+    pub(crate) fn vacate(&self, hold: u64) {
+        let mut wakeups = Wakeups::default();
+        self.state.lock().room.vacate(hold, &mut wakeups);
+        wakeups.wake();
     }
 
     /// One hold less. `Some` for the last one, with what had ended the grant before, if anything.
     pub(crate) fn leave(&self, hold: u64, now: Instant) -> Option<Option<Loss>> {
         self.status_at(now);
-        let mut told = Told::default();
+        let mut wakeups = Wakeups::default();
         let mut state = self.state.lock();
-        let last = state.room.remove_hold(hold, &mut told);
+        let last = state.room.remove_hold(hold, &mut wakeups);
         let before = state.grant.ended();
         if last {
             state.grant.end(Loss::Released);
-            state.room.close(&mut told);
+            state.room.close(&mut wakeups);
         }
         let signals = state.room.signals();
         drop(state);
-        told.tell();
-        // Told already of a loss, perhaps by who calls this from a waker.
+        wakeups.wake();
+        // The loss was told already, perhaps by the caller of this, from a waker.
         if last && before.is_none() {
             tell(signals);
         }
@@ -435,8 +454,8 @@ impl Grant {
         status
     }
 
-    /// The same without telling anybody, for callers that hold a lock: whoever is told may call back. And when the
-    /// grant is lost unless it is renewed.
+    /// The same without telling anything, for callers that hold a lock: a waker that is told may call back. And the
+    /// time at which the grant is lost unless it is renewed.
     pub(crate) fn peek_at(&self, now: Moment) -> (HoldState, Moment) {
         let state = self.state.lock();
         (state.grant.judge(&self.terms(), now), state.grant.deadline())
@@ -451,8 +470,8 @@ impl Grant {
                 crate::base::sim::grant_lost((self.issuer.uuid.as_u128(), self.number));
             }
             let (signals, head) = (state.room.signals(), state.head.take());
-            let mut told = Told::default();
-            state.room.close(&mut told);
+            let mut wakeups = Wakeups::default();
+            state.room.close(&mut wakeups);
             drop(state);
             Event::Lost {
                 key: &self.key,
@@ -460,9 +479,9 @@ impl Grant {
                 loss,
             }
             .emit();
-            told.tell();
+            wakeups.wake();
             tell(signals);
-            // Who waits here looks at the store now.
+            // The waiters here ask the store now.
             drop(head);
         }
     }
@@ -482,7 +501,7 @@ impl Grant {
         (signals, state.grant.ended().is_some())
     }
 
-    /// How long the grant holds for sure from now on.
+    /// How long the grant is certain to hold from now on.
     pub(crate) fn remaining(&self) -> Duration {
         match self.status() {
             HoldState::Lost(_) => Duration::ZERO,
@@ -490,12 +509,12 @@ impl Grant {
         }
     }
 
-    /// What is left to `max_hold`, where there is one.
+    /// The remaining time to `max_hold`, if there is one.
     pub(crate) fn max_hold_left(&self) -> Option<Duration> {
         self.terms().max_hold_left(Moment::of(clock::now()))
     }
 
-    /// The step that gives the grant back, as of `now`.
+    /// The step that releases the grant, as of `now`.
     pub(crate) fn release_request(&self, now: Instant) -> ReleaseRequest {
         ReleaseRequest {
             kind: self.kind,
@@ -528,10 +547,11 @@ impl Grant {
     }
 
     /// Says that it has become suspect, for callers that hold no lock.
-    pub(crate) fn tell_suspect(&self) {
+    pub(crate) fn tell_suspect(&self, error: Option<&StoreError>) {
         Event::Suspect {
             key: &self.key,
             grant: self.id(),
+            error,
         }
         .emit();
     }
@@ -548,7 +568,7 @@ impl std::fmt::Debug for Grant {
     }
 }
 
-/// Tells that it is all over. For callers that hold no lock.
+/// Tells that the grant has ended. For callers that hold no lock.
 fn tell(signals: Option<Arc<Signals>>) {
     let Some(signals) = signals else { return };
     signals.over.cancel();

@@ -1,5 +1,5 @@
-//! The handoff inside the process: a lock that is released goes to the next who waits for it here,
-//! without a word to the store.
+//! The handoff inside the process: a released lock goes to its next waiter in this process, without a request to the
+//! store.
 //!
 //! To the store the process goes on holding the one grant; here each holder has a grant of its own, with
 //! its own fencing token out of the block that was reserved when the lock came from the store. The grant is
@@ -24,8 +24,8 @@ use crate::runtime::scope::HoldRef;
 use crate::runtime::waiters::{QueueHead, Waiter};
 use crate::store::{Kind, Watch};
 
-/// Passes on a grant that the last hold has just left: to the next who waits here, or to the store, whose
-/// answer is the result.
+/// Passes on a grant that the last hold has just left: to the next waiter in this process, or to the store, whose reply
+/// is the result.
 pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> Option<ReleaseOutcome> {
     let mut head = grant.take_head();
     if hand_off(handle, &grant, &mut head, now) {
@@ -36,13 +36,13 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> 
     };
     if grant.kind.waits_in_store() {
         let outcome = handle.release(grant, None, now);
-        // Only now, so that the request of who has it next is right behind the release.
+        // Only now, so that the request of the next holder is right behind the release.
         drop(head);
         return Some(outcome);
     }
     let (told, evidence) = oneshot::channel();
     let notifications = head.watch.as_ref().map(Watch::count);
-    // Who waits here to read is somebody else: where writers follow each other, readers come in between.
+    // The readers that wait here are other callers: where writers follow each other, readers are admitted in between.
     let readers =
         grant.kind == Kind::Write && handle.shared().waiters.any(&LockId::new(Kind::Read, &grant.key));
     head.after = Some(After::new(notifications, readers, evidence));
@@ -52,7 +52,7 @@ pub(crate) fn pass_on(handle: &Arc<Handle>, grant: Arc<Grant>, now: Instant) -> 
     Some(outcome)
 }
 
-/// Hands the grant over, if it may be and somebody takes it.
+/// Hands the grant off, if that is allowed and a waiter takes it.
 fn hand_off(
     handle: &Arc<Handle>,
     grant: &Arc<Grant>,
@@ -66,7 +66,7 @@ fn hand_off(
     let fits = |terms: &HandoffTerms| terms.lease == grant.lease();
     let next = match head {
         Some(head) => head.successor(fits),
-        // Where the store has a queue, who is next in that may be somebody else.
+        // Where the store has a queue, its next waiter may be another process.
         None if grant.kind.waits_in_store() => None,
         // It sleeps until the store notifies it, as the queue head.
         None => {
@@ -88,7 +88,7 @@ fn hand_off(
         head.handed = head.handed.saturating_add(1);
         successor.put_head(head);
     }
-    // One that went away in this moment: dropped, the lock passes on as from any other holder.
+    // The waiter went away in this moment: dropped, the lock passes on as from any other holder.
     drop(waiter.give(Hold::new(hold, handle.clone())));
     true
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::base::chance::next_id;
 use crate::base::clock;
 use crate::runtime::client::Handle;
-use crate::runtime::grants::{Around, Asker, EntryMode, Grant, Refused};
+use crate::runtime::grants::{EntryMode, EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::handoff;
 use crate::runtime::release::ReleaseOutcome;
 use crate::runtime::scope::{Frames, HoldRef};
@@ -52,23 +52,23 @@ impl Hold {
 
     /// A second hold of the same grant.
     pub(crate) fn reenter(&self, by: &'static Location<'static>) -> Result<Hold, Error> {
-        let asker = Asker {
+        let request = EntryRequest {
             id: next_id(),
             by,
-            around: Around::Everybody,
+            around: OuterHolds::All,
             mode: EntryMode::TryFirst,
         };
         let key = || self.grant().key.clone();
-        match self.grant().enter(&asker) {
+        match self.grant().enter(&request) {
             Ok(()) => {
                 let hold = HoldRef {
-                    id: asker.id,
+                    id: request.id,
                     grant: self.grant().clone(),
                 };
                 Ok(Hold::new(hold, self.handle.clone()))
             }
             Err(Refused::Lost(loss)) => Err(Error::Lost { key: key(), loss }),
-            // Everybody is welcome here, so nobody stands in the way.
+            // Any caller may enter here, so none is in the way.
             Err(Refused::Sibling(_)) => Err(Error::NotHeld { key: key() }),
         }
     }
@@ -94,7 +94,7 @@ impl Hold {
         &self.hold
     }
 
-    /// Ends the hold here and leaves the store as it is: nothing is renewed or given back any more.
+    /// Ends the hold here and leaves the store as it is: it is neither renewed nor released any more.
     pub(crate) fn leave_taken(self) {
         let grant = self.grant();
         if grant.leave(self.hold.id, clock::now()).is_some() {
@@ -102,8 +102,8 @@ impl Hold {
         }
     }
 
-    /// Leaves the grant; the last hold passes it on. `None` when nothing is left to be done: other holds are
-    /// there, this guard has left before, or somebody else in this process has the lock now.
+    /// Leaves the grant; the last hold passes it on. `None` when nothing is left to do: other holds exist, this guard
+    /// has left before, or another caller in this process has the lock now.
     pub(crate) fn leave(&mut self) -> Option<Result<ReleaseOutcome, Error>> {
         let grant = self.hold.grant.clone();
         if !grant.has(self.hold.id) {

@@ -18,7 +18,7 @@ pub(crate) struct Members {
     pub(crate) first: Arc<Grant>,
     /// All of them, the first too.
     pub(crate) all: Box<[Arc<Grant>]>,
-    /// Made when somebody wants to be told.
+    /// Made on demand.
     end: OnceLock<Arc<FirstEnd>>,
 }
 

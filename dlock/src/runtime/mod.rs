@@ -3,6 +3,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod attempt;
+pub(crate) mod calls;
 mod capable;
 pub(crate) mod client;
 pub(crate) mod emit;

@@ -1,4 +1,4 @@
-//! The options of an acquisition, and which of them make sense.
+//! The options of an acquisition, and their checks.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::base::kind::Kind;
 use crate::engine::grant::safety_margin;
 use crate::engine::timing::LONGEST_LEASE;
 
-/// How long a lock outlives a holder that crashed, and who keeps it alive until then.
+/// How long a lock outlives a holder that crashed, and what keeps it alive until then.
 ///
 /// ```
 /// use dlock::Lease;
@@ -21,14 +21,14 @@ use crate::engine::timing::LONGEST_LEASE;
 #[non_exhaustive]
 pub enum Lease {
     /// The watchdog renews the lease every third of it, for as long as the guard lives. After a crash of the holder the
-    /// lock comes free when it has run out.
+    /// lock becomes available when the lease expires.
     Renewed(Duration),
-    /// The lease is never renewed: the lock is lost when it is over.
+    /// The lease is never renewed: the lock is lost when it expires.
     Fixed(Duration),
 }
 
 impl Lease {
-    /// How long it lasts.
+    /// The length of the lease.
     #[must_use]
     pub fn duration(self) -> Duration {
         match self {
@@ -94,13 +94,13 @@ impl LockOptions {
     }
 
     /// The lease that the watchdog keeps renewing, every third of it, for as long as the guard lives; the client's
-    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the holder the
-    /// lock comes free when it has run out. Replaces a [fixed](Self::fixed_lease) one.
+    /// ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s) by default. After a crash of the holder
+    /// the lock becomes available when the lease expires. Replaces a [fixed](Self::fixed_lease) one.
     pub fn lease(self, lease: Duration) -> LockOptions {
         self.set_lease(Lease::Renewed(lease))
     }
 
-    /// A lease that is not renewed: the lock is lost when it is over. Replaces a [renewed](Self::lease) one.
+    /// A lease that is not renewed: the lock is lost when it expires. Replaces a [renewed](Self::lease) one.
     pub fn fixed_lease(self, lease: Duration) -> LockOptions {
         self.set_lease(Lease::Fixed(lease))
     }
@@ -116,8 +116,8 @@ impl LockOptions {
         self
     }
 
-    /// The longest time that the lock is held: after it renewal has ended and the lock is lost, however alive the holder
-    /// looks. No limit by default.
+    /// The longest time that the lock is held: then renewal ends and the lock is lost, even if the holder is alive. No
+    /// limit by default.
     pub fn max_hold(mut self, max_hold: Duration) -> LockOptions {
         self.max_hold = Some(max_hold);
         self
@@ -130,9 +130,9 @@ impl LockOptions {
         self
     }
 
-    /// How many callers may wait in this process at a time; one more is refused at once with
-    /// [`Error::TooManyWaiters`]. No limit by default; a queue without bound is an outage, so set one where requests come
-    /// from outside.
+    /// How many callers may wait in this process at the same time; further ones are refused at once with
+    /// [`Error::TooManyWaiters`]. No limit by default; an unbounded queue turns overload into an outage, so set a limit
+    /// where requests come from outside.
     pub fn max_waiters(mut self, max_waiters: usize) -> LockOptions {
         self.max_waiters = Some(max_waiters);
         self
@@ -185,7 +185,7 @@ impl LockOptions {
 pub(crate) struct Options {
     pub(crate) kind: Kind,
     pub(crate) permits: Option<Permits>,
-    /// Of a read-write lock: readers stand back for a writer who waits.
+    /// Of a read-write lock: readers stand back for a waiting writer.
     pub(crate) prefer_writers: bool,
     pub(crate) lock: LockOptions,
 }
@@ -195,7 +195,7 @@ pub(crate) struct Options {
 pub(crate) struct Permits {
     /// How many at once.
     pub(crate) amount: u32,
-    /// How many there are in all, where nobody has said so.
+    /// The total, if the store has none.
     pub(crate) total: Option<u32>,
 }
 
@@ -211,8 +211,8 @@ pub(crate) fn check_duration(option: &'static str, duration: Option<Duration>) -
 
 /// How many locks one set may have, and how many permits one acquisition may take: 1,000.
 ///
-/// A store grants them in one step, all or none, which nobody else comes between: with more it would keep everybody else
-/// waiting for too long, at each renewal again.
+/// A store grants them in one uninterrupted step, all or none: with more keys it would keep its other clients waiting
+/// for too long, at each renewal again.
 pub const MAX_AT_ONCE: usize = 1000;
 
 /// What is asked of a store in one step is not more than it should do at once.

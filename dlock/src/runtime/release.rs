@@ -1,9 +1,9 @@
-//! The queue that gives locks back when nobody awaits it.
+//! The queue that releases locks in the background.
 //!
-//! A step that was begun is finished, whoever goes away: a future that is dropped before it is done moves
-//! to a worker of the client, runs to its end there, and what it brings is dropped, which gives it back.
+//! A step that was begun is finished, whether or not its caller stays: a future that is dropped before it is done moves
+//! to a worker of the client, runs to its end there, and its result is dropped, which releases it.
 
-use std::future::{Future, ready};
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ use crate::base::lock_id::LockId;
 use crate::base::moment::Moment;
 use crate::engine::fairness::other_listeners;
 use crate::engine::release::{self, Release, ReleaseAction, ReleaseReport};
+use crate::runtime::attempt::AcquireAttempt;
+use crate::runtime::calls::{StoreCall, called, panicked};
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
@@ -33,10 +35,10 @@ use crate::{Error, LockKey, Loss};
 /// What the worker runs.
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send + 'static>>;
 
-/// The outcome of a release, for whoever waits for it. Dropped early, the release goes on.
+/// The outcome of a release. Dropped early, the release goes on.
 pub(crate) type ReleaseOutcome = Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'static>>;
 
-/// Who wants to know how many heard of a release, after the first answer.
+/// Receives the number of notified subscribers of a release, after the first reply.
 pub(crate) type Told = oneshot::Sender<Option<u64>>;
 
 /// A future that is carried to its end by the worker when it is dropped before.
@@ -48,13 +50,13 @@ pub(crate) struct RunToCompletion<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> RunToCompletion<T> {
-    /// Leaves it to the worker, which does this with what it brings.
+    /// Leaves it to the worker, which calls this with the result.
     pub(crate) fn finish(self, then: impl FnOnce(T) + Send + 'static) {
         let worker = self.worker.clone();
         let _ = worker.send(Box::pin(async move { then(self.await) }));
     }
 
-    /// Calls this where it is dropped before its end.
+    /// Calls this if it is dropped before its end.
     pub(crate) fn or_undo(mut self, undo: impl FnOnce() + Send + Sync + 'static) -> RunToCompletion<T> {
         self.undo = Some(Box::new(undo));
         self
@@ -70,7 +72,7 @@ impl<T: Send + 'static> Future for RunToCompletion<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        // Taken out while it is polled: one that panicked is not polled again.
+        // Taken out while it is polled: a future that panicked is not polled again.
         let Some(mut future) = self.future.take() else {
             return Poll::Pending;
         };
@@ -113,18 +115,21 @@ trait Undoing<T>: Send {
 pub(crate) trait PendingAcquire: Send + Unpin + 'static {
     type Brought: Send + 'static;
 
+    /// What is asked for.
+    fn attempt(&self) -> &AcquireAttempt;
+
     /// What the reply means for the caller.
     fn replied(self, reply: Result<AcquireReply, StoreError>) -> Self::Brought;
 
-    /// Queues a step that gives back whatever the acquire brings, and returns its outcome.
+    /// Queues a step that releases whatever the acquire brings, and returns its outcome.
     fn undo(&self) -> RunToCompletion<Result<(), Error>>;
 
-    /// Nothing is to be given back any more.
+    /// Nothing must be released any more.
     fn forget(self);
 }
 
 struct Acquiring<A> {
-    step: StoreFuture<AcquireReply>,
+    step: StoreCall<AcquireReply>,
     asked: Option<A>,
     /// `shutdown` waits for it.
     token: TaskTrackerToken,
@@ -132,7 +137,11 @@ struct Acquiring<A> {
 
 impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<A::Brought> {
-        let reply = std::task::ready!(self.step.as_mut().poll(cx));
+        let Some(asked) = &self.asked else {
+            return Poll::Pending;
+        };
+        let AcquireAttempt { handle, request, .. } = asked.attempt();
+        let reply = std::task::ready!(self.step.poll(cx, handle.shared(), &request.key));
         match self.asked.take() {
             Some(asked) => Poll::Ready(asked.replied(reply)),
             None => Poll::Pending,
@@ -143,15 +152,20 @@ impl<A: PendingAcquire> Undoing<A::Brought> for Acquiring<A> {
         let Acquiring { step, asked, token } = *self;
         if broken!(LateAcquireKeepsGrant) {
             return Box::pin(async move {
-                drop(step.await);
-                asked.into_iter().for_each(PendingAcquire::forget);
+                if let Some(asked) = asked {
+                    let AcquireAttempt { handle, request, .. } = asked.attempt();
+                    drop(step.reply(handle.shared(), &request.key).await);
+                    asked.forget();
+                }
                 drop(token);
             });
         }
         let undo = asked.as_ref().map(PendingAcquire::undo);
         Box::pin(async move {
             if let (Some(asked), Some(undo)) = (asked, undo) {
-                let (reply, undone) = futures_util::join!(step, undo);
+                let AcquireAttempt { handle, request, .. } = asked.attempt();
+                let reply = step.reply(handle.shared(), &request.key);
+                let (reply, undone) = futures_util::join!(reply, undo);
                 let may_be_left = match reply {
                     Ok(AcquireReply::Acquired(_)) => true,
                     Ok(_) => false,
@@ -179,11 +193,11 @@ pub(crate) async fn work(mut queue: mpsc::UnboundedReceiver<Job>) {
             // that is never empty could do with them.
             Some(done) = jobs.next(), if !jobs.is_empty() => {
                 if done.is_err() {
-                    Event::StorePanicked.emit();
+                    Event::StorePanicked { key: None }.emit();
                 }
             }
             job = queue.recv(), if open => match job {
-                // A store that panics takes no other job along.
+                // A store that panics ends no other job.
                 Some(job) => jobs.push(AssertUnwindSafe(job).catch_unwind()),
                 None => open = false,
             },
@@ -212,7 +226,7 @@ impl Handle {
         asked: A,
     ) -> RunToCompletion<A::Brought> {
         let acquire = Acquiring {
-            step,
+            step: StoreCall::new(step),
             asked: Some(asked),
             token: self.shared().pending.token(),
         };
@@ -223,8 +237,8 @@ impl Handle {
         }
     }
 
-    /// Gives a grant back. The step takes its place in the store's queue now, before this returns; the
-    /// result is its outcome.
+    /// Releases a grant. The step takes its position in the store's queue now, before this returns; the result is its
+    /// outcome.
     pub(crate) fn release(
         self: &Arc<Self>,
         grant: Arc<Grant>,
@@ -263,8 +277,8 @@ impl Handle {
         }))
     }
 
-    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its place in line now;
-    /// the result is its outcome, which may be dropped.
+    /// Makes sure that an acquire whose outcome is unknown leaves nothing behind. The step takes its position in the
+    /// store's queue now; the result is its outcome, which may be dropped.
     pub(crate) fn undo(
         &self,
         request: ReleaseRequest,
@@ -282,7 +296,8 @@ impl Handle {
     }
 }
 
-/// Sends the release until it is over. `counted` says that this process may be among the clients that hear of it.
+/// Sends the release until it is over. `counted` says that this process may be among the clients that are notified of
+/// it.
 fn give_back(
     shared: Arc<Shared>,
     request: ReleaseRequest,
@@ -291,7 +306,7 @@ fn give_back(
     mut told: Option<Told>,
     counted: bool,
 ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
-    // Called here and not when polled: the request takes its place in the store's queue now.
+    // Called here and not when polled: the request takes its position in the store's queue now.
     let mut step = call_release(&shared, request.clone());
     async move {
         let key = &request.key;
@@ -302,8 +317,8 @@ fn give_back(
                 Some(told) => drop(told.send(receivers)),
                 None => {
                     let receivers = receivers.unwrap_or(0);
-                    // Those who wait here have heard of it too, and compete with the others from now on. Where
-                    // there is a queue nobody can jump it.
+                    // Waiters of this process were notified too, and compete with the others from now on. Where the
+                    // store has a queue, it cannot be jumped.
                     if receivers > 0 && !request.kind.waits_in_store() {
                         let of = LockId::new(request.kind, key);
                         if !shared.waiters.any(&of) {
@@ -343,18 +358,19 @@ fn give_back(
     }
 }
 
-/// Calls the store. One that panics in the call has failed, and is asked again: a guard may be dropped by a panic, and a
-/// second one would end the process.
-fn call_release(shared: &Shared, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-    let store = shared.store.clone();
-    let call = AssertUnwindSafe(|| store.release(request));
-    std::panic::catch_unwind(call).unwrap_or_else(|_| {
-        Event::StorePanicked.emit();
-        Box::pin(ready(Err(StoreError::unknown("the step panicked"))))
-    })
+/// Calls the store. A call that panics has failed, and is repeated.
+fn call_release(
+    shared: &Shared,
+    request: ReleaseRequest,
+) -> impl Future<Output = Result<ReleaseReply, StoreError>> + Send + use<> {
+    let (store, key) = (shared.store.clone(), request.key.clone());
+    let step = called(&key, || store.release(request));
+    AssertUnwindSafe(step)
+        .catch_unwind()
+        .map(move |reply| reply.unwrap_or_else(|_| Err(panicked(&key))))
 }
 
-/// What the caller of a release is told, counted.
+/// The result for the caller of a release, counted.
 fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
     let ReleaseRequest { key, grant, .. } = request;
     match report {
@@ -367,7 +383,7 @@ fn reported(report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error
             key: key.clone(),
             loss: Loss::Gone,
         }),
-        ReleaseReport::RanOut => Err(unknown(key, "its lease ran out meanwhile".to_owned())),
+        ReleaseReport::RanOut => Err(unknown(key, "its lease expired meanwhile".to_owned())),
         ReleaseReport::Failed(error) => {
             Event::ReleaseFailed {
                 key,

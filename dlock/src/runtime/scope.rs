@@ -1,13 +1,12 @@
-//! Who is asking: the frames that make nested calls re-enter and concurrent branches exclude each other.
+//! The caller's scope: frames that make nested calls re-enter and concurrent branches exclude each other.
 //!
-//! A *frame* is the dynamic extent of a future that runs inside a hold: the body of a
-//! `#[distributed_lock]` function, the call under the lock layer, the closure of
-//! [`Lock::run`](crate::Lock::run), or a future wrapped by [`LockGuard::scope`](crate::LockGuard::scope).
-//! It travels with the future, wherever that is polled, and frames nest. A spawned task is not part of its
-//! parent's frame; [`current`] and [`Scope::wrap`] take it in on purpose.
+//! A *frame* is the dynamic extent of a future that runs inside a hold: the body of a `#[distributed_lock]` function,
+//! the call under the lock layer, the closure of [`Lock::run`](crate::Lock::run), or a future wrapped by
+//! [`LockGuard::scope`](crate::LockGuard::scope). It travels with the future, wherever that is polled, and frames nest.
+//! A spawned task is not part of its parent's frame unless [`Scope::wrap`] takes the [`current`] scope along.
 //!
-//! A wrapper adds its frames to those in which the future is polled, and carries nothing else: a future that is made in one
-//! place and polled in another is in the frames of the second, and in those that it was given.
+//! A wrapper adds its frames to those in which the future is polled, and carries nothing else: a future that is made
+//! inside one frame and polled inside another is in the second, and in those that it was given.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -42,7 +41,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Whether its hold has not been given back.
+    /// Whether its hold was not released yet.
     fn is_alive(&self) -> bool {
         self.hold.grant.has(self.hold.id)
     }
@@ -91,9 +90,9 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Runs a future in these frames too, whichever task polls it: they are added, as the inner ones, to those in
-    /// which the future is polled. The frames stay valid for as long as their holders hold: a hold that has been
-    /// given back is not there any more.
+    /// Runs a future in these frames too, whichever task polls it: they are added, as the inner ones, to those in which
+    /// the future is polled. The frames stay valid for as long as their holders hold: the frame of a released hold is
+    /// gone.
     pub fn wrap<F: Future>(&self, future: F) -> InScope<F> {
         InScope {
             future: Some(future),
@@ -105,7 +104,7 @@ impl Scope {
         self.chain.as_deref().unwrap_or_default()
     }
 
-    /// The nearest live hold of `key` around the asker.
+    /// The nearest live hold of `key` around the caller.
     pub(crate) fn nearest(&self, client: &Arc<Shared>, kind: Kind, key: &LockKey) -> Option<&HoldRef> {
         self.frames().iter().rev().map(|frame| &frame.hold).find(|hold| {
             let grant = &hold.grant;
@@ -116,12 +115,12 @@ impl Scope {
         })
     }
 
-    /// Whether the hold with this id is around the asker.
+    /// Whether the hold with this id is around the caller.
     pub(crate) fn contains(&self, hold: u64) -> bool {
         self.frames().iter().any(|outer| outer.hold.id == hold)
     }
 
-    /// The ids of the holds around the asker, each once.
+    /// The ids of the holds around the caller, each once.
     pub(crate) fn holds(&self) -> impl Iterator<Item = u64> {
         self.frames().iter().map(|outer| outer.hold.id)
     }
@@ -145,7 +144,7 @@ pub fn current() -> Scope {
     }
 }
 
-/// The innermost hold whose frame the calling code runs in, and that has not been given back.
+/// The innermost hold whose frame the calling code runs in, and that was not released.
 ///
 /// For code deep inside a locked function that wants the fencing token, or to know whether the lock is
 /// still held, without having it passed down.
@@ -249,6 +248,23 @@ impl Drop for Entered {
 
 pin_project! {
     /// A future that runs in frames; made by [`Scope::wrap`] and [`LockGuard::scope`](crate::LockGuard::scope).
+    ///
+    /// Futures that are polled later, each in the frames of the code that added it:
+    ///
+    /// ```
+    /// use dlock::scope::{self, InScope};
+    /// use futures_util::stream::FuturesUnordered;
+    ///
+    /// struct Writes<F> {
+    ///     running: FuturesUnordered<InScope<F>>,
+    /// }
+    ///
+    /// impl<F: Future> Writes<F> {
+    ///     fn add(&self, write: F) {
+    ///         self.running.push(scope::current().wrap(write));
+    ///     }
+    /// }
+    /// ```
     #[must_use = "futures do nothing unless polled"]
     pub struct InScope<F> {
         #[pin]

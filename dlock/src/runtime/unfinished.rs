@@ -1,5 +1,5 @@
-//! What calls that are not done have at the store: locks of a set that is not complete yet, and places in queues. They
-//! have no guard, so the renewal table does not have them, and a shutdown gives them back from here.
+//! What calls that are not done have at the store: locks of a set that is not complete yet, and queue positions. They
+//! have no guard, so the renewal table does not have them, and a shutdown releases them from here.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::store::ReleaseRequest;
 
 /// One of them.
 pub(crate) struct Part {
-    /// What gives it back.
+    /// The request that releases it.
     pub(crate) request: ReleaseRequest,
-    /// For how long that is worth while.
+    /// For how long that is worth the effort.
     pub(crate) lease: Duration,
-    /// A lock, and not only a place.
+    /// A lock, and not only a queue position.
     pub(crate) is_held: bool,
 }
 
@@ -34,12 +34,12 @@ impl Unfinished {
         self.parts.lock().insert(part.request.grant.number(), part);
     }
 
-    /// The call has done with it, or gives it back itself. `false` where a shutdown has given it back.
+    /// The call has done with it, or releases it itself. `false` where a shutdown has released it.
     pub(crate) fn remove(&self, number: u64) -> bool {
         self.parts.lock().remove(&number).is_some() || broken!(ShutdownIgnoresPartialSet)
     }
 
-    /// All that there is, for a shutdown to give back.
+    /// All of them, for a shutdown to release.
     pub(crate) fn take(&self) -> Vec<Part> {
         let mut parts = self.parts.lock();
         let all = parts.drain().map(|(_, part)| part);

@@ -43,7 +43,7 @@ impl Watchdog {
         self.perform(|table| table.add(grant, sent, now));
     }
 
-    /// Puts the successor of a grant in its place, see [`RenewalTable::replace`].
+    /// Replaces a grant by its successor, see [`RenewalTable::replace`].
     pub(crate) fn replace(&self, successor: &Arc<Grant>) -> bool {
         self.table.lock().replace(successor)
     }
@@ -106,7 +106,7 @@ impl Watchdog {
         for action in actions {
             match action {
                 Action::End(grant, loss) => grant.lose(loss),
-                Action::TellSuspect(grant) => grant.tell_suspect(),
+                Action::TellSuspect(grant, error) => grant.tell_suspect(error.as_deref()),
                 Action::TellFailed(grant, error) => {
                     Event::RenewalFailed {
                         key: &grant.key,
@@ -226,9 +226,14 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
     let step = AssertUnwindSafe(async move { store.renew(requests).await }).catch_unwind();
     let results = match tokio::time::timeout(patience, step).await {
         Ok(Ok(results)) => results,
-        Ok(Err(_)) => Err(StoreError::unknown("the step panicked")),
+        Ok(Err(_)) => {
+            let key = grants.first().map(|(grant, _)| &grant.key);
+            Event::StorePanicked { key }.emit();
+            Err(StoreError::unknown("the step panicked"))
+        }
         Err(_) => Err(StoreError::unknown(format!("no answer within {patience:?}"))),
     };
+    let (asked, answered) = (grants.len(), results.as_ref().map_or(0, Vec::len));
     let mut results = results.map(Vec::into_iter);
     let replies = grants.iter().map(|(grant, lease)| Reply {
         number: grant.number,
@@ -236,11 +241,16 @@ async fn renew(shared: Arc<Shared>, sent: Instant, request: Request<Arc<Grant>>)
         result: match &mut results {
             Ok(results) => results
                 .next()
-                .unwrap_or_else(|| Err(StoreError::unknown("no answer"))),
+                .unwrap_or_else(|| Err(too_few_replies(answered, asked))),
             Err(error) => Err(error.clone()),
         },
     });
     shared.watchdog.replies(sent, replies);
+}
+
+/// A store has to answer each of the renewals that it was asked for together.
+fn too_few_replies(answered: usize, asked: usize) -> StoreError {
+    StoreError::unknown(format!("the store answered {answered} of {asked} renewals"))
 }
 
 impl Shared {
@@ -252,11 +262,8 @@ impl Shared {
             return Ok(());
         };
         let results = self.store.clone().renew(vec![grant.renew_request(lease)]).await;
-        let result = results.and_then(|mut results| {
-            results
-                .pop()
-                .unwrap_or_else(|| Err(StoreError::unknown("no answer")))
-        });
+        let result =
+            results.and_then(|mut results| results.pop().unwrap_or_else(|| Err(too_few_replies(0, 1))));
         let failed = result.as_ref().err().cloned();
         let number = grant.number;
         let reply = Reply {

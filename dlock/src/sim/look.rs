@@ -11,8 +11,8 @@ use crate::runtime::client::Shared;
 use crate::store::{GrantId, Kind};
 use crate::{Held, LockClient, LockKey, Loss};
 
-/// What a hold would answer at `now` by the clock of its process, which must be entered; of several the worst. Nobody is
-/// told of anything, and a grant that has run out is not ended by it.
+/// What a hold would answer at `now` by the clock of its process, which must be entered; of several the worst. It
+/// notifies no waiter, and does not end an expired grant.
 #[must_use]
 pub fn peek(held: &Held, now: Instant) -> HoldState {
     let now = Moment::of(now);
@@ -27,7 +27,7 @@ pub fn peek(held: &Held, now: Instant) -> HoldState {
     worst
 }
 
-/// Whether a lease of a hold has run out that is renewed, by the clock that [`peek`] takes.
+/// Whether a renewed lease of a hold has expired, by the clock that [`peek`] takes.
 #[must_use]
 pub fn ran_out(held: &Held, now: Instant) -> bool {
     let now = Moment::of(now);
@@ -46,11 +46,11 @@ pub fn grants(held: &Held) -> impl Iterator<Item = (&LockKey, Kind, GrantId)> {
 pub struct Left {
     /// Grants that it believes to hold.
     pub grants: usize,
-    /// Locks of sets that are not complete, and places in queues.
+    /// Locks of sets that are not complete, and queue positions.
     pub unfinished: usize,
     /// Keys that are waited for.
     pub waiters: usize,
-    /// Steps under way that nobody may be waiting for.
+    /// Steps under way whose callers may have gone.
     pub pending: usize,
 }
 

@@ -1,5 +1,5 @@
-//! What the simulation in `tests/sim` puts in the place of chance and time, and what it looks at. Compiled only with
-//! `--cfg dlock_sim`; it changes without notice.
+//! What the simulation in `tests/sim` puts in place of chance and time, and what it looks at. Compiled only with `--cfg
+//! dlock_sim`; it changes without notice.
 
 mod look;
 mod notifications;

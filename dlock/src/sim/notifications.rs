@@ -10,14 +10,14 @@ use crate::store::Watch;
 pub struct Notifications(Arc<Hub>);
 
 impl Notifications {
-    /// Nobody listens yet.
+    /// Without listeners.
     #[must_use]
     pub fn new() -> Notifications {
         Notifications::default()
     }
 
-    /// Listens for a topic. `first` is called where nobody did before: its news are uncertain until they are
-    /// [confirmed](Self::confirm). `last` is called when nobody does any more. `first` must not call back.
+    /// Listens for a topic. `first` is called for its first listener: notifications are uncertain until they are
+    /// [confirmed](Self::confirm). `last` is called when the last listener is gone. `first` must not call back.
     #[must_use]
     pub fn listen(
         &self,
@@ -32,7 +32,7 @@ impl Notifications {
         self.0.listen(topic, first, |_| last())
     }
 
-    /// From now on news of the topic are certain; its listeners look once.
+    /// From now on notifications of the topic are certain; its listeners look once.
     pub fn confirm(&self, topic: &str) {
         self.0.confirm(topic);
     }
@@ -47,7 +47,7 @@ impl Notifications {
         self.0.taken(topic);
     }
 
-    /// The connection is broken: everybody looks, and no news are certain until they are confirmed again.
+    /// The connection is broken: all listeners look, and no notification is certain until it is confirmed again.
     pub fn doubt_all(&self) {
         self.0.tell_all(false);
     }

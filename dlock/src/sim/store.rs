@@ -7,7 +7,7 @@ use crate::store::{GrantId, Kind, Watch};
 use crate::stores::memory::MemoryStore;
 use crate::stores::memory::sim::Entry;
 
-/// All grants that the store knows, sorted. Unowned permits are nobody's and not among them. Call it inside of
+/// All grants that the store knows, sorted. Unowned permits have no grants and are not among them. Call it inside of
 /// [`at_store`](super::at_store).
 #[must_use]
 pub fn entries(store: &MemoryStore) -> Vec<Entry> {
@@ -16,10 +16,10 @@ pub fn entries(store: &MemoryStore) -> Vec<Entry> {
     entries
 }
 
-/// How many positions in queues the store keeps for waiters that it has heard of in time.
+/// How many queue positions the store keeps for waiters that asked again in time.
 #[must_use]
 pub fn positions(store: &MemoryStore) -> usize {
-    store.places_kept()
+    store.positions_kept()
 }
 
 /// All grants of one name.
@@ -36,7 +36,7 @@ pub fn holder(store: &MemoryStore, key: &LockKey, grant: GrantId) -> Option<Entr
     store.grant_of(key, grant)
 }
 
-/// A copy of all data, last fencing token included, that nobody listens to: a replica that lags behind from now on.
+/// A copy of all data, last fencing token included, without listeners: a replica that lags behind from now on.
 #[must_use]
 pub fn fork(store: &MemoryStore) -> MemoryStore {
     store.fork()
@@ -48,14 +48,14 @@ pub fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
     crate::stores::memory::topic(kind, key, grant)
 }
 
-/// Where the store told of a release, or of a change of a record, since this was asked last, whether or not anybody
-/// listened.
+/// The releases, and changes of records, that the store announced since the last call, whether or not there were
+/// listeners.
 #[must_use]
 pub fn told(store: &MemoryStore) -> Vec<Arc<str>> {
     store.take_told()
 }
 
-/// Where the store told that a lock which had come free is taken, since this was asked last.
+/// The locks that the store announced as taken again since the last call.
 #[must_use]
 pub fn taken(store: &MemoryStore) -> Vec<Arc<str>> {
     store.take_taken()

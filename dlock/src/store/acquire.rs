@@ -24,39 +24,39 @@ use crate::LockKey;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct AcquireRequest {
-    /// What kind of lock.
+    /// The kind of the lock.
     pub kind: Kind,
-    /// Its name.
+    /// The name of the lock.
     pub key: LockKey,
     /// The id under which it is granted.
     pub grant: GrantId,
     /// How long the store keeps the grant unless it is renewed.
     pub lease: Duration,
-    /// How many fencing tokens to reserve; at least 1. Those beyond the first are for others who wait in the same
+    /// How many fencing tokens to reserve; at least 1. Those beyond the first are for other waiters of the same
     /// process.
     pub tokens: u32,
-    /// Fair locks: take a place in the queue when the lock is busy, or keep the one that this id has. Such a
-    /// place is given up by a [`release`](super::Store::release) of the same id.
+    /// Fair locks: take a position in the queue when the lock is busy, or keep the position that this id has. A
+    /// [`release`](super::Store::release) of the same id gives it up.
     pub queue: bool,
-    /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. One that has
-    /// asked before and finds its place given away was not heard of for too long, and gets it back.
+    /// Fair locks: for how long this id has not asked; `None` where it asks for the first time. A waiter that has asked
+    /// before and finds its position given away was silent for too long, and gets it back.
     pub last_asked: Option<Duration>,
     /// Read locks: the write grant of the same key that the read is nested in, which does not block it.
     pub nested_in: Option<GrantId>,
-    /// Permits: how many there are in all, where nobody has said so before.
+    /// Permits: the total, if none was set before.
     pub permits: Option<u32>,
     /// Permits: how many to take, all or none; at least 1, which is what every other kind asks for.
     pub amount: u32,
-    /// Permits, and write locks that readers shall stand back for: who waits, the same over all questions of one
-    /// waiter. Its place, among those who wait for different amounts or in front of the readers, is given up by a
-    /// [`release`](super::Store::release) of this id. `None` for who does not wait or takes no place.
+    /// Permits, and write locks that readers shall stand back for: the id of the waiter, the same over all its
+    /// requests. Its position, among waiters for different amounts or in front of the readers, is given up by a
+    /// [`release`](super::Store::release) of this id. `None` if the caller does not wait or takes no position.
     pub waiter: Option<GrantId>,
-    /// Plain locks: what the other processes that wait for the key are told of the outcome.
+    /// Plain locks: what the other processes that wait for the key are told about the outcome.
     pub announce: Announce,
 }
 
 impl AcquireRequest {
-    /// Asks for a lock with one fencing token, and nothing that is special to a kind.
+    /// A request for a lock with one fencing token, without options of single kinds.
     #[must_use]
     pub fn new(kind: Kind, key: LockKey, grant: GrantId, lease: Duration) -> AcquireRequest {
         AcquireRequest {
@@ -75,7 +75,7 @@ impl AcquireRequest {
         }
     }
 
-    /// The release of what this asks for.
+    /// The request that releases it.
     pub(crate) fn undone(&self) -> ReleaseRequest {
         ReleaseRequest {
             kind: self.kind,
@@ -120,13 +120,13 @@ impl AcquireReply {
         AcquireReply::Acquired(Granted::new(token))
     }
 
-    /// Another client holds the lock, whose lease ends in `remaining`; `None` where it has no end.
+    /// Another client holds the lock, whose lease ends in `remaining`; `None` if it does not end.
     #[must_use]
     pub fn busy(remaining: Option<Duration>) -> AcquireReply {
         AcquireReply::Busy(Busy::new(remaining))
     }
 
-    /// Remaining lease of the holder that is in the way, as far as it is known, if the lock was not granted.
+    /// Remaining lease of the holder that is in the way, if known and if the lock was not granted.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
         match self {
             AcquireReply::Busy(busy) => busy.remaining,
@@ -151,7 +151,7 @@ pub struct Granted {
     pub first_token: u64,
     /// The last of them; the first where there is only one.
     pub last_token: u64,
-    /// The lease that was given, where it is not the one that was asked for.
+    /// The lease that was given, if it differs from the requested one.
     pub lease: Option<GivenLease>,
     /// Fair locks: the waiters of the same client that come right behind in the queue, in its order, up to the first of
     /// another client, and no more than there are tokens for. They keep their positions.
@@ -218,14 +218,14 @@ pub struct Busy {
     /// Remaining lease of the current holder, or `None` if it does not expire.
     pub remaining: Option<Duration>,
     /// A waiter must ask again within this time, even without a notification: to keep a position that is only kept for
-    /// waiters that are heard of, or to see whether others have lost theirs.
+    /// waiters that ask, or to see whether others have lost theirs.
     pub again: Option<Duration>,
     /// How many processes listen for the release of a plain lock; `None` where the store cannot tell.
     pub listeners: Option<u64>,
 }
 
 impl Busy {
-    /// Another client holds the lock, whose lease ends in `remaining`; `None` where it has no end.
+    /// Another client holds the lock, whose lease ends in `remaining`; `None` if it does not end.
     #[must_use]
     pub fn new(remaining: Option<Duration>) -> Busy {
         Busy {
@@ -276,16 +276,16 @@ pub enum AcquireAllReply {
     },
     /// Another client holds one of them, so none is granted.
     Busy {
-        /// Which request: the first of which it is so.
+        /// The first such request.
         at: usize,
         /// Remaining lease of that holder, or `None` if it does not expire.
         remaining: Option<Duration>,
     },
     /// One of them cannot be locked, so none is granted.
     Failed {
-        /// Which request.
+        /// The request.
         at: usize,
-        /// Why; the step as a whole was not done.
+        /// The reason; the step as a whole was not done.
         error: StoreError,
     },
 }

@@ -1,7 +1,7 @@
 //! What processes that wait for one key tell each other.
 
-/// What an acquire tells the processes that listen for the key: so that of many which hear of a release a few ask, and
-/// the others only if none of those took the lock. A store may leave it out.
+/// What an acquire tells the processes that listen for the key, so that of many which receive a release only a few ask,
+/// and the others only if none of those took the lock. A store may leave it out.
 ///
 /// ```
 /// use dlock::store::Announce;
@@ -24,6 +24,6 @@ pub enum Announce {
     Nothing,
     /// That the lock is taken, where this acquire took it.
     Grant,
-    /// That the lock is taken, whoever took it.
+    /// The lock is taken, by whichever client.
     Taken,
 }

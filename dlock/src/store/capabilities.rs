@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Kind;
 
-/// How certain it is that a waiter hears of a release.
+/// How certain it is that waiters are notified of a release.
 ///
 /// ```
 /// use dlock::store::{Capabilities, Kind, Notifications};
@@ -16,11 +16,11 @@ use super::Kind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Notifications {
-    /// Each release is told, or the waiter is told that it may have missed one.
+    /// Each release is notified, or the waiter is told that it may have missed one.
     Certain,
-    /// A release may go unheard.
+    /// A notification may be lost.
     Lossy,
-    /// The store tells nothing: waiters ask now and then, see [`Watch::polling`](super::Watch::polling).
+    /// There are no notifications: waiters ask now and then, see [`Watch::polling`](super::Watch::polling).
     None,
 }
 
@@ -40,7 +40,7 @@ pub enum Notifications {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// What the store is called in errors.
+    /// The name of the store in errors.
     pub name: String,
     /// The kinds of locks that the store has.
     pub kinds: Vec<Kind>,
@@ -84,7 +84,7 @@ impl Capabilities {
         }
     }
 
-    /// Sets what the store is called in errors; "this store" by default.
+    /// Sets the name of the store in errors; "this store" by default.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Capabilities {
         self.name = name.into();

@@ -1,8 +1,7 @@
-//! Steps on numbers that no grant stands for: the permits of a semaphore, and the count of a latch.
+//! Steps on numbers without a grant: the permits of a semaphore, and the count of a latch.
 //!
-//! They are the one verb of [`Counters`]. What changes something is carried
-//! out once, however often it arrives: a step that comes again with the same id gets the answer of the first
-//! time. So the core repeats a step whose answer was lost.
+//! They are the one verb of [`Counters`]. A step that changes something is carried out once, however often it arrives:
+//! repeated with the same id, it gets the first reply. So the core repeats a step whose reply was lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,14 +46,14 @@ pub trait Counters: Send + Sync + 'static {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CounterRequest {
-    /// Its name.
+    /// The name of the semaphore or latch.
     pub key: LockKey,
     /// The id of this step, drawn like that of a grant and never used again. The same step may come several
     /// times, and is carried out the first time only.
     pub id: GrantId,
     /// For how long after the first time it may come again.
     pub repeated_for: Duration,
-    /// What to do.
+    /// The step.
     pub step: CounterStep,
 }
 
@@ -90,26 +89,26 @@ pub enum CounterStep {
     SetPermits {
         /// How many.
         total: u32,
-        /// Only where nobody has said so before.
+        /// Only if it was not set before.
         only_unset: bool,
     },
-    /// So many permits more, or fewer: [`CounterReply::Permits`] as there are then, or
-    /// [`CounterReply::TooFew`]. Where nobody has said how many there are, there were none.
+    /// So many permits more, or fewer: [`CounterReply::Permits`] as there are then, or [`CounterReply::TooFew`]. An
+    /// unset total counts as zero.
     AddPermits {
         /// The difference.
         by: i64,
-        /// Whether who has permits is not known, so that any number of them may be out.
+        /// Whether the holders of permits are not known, so that any number of permits may be out.
         unowned: bool,
     },
-    /// Gives back permits that nobody was known to have: [`CounterReply::Permits`], or
-    /// [`CounterReply::TooFew`] where there is no semaphore.
+    /// Releases permits without a known holder: [`CounterReply::Permits`], or [`CounterReply::TooFew`] where there is
+    /// no semaphore.
     Give {
         /// How many.
         amount: u32,
     },
     /// Takes all that are free: [`CounterReply::Number`] of them.
     Drain,
-    /// Forgets the semaphore and who has its permits: [`CounterReply::Done`], whether there was one.
+    /// Forgets the semaphore and the holders of its permits: [`CounterReply::Done`], whether there was one.
     DeletePermits,
     /// The count of a latch, 0 where there is none: [`CounterReply::Number`].
     Count,
@@ -120,8 +119,7 @@ pub enum CounterStep {
     },
     /// One less: [`CounterReply::Number`] of what is left, or [`CounterReply::TooFew`] at zero.
     CountDown,
-    /// Ends a latch, whatever its count is, and lets those go on who wait for it: [`CounterReply::Done`],
-    /// whether there was one.
+    /// Ends a latch, whatever its count is, and lets its waiters go on: [`CounterReply::Done`], whether there was one.
     DeleteLatch,
 }
 
@@ -138,7 +136,7 @@ impl CounterStep {
         }
     }
 
-    /// Whether it only looks.
+    /// Whether it only reads.
     #[must_use]
     pub fn is_look(self) -> bool {
         matches!(self, CounterStep::Permits | CounterStep::Count)
@@ -163,10 +161,9 @@ impl CounterStep {
 pub enum CounterReply {
     /// Permits as they are now.
     Permits {
-        /// How many are free: below zero while more are held than there are. `None` where nobody has said how
-        /// many there are.
+        /// How many are free: below zero while more are held than there are. `None` while the total is not set.
         free: Option<i64>,
-        /// How many are held by somebody who is known.
+        /// How many are held by known holders.
         held: u64,
     },
     /// Whether it was done.

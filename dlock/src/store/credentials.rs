@@ -1,4 +1,4 @@
-//! How a client proves to a server who it is.
+//! How a client proves its identity to a server.
 
 use std::fmt;
 use std::future::Future;

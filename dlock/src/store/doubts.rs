@@ -1,4 +1,4 @@
-//! How a store says that grants must be confirmed.
+//! How a store reports that grants must be confirmed.
 
 use tokio::sync::broadcast;
 
@@ -7,7 +7,7 @@ use super::Lane;
 /// Many doubts at once are one about all lanes.
 const KEPT: usize = 16;
 
-/// Whose grants must be confirmed.
+/// The grants that must be confirmed.
 ///
 /// ```
 /// use dlock::store::{Doubt, Lane};
@@ -28,7 +28,7 @@ pub enum Doubt {
     All,
 }
 
-/// What a store tells its clients of lanes whose grants are in doubt, see [`Store::doubts`](super::Store::doubts).
+/// What a store tells its clients of lanes whose grants became suspect, see [`Store::doubts`](super::Store::doubts).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -44,19 +44,19 @@ pub enum Doubt {
 pub struct DoubtSender(broadcast::Sender<Lane>);
 
 impl DoubtSender {
-    /// A sender that nobody listens to yet.
+    /// A sender without listeners.
     #[must_use]
     pub fn new() -> DoubtSender {
         DoubtSender(broadcast::channel(KEPT).0)
     }
 
-    /// Grants of this lane are in doubt.
+    /// Grants of this lane became suspect.
     pub fn tell(&self, lane: Lane) {
-        // Nobody listens where no client is open.
+        // Without an open client there are no listeners.
         let _ = self.0.send(lane);
     }
 
-    /// Hears of doubts from now on.
+    /// Receives doubts from now on.
     #[must_use]
     pub fn subscribe(&self) -> Doubts {
         Doubts(Some(self.0.subscribe()))
@@ -95,7 +95,7 @@ impl Doubts {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: doubts that come meanwhile are told by the next call.
+    /// Cancel safe: the next call returns doubts that came in between.
     pub async fn next(&mut self) -> Doubt {
         match self.next_or_end().await {
             Some(doubt) => doubt,

@@ -17,7 +17,7 @@ use crate::base::cause::Cause;
 pub enum Outcome {
     /// It was not, and will not be.
     NotDone,
-    /// Nobody here can tell.
+    /// It may have been carried out or not.
     Unknown,
 }
 
@@ -32,27 +32,27 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The store could not be reached or did not answer.
+    /// The store could not be reached or did not reply.
     Unreachable,
-    /// The store answered that it will not.
+    /// The store refused the request.
     Refused,
-    /// The same for a reason that passes: its memory is used up, it cannot save, it lacks replicas, or it is none that
-    /// may be written to. An acquire ends with this; what is given back is given back again until the store takes it.
+    /// The same for a reason that passes: its memory is used up, it cannot save, it lacks replicas, or it takes no
+    /// writes. An acquire ends with this; a release is repeated until the store takes it.
     RefusedForNow,
     /// The key holds other data, named here.
     KeyTaken(String),
     /// The store or this version of the library cannot do it.
     Unsupported,
-    /// The server has done it, and too few of its replicas said in time that they have it too.
+    /// The server has done it, and too few of its replicas acknowledged it in time.
     TooFewReplicas {
-        /// How many said so.
+        /// How many did.
         acknowledged: u32,
-        /// How many were to.
+        /// How many were required.
         wanted: u32,
         /// Within which time.
         within: Duration,
     },
-    /// The client's URL names another kind of store than the one that answers there.
+    /// The client's URL names another kind of store than the server at that address.
     WrongUrl,
     /// The store has ended.
     Closed,
@@ -86,7 +86,7 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// A failure of which the step certainly was not carried out.
+    /// A failure after which the step certainly was not and will not be carried out.
     #[must_use]
     pub fn not_done(reason: Reason, message: impl Into<String>) -> StoreError {
         StoreError {
@@ -97,7 +97,7 @@ impl StoreError {
         }
     }
 
-    /// A failure that leaves open whether the step was carried out.
+    /// A failure after which the step may or may not have been carried out.
     #[must_use]
     pub fn unknown(message: impl Into<String>) -> StoreError {
         StoreError {
@@ -120,12 +120,14 @@ impl StoreError {
         matches!(self.reason, Reason::Unreachable)
     }
 
-    /// Whether the store answered that it will not, for now or for good.
+    /// Whether the store refused the request, for now or for good.
+    #[cfg(feature = "redis")]
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.reason, Reason::Refused | Reason::RefusedForNow)
     }
 
-    /// Whether a step that gives something back is repeated: nobody else can do it, so it outlasts whatever passes.
+    /// Whether a step that releases something is repeated: no other client can do it, so it outlasts every passing
+    /// failure.
     pub(crate) fn is_outlasted(&self) -> bool {
         self.is_passing() || self.reason == Reason::RefusedForNow
     }

@@ -6,8 +6,8 @@ use uuid::Uuid;
 
 use crate::base::chance;
 
-/// What a store knows a grant by: `<client uuid>:<number>`, drawn anew for every acquire that is sent and
-/// never used again.
+/// The id of a grant on the store: `<client uuid>:<number>`, drawn anew for every acquire that is sent and never used
+/// again.
 ///
 /// ```
 /// use dlock::store::GrantId;
@@ -32,8 +32,8 @@ impl GrantId {
         GrantId { client, number }
     }
 
-    /// The id of a grant for whoever calls a store directly: the bits of a client's UUID, and a number that
-    /// is unique in that client.
+    /// The id of a grant, for direct callers of a store: the bits of a client's UUID, and a number that is unique in
+    /// that client.
     #[must_use]
     pub const fn from_parts(client: u128, number: u64) -> GrantId {
         GrantId {
@@ -68,8 +68,8 @@ impl GrantId {
         self.number
     }
 
-    /// The ids of so many permits, one after the other: 16 bytes each, which is what Redisson calls a permit by.
-    /// They differ for all numbers of a client, and the first four bytes are the first group of its UUID.
+    /// The ids of so many permits, one after the other: 16 bytes each, Redisson's form of a permit's id. They differ
+    /// for all numbers of a client, and the first four bytes are the first group of its UUID.
     pub(crate) fn permits(self, amount: u32) -> Vec<u8> {
         let base = self.client.as_u128() ^ (u128::from(self.number) << 32);
         (0..amount)

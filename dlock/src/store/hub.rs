@@ -1,4 +1,4 @@
-//! Which names are listened for in this process, and the notifications that come for them.
+//! The names that have listeners in this process, and their notifications.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use super::{TAKEN, Watch};
 use crate::base::broken;
 use crate::base::chance::HashMap;
 
-/// The listeners of a store in this process, by name: one entry for each name that is listened for, and none when the last
-/// listener is gone.
+/// The listeners of a store in this process, by name: one entry for each name with listeners, and none when the last
+/// one is gone.
 ///
-/// A store gives each waiter a [`Watch`] from [`listen`](Self::listen), subscribes to a name with its server when the first
-/// listener comes, and passes on what its server tells. The memory store tells through this directly; the Redis store feeds
-/// it from one subscription.
+/// A store gives each waiter a [`Watch`] from [`listen`](Self::listen), subscribes to a name with its server when the
+/// first listener comes, and passes on the server's notifications. The memory store notifies through this directly; the
+/// Redis store feeds it from one subscription.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -39,13 +39,13 @@ pub struct Hub {
 #[derive(Debug)]
 struct Topic {
     notifications: watch::Sender<u64>,
-    /// Whether news are certain to arrive: a new listener may look now and then sleep.
+    /// Whether notifications are certain to arrive: a new listener may look now and then sleep.
     live: bool,
 }
 
 impl Hub {
-    /// Listens for `name`. `first` runs, under the hub's lock, when nobody did before and says whether
-    /// news are certain from now on; `last` runs likewise when nobody does any more.
+    /// Listens for `name`. `first` runs, under the hub's lock, for the first listener, and says whether notifications
+    /// are certain from now on; `last` runs likewise when the last listener is gone.
     pub fn listen(
         self: &Arc<Self>,
         name: Arc<str>,
@@ -75,7 +75,7 @@ impl Hub {
         })
     }
 
-    /// Something changed under `name`. How many listen.
+    /// Notifies the listeners of `name` of a change; returns how many there are.
     pub fn tell(&self, name: &str) -> usize {
         let notifications = self
             .topics
@@ -94,7 +94,7 @@ impl Hub {
         }
     }
 
-    /// Another process has taken the lock that came free under `name`.
+    /// Tells the listeners of `name` that another process has taken the lock that was available.
     pub fn taken(&self, name: &str) {
         let notifications = self
             .topics
@@ -106,12 +106,12 @@ impl Hub {
         }
     }
 
-    /// How many listen for `name`.
+    /// How many listeners `name` has.
     pub fn listeners(&self, name: &str) -> usize {
         (self.topics.lock().get(name)).map_or(0, |topic| topic.notifications.receiver_count())
     }
 
-    /// From now on news of `name` are certain; its listeners look once.
+    /// From now on notifications of `name` are certain; its listeners look once.
     pub fn confirm(&self, name: &str) {
         let notifications = self.topics.lock().get_mut(name).map(|topic| {
             topic.live = true;
@@ -122,8 +122,8 @@ impl Hub {
         }
     }
 
-    /// News may have been missed: everybody looks. With `live` false, further listeners do not take
-    /// silence for "nothing happened" until the next `confirm`.
+    /// Notifications may have been missed: all listeners look. With `live` false, further listeners do not take silence
+    /// for "nothing happened" until the next `confirm`.
     pub fn tell_all(&self, live: bool) {
         let mut topics = self.topics.lock();
         let all: Vec<_> = topics
@@ -156,12 +156,12 @@ impl Hub {
         }
     }
 
-    /// All names that are listened for.
+    /// All names with listeners.
     pub fn names(&self) -> Vec<Arc<str>> {
         self.topics.lock().keys().cloned().collect()
     }
 
-    /// How many names are listened for.
+    /// How many names have listeners.
     pub(crate) fn len(&self) -> usize {
         self.topics.lock().len()
     }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-/// The lease that a store gave, where it is not the one that was asked for.
+/// The lease that a store gave, if it differs from the requested one.
 ///
-/// A store with leases in whole seconds, or with one lease for a whole session, says so by this. The client counts the
-/// deadline of the grant from what was given; a longer lease than was asked for is taken as that one.
+/// A store with leases in whole seconds, or with one lease for a whole session, reports them by this. The client counts
+/// the deadline of the grant from the lease that was given; a longer lease than the requested one counts as the
+/// requested one.
 ///
 /// ```
 /// use dlock::store::GivenLease;
@@ -31,15 +32,15 @@ impl GivenLease {
         }
     }
 
-    /// How much of the lease was over when the step was called, by this process's clock. Count it from before the request
-    /// was sent that the store last extended the lease by.
+    /// How much of the lease was over when the step was called, by this process's clock. Count from before the store
+    /// sent the request that last extended the lease.
     #[must_use]
     pub const fn elapsed(mut self, elapsed: Duration) -> GivenLease {
         self.elapsed = elapsed;
         self
     }
 
-    /// What was left of it when the step was called.
+    /// The remaining lease when the step was called.
     #[must_use]
     pub const fn left(self) -> Duration {
         self.lasts.saturating_sub(self.elapsed)

@@ -1,4 +1,4 @@
-//! What a store must be able to do to be a member of a [quorum](crate::stores::quorum::Quorum).
+//! What a store needs to be a member of a [quorum](crate::stores::quorum::Quorum).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,64 @@ use crate::LockKey;
 /// The ability to be one of several independent stores that grant a lock together, see
 /// [`Store::quorum_member`].
 ///
-/// A member gives the lease that is asked for: one that gives [another](super::GivenLease) is not counted.
+/// A member gives the requested lease: one that gives [another](super::GivenLease) is not counted.
+///
+/// ```
+/// use dlock::LockKey;
+/// use dlock::store::member::{QuorumMember, Vote};
+/// use dlock::store::{AcquireRequest, GrantId, Kind, Store, StoreFuture};
+/// use std::collections::HashMap;
+/// use std::future::ready;
+/// use std::sync::{Arc, Mutex};
+/// use std::time::{Duration, Instant};
+///
+/// struct MyStore {
+///     data_since: Instant,
+///     rows: Mutex<Rows>,
+/// }
+///
+/// struct Rows {
+///     grants: HashMap<LockKey, GrantId>,
+///     last_token: u64,
+/// }
+///
+/// impl QuorumMember for MyStore {
+///     fn vote(self: Arc<Self>, request: AcquireRequest, vote_after: Option<Duration>) -> StoreFuture<Vote> {
+///         let up_for = self.data_since.elapsed();
+///         if let Some(votes_in) = vote_after.and_then(|after| after.checked_sub(up_for)) {
+///             return Box::pin(ready(Ok(Vote::Abstained { votes_in })));
+///         }
+///         let reply = self.acquire(request);
+///         Box::pin(async { reply.await.map(Vote::Cast) })
+///     }
+///
+///     fn raise_fence(
+///         self: Arc<Self>,
+///         _kind: Kind,
+///         key: LockKey,
+///         grant: GrantId,
+///         at_least: u64,
+///     ) -> StoreFuture<bool> {
+///         let mut rows = self.rows.lock().unwrap();
+///         let is_known = rows.grants.get(&key) == Some(&grant);
+///         if is_known {
+///             rows.last_token = rows.last_token.max(at_least);
+///         }
+///         Box::pin(ready(Ok(is_known)))
+///     }
+/// }
+/// # use dlock::store::{
+/// #     AcquireReply, Capabilities, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, StoreError,
+/// # };
+/// # impl Store for MyStore {
+/// #     fn capabilities(&self) -> Capabilities { Capabilities::new([Kind::Mutex]) }
+/// #     fn acquire(self: Arc<Self>, _: AcquireRequest) -> StoreFuture<AcquireReply> { unimplemented!() }
+/// #     fn release(self: Arc<Self>, _: ReleaseRequest) -> StoreFuture<ReleaseReply> { unimplemented!() }
+/// #     fn renew(self: Arc<Self>, _: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+/// #         unimplemented!()
+/// #     }
+/// # }
+/// ```
 pub trait QuorumMember: Store {
     /// Takes part in an acquire of the quorum.
     ///
@@ -47,7 +104,7 @@ pub trait QuorumMember: Store {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Vote {
-    /// The member has its say.
+    /// The member votes.
     Cast(AcquireReply),
     /// It has not been up with its data for long enough.
     Abstained {

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod announce;
+mod bind;
 mod capabilities;
 pub mod counter;
 pub(crate) mod credentials;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 pub use self::acquire::{AcquireAllReply, AcquireReply, AcquireRequest, Busy, Granted};
 pub use self::announce::Announce;
+pub use self::bind::{Bind, BoundGrant};
 pub use self::capabilities::{Capabilities, Notifications};
 use self::counter::Counters;
 pub use self::doubts::{Doubt, DoubtSender, Doubts};
@@ -48,30 +50,68 @@ use crate::LockKey;
 pub use crate::base::kind::Kind;
 use crate::store::records::Records;
 
-/// How often a waiter looks where the store tells nothing.
-const POLLED_EVERY: Duration = Duration::from_millis(200);
+/// How often a waiter asks while the store sends no notifications.
+pub(crate) const POLLED_EVERY: Duration = Duration::from_millis(200);
 
 /// The reply to a step that is on its way. Dropping it does not take the step back.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'static>>;
 
 /// A store that can hold locks. See the [module](crate::store) for the rules that every verb keeps.
+///
+/// A wrapper forwards the verbs that it does not change, and states the capabilities of what it forwards:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use dlock::store::{
+///     AcquireReply, AcquireRequest, Capabilities, Kind, ReleaseReply, ReleaseRequest, RenewRequest, Renewal,
+///     Store, StoreError, StoreFuture,
+/// };
+/// use dlock::stores::memory::MemoryStore;
+/// use std::sync::Arc;
+///
+/// /// Logs each request for a lock.
+/// struct Logged(Arc<dyn Store>);
+///
+/// impl Store for Logged {
+///     fn capabilities(&self) -> Capabilities {
+///         Capabilities::new([Kind::Mutex])
+///     }
+///     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+///         println!("{} for {:?}", request.key, request.lease);
+///         self.0.clone().acquire(request)
+///     }
+///     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+///         self.0.clone().release(request)
+///     }
+///     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+///         self.0.clone().renew(requests)
+///     }
+/// }
+///
+/// let store = Logged(Arc::new(MemoryStore::new()));
+/// let client = LockClient::builder().store(store).build().await?;
+/// client.lock("report").acquire().await?.release().await?;
+/// # Ok(()) }
+/// ```
 pub trait Store: Send + Sync + 'static {
     /// What the store can do. Asked once for each client.
     fn capabilities(&self) -> Capabilities;
 
-    /// Grants the lock, or tells who is in the way. Never waits for the holder.
+    /// Grants the lock, or reports the holder in the way. Never waits for the holder, and replies in bounded time: a caller
+    /// without a limit of its own waits for the reply, of which the log warns after a while.
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply>;
 
-    /// Ends a grant and wakes whoever waits for the key.
+    /// Ends a grant and wakes the waiters of the key.
     ///
     /// For the id of an acquire whose outcome is unknown it answers `Ok` only when that acquire can no
     /// longer take effect.
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply>;
 
-    /// Renews grants of one lane; the answers stand in the order of the requests.
+    /// Renews grants of one lane; the replies are in the order of the requests.
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>>;
 
-    /// Who holds the key: nobody, one, or several readers.
+    /// The holders of the key: none, one, or several readers.
     ///
     /// By default it is [`Reason::Unsupported`].
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
@@ -79,8 +119,8 @@ pub trait Store: Send + Sync + 'static {
         unsupported("this store shows no holders")
     }
 
-    /// The locks whose names begin with `prefix`, in no order. A look at everything: for people and
-    /// tools, not for a service at work.
+    /// The locks whose names begin with `prefix`, in no order. It scans all keys: for people and tools, not for a
+    /// service at work.
     ///
     /// By default it is [`Reason::Unsupported`].
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
@@ -88,7 +128,7 @@ pub trait Store: Send + Sync + 'static {
         unsupported("this store shows no holders")
     }
 
-    /// Ends whatever grant the key has and wakes the waiters; answers whether there was one.
+    /// Ends whatever grant the key has and wakes the waiters; returns whether there was one.
     ///
     /// By default it is [`Reason::Unsupported`].
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
@@ -96,37 +136,37 @@ pub trait Store: Send + Sync + 'static {
         unsupported("this store shows no holders")
     }
 
-    /// Subscribes to the releases of a key. `grant` is the id under which is waited, for kinds whose waiters
-    /// are woken one by one. A [`Hub`] makes watches; by default the waiter looks every 200 ms.
+    /// Subscribes to the releases of a key. `grant` is the id of the waiter, for kinds whose waiters are woken one by
+    /// one. A [`Hub`] makes watches; by default the waiter asks every 200 ms.
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let _ = (kind, key, grant);
         Watch::polling(POLLED_EVERY)
     }
 
-    /// The steps on counters, without which there are no semaphores and latches. `None` where the store has none.
+    /// The steps on counters, which semaphores and latches need. `None` if the store has none.
     fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {
         None
     }
 
-    /// The store as a member of a [quorum](crate::stores::quorum::Quorum). `None` where it cannot be one.
+    /// The store as a member of a [quorum](crate::stores::quorum::Quorum). `None` if it cannot be one.
     fn quorum_member(self: Arc<Self>) -> Option<Arc<dyn QuorumMember>> {
         None
     }
 
-    /// The lane of a key. Asked under a lock, and often: it answers at once, and calls no client.
+    /// The lane of a key. Called under a lock, and often: it returns at once, and calls no client.
     fn lane(&self, _key: &LockKey) -> Lane {
         Lane::default()
     }
 
-    /// Which keys can be had together: those for which this is the same number, in one step of
-    /// [`acquire_all`](Self::acquire_all). By default none can, and who wants several gets them one by one,
-    /// and gives all back when one of them is busy.
+    /// Which keys can be acquired together, in one step of [`acquire_all`](Self::acquire_all): those for which this is
+    /// the same number. By default none can: a call for several keys acquires one after the other, and releases all
+    /// when one of them is busy.
     fn together(&self, _kind: Kind, _key: &LockKey) -> Option<u32> {
         None
     }
 
-    /// Grants all of these locks or none, in one step; never waits. Only asked for keys that are
-    /// [`together`](Self::together). Where the outcome is unknown, the core releases each of the grants.
+    /// Grants all of these locks or none, in one step; never waits. Only called for keys that are
+    /// [`together`](Self::together). If the outcome is unknown, the core releases each of the grants.
     fn acquire_all(self: Arc<Self>, _requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         unsupported("this store takes one lock at a time")
     }
@@ -137,14 +177,13 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// What stood in the way of the last acquire of a key that was not granted, beyond its answer; `None` where
-    /// there is no more to tell.
+    /// More about why the last acquire of a key was not granted, beyond its reply; `None` if there is no more to tell.
     fn explain(&self, _kind: Kind, _key: &LockKey) -> Option<Arc<str>> {
         None
     }
 
-    /// Tells of lanes whose grants are in doubt: a server came back after a broken connection, or another
-    /// one took its place. The client has each grant there confirmed at once.
+    /// Tells of lanes whose grants became suspect: a server came back after a broken connection, or another one took
+    /// over. The client has each grant there confirmed at once.
     fn doubts(&self) -> Doubts {
         Doubts::never()
     }

@@ -1,4 +1,4 @@
-//! What a store that is opened by a URL is told, and the defaults of that.
+//! The settings of a store that is opened by a URL, and their defaults.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use crate::Error;
 use crate::store::credentials::Provider;
 use crate::store::url::{Topology, UrlOptions};
 
-/// The time that one step on the store may take, unless said otherwise.
+/// By default how long one step on the store may take.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How many requests may wait to be sent to a store, unless said otherwise.
+/// By default how many requests may wait to be sent to a store.
 pub(crate) const DEFAULT_MAX_QUEUED: usize = 65_536;
 /// The time that replicas have to acknowledge something, where a URL does not say.
 const DEFAULT_WITHIN: Duration = Duration::from_millis(500);
 
-/// What every store that is opened by URL is told.
+/// The settings of every store that is opened by a URL.
 #[cfg_attr(
     not(feature = "redis"),
     allow(dead_code, reason = "only servers want to know")
@@ -31,7 +31,7 @@ pub(crate) struct Common {
     pub(crate) tls: Tls,
     /// Where user and password come from, where they are not in the URL.
     pub(crate) credentials: Option<Provider>,
-    /// Who is to have heard of what was acquired or renewed.
+    /// The replicas that must acknowledge what was acquired or renewed.
     pub(crate) replicas: Option<MinReplicas>,
     /// By which the holders of this client's locks are known.
     pub(crate) uuid: Uuid,

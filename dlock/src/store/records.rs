@@ -1,4 +1,4 @@
-//! Records of work that was asked for before: see [`crate::record`].
+//! Records of work that may be requested again: see [`crate::record`].
 
 use std::fmt;
 use std::future::Future;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::store::{Reason, StoreError, Watch};
 
-/// What a record is found by: a name that says nothing of its makers, as a hash does.
+/// The key of a record: a name that says nothing of its makers, as a hash does.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -52,7 +52,7 @@ impl RecordKey {
     }
 }
 
-/// Who claimed a record: drawn anew for every request, never used again.
+/// Identifies a claim of a record: drawn anew for every request, never used again.
 ///
 /// ```
 /// use dlock::record::ClaimToken;
@@ -63,7 +63,7 @@ impl RecordKey {
 pub struct ClaimToken(Arc<str>);
 
 impl ClaimToken {
-    /// A new one.
+    /// Draws a new token.
     #[must_use]
     #[allow(
         clippy::new_without_default,
@@ -80,7 +80,7 @@ impl ClaimToken {
     }
 }
 
-/// A digest of what was asked, so that another request under the same key is noticed.
+/// A digest of the request, so that a different request under the same key is noticed.
 pub type Fingerprint = [u8; 32];
 
 /// What becomes of a claim whose owner is gone without a result.
@@ -101,14 +101,14 @@ pub type Fingerprint = [u8; 32];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnOrphan {
-    /// The next to ask takes it over and does the work again, as the next attempt. The default.
+    /// The next claim takes it over and does the work again, as the next attempt. The default.
     #[default]
     TakeOver,
-    /// Nobody does: [`ClaimReply::Orphan`] until the retention is over.
+    /// It is not taken over: [`ClaimReply::Orphan`] until the retention is over.
     Leave,
 }
 
-/// Claims a record.
+/// A claim of a record.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -125,17 +125,17 @@ pub enum OnOrphan {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ClaimRequest {
-    /// Which record.
+    /// The key of the record.
     pub key: RecordKey,
-    /// Who claims it.
+    /// Identifies the claim.
     pub token: ClaimToken,
-    /// What is asked.
+    /// The digest of the request.
     pub fingerprint: Fingerprint,
     /// How long the claim lasts unless it is extended.
     pub lease: Duration,
     /// How long the record is kept from now on.
     pub retention: Duration,
-    /// What to do with an orphan.
+    /// What becomes of an orphan.
     pub on_orphan: OnOrphan,
 }
 
@@ -184,35 +184,58 @@ impl ClaimRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClaimReply {
-    /// The work is the caller's.
+    /// The caller does the work.
     Claimed {
         /// 1 for the first time, one more for each time that it was taken over.
         attempt: u32,
         /// A fencing token: greater than that of every claim of this record before.
         fence: u64,
     },
-    /// It was done: this came of it.
+    /// The work was done, with this result.
     Completed {
         /// What was stored, byte for byte.
         response: Vec<u8>,
     },
-    /// Somebody is at it.
+    /// Another claim is in progress.
     InProgress {
-        /// What is left of that claim.
+        /// The remaining lease of that claim.
         remaining: Duration,
-        /// Which attempt it is.
+        /// The number of that attempt.
         attempt: u32,
     },
     /// The key was used for something else: another fingerprint.
     Mismatch,
-    /// Somebody began, and is gone. Only with [`OnOrphan::Leave`].
+    /// An attempt began, and its owner is gone. Only with [`OnOrphan::Leave`].
     Orphan {
-        /// Which attempt it was.
+        /// The number of that attempt.
         attempt: u32,
     },
 }
 
 /// The answer to a change that only the owner of the claim may make.
+///
+/// ```
+/// use dlock::record::{ClaimToken, OwnerReply, RecordKey, Records};
+/// use dlock::store::StoreError;
+/// use std::time::Duration;
+///
+/// const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+///
+/// /// Whether later requests get this receipt.
+/// async fn keep(
+///     records: &Records,
+///     key: &RecordKey,
+///     token: &ClaimToken,
+///     receipt: &str,
+/// ) -> Result<bool, StoreError> {
+///     let reply = records.complete(key, token, receipt.into(), RETENTION).await?;
+///     Ok(reply == OwnerReply::Done) // otherwise the lease ended, and another attempt took over
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let records = dlock::LockClient::memory().records()?;
+/// # assert!(!keep(&records, &RecordKey::new("payment-7")?, &ClaimToken::new(), "paid").await?);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OwnerReply {
@@ -223,37 +246,111 @@ pub enum OwnerReply {
 }
 
 /// What became of a claim: the answer to [`RecordStore::read`].
+///
+/// ```
+/// use dlock::record::{ClaimState, ClaimToken, RecordKey, Records};
+/// use dlock::store::StoreError;
+///
+/// /// After a commit whose reply was lost: whether the transaction took effect.
+/// async fn is_committed(records: &Records, key: &RecordKey, token: &ClaimToken) -> Result<bool, StoreError> {
+///     match records.read(key, token).await? {
+///         ClaimState::Completed { .. } => Ok(true),
+///         ClaimState::Open => Ok(false), // rolled back: the work may be done again under this claim
+///         _ => Ok(false),                // the claim was lost: another attempt may do the work
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClaimState {
-    /// It stands without a result, and nobody is about to store one: a transaction that had was rolled back.
+    /// It stands without a result, and no transaction is about to store one: if there was one, it was rolled back.
     Open,
     /// It has this result.
     Completed {
         /// What was stored, byte for byte.
         response: Vec<u8>,
     },
-    /// It was given back, taken over or forgotten. Nothing was stored under it, and nothing will be.
+    /// It was released, taken over or forgotten. Nothing was stored under it, and nothing will be.
     Lost,
 }
 
 /// A store that can keep records. See the [module](crate::record) for the rules.
 ///
-/// Failures are told as by a [`Store`](crate::store::Store). A record that cannot be read, or whose
-/// format is newer, is an error with [`Reason::KeyTaken`], never a miss.
+/// Failures are reported as by a [`Store`](crate::store::Store). A record that cannot be read, or whose format is
+/// newer, is an error with [`Reason::KeyTaken`], never a miss.
+///
+/// A wrapper around another store:
+///
+/// ```
+/// use dlock::record::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, RecordStore, Records};
+/// use dlock::store::{StoreError, Watch};
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// /// Logs each claim.
+/// struct Logged<S>(Arc<S>);
+///
+/// impl<S: RecordStore> RecordStore for Logged<S> {
+///     fn claim(
+///         self: Arc<Self>,
+///         request: ClaimRequest,
+///     ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static {
+///         println!("claims {}", request.key.as_str());
+///         self.0.clone().claim(request) // called now, not at the first poll
+///     }
+///     // and so on
+/// #     fn extend(
+/// #         self: Arc<Self>,
+/// #         key: RecordKey,
+/// #         token: ClaimToken,
+/// #         lease: Duration,
+/// #         retention: Duration,
+/// #     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+/// #         self.0.clone().extend(key, token, lease, retention)
+/// #     }
+/// #     fn complete(
+/// #         self: Arc<Self>,
+/// #         key: RecordKey,
+/// #         token: ClaimToken,
+/// #         response: Vec<u8>,
+/// #         retention: Duration,
+/// #     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+/// #         self.0.clone().complete(key, token, response, retention)
+/// #     }
+/// #     fn release(
+/// #         self: Arc<Self>,
+/// #         key: RecordKey,
+/// #         token: ClaimToken,
+/// #     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+/// #         self.0.clone().release(key, token)
+/// #     }
+/// #     fn abandon(
+/// #         self: Arc<Self>,
+/// #         key: RecordKey,
+/// #         token: ClaimToken,
+/// #     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+/// #         self.0.clone().abandon(key, token)
+/// #     }
+/// #     fn watch(self: Arc<Self>, key: &RecordKey) -> Watch { self.0.clone().watch(key) }
+/// }
+///
+/// fn logged(store: impl RecordStore) -> Records {
+///     Records::new(Logged(Arc::new(store)))
+/// }
+/// ```
 pub trait RecordStore: Send + Sync + 'static {
-    /// Claims the record, or tells what is in the way: one step, one round trip.
+    /// Claims the record, or reports what is in the way: one step, one round trip.
     ///
-    /// A token that claims again what it has claimed gets the same attempt and fence, and the lease from
-    /// now on: also when its lease has run out, as long as nobody took over.
+    /// A token that claims again what it has claimed gets the same attempt and fence, and the lease from now on: also
+    /// when its lease has expired, as long as the claim was not taken over.
     fn claim(
         self: Arc<Self>,
         request: ClaimRequest,
     ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static;
 
-    /// Lets the claim last for `lease` from now on, and the record for `retention` at least; also when the
-    /// lease has run out, as long as nobody took over. Of a record that the same token completed nothing
-    /// changes, and the answer is [`OwnerReply::Done`]: the claim was not lost.
+    /// Lets the claim last for `lease` from now on, and the record for `retention` at least; also when the lease has
+    /// expired, as long as the claim was not taken over. Of a record that the same token completed nothing changes, and
+    /// the answer is [`OwnerReply::Done`]: the claim was not lost.
     fn extend(
         self: Arc<Self>,
         key: RecordKey,
@@ -262,8 +359,8 @@ pub trait RecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
-    /// Stores the result, keeps it for `retention` from now on, and tells those who wait for it. The first
-    /// result stays: once more by the same token changes nothing.
+    /// Stores the result, keeps it for `retention` from now on, and notifies its waiters. The first result stays: once
+    /// more by the same token changes nothing.
     fn complete(
         self: Arc<Self>,
         key: RecordKey,
@@ -272,14 +369,13 @@ pub trait RecordStore: Send + Sync + 'static {
         retention: Duration,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
-    /// Forgets the record, so that the work may be asked for anew, and tells those who wait.
+    /// Forgets the record, so that the work may be asked for anew, and notifies its waiters.
     ///
-    /// A claim that was taken over becomes an orphan at once instead, and the record stays: what the owner
-    /// before did is unknown, and the next attempt must not take itself for the first.
+    /// A claim that was taken over becomes an orphan at once instead, and the record stays: what the former owner did
+    /// is unknown, and the next attempt must not take itself for the first.
     ///
-    /// Where there is no record the answer is [`OwnerReply::Done`], so that a release may be repeated. A
-    /// repeated one that finds somebody else's claim by now answers [`OwnerReply::NotOwner`]. A result is
-    /// never released.
+    /// Where there is no record the answer is [`OwnerReply::Done`], so that a release may be repeated. A repeated
+    /// release that meets the claim of another request answers [`OwnerReply::NotOwner`]. A result is never released.
     fn release(
         self: Arc<Self>,
         key: RecordKey,
@@ -287,9 +383,8 @@ pub trait RecordStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static;
 
     /// Gives the claim up after work whose outcome is unknown: the record stays as an orphan at once, with its
-    /// fingerprint and its attempts, and those who wait are told. The next claim that
-    /// [takes over](OnOrphan::TakeOver) is the next attempt; a request for something else is a
-    /// [`Mismatch`](ClaimReply::Mismatch) as before.
+    /// fingerprint and its attempts, and its waiters are notified. The next claim that [takes over](OnOrphan::TakeOver)
+    /// is the next attempt; a request for something else is a [`Mismatch`](ClaimReply::Mismatch) as before.
     ///
     /// Otherwise as [`release`](Self::release).
     fn abandon(
@@ -392,7 +487,7 @@ impl<S: RecordStore> DynRecordStore for S {
 pub struct Records(Arc<dyn DynRecordStore>);
 
 impl Records {
-    /// Records on this store.
+    /// Makes records of a store.
     pub fn new(store: impl RecordStore) -> Records {
         Records(Arc::new(store))
     }
@@ -443,7 +538,7 @@ impl Records {
             .await
     }
 
-    /// See [`RecordStore::release`]. The step takes its place in line when this is called.
+    /// See [`RecordStore::release`]. The step takes its position in the order of steps when this is called.
     ///
     /// # Errors
     ///

@@ -16,14 +16,14 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseReply {
-    /// The grant was there and is ended, or keeps the key for as long as was asked.
+    /// The grant existed and is ended, or keeps the key for as long as was requested.
     Released {
-        /// How many subscriptions to the key's releases heard of it, one for each client that waits for the
-        /// key, the caller's own among them; `None` where the store cannot tell. A process that hands a lock
-        /// on among its own callers lets others go first from time to time, if there are any.
+        /// How many subscriptions to the key's releases were notified, one for each client that waits for the key, the
+        /// caller's own among them; `None` where the store cannot tell. A process that hands a lock off among its own
+        /// callers lets others go first from time to time, if there are any.
         receivers: Option<u64>,
     },
-    /// The store knows no such grant.
+    /// The store has no such grant.
     NotHeld {
         /// Whether this step was sent more than once, so that an earlier copy may have ended the grant.
         repeated: bool,

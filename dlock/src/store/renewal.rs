@@ -1,8 +1,8 @@
-//! How renewals travel, and what comes back.
+//! How renewals are grouped, and their replies.
 
 use super::GivenLease;
 
-/// What is slow or broken together: a server, a shard. Renewals are sent per lane, so that one lane's
+/// A set of keys that are slow or broken together: a server, a shard. Renewals are sent per lane, so that one lane's
 /// trouble delays no other.
 ///
 /// ```
@@ -35,12 +35,12 @@ pub struct Lane(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
-    /// The lease that was asked for runs from when the step was called.
+    /// The requested lease runs from when the step was called.
     Renewed,
-    /// The grant is there, with another lease than was asked for.
+    /// The grant exists, with another lease than the requested one.
     RenewedFor(GivenLease),
-    /// The grant is there, and its lease was not extended: ask again. This moves no deadline and ends no suspicion.
+    /// The grant exists, and its lease was not extended: ask again. This moves no deadline and ends no suspicion.
     Held,
-    /// The store knows no such grant, or it was released and keeps the key for a while; nothing is changed.
+    /// The store has no such grant, or it was released and keeps the key for a while; nothing is changed.
     Gone,
 }

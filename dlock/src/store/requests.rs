@@ -1,11 +1,11 @@
-//! What is asked of a grant that is there.
+//! Requests for existing grants.
 
 use std::time::Duration;
 
 use super::{GrantId, Kind};
 use crate::LockKey;
 
-/// Gives a lock back.
+/// Releases a lock.
 ///
 /// ```
 /// use dlock::store::{GrantId, Kind, ReleaseRequest};
@@ -18,9 +18,9 @@ use crate::LockKey;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
-    /// What kind of lock.
+    /// The kind of the lock.
     pub kind: Kind,
-    /// Its name.
+    /// The name of the lock.
     pub key: LockKey,
     /// The grant to end; no other is touched.
     pub grant: GrantId,
@@ -44,7 +44,7 @@ impl ReleaseRequest {
     }
 }
 
-/// Extends the lease of a grant that the store still knows.
+/// Extends the lease of a grant that the store still has.
 ///
 /// ```
 /// use dlock::store::{GrantId, Kind, RenewRequest};

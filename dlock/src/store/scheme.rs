@@ -1,4 +1,4 @@
-//! URL schemes of stores that others wrote.
+//! URL schemes of stores outside of dlock.
 
 use std::fmt;
 use std::future::Future;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Reason, Store, StoreError};
 
-/// URL schemes, and how the store of such a URL is opened; registered by
+/// URL schemes, and the function that opens the store of such a URL; registered by
 /// [`LockClientBuilder::scheme`](crate::LockClientBuilder::scheme).
 ///
 /// ```
@@ -43,8 +43,8 @@ type Open = dyn Fn(OpenRequest) -> Pin<Box<dyn Future<Output = Opened> + Send>> 
 impl Scheme {
     /// Schemes, in lower case and without `://`, and the function that opens a store.
     ///
-    /// A failure with [`Reason::WrongUrl`] becomes [`Error::InvalidUrl`](crate::Error::InvalidUrl), and must not repeat a
-    /// password; every other one keeps its sense.
+    /// A failure with [`Reason::WrongUrl`] becomes [`Error::InvalidUrl`](crate::Error::InvalidUrl), and must not repeat
+    /// a password; every other failure keeps its meaning.
     pub fn new<N, O, F>(names: impl IntoIterator<Item = N>, open: O) -> Scheme
     where
         N: Into<String>,
@@ -81,18 +81,40 @@ impl fmt::Debug for Scheme {
 }
 
 /// The URL of a store that is to be opened, and the options of the client for it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
+/// use dlock::stores::memory::MemoryStore;
+/// use std::sync::Arc;
+///
+/// async fn open(mut request: OpenRequest) -> Result<Arc<dyn Store>, StoreError> {
+///     let table = request.take("table").unwrap_or_else(|| "locks".to_owned());
+///     request.finish()?; // an unknown option is a mistake of the user
+///     if request.address.is_empty() {
+///         return Err(StoreError::not_done(Reason::WrongUrl, "it names no database"));
+///     }
+///     Ok(Arc::new(MemoryStore::named(&format!("{}/{table}", request.address))))
+/// }
+///
+/// let builder = || LockClient::builder().scheme(Scheme::new(["toy"], open));
+/// builder().url("toy://shop?table=locks_2").build().await?;
+/// assert!(builder().url("toy://shop?tabel=locks_2").build().await.is_err());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct OpenRequest {
     /// The scheme of the URL, in lower case.
     pub scheme: String,
-    /// What stands between `://` and the query, as it is in the URL: it may hold a password.
+    /// The part between `://` and the query, as it is in the URL: it may hold a password.
     pub address: String,
     /// The time that one step may take.
     pub timeout: Duration,
-    /// What goes before every key.
+    /// The prefix of every key.
     pub prefix: String,
-    /// The name of the service, for those who look at connections.
+    /// The name of the service, as the database may show it in its list of connections.
     pub service_name: String,
     /// The id of the client, which is the first part of the ids of its grants: the bits of a UUID.
     pub client: u128,
@@ -100,7 +122,7 @@ pub struct OpenRequest {
 }
 
 impl OpenRequest {
-    /// Takes a parameter out of the query, decoded. Those that every URL may have (`lease`, `timeout`, `retry_for`, `prefix`,
+    /// Takes a parameter out of the query, decoded. The common parameters (`lease`, `timeout`, `retry_for`, `prefix`,
     /// `name`) are not among them.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let at = self.parameters.iter().position(|(other, _)| other == name)?;
@@ -111,7 +133,7 @@ impl OpenRequest {
     ///
     /// # Errors
     ///
-    /// [`Reason::WrongUrl`] where one was not [taken](Self::take).
+    /// [`Reason::WrongUrl`] if a parameter was not [taken](Self::take).
     pub fn finish(&self) -> Result<(), StoreError> {
         match self.parameters.first() {
             None => Ok(()),

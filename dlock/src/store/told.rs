@@ -1,10 +1,10 @@
-//! What a user is told of a step that failed.
+//! The errors that users get for steps that failed.
 
 use super::{Outcome, Reason, StoreError};
 use crate::{Error, LockKey};
 
 impl StoreError {
-    /// What a user is told when `what` failed on `key`.
+    /// The error for a user when `what` failed on `key`.
     pub(crate) fn into_error(self, what: &str, key: &LockKey) -> Error {
         let StoreError {
             outcome,
@@ -37,7 +37,15 @@ impl StoreError {
             },
             (Reason::WrongUrl, _) => Error::InvalidUrl { reason: message },
             (Reason::Closed, _) => Error::ClientClosed,
-            (Reason::Refused | Reason::RefusedForNow, _) => Error::Refused {
+            // Also where this copy was refused, and an earlier one may have been carried out.
+            (Reason::Refused | Reason::RefusedForNow | Reason::Unreachable, Outcome::Unknown) => {
+                Error::OutcomeUnknown {
+                    what,
+                    message,
+                    source,
+                }
+            }
+            (Reason::Refused | Reason::RefusedForNow, Outcome::NotDone) => Error::Refused {
                 what,
                 message,
                 source,
@@ -47,16 +55,19 @@ impl StoreError {
                 message,
                 source,
             },
-            (Reason::Unreachable, Outcome::Unknown) => Error::OutcomeUnknown {
-                what,
-                message,
-                source,
-            },
         }
     }
 
-    /// What a user is told when a store could not be opened.
-    pub(crate) fn into_connect_error(self) -> Error {
+    /// The error for a user when a store could not be opened, as [`build`](crate::LockClientBuilder::build) reports it.
+    ///
+    /// ```
+    /// use dlock::store::{Reason, StoreError};
+    ///
+    /// let error = StoreError::not_done(Reason::Refused, "the password is wrong").into_connect_error();
+    /// assert!(matches!(error, dlock::Error::Refused { .. }));
+    /// ```
+    #[must_use]
+    pub fn into_connect_error(self) -> Error {
         let what = "a first connection".to_owned();
         let StoreError {
             reason,
@@ -80,6 +91,33 @@ impl StoreError {
                 message,
                 source,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_with_an_unknown_outcome_is_told_as_unknown() {
+        let error = |reason, outcome| StoreError {
+            outcome,
+            ..StoreError::not_done(reason, "said so")
+        };
+        let told = |reason, outcome| match error(reason, outcome).into_error("the release of", &"k".into()) {
+            Error::Refused { .. } => "refused",
+            Error::Unreachable { .. } => "unreachable",
+            Error::OutcomeUnknown { .. } => "unknown",
+            other => panic!("{other}"),
+        };
+        for (reason, not_done) in [
+            (Reason::Refused, "refused"),
+            (Reason::RefusedForNow, "refused"),
+            (Reason::Unreachable, "unreachable"),
+        ] {
+            assert_eq!(told(reason.clone(), Outcome::NotDone), not_done);
+            assert_eq!(told(reason, Outcome::Unknown), "unknown");
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) enum Topology {
 }
 
 impl Topology {
-    /// How to get into the servers that have locks.
+    /// The login of the servers that have locks.
     pub(crate) fn login(&self) -> Option<&Login> {
         match self {
             Topology::Memory { .. } | Topology::Registered(_) => None,
@@ -78,7 +78,7 @@ pub(crate) struct ClusterUrl {
     pub(crate) login: Login,
 }
 
-/// Servers that know nothing of each other, of which a majority decides.
+/// Independent servers, of which a majority decides.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "parsed all the same"))]
 pub(crate) struct QuorumUrl {
@@ -88,7 +88,7 @@ pub(crate) struct QuorumUrl {
     pub(crate) trust_fresh: Option<bool>,
 }
 
-/// A store that somebody else wrote.
+/// A store of a registered scheme.
 #[derive(Debug)]
 pub(crate) struct RegisteredUrl {
     pub(crate) scheme: Scheme,
@@ -101,7 +101,7 @@ pub(crate) struct RegisteredUrl {
 /// A part of a URL that may hold a password.
 pub(crate) struct Hidden<T>(pub(crate) T);
 
-/// How to get in.
+/// A login.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) tls: bool,
@@ -279,12 +279,20 @@ fn built_in(scheme: BuiltIn, authority: &str, path: &str, query: &mut Query) -> 
     })
 }
 
+/// The schemes of stores that are published beside dlock, and how each gets known.
+const OF_OTHER_CRATES: [(&str, &str); 2] = [("postgres", ADD_POSTGRES), ("postgresql", ADD_POSTGRES)];
+const ADD_POSTGRES: &str = "add the crate dlock-postgres, and LockClientBuilder::scheme(dlock_postgres::scheme()); \
+                            the command dlock has it with its feature \"postgres\"";
+
 fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<Found, Error> {
     if let Some(found) = registered.iter().find(|one| one.has(scheme)) {
         return Ok(Found::Registered(found.clone()));
     }
     if let Some((_, found)) = SCHEMES.iter().find(|(name, _)| *name == scheme) {
         return Ok(Found::BuiltIn(*found));
+    }
+    if let Some((_, add)) = OF_OTHER_CRATES.iter().find(|(name, _)| *name == scheme) {
+        return Err(invalid(format!("scheme \"{scheme}\" is not registered: {add}")));
     }
     // Short enough not to be anything but a scheme.
     let shown: String = scheme.chars().take(24).collect();
@@ -304,7 +312,7 @@ fn find_scheme(scheme: &str, registered: &[Scheme]) -> Result<Found, Error> {
 
 fn memory(authority: &str, path: &str) -> Result<Topology, Error> {
     if !matches!(path, "" | "/") {
-        return Err(invalid("memory:// takes a name at the most, as in memory://shop"));
+        return Err(invalid("memory:// takes at most a name, as in memory://shop"));
     }
     let name = decode(authority)?;
     Ok(Topology::Memory {
@@ -517,7 +525,7 @@ fn decode(text: &str) -> Result<String, Error> {
         .map_err(|_| invalid("its percent-encoding is not UTF-8"))
 }
 
-/// The options of the query that nobody has taken yet.
+/// The options of the query that were not taken yet.
 struct Query(Vec<(String, String)>);
 
 const OPTIONS: &[&str] = &[
@@ -822,7 +830,7 @@ mod tests {
                 "redis+cluster://a,b?sentinel_user=x",
                 "does not go with this scheme",
             ),
-            ("memory://a/b", "name at the most"),
+            ("memory://a/b", "at most a name"),
         ] {
             let error = refused(url);
             assert!(error.contains(says), "{url}: {error}");

@@ -1,4 +1,4 @@
-//! How a waiter hears of releases.
+//! How waiters are notified of releases.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use crate::base::clock;
 
-/// News of one key, shared by all who wait for it in this process.
+/// Notifications of one key, shared by all of its waiters in this process.
 ///
-/// Dropping it ends the subscription when nobody else has one.
+/// Dropping it ends the subscription if it was the last one.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -24,34 +24,34 @@ use crate::base::clock;
 pub struct Watch {
     /// `None` when the subscription has ended.
     source: Option<Source>,
-    /// The last value that was seen; `None` where the first look is due.
+    /// The last value that was seen; `None` while the first look is due.
     seen: Option<u64>,
     on_drop: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// Where news come from.
+/// Where notifications come from.
 enum Source {
-    /// A counter of news.
+    /// A counter of notifications.
     Changes(watch::Receiver<u64>),
-    /// The store tells nothing: it is time to look, again and again.
+    /// The store sends no notifications: it is time to look, again and again.
     Polls { next: Instant, every: Duration },
 }
 
-/// What a [`Watch`] heard.
+/// What a [`Watch`] received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// Something changed, or may have.
     Changed,
-    /// Another process has taken the lock that had come free.
+    /// Another process has taken the lock that was available.
     Taken,
 }
 
-/// The value of a watch counts the news below this, and above it how many times the lock was said to be taken.
+/// The value of a watch counts the notifications below this, and above it how many times the lock was said to be taken.
 pub(crate) const TAKEN: u64 = 1 << 48;
 
 impl Watch {
-    /// A watch over `changes`: each new value is news, and the value counts them. A receiver that has news already
-    /// ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
+    /// A watch over `changes`: each new value is a notification, and the value counts them. A receiver with an unseen
+    /// notification ([`watch::Receiver::mark_changed`]) says "you are subscribed, look now". `on_drop` runs when the
     /// receiver is gone.
     pub(crate) fn new(
         changes: watch::Receiver<u64>,
@@ -66,8 +66,8 @@ impl Watch {
         }
     }
 
-    /// A watch for a store that tells nothing: it says at once, and then again after each such time, that the waiter should
-    /// look. Each waiting process asks the store as often.
+    /// A watch for a store without notifications: it says at once, and then again after each such time, that the waiter
+    /// should look. Each waiting process asks the store as often.
     #[must_use]
     pub fn polling(every: Duration) -> Watch {
         Watch {
@@ -80,7 +80,7 @@ impl Watch {
         }
     }
 
-    /// How many news there have been so far, the unseen ones among them: the value of the receiver.
+    /// How many notifications there have been so far, the unseen ones among them: the value of the receiver.
     pub(crate) fn count(&self) -> u64 {
         match &self.source {
             Some(Source::Changes(changes)) => *changes.borrow() % TAKEN,
@@ -88,7 +88,7 @@ impl Watch {
         }
     }
 
-    /// Ends the subscription: from now on it hears nothing.
+    /// Ends the subscription: from now on there are no notifications.
     pub(crate) fn end(&mut self) {
         self.source = None;
         if let Some(on_drop) = self.on_drop.take() {
@@ -103,15 +103,15 @@ impl Watch {
         }
     }
 
-    /// Waits for news. The first is "subscribed, look now"; each later one "something changed, or may have
+    /// Waits for a notification. The first is "subscribed, look now"; each later one "something changed, or may have
     /// changed unseen". Several at once count as one. Never returns when the store has ended.
     ///
-    /// Cancel safe: news that came while nobody listened are told by the next call.
+    /// Cancel safe: the next call returns notifications that came in between.
     pub async fn changed(&mut self) {
         while self.notification().await != Notification::Changed {}
     }
 
-    /// The same, or hears that the lock is taken.
+    /// The same, and tells apart that the lock is taken.
     pub(crate) async fn notification(&mut self) -> Notification {
         let changes = match &mut self.source {
             Some(Source::Changes(changes)) => changes,

@@ -1,8 +1,6 @@
-//! The stores that come with the library.
+//! The stores that dlock brings along.
 
 pub mod memory;
-#[cfg(feature = "postgres")]
-pub mod postgres;
 pub mod quorum;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;

@@ -32,6 +32,14 @@ use dlock::store::{
 };
 
 /// The toy database: what you have already. Clones are the same database.
+///
+/// ```
+/// use dlock_store_template::{Database, ToyStore};
+///
+/// let database = Database::default();
+/// let (a, b) = (ToyStore::new(&database), ToyStore::new(&database)); // of two processes
+/// # let _ = (a, b);
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Database {
     tables: Arc<Mutex<Tables>>,
@@ -85,6 +93,20 @@ impl Tables {
 }
 
 /// Locks on a [`Database`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use dlock_store_template::{Database, ToyStore};
+///
+/// let database = Database::default();
+/// let a = LockClient::builder().store(ToyStore::new(&database)).build().await?;
+/// let b = LockClient::builder().store(ToyStore::new(&database)).build().await?;
+/// let guard = a.lock("report").acquire().await?;
+/// assert!(b.lock("report").try_acquire().await.unwrap_err().is_busy());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ToyStore {
     database: Database,
@@ -214,9 +236,9 @@ impl Store for ToyStore {
     }
 
     fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
-        // `true` says "you are subscribed, look now": a later release is certain to be heard. A store that still waits for
-        // its server says `false`, and calls `Hub::confirm` when the server has answered. Between the two a waiter would
-        // sleep on a lock that is free.
+        // `true` says "you are subscribed, look now": later releases are certain to be notified. A store that still
+        // waits for its server says `false`, and calls `Hub::confirm` when the server has answered. Between the two a
+        // waiter would sleep on a lock that is free.
         let subscribe = |_name: &Arc<str>| true;
         let unsubscribe = |_name| {};
         (self.database.waiters).listen(key.as_str().into(), subscribe, unsubscribe)

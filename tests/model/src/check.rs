@@ -11,7 +11,7 @@ pub trait Told: Model {
     /// What happens in this step, in half a line; `None` where time goes on and nothing else.
     fn step(&self, before: &Self::State, action: &Self::Action) -> Option<String>;
 
-    /// Who has what, in half a line.
+    /// The holders, in half a line.
     fn situation(&self, state: &Self::State) -> String;
 
     /// Whether time goes on in this step.

@@ -1,11 +1,9 @@
-//! A model of dlock's protocol: small worlds of clients, servers and a network that misbehaves, of which every state is
+//! A model of dlock's protocol where servers lose data: small worlds of clients, servers and a network that misbehaves, of which every state is
 //! looked at.
 //!
 //! Each model has the steps of the library, what must never be seen, and the rules of the protocol, any of which can be
 //! taken out: then what the rule prevents must be found. docs/model.md says what is modelled and what was seen.
 //!
-//! - [`single`]: one server that keeps its data; everything that clients, network and clocks do.
-//! - [`reentry`]: holds inside holds, and requests that are carried out twice.
 //! - [`failover`]: servers that lose data.
 //! - [`quorum`]: several servers, of which some lose their data.
 //!
@@ -14,17 +12,13 @@
 pub mod check;
 pub mod failover;
 pub mod quorum;
-pub mod reentry;
-pub mod single;
 
 use check::{Case, Example, Report};
 
 /// All worlds, in which all rules hold.
 #[must_use]
 pub fn worlds() -> Vec<Case<Report>> {
-    let mut all = check::worlds::<single::Rule>();
-    all.extend(check::worlds::<reentry::Rule>());
-    all.extend(check::worlds::<failover::Rule>());
+    let mut all = check::worlds::<failover::Rule>();
     all.extend(check::worlds::<quorum::Rule>());
     all
 }
@@ -32,9 +26,7 @@ pub fn worlds() -> Vec<Case<Report>> {
 /// All rules, each to be taken out.
 #[must_use]
 pub fn rules() -> Vec<Case<Option<Example>>> {
-    let mut all = check::rules::<single::Rule>();
-    all.extend(check::rules::<reentry::Rule>());
-    all.extend(check::rules::<failover::Rule>());
+    let mut all = check::rules::<failover::Rule>();
     all.extend(check::rules::<quorum::Rule>());
     all
 }

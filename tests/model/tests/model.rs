@@ -4,7 +4,7 @@
 use std::io::Write as _;
 
 use dlock_model::check::{self, Rule};
-use dlock_model::{failover, quorum, reentry, single};
+use dlock_model::{failover, quorum};
 
 const DOCUMENT: &str = include_str!("../../../docs/model.md");
 
@@ -40,26 +40,6 @@ fn each_rule_is_needed<R: Rule>() {
             "docs/model.md tells this otherwise:\n{told}"
         );
     }
-}
-
-#[test]
-fn on_one_server_all_is_well_with_all_rules() {
-    all_is_well::<single::Rule>();
-}
-
-#[test]
-fn on_one_server_each_rule_is_needed() {
-    each_rule_is_needed::<single::Rule>();
-}
-
-#[test]
-fn in_holds_inside_holds_all_is_well_with_all_rules() {
-    all_is_well::<reentry::Rule>();
-}
-
-#[test]
-fn in_holds_inside_holds_each_rule_is_needed() {
-    each_rule_is_needed::<reentry::Rule>();
 }
 
 #[test]

@@ -18,6 +18,10 @@ const UNPOLLED: Millis = 2_500;
 /// So long a store keeps the position of a waiter that does not ask any more.
 const POSITION: Millis = 5_500;
 
+/// Within so long a fair waiter asks again, who alone is woken when it is next. Nobody tells of a lease that ends, and one
+/// that began since it asked last may be shorter than this.
+const ASKS_AGAIN: Millis = 1_500;
+
 /// What was seen at the looks before.
 #[derive(Default)]
 pub(crate) struct Looks {
@@ -110,6 +114,7 @@ impl World {
         let attempts = if self.plan.stores.count() > 1 { 10 } else { 1 };
         let anyway = attempts * (2 * self.plan.network.round_trip() + self.plan.settings.lease + 500);
         let patience = |kind| match kind {
+            Kind::Fair if !has_unpolled => anyway + ASKS_AGAIN,
             _ if !has_unpolled => anyway,
             Kind::Fair | Kind::Read | Kind::Write => anyway + UNPOLLED + POSITION,
             _ => anyway + UNPOLLED,

@@ -36,7 +36,7 @@ pub(crate) enum Arrival {
         peer: Peer,
         id: u64,
         request: Box<Request>,
-        /// Of a message that was doubled, the second: nobody waits for its reply.
+        /// Of a message that was doubled, the second: its reply has no receiver.
         copy: bool,
         sent: Millis,
         /// It has waited for its turn at the store.
@@ -496,8 +496,8 @@ fn current_end(peer: Peer) -> Option<End> {
 }
 
 fn at_store(peer: Peer, id: u64, request: Request, (copy, sent): (bool, Millis)) {
-    // What is sent again is sent before its reply is there: a later copy of an acquire that was busy would be granted to
-    // nobody.
+    // What is sent again is sent before its reply is there: a later copy of an acquire that was busy would be granted
+    // to no waiter.
     if copy && request.takes() && !with(|world| world.links.waiting.contains_key(&id)) {
         return;
     }

@@ -8,10 +8,9 @@ use crate::plan::Runtimes;
 use crate::trace::Keep;
 use crate::{batch, draw, kept, panics, run};
 
-/// How many worlds of each sort: 1,000, or what `DLOCK_SIM_SEEDS` says.
+/// How many worlds of each sort: 500, or what `DLOCK_SIM_SEEDS` says.
 fn seeds() -> u64 {
-    std::env::var("DLOCK_SIM_SEEDS")
-        .map_or(1_000, |seeds| seeds.parse().expect("DLOCK_SIM_SEEDS is a number"))
+    std::env::var("DLOCK_SIM_SEEDS").map_or(500, |seeds| seeds.parse().expect("DLOCK_SIM_SEEDS is a number"))
 }
 
 /// Runs the worlds of all seeds twice; what is wrong with some of them.

@@ -144,7 +144,7 @@ impl SimStore {
         self.up
     }
 
-    /// Whether it would grant what it has granted to nobody: after a loss of data it abstains for a while.
+    /// Whether it would grant what no client holds: after a loss of data it abstains for a while.
     pub(crate) fn votes(&self, plan: &Plan, now: Millis) -> bool {
         let abstains = plan.settings.members_abstain;
         // By a clock that may be fast.

@@ -1,5 +1,5 @@
-//! The world: its clock, what is on its way, and all who are in it. One for each thread; everything in it happens on
-//! that thread, one thing after the other.
+//! The world: its clock, what is on its way, and all processes and stores in it. One for each thread; everything in it
+//! happens on that thread, one thing after the other.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -147,7 +147,7 @@ pub(crate) fn with<T>(look: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| look(world.as_mut().expect("a world on this thread")))
 }
 
-/// The same where there may be none any more: what is dropped after the end of a world finds nobody.
+/// The same where there may be none any more: what is dropped after the end of a world finds no world.
 pub(crate) fn if_any<T>(look: impl FnOnce(&mut World) -> T) -> Option<T> {
     WORLD.with(|world| world.try_borrow_mut().ok()?.as_mut().map(look))
 }

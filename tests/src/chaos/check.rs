@@ -97,7 +97,7 @@ fn certain(history: &History, holds: &[usize]) -> Vec<Certain> {
 }
 
 /// Whether the store may have forgotten the first of two grants before it gave the second; or whether there were two
-/// stores, and the second grant is the one that is lost.
+/// stores, and the second grant was lost.
 fn excused(forgotten: &[Forgotten], first: &Hold, second: &Hold) -> bool {
     let until = second.granted.unwrap_or(Nanos::MAX);
     let second_is_lost = |lost: &Forgotten| lost.splits && loses(lost, second, second.origin, until);
@@ -134,8 +134,8 @@ impl OfKey<'_> {
         excused(&self.history.forgotten, self.hold(first), self.hold(second))
     }
 
-    /// The same where the second may be the one that was lost, as its token says: a process may hear of a grant, or hand
-    /// it on, only after the store has forgotten it and has granted another one.
+    /// The same where the second grant may be the lost one, as its token says: a process may hear of a grant, or hand
+    /// it off, only after the store has forgotten it and has granted another one.
     fn either_excused(&self, first: Certain, second: Certain) -> bool {
         let was_before = self.hold(second).token < self.hold(first).token;
         self.excused(first, second) || was_before && self.excused(second, first)
@@ -252,7 +252,7 @@ fn told(history: &History, hold: &Hold) -> Vec<Told> {
     };
     let (before, heard) = (lost.before, lost.heard);
     let mut told = vec![Told::Asked { before, heard }];
-    // With other threads the one that gives the signal may stand still alone.
+    // With other threads the thread that gives the signal may stand still alone.
     if let Some((at, gap)) = hold.told
         && at > heard
         && gap <= MARGIN
@@ -263,9 +263,9 @@ fn told(history: &History, hold: &Hold) -> Vec<Told> {
     told
 }
 
-/// A grant that was asked for after another one was had has greater tokens, whatever happened in between; and no token is
-/// given twice. (What a process hands off of a grant that its store has lost meanwhile keeps the tokens of that grant: it
-/// is the fenced resource that refuses them then, as it should.)
+/// A grant that was asked for after another one was given has greater tokens, whatever happened in between; and no
+/// token is given twice. (What a process hands off of a grant that its store has lost meanwhile keeps the tokens of
+/// that grant: it is the fenced resource that refuses them then, as it should.)
 fn tokens_in_order_of_requests(history: &History, holds: &[usize], findings: &mut Findings) {
     let granted = |at: &usize| {
         let hold = &history.holds[*at];

@@ -40,8 +40,8 @@ pub(crate) struct Hold {
     pub(crate) id: HoldId,
     pub(crate) key: usize,
     pub(crate) asked: Nanos,
-    /// When the grant was asked for at the earliest: for a hold that may have been handed off inside its process, when the
-    /// first asked who had that grant.
+    /// When the grant was asked for at the earliest: for a hold that may have been handed off inside its process, when
+    /// the first holder of that grant asked.
     pub(crate) origin: Nanos,
     /// When the acquire had returned with a guard.
     pub(crate) granted: Option<Nanos>,
@@ -291,7 +291,7 @@ impl History {
                 | Said::Let { hold, .. }
                 | Said::Gone { hold, .. } => *hold,
             };
-            let hold = holds.get_mut(&number).context("a hold that nobody asked for")?;
+            let hold = holds.get_mut(&number).context("a hold that was not asked for")?;
             hold.add(at, event);
         }
         let killed = self.killed.get(&life).copied();
@@ -307,7 +307,7 @@ impl History {
 }
 
 /// The most tokens between one holder of a grant and the next: an acquire reserves a block of them, and those that were
-/// handed to somebody who had gone are missing.
+/// handed to a waiter that had gone are missing.
 const BLOCK: u64 = 256;
 
 /// Finds the holds that may have been handed off: the next tokens of the same key in the same process. Tokens count

@@ -1,11 +1,11 @@
 //! The lineage of data: the master of each group, and what is lost when another server takes over.
 //!
-//! Replication is asynchronous, so a fail-over may lose what the old master was asked last, and what it is asked until it
-//! learns that it is master no more. When exactly that was is measured, so that nothing else is excused by it: all servers
-//! are asked again and again for the identity of their data and how far they have come in it. Whoever takes over says how
-//! far it had come in the data of the one before, and what that one was asked before it was seen at the same place is not
-//! lost. The old one's time ends when it is seen dead, or as a replica. When it could go on as a replica from where it
-//! was, without being sent all data anew, then nothing was lost at all.
+//! Replication is asynchronous, so a fail-over may lose what the old master was asked last, and what it is asked until
+//! it learns that it is master no more. When exactly that was is measured, so that nothing else is excused by it: all
+//! servers are asked again and again for the identity of their data and how far they have come in it. The new master
+//! says how far it had come in the data of the old one, and what that one was asked before it was seen at the same
+//! place is not lost. The old one's time ends when it is seen dead, or as a replica. When it could go on as a replica
+//! from where it was, without being sent all data anew, then nothing was lost at all.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -158,7 +158,7 @@ impl Group {
             ),
             None => (
                 0,
-                format!("server {at} took over at {lacks} of data that nobody was seen to have"),
+                format!("server {at} took over at {lacks} of data that no server was seen to have"),
             ),
         }
     }

@@ -42,8 +42,8 @@ impl Values {
     }
 }
 
-/// Serves registers until the process ends, in a thread of its own: who waits for the orchestrator's other work would
-/// hold locks meanwhile.
+/// Serves registers until the process ends, in a thread of its own: a client that waits for the orchestrator's other
+/// work would hold locks meanwhile.
 ///
 /// # Errors
 /// When the log cannot be made, or no port is free.

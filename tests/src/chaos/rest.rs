@@ -35,7 +35,7 @@ pub(crate) async fn rest(fiend: &Arc<Fiend>, number: u64, margin: Duration) -> a
     for key in stuck {
         let what = format!("key{key}");
         let why = word(format!(
-            "not to be had within {bound:?} after everything was healed"
+            "not available within {bound:?} after everything was healed"
         ));
         fiend.log.say(Done::Stuck { what, why });
     }
@@ -62,7 +62,7 @@ fn tell(fiend: &Fiend, restless: &Restless, bound: Duration, stuck: &mut BTreeSe
         Some(busy) => {
             let what = life.to_string();
             let why = word(format!(
-                "nobody asks, and it holds {} and waits for {}",
+                "no caller asks, and it holds {} and waits for {}",
                 busy.held, busy.waited_for
             ));
             fiend.log.say(Done::Leftover { what, why });

@@ -103,7 +103,7 @@ pub(crate) async fn run(options: &Options, seed: u64, kinds: &[Kind], dir: &Path
     for key in 0..KEYS {
         let guard = client.lock(key_name(key)).wait(TO_START).acquire().await;
         guard
-            .context("no lock can be had at the beginning")?
+            .context("no lock can be acquired at the beginning")?
             .release()
             .await?;
     }

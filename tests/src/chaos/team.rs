@@ -189,8 +189,8 @@ impl Team {
         self.tell_all("go".to_owned());
     }
 
-    /// All come to rest, for the `number`-th time: nothing new is asked for, and what is asked for ends. Those who do not
-    /// by `until`, and what keeps them.
+    /// All come to rest, for the `number`-th time: nothing new is asked for, and what is asked for ends. Returns the
+    /// workers that do not by `until`, and what keeps them.
     pub(crate) async fn rest(&self, number: u64, until: Instant) -> Vec<Restless> {
         self.tell_all(format!("rest {number}"));
         let mut restless = Vec::new();

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_killed_waits_no_more() {
+    fn killed_worker_waits_no_more() {
         assert_eq!(counted("25 kill p1.0\n30 begin 1 wipe * -\n"), 0);
     }
 }

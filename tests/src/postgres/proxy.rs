@@ -73,6 +73,8 @@ pub(super) struct Shared {
     pub(super) refusing: watch::Sender<bool>,
     /// Ends every connection that is open.
     pub(super) cut: Mutex<CancellationToken>,
+    /// Closes every connection that is open towards its client.
+    pub(super) cut_clients: Mutex<CancellationToken>,
 }
 
 /// A fault of one request. It stays armed when this is dropped.
@@ -142,6 +144,7 @@ impl PgProxy {
             weather: watch::Sender::default(),
             refusing: watch::Sender::default(),
             cut: Mutex::default(),
+            cut_clients: Mutex::default(),
         });
         let ended = CancellationToken::new();
         let (ready, started) = sync_mpsc::channel();
@@ -181,6 +184,11 @@ impl PgProxy {
     /// Closes all connections on both sides. New ones are accepted.
     pub fn cut(&self) {
         std::mem::take(&mut *self.shared.cut.lock()).cancel();
+    }
+
+    /// Closes all connections towards the clients. What these have sent still reaches the server.
+    pub fn cut_clients(&self) {
+        std::mem::take(&mut *self.shared.cut_clients.lock()).cancel();
     }
 
     /// Whether new connections are closed at once.

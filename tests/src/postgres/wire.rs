@@ -122,7 +122,17 @@ async fn replies(
 ) -> io::Result<()> {
     let mut current: Option<Pending> = None;
     let mut mute = false;
-    while let Some(message) = message(&mut from).await? {
+    let cut = shared.cut_clients.lock().clone();
+    loop {
+        let message = tokio::select! {
+            message = message(&mut from) => message?,
+            () = cut.cancelled() => {
+                to.shutdown().await?;
+                // What the server says from now on is for nobody.
+                return io::copy(&mut from, &mut io::sink()).await.map(drop);
+            }
+        };
+        let Some(message) = message else { return Ok(()) };
         if current.is_none() {
             current = asked.try_recv().ok();
         }
@@ -142,7 +152,6 @@ async fn replies(
             }
         }
     }
-    Ok(())
 }
 
 /// One message with its head; `None` at the end.

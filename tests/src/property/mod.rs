@@ -11,9 +11,8 @@
 //! for each name, which must have it as soon as the model says that it is free, and not before. After each step the
 //! store's own view is compared, too: the holders, their leases, and the counters.
 //!
-//! On memory the clock is paused, and time passes exactly as far as a sequence says. On a server it runs on: no step is
-//! begun shortly before a lease ends, and a sequence in which one ended all the same in the midst of a step is gone
-//! through again.
+//! The clock runs on meanwhile: no step is begun shortly before a lease ends, and a sequence in which one ended all the same
+//! in the midst of a step is gone through again.
 //!
 //! A sequence that fails is made as short as it can be, and printed. `DLOCK_PROPERTY_CASES` says how many are tried
 //! instead of the number that each test has by itself.
@@ -46,9 +45,9 @@ fn runner(cases: u32) -> TestRunner {
     })
 }
 
-async fn play(store: &Store, exact: bool, ops: &[Op]) -> TestCaseResult {
+async fn play(store: &Store, ops: &[Op]) -> TestCaseResult {
     for _ in 0..ROUNDS {
-        match World::new(store, exact).await.play(ops).await {
+        match World::new(store).await.play(ops).await {
             Ok(()) => return Ok(()),
             Err(Halt::Missed) => {}
             Err(Halt::Wrong(why)) => return Err(TestCaseError::fail(why)),
@@ -65,25 +64,7 @@ pub async fn holds_on(store: &Store, stress: Stress, cases: u32) {
     let runtime = Handle::current();
     let outcome = tokio::task::block_in_place(|| {
         let sequences = ops::sequence(stress);
-        runner(cases).run(&sequences, |ops| runtime.block_on(play(store, false, &ops)))
+        runner(cases).run(&sequences, |ops| runtime.block_on(play(store, &ops)))
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
-}
-
-/// The same in memory, by a paused clock.
-///
-/// # Panics
-/// As [`holds_on`] does.
-pub fn holds_in_memory(stress: Stress, cases: u32) {
-    let outcome = runner(cases).run(&ops::sequence(stress), |ops| in_memory(&ops));
-    outcome.unwrap_or_else(|failure| panic!("{failure}"));
-}
-
-fn in_memory(ops: &[Op]) -> TestCaseResult {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .expect("a runtime");
-    runtime.block_on(play(&Store::memory(), true, ops))
 }

@@ -59,8 +59,6 @@ struct Guard {
 pub(super) struct World<'a> {
     store: &'a Store,
     clients: Vec<LockClient>,
-    /// Time passes only where it is let pass.
-    exact: bool,
     began: Instant,
     prefix: String,
     model: Model,
@@ -75,7 +73,7 @@ fn wrong<T>(expected: impl Debug, seen: impl Debug) -> Result<T, Halt> {
 }
 
 impl<'a> World<'a> {
-    pub(super) async fn new(store: &'a Store, exact: bool) -> World<'a> {
+    pub(super) async fn new(store: &'a Store) -> World<'a> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         store.flush().await;
         let mut clients = Vec::new();
@@ -85,7 +83,6 @@ impl<'a> World<'a> {
         World {
             store,
             clients,
-            exact,
             began: Instant::now(),
             prefix: format!("s{}:", NUMBER.fetch_add(1, Ordering::Relaxed)),
             model: Model::default(),
@@ -143,23 +140,19 @@ impl<'a> World<'a> {
         self.guards_know()
     }
 
-    /// Who waits comes as far as it gets before the next step, or nearly: whatever comes first, it must be told.
+    /// The waiters come as far as they get before the next step, or nearly: what comes first must be told.
     async fn let_others_run(&self, began_to_wait: bool) {
-        if self.exact {
-            for _ in 0..10 {
-                tokio::task::yield_now().await;
-            }
-        } else if began_to_wait {
+        if began_to_wait {
             tokio::time::sleep(OVER).await;
         }
     }
 
-    /// Waiters for what is free have it. Where the clock runs on, no lease ends soon, either.
+    /// Waiters for what is free have it, and no lease ends soon.
     async fn come_to_rest(&mut self) -> Done {
         loop {
             self.model.pass(Instant::now());
             match self.ending(Instant::now() + STEP) {
-                Some(ends) if !self.exact => sleep_until(ends + OVER).await,
+                Some(ends) => sleep_until(ends + OVER).await,
                 _ if self.serve().await? => {}
                 _ => return Ok(()),
             }
@@ -176,20 +169,12 @@ impl<'a> World<'a> {
         ending.map(|grant| grant.ends.max).max()
     }
 
-    /// Where the clock runs on: no lease has ended since the store was asked.
-    fn unspoilt(&self) -> Done {
+    /// No lease has ended since the store was asked.
+    fn in_time(&self) -> Done {
         match self.ending(Instant::now()) {
-            Some(_) if !self.exact => Err(Halt::Missed),
-            _ => Ok(()),
+            Some(_) => Err(Halt::Missed),
+            None => Ok(()),
         }
-    }
-
-    /// The same at the end of a step.
-    fn in_time(&mut self) -> Done {
-        if self.exact {
-            self.model.pass(Instant::now());
-        }
-        self.unspoilt()
     }
 
     fn name(&self, key: usize) -> String {

@@ -12,7 +12,7 @@ pub async fn the_first_to_ask_has_the_claim(a: &Records, b: &Records) {
 }
 
 /// Every caller gets the same result, however often it asks.
-pub async fn a_result_is_given_to_all_who_ask(a: &Records, b: &Records) {
+pub async fn result_is_given_to_every_request(a: &Records, b: &Records) {
     let key = fresh_key();
     let (token, _) = claimed(a, ask(&key), 1).await;
     assert_eq!(

@@ -74,7 +74,7 @@ pub async fn of_a_thousand_at_once_one_has_the_claim(a: &Records, b: &Records) {
             other => panic!("{other:?}"),
         }
     }
-    let owner = owner.expect("somebody took it over");
+    let owner = owner.expect("another claim took it over");
     assert_eq!(
         a.complete(&key, &first, b"first".to_vec(), DAY).await.unwrap(),
         NotOwner
@@ -105,7 +105,7 @@ pub async fn a_late_completion_and_a_takeover_exclude_each_other(a: &Records, b:
 }
 
 /// A release counts from when it was called, awaited or not.
-pub async fn a_release_that_nobody_awaits_is_done(a: &Records, b: &Records) {
+pub async fn release_that_is_not_awaited_is_done(a: &Records, b: &Records) {
     let key = fresh_key();
     for _ in 0..20 {
         let (token, _) = claimed(a, ask(&key), 1).await;

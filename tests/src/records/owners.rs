@@ -126,7 +126,7 @@ pub async fn a_released_record_is_forgotten(a: &Records, b: &Records) {
     assert_eq!(b.release(&key, &token).await.unwrap(), Done);
 }
 
-/// What an owner gives back that had taken over stays an orphan: the effect of the one before is unknown.
+/// What an owner releases that had taken over stays an orphan: the effect of the former owner is unknown.
 pub async fn a_released_takeover_is_an_orphan_again(a: &Records, b: &Records) {
     let key = fresh_key();
     orphan(a, &key).await;
@@ -162,7 +162,7 @@ pub async fn abandoned_claim_keeps_its_fingerprint_and_its_attempts(a: &Records,
         }
         tokio::time::timeout(Duration::from_secs(60), watch.changed())
             .await
-            .expect("those who wait are told");
+            .expect("the waiters are notified");
         changes(b, &key, &token, [NotOwner, NotOwner, Done]).await;
         assert_eq!(reply(b, ask_other(&key)).await, ClaimReply::Mismatch);
         let attempts = attempt - 1;

@@ -92,7 +92,7 @@ impl ClusterBuilder {
         loop {
             match self.clone().try_start().await {
                 Ok(cluster) => return cluster,
-                // Somebody bound a port between our look and the server's.
+                // Another process bound a port between our look and the server's.
                 Err(error) if failures < 5 && format!("{error:#}").contains("in use") => failures += 1,
                 Err(error) => panic!("no test cluster: {error:#}"),
             }
@@ -356,7 +356,7 @@ impl Cluster {
             {
                 return server;
             }
-            assert!(Instant::now() < deadline, "nobody has slot {slot}: {owners:?}");
+            assert!(Instant::now() < deadline, "no node has slot {slot}: {owners:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -531,7 +531,7 @@ impl Cluster {
             }
         }
         let number = slot.to_string();
-        // Its new owner first, so that there is one at any time; then all others, who would hear of it by and by.
+        // Its new owner first, so that there is one at any time; then all others, which would learn of it in time.
         for server in [to, from] {
             server
                 .command(&["CLUSTER", "SETSLOT", &number, "NODE", self.id(to)])

@@ -83,9 +83,9 @@ impl ReplicasBuilder {
         }
     }
 
-    /// For the master there, which counts as dead after so many milliseconds.
+    /// For the master there, which counts as dead after so many milliseconds. One of them alone may find that; all vote.
     fn sentinel(&self, master: SocketAddr, down_after: u32) -> ServerBuilder {
-        let at = format!("{SERVICE} {} {} 2", master.ip(), master.port());
+        let at = format!("{SERVICE} {} {} 1", master.ip(), master.port());
         let mut builder = Server::builder(self.flavor)
             .sentinel()
             .config("sentinel", &format!("monitor {at}"))
@@ -118,8 +118,10 @@ impl ReplicasBuilder {
         let at = master.announced();
         let replica = || self.server(Some(at)).start();
         let (first, second) = tokio::join!(replica(), replica());
-        let sentinel = || self.sentinel(at, 500).start();
-        let sentinels = tokio::join!(sentinel(), sentinel(), sentinel());
+        let sentinel = |down_after| self.sentinel(at, down_after).start();
+        // Two that begin a fail-over in the same second make two masters now and then: the others leave it to the first
+        // unless that is gone.
+        let sentinels = tokio::join!(sentinel(500), sentinel(3000), sentinel(3000));
         let replicas = Replicas {
             servers: vec![master, first, second],
             sentinels: vec![sentinels.0, sentinels.1, sentinels.2],
@@ -134,7 +136,7 @@ impl ReplicasBuilder {
 
 /// A replica set with three sentinels, on 127.0.0.1. They are killed when this is dropped.
 ///
-/// A master is taken for dead after half a second.
+/// A master is taken for dead after half a second, and after three where the first sentinel does not run.
 pub struct Replicas {
     servers: Vec<Server>,
     sentinels: Vec<Server>,

@@ -33,24 +33,14 @@ fn number(of: &Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no number {name} in {of}"))
 }
 
-/// Runs it with a store that is broken in this way, which shows in one number of each of these: on one server with a seed that
-/// is always the same and with one that no run had before, and so on one of the other topologies. A run ends when something was
-/// found. It may last so long because a topology that fails over promises nothing for most of the time: of twenty runs of
-/// 45 seconds on Sentinel, three found no late loss.
+/// Runs it with a store that is broken in this way, which shows in one number of each of these, with a seed that no run had
+/// before. A run ends when something was found, which takes some seconds; a ghost is looked for when all are at rest.
 fn is_found(how: &str, by: &[&[&str]]) {
-    let seed = || fastrand::u64(2..1_000_000);
-    is_found_on("standalone", 1, how, by);
-    is_found_on("standalone", seed(), how, by);
-    let others = ["sentinel", "cluster", "quorum"];
-    is_found_on(others[fastrand::usize(0..others.len())], seed(), how, by);
-}
-
-fn is_found_on(topology: &str, seed: u64, how: &str, by: &[&[&str]]) {
+    let seed = fastrand::u64(1..1_000_000);
     let logs = tempfile::tempdir().unwrap();
     let (seed_text, path) = (seed.to_string(), logs.path().to_str().unwrap());
     let output = chaos(&[
-        "--topology",
-        topology,
+        "--topology=standalone",
         "--minutes=2.5",
         "--margin=3",
         "--json",
@@ -67,7 +57,7 @@ fn is_found_on(topology: &str, seed: u64, how: &str, by: &[&[&str]]) {
     for either in by {
         assert!(
             either.iter().any(|name| number(&found, name) > 0),
-            "{how} on {topology} with seed {seed}, {either:?}: {found}"
+            "{how} with seed {seed}, {either:?}: {found}"
         );
     }
 }
@@ -84,13 +74,13 @@ fn a_lease_that_is_shorter_than_it_looks_is_found() {
 
 #[test]
 fn renewals_that_are_not_sent_are_found() {
-    // Who asks in time is a violation, who is told too late is a late loss: a slow machine has few of these.
+    // A request in time is a violation, a late notice of a loss is a late loss: a slow machine has few of these.
     is_found("late-loss", &[&["violations", "late_losses"]]);
 }
 
 #[test]
 fn a_ghost_is_found() {
-    // Where it is all that is wrong: a key that is left is one that nobody can have.
+    // Where it is all that is wrong: a key that is left is one that no client can acquire.
     is_found("ghost", &[&["stuck", "leftovers"]]);
 }
 

@@ -5,6 +5,7 @@ mod chaos_checker;
 mod harness;
 mod main_checkout;
 mod peers_report;
+mod postgres_command;
 mod redis_bench;
 mod redis_checkout;
 mod redis_run;

@@ -91,7 +91,7 @@ fn the_measured_versions_are_the_pinned_ones() {
 }
 
 #[test]
-fn nobody_is_missing_without_a_word() {
+fn no_peer_is_missing_without_a_reason() {
     for (path, results) in all_results() {
         for workload in Workload::ALL {
             for entrant in Entrant::all_of(workload) {

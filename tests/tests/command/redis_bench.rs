@@ -562,7 +562,7 @@ async fn a_kind_runs_or_is_said_not_to_be_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_goes_to_all_processes_and_to_nobody_else() {
+async fn password_goes_to_all_processes_of_the_benchmark_only() {
     let server = Server::builder(Flavor::from_env())
         .password("s@cret")
         .start()

@@ -69,7 +69,7 @@ async fn the_command_has_the_lock_while_it_runs_and_its_token_in_the_environment
         let (token, rest) = ended.stdout.split_once(' ').expect("a line");
         assert_eq!(rest, "a job lock\nread it all\n");
         tokens.push(token.parse::<u64>().expect("a number"));
-        assert!(!is_held(&client, "a job").await, "it is not given back");
+        assert!(!is_held(&client, "a job").await, "it is not released");
     }
     let guard = client.lock("a job").try_acquire().await.unwrap();
     tokens.push(guard.fencing_token());
@@ -158,7 +158,7 @@ async fn commands_of_one_key_exclude_each_other_and_those_of_others_do_not() {
 }
 
 #[tokio::test]
-async fn a_lock_that_cannot_be_had_is_75_or_what_was_said_and_the_command_does_not_run() {
+async fn unavailable_lock_is_75_or_the_given_code_and_the_command_does_not_run() {
     let (_server, url) = server().await;
     let holder = Running::script(&url, &["k"], "echo here; read line");
     holder.says("here").await;
@@ -259,7 +259,7 @@ async fn what_makes_no_sense_is_2_said_clearly_and_runs_nothing() {
             "{ended:?}"
         );
     }
-    let _: () = server.query(&["SET", "data", "of somebody else"]).await;
+    let _: () = server.query(&["SET", "data", "of another client"]).await;
     let ended = run(&url, &["data", "--", "echo", "run"]).await;
     assert_eq!((code(&ended), ended.stdout.as_str()), (2, ""), "{ended:?}");
     assert!(ended.stderr.contains("not a lock"), "{ended:?}");
@@ -297,7 +297,10 @@ async fn the_help_says_what_a_script_has_to_know() {
 async fn on_memory_it_says_that_this_is_of_no_use_to_others() {
     let ended = run("memory://", &["k", "--", "echo", "run"]).await;
     assert_eq!((code(&ended), ended.stdout.as_str()), (0, "run\n"));
-    assert!(ended.stderr.contains("nobody else will ever wait"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("no other process will ever wait"),
+        "{ended:?}"
+    );
     let ended = run("memory://", &["-q", "k", "--", "echo", "run"]).await;
     assert_eq!(ended.stderr, "");
 }
@@ -348,7 +351,7 @@ async fn list_of_nothing_says_so() {
 }
 
 #[tokio::test]
-async fn of_several_keys_all_are_had_or_none_and_each_has_its_token() {
+async fn of_several_keys_all_are_acquired_or_none_and_each_has_its_token() {
     let (server, url) = server().await;
     let client = patient(&server.url()).await;
     // One of them has a greater token already.
@@ -364,7 +367,7 @@ async fn of_several_keys_all_are_had_or_none_and_each_has_its_token() {
     assert!(ended.stderr.contains("lock \"b\" is held"), "{ended:?}");
     assert!(
         !is_held(&client, "x").await,
-        "it waits with one of them in the hand"
+        "it waits while it holds one of them"
     );
     running.close();
     let ended = running.all_ended().await;
@@ -558,7 +561,7 @@ async fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing() {
             (128 + sent as i32, ""),
             "{sent}"
         );
-        eventually("nobody waits", || async {
+        eventually("no client waits", || async {
             server.pubsub_channels().await.is_empty()
         })
         .await;

@@ -72,7 +72,10 @@ async fn a_lock_that_is_forced_open_ends_the_command_politely_and_then_for_sure(
             "{grace}: {ended:?}"
         );
         assert!(ended.stderr.contains("lock \"k\": lost"), "{ended:?}");
-        assert!(guard.is_held(), "what ended took the lock of somebody else along");
+        assert!(
+            guard.is_held(),
+            "the command that ended took the lock of another client along"
+        );
         guard.release().await.unwrap();
     }
 }
@@ -189,7 +192,7 @@ async fn with_on_lost_ignore_the_command_goes_on_and_its_status_counts() {
 }
 
 #[tokio::test]
-async fn when_dlock_is_killed_the_whole_command_goes_with_it_and_the_lock_comes_free_with_the_lease() {
+async fn killed_dlock_ends_the_whole_command_and_the_lock_ends_with_the_lease() {
     let server = server().await;
     let url = with(&server, "lease=2s");
     let running = Running::script(&url, &["k"], DEAF);
@@ -231,7 +234,7 @@ async fn when_only_the_keeper_is_killed_nothing_happens() {
 }
 
 #[tokio::test]
-async fn the_keeper_outlives_whoever_ends_all_that_has_to_do_with_dlock() {
+async fn keeper_outlives_a_kill_of_all_processes_of_dlock() {
     let server = server().await;
     let running = Running::script(&with(&server, "lease=300s"), &["k"], DEAF);
     running.says("ready").await;

@@ -278,7 +278,7 @@ async fn a_pipeline_is_stopped_goes_on_in_the_background_and_is_interrupted_as_o
 }
 
 #[tokio::test]
-async fn whoever_waits_at_a_terminal_sees_for_whom_and_can_stop_and_give_up() {
+async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
     let shell = Shell::start("lease=300s").await;
     let client = patient(&shell.server.url()).await;
     let guard = client.lock("k").acquire().await.unwrap();
@@ -292,7 +292,7 @@ async fn whoever_waits_at_a_terminal_sees_for_whom_and_can_stop_and_give_up() {
     shell.types(CTRL_C);
     shell.shows(PROMPT).await;
     shell.enters("echo status $?", "status 130").await;
-    eventually("nobody listens any more", async || {
+    eventually("no client listens any more", || async {
         shell.server.pubsub_channels().await.is_empty()
     })
     .await;

@@ -2,11 +2,10 @@
 //! other waiters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::{Error, HoldState, Lock, LockClient, Loss};
-use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, is_confirmed, within};
+use dlock::{Error, Lock, LockClient, Loss};
+use dlock_tests::faults::{PATIENCE, SOON, in_rounds, within};
 use dlock_tests::{Store, eventually, on_every_store, settle};
 use futures_util::poll;
 use parking_lot::Mutex;
@@ -110,84 +109,6 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1], &clients[2]]).await;
     }
 
-    async fn waiters_of_a_process_are_served_in_the_order_of_their_first_poll(store: &Store) {
-        let client = long(store).await;
-        let guard = fair(&client).acquire().await.unwrap();
-        let order = Order::default();
-        let mut waiters = Vec::new();
-        for i in 0..16 {
-            let (lock, order) = (fair(&client), order.clone());
-            let mut waiter = Box::pin(async move {
-                let guard = lock.acquire().await.unwrap();
-                order.lock().push(i);
-                guard.release().await.unwrap();
-            });
-            assert!(poll!(&mut waiter).is_pending());
-            waiters.push(tokio::spawn(waiter));
-        }
-        guard.release().await.unwrap();
-        all(waiters).await;
-        assert_eq!(*order.lock(), (0..16).collect::<Vec<_>>());
-        store.assert_clean(&[&client]).await;
-    }
-
-    async fn one_holder_at_a_time_with_tokens_that_grow(store: &Store) {
-        let clients = [long(store).await, long(store).await];
-        let inside = Arc::new(AtomicUsize::new(0));
-        let tokens = Arc::new(Mutex::new(Vec::new()));
-        let tasks: Vec<_> = (0..24)
-            .map(|i| {
-                let (lock, inside, tokens) = (fair(&clients[i % 2]), inside.clone(), tokens.clone());
-                tokio::spawn(async move {
-                    for _ in 0..5 {
-                        let guard = lock.acquire().await.unwrap();
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                        tokens.lock().push(guard.fencing_token());
-                        tokio::task::yield_now().await;
-                        inside.fetch_sub(1, Ordering::SeqCst);
-                        guard.release().await.unwrap();
-                    }
-                })
-            })
-            .collect();
-        all(tasks).await;
-        let tokens = tokens.lock().clone();
-        assert_eq!(tokens.len(), 120);
-        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-        store.assert_clean(&[&clients[0], &clients[1]]).await;
-    }
-
-    async fn try_acquire_asks_once_and_takes_no_position(store: &Store) {
-        let (a, b) = (long(store).await, long(store).await);
-        let guard = a.fair_lock("k").try_acquire().await.unwrap();
-        let error = b.fair_lock("k").try_acquire().await.unwrap_err();
-        let Error::NotAcquired { waited, remaining, .. } = error else { panic!("{error}") };
-        assert_eq!(waited, Duration::ZERO);
-        assert!(remaining.unwrap() > 30 * SECOND, "{remaining:?}");
-        assert_eq!(queued(store).await, 0);
-        guard.release().await.unwrap();
-        b.fair_lock("k").try_acquire().await.unwrap().release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn try_acquire_overtakes_no_waiter(store: &Store) {
-        let (a, b, c) = (long(store).await, long(store).await, long(store).await);
-        let guard = fair(&a).acquire().await.unwrap();
-        let mut first = Box::pin(fair(&b).acquire());
-        // It stands in the queue, and is not polled when it is its turn.
-        assert!(poll!(&mut first).is_pending());
-        in_queue(store, 1).await;
-        guard.release().await.unwrap();
-        for client in [&a, &b, &c] {
-            let error = client.fair_lock("k").try_acquire().await.unwrap_err();
-            let Error::NotAcquired { remaining, .. } = error else { panic!("{error}") };
-            assert!(remaining.unwrap() <= 5 * SECOND, "{remaining:?}");
-        }
-        first.await.unwrap().release().await.unwrap();
-        c.fair_lock("k").try_acquire().await.unwrap().release().await.unwrap();
-        store.assert_clean(&[&a, &b, &c]).await;
-    }
-
     async fn waiter_that_gives_up_moves_no_other_back(store: &Store) {
         let clients = [long(store).await, long(store).await];
         let order = Order::default();
@@ -209,7 +130,7 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1]]).await;
     }
 
-    async fn who_gives_up_when_it_was_woken_wakes_the_next(store: &Store) {
+    async fn waiter_that_gives_up_when_it_was_woken_wakes_the_next(store: &Store) {
         let (a, b, c) = (long(store).await, long(store).await, long(store).await);
         for _ in 0..5 {
             let order = Order::default();
@@ -225,161 +146,6 @@ on_every_store! {
         store.assert_clean(&[&a, &b, &c]).await;
     }
 
-    async fn a_wait_that_is_over_leaves_no_place(store: &Store) {
-        let (a, b) = (long(store).await, long(store).await);
-        let guard = fair(&a).acquire().await.unwrap();
-        let before = Instant::now();
-        let error = b.fair_lock("k").wait(200 * MS).acquire().await.unwrap_err();
-        let Error::NotAcquired { waited, remaining, .. } = error else { panic!("{error}") };
-        assert!(waited >= 200 * MS && before.elapsed() < SLACK, "{waited:?}");
-        assert!(remaining.unwrap() > 30 * SECOND, "{remaining:?}");
-        assert_eq!(b.waited_for(), 0);
-        in_queue(store, 0).await;
-        guard.release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn a_release_wakes_who_is_first_in_milliseconds(store: &Store) {
-        // By the message: the next look is 0.7 s away in the mean, so that five in a row are no chance.
-        in_rounds("five are woken at once", async || {
-            let (a, b) = (long(store).await, long(store).await);
-            for _ in 0..5 {
-                let guard = fair(&a).acquire().await.unwrap();
-                let lock = fair(&b);
-                let waiter = tokio::spawn(async move {
-                    let guard = lock.acquire().await.unwrap();
-                    (Instant::now(), guard)
-                });
-                in_queue(store, 1).await;
-                settle().await;
-                let released = Instant::now();
-                guard.release().await.unwrap();
-                let (woken, guard) = waiter.await.unwrap();
-                guard.release().await.unwrap();
-                if woken - released > 300 * MS {
-                    return Err(woken - released);
-                }
-            }
-            store.assert_clean(&[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
-
-    async fn a_lease_that_ends_is_taken_over_without_a_message(store: &Store) {
-        in_rounds("it is held before its lease is over", async || {
-            let (a, b) = (long(store).await, long(store).await);
-            let guard = a.fair_lock("k").fixed_lease(400 * MS).acquire().await.unwrap();
-            let held = guard.is_held();
-            let begun = Instant::now();
-            let next = fair(&b).acquire().await.unwrap();
-            assert_eq!(guard.state(), HoldState::Lost(Loss::Expired));
-            assert!(begun.elapsed() < SLACK, "{:?}", begun.elapsed());
-            assert!(next.fencing_token() > guard.fencing_token());
-            // What has expired is not released, and that is said.
-            assert!(guard.release().await.unwrap_err().is_lost());
-            is_confirmed(&next).await;
-            next.release().await.unwrap();
-            store.assert_clean(&[&a, &b]).await;
-            if held { Ok(()) } else { Err("it was over at once") }
-        })
-        .await;
-    }
-
-    async fn nested_calls_re_enter_and_branches_exclude_each_other(store: &Store) {
-        let client = long(store).await;
-        let lock = fair(&client);
-        let inner = lock.clone();
-        let inside = AtomicUsize::new(0);
-        lock.run(async |held| {
-            let again = inner.try_acquire().await.unwrap();
-            assert_eq!(again.fencing_token(), held.fencing_token());
-            drop(again);
-            let branch = || async {
-                inner
-                    .run(async |_| {
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-                        settle().await;
-                        inside.fetch_sub(1, Ordering::SeqCst);
-                    })
-                    .await
-                    .unwrap();
-            };
-            tokio::join!(branch(), branch());
-        })
-        .await
-        .unwrap();
-        store.assert_clean(&[&client]).await;
-    }
-
-    async fn excess_waiter_is_refused_at_once(store: &Store) {
-        let client = long(store).await;
-        let guard = fair(&client).acquire().await.unwrap();
-        let lock = fair(&client).max_waiters(2);
-        let (mut first, mut second) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
-        assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
-        let waiters = [tokio::spawn(first), tokio::spawn(second)];
-        assert_eq!(client.waited_for(), 1);
-        let refused = lock.acquire().await.unwrap_err();
-        assert!(matches!(refused, Error::TooManyWaiters { limit: 2, .. }), "{refused}");
-        let refused = fair(&client).max_waiters(0).acquire().await;
-        assert!(matches!(refused, Err(Error::TooManyWaiters { .. })), "{refused:?}");
-        in_queue(store, 2).await;
-        drop(guard);
-        for waiter in waiters {
-            waiter.await.unwrap().unwrap().release().await.unwrap();
-        }
-        // With five callers at once and no waiter yet, two wait and two are refused.
-        let won = AtomicUsize::new(0);
-        let one = || async {
-            if let Ok(guard) = lock.acquire().await {
-                won.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(30 * MS).await;
-                guard.release().await.unwrap();
-            }
-        };
-        tokio::join!(one(), one(), one(), one(), one());
-        assert_eq!(won.load(Ordering::SeqCst), 3);
-        // No caller may wait while another client has it.
-        let guard = fair(&store.client().await).acquire().await.unwrap();
-        let refused = fair(&client).max_waiters(0).acquire().await;
-        assert!(matches!(refused, Err(Error::TooManyWaiters { limit: 0, .. })), "{refused:?}");
-        guard.release().await.unwrap();
-        store.assert_clean(&[&client]).await;
-    }
-
-    async fn held_fair_lock_is_renewed(store: &Store) {
-        in_rounds("it is renewed in time", async || {
-            let (a, b) = (store.client().await, long(store).await);
-            let guard = fair(&a).lease(900 * MS).acquire().await.unwrap();
-            let waiting = tokio::spawn(fair(&b).acquire());
-            tokio::time::sleep(2 * SECOND).await;
-            if guard.state() != HoldState::Held {
-                return Err(guard.state());
-            }
-            assert!(!waiting.is_finished());
-            guard.release().await.unwrap();
-            waiting.await.unwrap().unwrap().release().await.unwrap();
-            store.assert_clean(&[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
-
-    async fn min_hold_keeps_the_lock_and_the_order(store: &Store) {
-        let (a, b) = (long(store).await, long(store).await);
-        let order = Order::default();
-        let started = Instant::now();
-        let guard = fair(&a).min_hold(SECOND).acquire().await.unwrap();
-        let waiters = vec![waiter(store, &b, 1, &order).await, waiter(store, &a, 2, &order).await];
-        guard.release().await.unwrap();
-        all(waiters).await;
-        assert!(started.elapsed() >= 999 * MS, "{:?}", started.elapsed());
-        assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
-        assert_eq!(*order.lock(), [1, 2]);
-        store.assert_clean(&[&a, &b]).await;
-    }
-
     async fn forced_release_of_a_fair_lock_serves_the_first_waiter(store: &Store) {
         let (a, b, c) = (long(store).await, long(store).await, long(store).await);
         let order = Order::default();
@@ -387,47 +153,10 @@ on_every_store! {
         let waiters = vec![waiter(store, &b, 1, &order).await, waiter(store, &a, 2, &order).await];
         settle().await;
         assert!(c.force_release("k").await.unwrap());
-        within(SOON, "those who wait are served", all(waiters)).await;
+        within(SOON, "the waiters are served", all(waiters)).await;
         assert_eq!(*order.lock(), [1, 2]);
         assert!(matches!(guard.ensure(90 * SECOND).await, Err(Error::Lost { loss: Loss::Gone, .. })));
         assert!(guard.release().await.unwrap_err().is_lost());
         store.assert_clean(&[&a, &b, &c]).await;
-    }
-
-    async fn shutdown_leaves_no_position_in_the_queue(store: &Store) {
-        let (a, b) = (long(store).await, long(store).await);
-        let order = Order::default();
-        let guard = fair(&a).acquire().await.unwrap();
-        let mut gone = Vec::new();
-        for _ in 0..3 {
-            let lock = fair(&b);
-            gone.push(tokio::spawn(async move { lock.acquire().await.map(drop) }));
-        }
-        in_queue(store, 3).await;
-        let stays = waiter(store, &a, 1, &order).await;
-        b.shutdown(SECOND).await;
-        for one in gone {
-            assert!(matches!(one.await.unwrap(), Err(Error::ClientClosed)));
-        }
-        in_queue(store, 1).await;
-        guard.release().await.unwrap();
-        within(SOON, "the wake-up", stays).await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn after_a_flush_everybody_is_served(store: &Store) {
-        let (a, b) = (long(store).await, long(store).await);
-        let order = Order::default();
-        let guard = fair(&a).acquire().await.unwrap();
-        let mut waiters = Vec::new();
-        for i in 0..4 {
-            waiters.push(waiter(store, &b, i, &order).await);
-        }
-        store.flush().await;
-        // The next of them to ask finds the lock free, and no waiter in front.
-        all(waiters).await;
-        assert_eq!(order.lock().len(), 4);
-        assert!(guard.release().await.unwrap_err().is_lost());
-        store.assert_clean(&[&a, &b]).await;
     }
 }

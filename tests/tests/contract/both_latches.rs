@@ -19,7 +19,7 @@ async fn spawned(latch: &Latch) -> tokio::task::JoinHandle<Result<(), Error>> {
 }
 
 on_every_store! {
-    async fn all_who_wait_go_on_at_zero_and_nobody_before(store: &Store) {
+    async fn all_waiters_go_on_at_zero_and_none_before(store: &Store) {
         let clients = [store.client().await, store.client().await, store.client().await];
         let latch = clients[0].latch("k");
         assert!(latch.try_set_count(3).await.unwrap());
@@ -43,17 +43,6 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1], &clients[2]]).await;
     }
 
-    async fn an_open_latch_is_not_waited_for(store: &Store) {
-        let client = store.client().await;
-        let latch = client.latch("k");
-        within(SOON, "no wait", latch.wait()).await.unwrap();
-        assert!(within(SOON, "no wait", latch.wait_for(SLACK)).await.unwrap());
-        latch.try_set_count(1).await.unwrap();
-        latch.count_down().await.unwrap();
-        within(SOON, "no wait", latch.wait()).await.unwrap();
-        store.assert_clean(&[&client]).await;
-    }
-
     async fn a_wait_with_a_limit_ends_and_leaves_nothing(store: &Store) {
         let client = store.client().await;
         let latch = client.latch("k");
@@ -73,21 +62,6 @@ on_every_store! {
         latch.count_down().await.unwrap();
         assert!(within(SOON, "the wake-up", waiter).await.unwrap().unwrap());
         store.assert_clean(&[&client]).await;
-    }
-
-    async fn it_can_be_set_anew_when_it_is_open(store: &Store) {
-        let (a, b) = (store.client().await, store.client().await);
-        for count in [1, 3, 2] {
-            assert!(a.latch("k").try_set_count(count).await.unwrap());
-            let waiter = spawned(&b.latch("k")).await;
-            settle().await;
-            assert!(!waiter.is_finished());
-            for left in (0..count).rev() {
-                assert_eq!(a.latch("k").count_down().await.unwrap(), left);
-            }
-            within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
-        }
-        store.assert_clean(&[&a, &b]).await;
     }
 
     async fn a_latch_that_is_deleted_is_open(store: &Store) {
@@ -122,34 +96,5 @@ on_every_store! {
         assert!(matches!(latch.wait_for(Duration::ZERO).await, Err(Error::InvalidOption { .. })));
         assert!(matches!(client.latch("").wait().await, Err(Error::InvalidKey { .. })));
         store.assert_clean(&[&client]).await;
-    }
-
-    async fn many_count_down_at_once_and_each_counts_once(store: &Store) {
-        let clients = [store.client().await, store.client().await];
-        let latch = clients[0].latch("k");
-        latch.try_set_count(40).await.unwrap();
-        let waiter = spawned(&latch).await;
-        let mut left = join_all((0..40).map(|i| {
-            let latch = clients[i % 2].latch("k");
-            async move { latch.count_down().await.unwrap() }
-        }))
-        .await;
-        left.sort_unstable();
-        assert_eq!(left, (0..40).collect::<Vec<_>>());
-        within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
-        store.assert_clean(&[&clients[0], &clients[1]]).await;
-    }
-
-    async fn a_client_that_is_shut_down_waits_for_no_latch(store: &Store) {
-        let client = store.client().await;
-        let latch = client.latch("k");
-        latch.try_set_count(1).await.unwrap();
-        let waiter = spawned(&latch).await;
-        settle().await;
-        client.shutdown(MS).await;
-        assert!(matches!(within(SOON, "the end", waiter).await.unwrap(), Err(Error::ClientClosed)));
-        let other = store.client().await;
-        assert!(other.latch("k").delete().await.unwrap());
-        store.assert_clean(&[&other]).await;
     }
 }

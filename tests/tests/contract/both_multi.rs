@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::{Error, HoldState, LockClient, LockKey, LockKind, Loss};
-use dlock_tests::faults::{LEASE, PATIENCE, SOON, is_confirmed, is_free, is_free_soon, within};
+use dlock_tests::faults::{LEASE, PATIENCE, SOON, is_free, is_free_soon, within};
 use dlock_tests::{Store, eventually, on_every_store, on_quorums, settle};
 use futures_util::FutureExt;
 
@@ -74,9 +74,9 @@ fn some_set() -> Vec<usize> {
 }
 
 on_every_store! {
-    /// A set is bounded, so that the store does not do one thing for too long: so many locks are had, and more are
+    /// A set is bounded, so that the store does not do one thing for too long: so many locks are acquired, and more are
     /// refused before anything is sent.
-    async fn as_many_as_are_allowed_are_had_at_once_and_more_are_refused(store: &Store) {
+    async fn allowed_number_is_acquired_at_once_and_more_are_refused(store: &Store) {
         let client = store.client_with(|builder| builder.lease(Duration::from_secs(300))).await;
         let names = |count: usize| (0..count).map(|n| format!("k{n}"));
         let all = client.multi(names(dlock::MAX_AT_ONCE)).acquire().await.unwrap();
@@ -123,20 +123,6 @@ on_every_store! {
         store.assert_clean(&[&clients[0], &clients[1]]).await;
     }
 
-    async fn two_sets_in_opposite_order_take_turns(store: &Store) {
-        let (a, b) = two(store).await;
-        let bank = Bank::new(2);
-        let there = async |client: &LockClient, set: [usize; 2]| {
-            for _ in 0..100 {
-                let lock = client.multi(set.map(name)).wait(PATIENCE);
-                lock.run(|_| bank.around(&set)).await.unwrap();
-            }
-        };
-        within(PATIENCE, "two that cross", async { tokio::join!(there(&a, [0, 1]), there(&b, [1, 0])) }).await;
-        assert_eq!(bank.sum(), 2000);
-        store.assert_clean(&[&a, &b]).await;
-    }
-
     async fn when_one_is_busy_none_is_taken(store: &Store) {
         let (a, b) = two(store).await;
         let busy = a.lock("b").acquire().await.unwrap();
@@ -168,24 +154,7 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn whichever_is_busy_next_is_waited_for_with_empty_hands(store: &Store) {
-        let (a, b) = two(store).await;
-        let first = a.lock("a").acquire().await.unwrap();
-        let second = a.lock("b").acquire().await.unwrap();
-        let waiter = tokio::spawn(b.multi(["a", "b"]).acquire());
-        eventually("it waits", || async { b.waited_for() == 1 }).await;
-        first.release().await.unwrap();
-        settle().await;
-        // It has come to the other one, and has left this one.
-        eventually("it waits for the other", || async { b.waited_for() == 1 && b.held() == 0 }).await;
-        is_free_soon(&a, "a").await;
-        assert!(!waiter.is_finished());
-        second.release().await.unwrap();
-        within(SOON, "the wake-up", waiter).await.unwrap().unwrap().release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn a_set_whose_keys_are_each_busy_all_the_time_is_had_in_the_end(store: &Store) {
+    async fn set_of_always_busy_keys_is_acquired_in_the_end(store: &Store) {
         let mut busy = Vec::new();
         for (key, time) in [("a", 71), ("b", 113), ("c", 131)] {
             let client = store.client().await;
@@ -243,57 +212,6 @@ on_every_store! {
         store.assert_clean(&[&client]).await;
     }
 
-    async fn the_wait_is_for_all_of_them_together(store: &Store) {
-        let (a, b) = two(store).await;
-        let busy = a.lock("b").acquire().await.unwrap();
-        let error = b.multi(["a", "b"]).wait(100 * MS).acquire().await.unwrap_err();
-        let Error::NotAcquired { key, waited, .. } = error else { panic!("{error}") };
-        assert_eq!(key.as_str(), "b");
-        assert!(waited >= 100 * MS);
-        assert_eq!((b.held(), b.waited_for()), (0, 0));
-        busy.release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn excess_waiter_is_refused_at_once(store: &Store) {
-        let (a, b) = two(store).await;
-        let busy = a.lock("b").acquire().await.unwrap();
-        let waiter = tokio::spawn(b.multi(["a", "b"]).acquire());
-        eventually("it waits", || async { b.waited_for() == 1 }).await;
-        settle().await;
-        let error = within(SOON, "a refusal", b.multi(["b", "c"]).max_waiters(1).acquire()).await.unwrap_err();
-        let Error::TooManyWaiters { key, limit: 1, .. } = error else { panic!("{error}") };
-        assert_eq!(key.as_str(), "b");
-        busy.release().await.unwrap();
-        waiter.await.unwrap().unwrap().release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn each_lock_of_a_set_has_a_growing_token_of_its_own(store: &Store) {
-        let (a, b) = two(store).await;
-        let mut last = [0, 0];
-        for i in 0..20 {
-            let client = if i % 2 == 0 { &a } else { &b };
-            let guard = client.multi(["x", "y"]).acquire().await.unwrap();
-            let now = ["x", "y"].map(|key| guard.fencing_token_of(key).unwrap());
-            assert!(now[0] > last[0] && now[1] > last[1], "{now:?} after {last:?}");
-            assert_eq!(guard.fencing_token_of("z"), None);
-            let all: Vec<_> = guard.fencing_tokens().map(|(key, token)| (key.as_str(), token)).collect();
-            assert_eq!(all, [("x", now[0]), ("y", now[1])]);
-            last = now;
-            if i % 7 == 6 {
-                store.flush().await;
-            }
-            drop(guard);
-            // And of one of them alone.
-            let alone = client.lock("y").acquire().await.unwrap();
-            assert!(alone.fencing_token() > last[1]);
-            last[1] = alone.fencing_token();
-            alone.release().await.ok();
-        }
-        store.assert_clean(&[&a, &b]).await;
-    }
-
     async fn the_loss_of_one_is_the_loss_of_the_whole(store: &Store) {
         let (a, b) = two(store).await;
         let guard = a.multi(["a", "b", "c"]).acquire().await.unwrap();
@@ -320,51 +238,6 @@ on_every_store! {
         for each in ["a", "b", "c"] {
             is_free(&b, each).await;
         }
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn a_release_goes_on_through_failures_and_tells_them_all(store: &Store) {
-        let (a, b) = two(store).await;
-        let guard = a.multi(["a", "b", "c", "d"]).acquire().await.unwrap();
-        for lost in ["a", "c"] {
-            assert!(b.force_release(lost).await.unwrap());
-        }
-        let next = b.lock("a").try_acquire().await.unwrap();
-        let error = guard.release().await.unwrap_err();
-        assert!(error.is_lost() && !error.is_unavailable(), "{error}");
-        let Error::NotReleased { failures, .. } = error else { panic!("{error}") };
-        let keys: Vec<_> = failures
-            .iter()
-            .map(|failure| match failure {
-                Error::Lost { key, .. } => key.as_str(),
-                other => panic!("{other}"),
-            })
-            .collect();
-        assert_eq!(keys, ["a", "c"]);
-        for free in ["b", "c", "d"] {
-            is_free(&b, free).await;
-        }
-        // The present holder keeps it.
-        is_confirmed(&next).await;
-        next.release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn dropped_guards_give_all_back_also_in_a_panic_and_outside_a_runtime(store: &Store) {
-        let (a, b) = two(store).await;
-        let panicking = a.clone();
-        let panicked = tokio::spawn(async move {
-            let _guard = panicking.multi(["a", "b"]).acquire().await.unwrap();
-            panic!("on purpose");
-        });
-        assert!(panicked.await.unwrap_err().is_panic());
-        // Dropped, it is free for the same process at once.
-        let guard = a.multi(["b", "a"]).try_acquire().await.unwrap();
-        std::thread::spawn(move || drop(guard)).join().unwrap();
-        for each in ["a", "b"] {
-            drop(a.lock(each).try_acquire().await.unwrap());
-        }
-        drop(a.multi(["a", "b"]).try_acquire().await.unwrap());
         store.assert_clean(&[&a, &b]).await;
     }
 
@@ -398,58 +271,6 @@ on_every_store! {
         store.assert_clean(&[&a, &b]).await;
     }
 
-    async fn siblings_exclude_each_other_and_keep_nothing_while_they_wait(store: &Store) {
-        let (a, b) = two(store).await;
-        let client = a.clone();
-        let bank = Bank::new(2);
-        let work = a.lock(name(0)).run(|_| async {
-            let set = async || {
-                for _ in 0..10 {
-                    let lock = client.multi([0, 1].map(name)).wait(PATIENCE);
-                    lock.run(|_| bank.around(&[0, 1])).await.unwrap();
-                }
-            };
-            // One that has the other key and then wants the frame's: it would wait for ever if a set that waits
-            // for the other key stayed inside the frame's.
-            let nested = async || {
-                for _ in 0..10 {
-                    let other = client.lock(name(1)).wait(PATIENCE).acquire().await.unwrap();
-                    tokio::task::yield_now().await;
-                    let own = client.lock(name(0)).wait(PATIENCE).acquire().await.unwrap();
-                    bank.around(&[1, 0]).await;
-                    drop((other, own));
-                }
-            };
-            within(PATIENCE, "branches side by side", async { tokio::join!(set(), nested(), set()) }).await;
-        });
-        work.await.unwrap();
-        assert_eq!(bank.sum(), 2000);
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn the_current_hold_in_a_set_is_all_of_it(store: &Store) {
-        let (a, b) = two(store).await;
-        let client = b.clone();
-        let work = a.multi(["a", "b"]).run(|given| async move {
-            let current = dlock::current().unwrap();
-            let names = |held: &dlock::Held| held.keys().map(ToString::to_string).collect::<Vec<_>>();
-            assert_eq!(names(&current), ["a", "b"]);
-            assert_eq!(names(&given), ["a", "b"]);
-            assert_eq!(current.key().as_str(), "a");
-            assert_eq!(current.fencing_token_of("b"), given.fencing_token_of("b"));
-            assert!(current.is_held());
-            client.force_release("b").await.unwrap();
-            let error = current.ensure(LEASE).await.unwrap_err();
-            assert!(matches!(&error, Error::Lost { key, .. } if key.as_str() == "b"), "{error}");
-            // The first is held as ever, and the whole is lost.
-            assert!(!current.is_held() && !given.is_held());
-            std::future::pending::<()>().await;
-        });
-        let error = within(SOON, "the end of the work", work).await.unwrap_err();
-        assert!(matches!(&error, Error::Lost { key, loss: Loss::Gone, .. } if key.as_str() == "b"), "{error}");
-        store.assert_clean(&[&a, &b]).await;
-    }
-
     async fn a_lost_member_fails_its_re_entry_and_no_other(store: &Store) {
         let (a, b) = two(store).await;
         let guard = a.multi(["a", "b"]).acquire().await.unwrap();
@@ -466,80 +287,14 @@ on_every_store! {
         assert!(guard.release().await.unwrap_err().is_lost());
         store.assert_clean(&[&a, &b]).await;
     }
-
-    async fn sets_of_readers_share_and_keep_writers_out(store: &Store) {
-        let (a, b) = two(store).await;
-        let read = |client: &LockClient, keys: [&str; 2]| client.multi(keys).kind(LockKind::Read);
-        let write = |client: &LockClient, keys: [&str; 2]| client.multi(keys).kind(LockKind::Write);
-        let one = read(&a, ["a", "b"]).try_acquire().await.unwrap();
-        let other = read(&b, ["b", "c"]).try_acquire().await.unwrap();
-        // It had the first of them, and gave it back.
-        let error = write(&b, ["Z", "a"]).try_acquire().await.unwrap_err();
-        assert!(matches!(&error, Error::NotAcquired { key, .. } if key.as_str() == "a"), "{error}");
-        drop(write(&a, ["Y", "Z"]).try_acquire().await.unwrap());
-        let writer = tokio::spawn(write(&b, ["a", "c"]).acquire());
-        eventually("it waits", || async { b.waited_for() == 1 }).await;
-        other.release().await.unwrap();
-        settle().await;
-        assert!(!writer.is_finished());
-        one.release().await.unwrap();
-        let writer = within(SOON, "the wake-up", writer).await.unwrap().unwrap();
-        // And likewise an excluded reader releases what it had.
-        let error = read(&a, ["b", "c"]).try_acquire().await.unwrap_err();
-        assert!(matches!(&error, Error::NotAcquired { key, .. } if key.as_str() == "c"), "{error}");
-        drop(write(&b, ["Z", "b"]).try_acquire().await.unwrap());
-        let reader = tokio::spawn(read(&a, ["b", "c"]).acquire());
-        eventually("it waits", || async { a.waited_for() == 1 }).await;
-        writer.release().await.unwrap();
-        within(SOON, "the wake-up", reader).await.unwrap().unwrap().release().await.unwrap();
-        store.assert_clean(&[&a, &b]).await;
-    }
-
-    async fn shutdown_ends_waiters_and_holders(store: &Store) {
-        let (a, b) = two(store).await;
-        let guard = a.multi(["a", "b"]).acquire().await.unwrap();
-        let waiter = tokio::spawn(a.multi(["b", "c"]).acquire());
-        eventually("it waits", || async { a.waited_for() == 1 }).await;
-        a.shutdown(10 * MS).await;
-        assert!(matches!(waiter.await.unwrap(), Err(Error::ClientClosed)));
-        assert_eq!(guard.state(), HoldState::Lost(Loss::Shutdown));
-        assert!(matches!(a.multi(["x", "y"]).acquire().await, Err(Error::ClientClosed)));
-        b.multi(["a", "b", "c"]).wait(PATIENCE).acquire().await.unwrap().release().await.unwrap();
-        drop(guard);
-        store.assert_clean(&[&b]).await;
-    }
-
-    async fn futures_are_send_static_and_borrow_nothing(store: &Store) {
-        fn movable<T: Send + 'static>(value: T) -> T { value }
-        let client = store.client().await;
-        let work = movable(client.multi(["a", "b"]).run(|held| async move { held.fencing_token() }));
-        assert!(tokio::spawn(work).await.unwrap().unwrap() > 0);
-        let guard = movable(movable(client.multi(["a", "b"]).acquire()).await.unwrap());
-        let lost = movable(guard.lost());
-        movable(guard.release()).await.unwrap();
-        assert_eq!(lost.await, Loss::Released);
-        store.assert_clean(&[&client]).await;
-    }
 }
 
 on_quorums! {
     sets_in_any_order_never_dead_lock_and_keep_the_sums_right,
-    two_sets_in_opposite_order_take_turns,
     when_one_is_busy_none_is_taken,
-    whichever_is_busy_next_is_waited_for_with_empty_hands,
     a_key_that_is_named_twice_counts_once,
     what_makes_no_sense_is_refused_before_anything_is_sent,
-    the_wait_is_for_all_of_them_together,
-    excess_waiter_is_refused_at_once,
-    each_lock_of_a_set_has_a_growing_token_of_its_own,
     the_loss_of_one_is_the_loss_of_the_whole,
-    a_release_goes_on_through_failures_and_tells_them_all,
-    dropped_guards_give_all_back_also_in_a_panic_and_outside_a_runtime,
     set_re_enters_the_locks_of_its_frame_and_is_re_entered,
-    siblings_exclude_each_other_and_keep_nothing_while_they_wait,
-    the_current_hold_in_a_set_is_all_of_it,
     a_lost_member_fails_its_re_entry_and_no_other,
-    sets_of_readers_share_and_keep_writers_out,
-    shutdown_ends_waiters_and_holders,
-    futures_are_send_static_and_borrow_nothing,
 }

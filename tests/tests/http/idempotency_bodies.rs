@@ -291,7 +291,7 @@ async fn a_stream_goes_out_as_it_comes_and_is_kept_at_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_knows_the_length_finds_the_result_stored_with_the_last_byte() {
+async fn caller_that_knows_the_length_finds_the_result_stored_with_the_last_byte() {
     bounded(async {
         let service = around(
             &layer(),

@@ -174,7 +174,7 @@ async fn keys_of_two_callers_two_methods_two_paths_and_two_namespaces_are_differ
     let answer = send(&around(&everybody, run.service()), asked("POST", "/pay", "")).await;
     assert!(
         !answer.is_replay(),
-        "nobody in particular is not the caller without a name"
+        "the public caller is not the caller without a name"
     );
     let per_host = layer.clone().per_host();
     let hosts = [
@@ -282,7 +282,7 @@ async fn preconditions_belong_to_the_fingerprint() {
 }
 
 #[tokio::test]
-async fn a_caller_who_is_not_known_is_refused() {
+async fn unknown_caller_is_refused() {
     #[derive(Clone)]
     struct User(u64);
     let run = Counting::default();
@@ -368,8 +368,8 @@ async fn the_handler_gets_the_body_and_its_claim() {
     assert_eq!(seen.record_key().as_str().len(), 64);
 }
 
-/// What principals are known by in services: all of it tells who a caller is, and the same in every spelling of
-/// the type.
+/// What principals are known by in services: all of it identifies a caller, and is the same in every spelling of the
+/// type.
 #[tokio::test(start_paused = true)]
 async fn a_caller_may_be_a_uuid_a_shared_text_or_any_integer() {
     async fn caller_is<R: caller::IntoCaller>(

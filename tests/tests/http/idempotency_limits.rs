@@ -179,7 +179,7 @@ async fn endless_body_ends_with_its_client() {
 
 /// The end of the service does not wait for bodies without an end.
 #[tokio::test(start_paused = true)]
-async fn shutdown_ends_bodies_that_nobody_reads() {
+async fn shutdown_ends_bodies_that_are_not_read() {
     bounded(async {
         let (living, run) = (Arc::new(AtomicUsize::new(0)), Counting::default());
         let layer = layer().read_on(SECOND * 3600);

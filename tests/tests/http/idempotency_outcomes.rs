@@ -4,11 +4,10 @@ use std::convert::Infallible;
 
 use crate::idempotency_support::*;
 use dlock_tower::idempotency::{Class, Ending, Outcome, Policy, Verdict};
-use dlock_tower::{Idempotency, LockLayer, NotStarted, key};
+use dlock_tower::{Idempotency, NotStarted};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use tokio::time::sleep;
-use tower::{Layer, ServiceExt};
 
 /// Answers with this status and the number of the run.
 fn with_status(status: u16, n: usize) -> Res {
@@ -299,37 +298,6 @@ async fn results_are_kept_for_their_own_time() {
         assert_eq!(send(&service, post("k")).await.text(), "run 2");
     })
     .await;
-}
-
-#[tokio::test]
-async fn a_busy_lock_inside_releases_the_key() {
-    let client = dlock::LockClient::memory();
-    let run = Counting::default();
-    let lock = LockLayer::new(client.clone(), key::fixed("account")).try_once();
-    let layer = dlock_tower::IdempotencyLayer::new(
-        client.records().unwrap(),
-        dlock_tower::idempotency::caller::public(),
-    );
-    let service = layer.layer(lock.layer(run.service()));
-    let guard = client.lock("account").acquire().await.unwrap();
-    for _ in 0..2 {
-        let response = service.clone().oneshot(post("k")).await.unwrap();
-        assert_eq!((response.status(), run.count()), (StatusCode::LOCKED, 0));
-        assert!(
-            response.extensions().get::<NotStarted>().is_some(),
-            "for layers further out"
-        );
-    }
-    guard.release().await.unwrap();
-    let response = service.clone().oneshot(post("k")).await.unwrap();
-    assert_eq!((answer(response).await.text(), run.count()), ("run 1", 1));
-    // A replay needs no lock.
-    let _guard = client.lock("account").acquire().await.unwrap();
-    assert!(
-        answer(service.oneshot(post("k")).await.unwrap())
-            .await
-            .is_replay()
-    );
 }
 
 #[tokio::test]

@@ -81,7 +81,7 @@ async fn the_wait_is_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_request_that_releases_runs_itself() {
+async fn waiter_for_a_request_that_releases_runs_itself() {
     bounded(async {
         let run = Counting::default();
         let service = around(
@@ -301,7 +301,7 @@ async fn or_its_outcome_is_unknown_for_good() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_an_owner_that_crashed_takes_over_at_the_end_of_its_lease() {
+async fn waiter_for_a_crashed_owner_takes_over_at_the_end_of_its_lease() {
     bounded(async {
         let store = Faulty::new();
         orphan(&store, SECOND * 4).await;

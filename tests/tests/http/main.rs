@@ -1,4 +1,5 @@
-//! What stands before handlers: the layers of dlock-tower, and where they keep the records of requests.
+//! What stands before handlers: the layers of dlock-tower, and where they keep the records of requests; and PostgreSQL, which
+//! has locks as well.
 
 mod idempotency_bodies;
 mod idempotency_client;
@@ -9,13 +10,15 @@ mod idempotency_keys;
 mod idempotency_limits;
 mod idempotency_outcomes;
 mod idempotency_progress;
-mod idempotency_redis;
 mod idempotency_released;
 mod idempotency_store;
 mod idempotency_support;
 mod idempotency_transaction;
+mod postgres_conformance;
 mod postgres_faults;
+mod postgres_hold;
 mod postgres_layer;
+mod postgres_locks;
 mod postgres_records;
 mod postgres_transaction;
 mod tower_axum;

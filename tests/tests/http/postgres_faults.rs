@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock::Error;
 use dlock::record::{ClaimReply, ClaimRequest, ClaimState, OwnerReply, Records};
 use dlock::store::{Outcome, Reason, StoreError};
-use dlock::stores::postgres::PostgresRecords;
+use dlock_postgres::PostgresRecords;
 use dlock_tests::faults::{PATIENCE, SOON, answered, in_rounds, within};
 use dlock_tests::postgres::{PgFault, PgProxy, Postgres, fresh_table};
 use dlock_tests::records::{ask, ask_for, claimed, fresh_key};
@@ -235,7 +235,7 @@ async fn connecting_and_preparing_survive_the_loss_of_every_message() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_server_answers_nobody_and_keeps_nobody_waiting() {
+async fn frozen_server_keeps_no_caller_waiting() {
     let (server, table) = (Postgres::start().await, fresh_table());
     in_rounds("the claim is sent before its time is over", async || {
         let records = hasty(server.config(), &table).await;
@@ -407,11 +407,11 @@ async fn server_that_only_reads_is_told_and_used_again_when_it_writes() {
     let claim = ask(&fresh_key());
     eventually("it is noticed", || async {
         let asked = within(TIMEOUT, "claim", records.claim(ask(&fresh_key()))).await;
-        asked.is_err_and(|error| error.message.contains("records need the primary"))
+        asked.is_err_and(|error| error.message.contains("dlock needs the primary"))
     })
     .await;
     let said = is_not_done(records.claim(claim.clone()).await, Reason::Unreachable);
-    assert!(said.contains("records need the primary"), "{said}");
+    assert!(said.contains("dlock needs the primary"), "{said}");
     assert!(said.contains(&server.addr().to_string()), "{said}");
     let error = PostgresRecords::connect(server.config(), NoTls)
         .await
@@ -561,7 +561,7 @@ async fn sweep_finishes_where_rows_take_long_to_remove() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_hears_of_a_completion_through_broken_connections() {
+async fn waiter_is_told_of_a_completion_through_broken_connections() {
     let (server, table) = (Postgres::start().await, fresh_table());
     let proxy = PgProxy::start(server.addr());
     let (behind, beside) = (

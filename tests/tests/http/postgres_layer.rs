@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use dlock::record::Records;
-use dlock::stores::postgres::PostgresRecords;
+use dlock_postgres::PostgresRecords;
 use dlock_tests::Swallow;
 use dlock_tests::faults::PATIENCE;
 use dlock_tests::postgres::{PgProxy, Postgres, connect, fresh_table};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use dlock::Error;
 use dlock::record::{ClaimReply, ClaimState, OwnerReply, Records};
 use dlock::store::{Outcome, Reason};
-use dlock::stores::postgres::PostgresRecords;
+use dlock_postgres::PostgresRecords;
 use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, in_rounds};
 use dlock_tests::postgres::{PgProxy, Postgres, fresh_table};
@@ -258,7 +258,7 @@ async fn without_a_table_every_step_says_what_to_do_and_works_once_it_is_there()
 }
 
 #[tokio::test]
-async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
+async fn missing_right_or_invalid_option_is_told_at_once() {
     let server = Postgres::shared().await;
     let mut wrong = server.config();
     wrong.password("wrong-secret");
@@ -304,7 +304,7 @@ async fn who_may_not_or_asks_for_nonsense_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn who_waits_is_told_within_a_moment_and_polls_where_nobody_tells() {
+async fn waiter_is_told_within_a_moment_and_polls_without_notifications() {
     let (server, table) = (Postgres::shared().await, fresh_table());
     for listen in [true, false] {
         let builder = || {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, Records};
 use dlock::store::{Outcome, Reason, StoreError};
-use dlock::stores::postgres::{CompleteError, PostgresClaim, PostgresRecords};
+use dlock_postgres::{CompleteError, PostgresClaim, PostgresRecords};
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
 use dlock_tests::postgres::{PgProxy, Postgres, connect, fresh_table};
 use dlock_tests::records::{ask, ask_for, claimed, fresh_key, leaving};
@@ -169,7 +169,7 @@ async fn a_rollback_leaves_neither() {
 }
 
 #[tokio::test]
-async fn who_lost_the_claim_cannot_complete_and_rolls_back() {
+async fn owner_that_lost_the_claim_cannot_complete_and_rolls_back() {
     let shop = shop().await;
     let lost = async |claim: &PostgresClaim| {
         let mut client = shop.server.client().await;
@@ -219,7 +219,7 @@ async fn who_lost_the_claim_cannot_complete_and_rolls_back() {
 }
 
 #[tokio::test]
-async fn the_lease_may_be_over_as_long_as_nobody_took_over() {
+async fn lease_may_be_over_as_long_as_no_other_claim_took_over() {
     let shop = shop().await;
     let claim = shop.claim(MS).await;
     sleep(20 * MS).await;
@@ -340,7 +340,7 @@ async fn a_commit_that_is_under_way_leaves_the_claim_undecided_until_it_arrives(
 }
 
 #[tokio::test]
-async fn while_the_transaction_is_open_nobody_takes_over_and_nobody_waits() {
+async fn open_transaction_keeps_its_claim_and_blocks_no_caller() {
     let shop = shop().await;
     for commits in [true, false] {
         let claim = shop.claim(MS).await;
@@ -417,7 +417,7 @@ async fn a_handler_that_forgets_to_commit_has_its_result_stored_by_the_layer() {
 }
 
 #[tokio::test]
-async fn who_waits_is_told_when_the_owner_reads_or_completes_once_more() {
+async fn waiter_is_told_when_the_owner_reads_or_completes_once_more() {
     let shop = shop().await;
     let (_, elsewhere) = shop.server.records(&shop.table).await;
     for reads in [true, false] {
@@ -611,7 +611,7 @@ async fn processes_that_die_and_are_overtaken_sell_each_thing_once() {
         start(&shop, "never", &names.join(",")),
     ];
     for survivor in survivors {
-        assert!(ends(survivor, "who lives comes to an end").await);
+        assert!(ends(survivor, "the survivor comes to an end").await);
     }
     for mortal in mortals {
         ends(mortal, "everybody comes to an end").await;

@@ -1,7 +1,6 @@
 //! The lock layer in axum: path parameters wherever a layer may stand, nested routers, extractors; and on
 //! real connections, whose clients go away.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,16 +10,11 @@ use axum::extract::{Json, Path, Request};
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use bytes::Bytes;
 use dlock::{Held, LockClient};
-use dlock_tests::eventually;
 use dlock_tower::key::{ExtractKey, json_field, method_and_path, path, path_param};
 use dlock_tower::{HeldLock, LockLayer, NotStarted};
-use futures_util::StreamExt;
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tower::{Layer, ServiceExt};
 
 /// A handler that tells which key it runs under.
@@ -237,133 +231,6 @@ async fn rejections_may_be_rendered_as_axum_responses() {
         got(&app, "/7").await,
         (409, r#"{"error":"urn:dlock:problem:busy"}"#.into())
     );
-}
-
-/// On real connections.
-mod connections {
-    use super::*;
-
-    async fn serve(app: Router) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        addr
-    }
-
-    async fn ask(addr: SocketAddr, path: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(addr).await.unwrap();
-        stream
-            .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes())
-            .await
-            .unwrap();
-        stream
-    }
-
-    #[tokio::test]
-    async fn requests_of_one_key_never_overlap() {
-        let client = LockClient::memory();
-        let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (now, high) = (inside.clone(), most.clone());
-        let handler = move |Path(id): Path<String>| async move {
-            high.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            now.fetch_sub(1, Ordering::SeqCst);
-            id
-        };
-        let app = Router::new()
-            .route("/accounts/{id}/withdraw", post(handler))
-            .layer(LockLayer::new(
-                client.clone(),
-                path_param("id").prefix("account:"),
-            ));
-        let addr = serve(app).await;
-        let http = reqwest::Client::new();
-        let calls = (0..10).map(|_| http.post(format!("http://{addr}/accounts/7/withdraw")).send());
-        for response in futures_util::future::join_all(calls).await {
-            assert_eq!(response.unwrap().status(), 200);
-        }
-        assert_eq!(most.load(Ordering::SeqCst), 1);
-        assert_eq!((client.held(), client.waited_for()), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn a_client_that_goes_away_leaves_no_waiter_and_no_lock() {
-        let client = LockClient::memory();
-        let app = Router::new()
-            .route("/{id}", get(std::future::pending::<()>))
-            .layer(LockLayer::new(client.clone(), path_param("id")).wait(Duration::from_secs(600)));
-        let addr = serve(app).await;
-        let running = ask(addr, "/7").await;
-        eventually("the first runs", || std::future::ready(client.held() == 1)).await;
-        let waiting = ask(addr, "/7").await;
-        eventually("the second waits", || {
-            std::future::ready(client.waited_for() == 1)
-        })
-        .await;
-        drop(waiting);
-        eventually("nobody waits", || std::future::ready(client.waited_for() == 0)).await;
-        assert_eq!(client.held(), 1);
-        drop(running);
-        eventually("nothing is held", || std::future::ready(client.held() == 0)).await;
-        drop(client.lock("7").try_acquire().await.unwrap());
-    }
-
-    #[tokio::test]
-    async fn a_client_that_never_reads_holds_no_longer_than_max_hold() {
-        let client = LockClient::memory();
-        let endless = || async {
-            let piece = Bytes::from(vec![0; 64 * 1024]);
-            Body::from_stream(futures_util::stream::repeat(piece).map(Ok::<_, std::io::Error>))
-        };
-        let app = Router::new()
-            .route("/{id}", get(endless))
-            .layer(LockLayer::new(client.clone(), path_param("id")).until_body(Duration::from_secs(1)));
-        let addr = serve(app).await;
-        let started = std::time::Instant::now();
-        let mut stream = ask(addr, "/7").await;
-        let mut head = [0; 12];
-        stream.read_exact(&mut head).await.unwrap();
-        assert_eq!(&head, b"HTTP/1.1 200");
-        assert!(client.lock("7").try_acquire().await.unwrap_err().is_busy());
-        let next = client
-            .lock("7")
-            .wait(Duration::from_secs(20))
-            .acquire()
-            .await
-            .unwrap();
-        assert!(
-            started.elapsed() >= Duration::from_millis(900),
-            "{:?}",
-            started.elapsed()
-        );
-        // When it reads on, it is told that the response is broken: the last chunk never comes.
-        let mut rest = Vec::new();
-        let _ = stream.read_to_end(&mut rest).await;
-        assert!(!rest.ends_with(b"0\r\n\r\n"));
-        assert!(next.is_held());
-    }
-
-    #[tokio::test]
-    async fn a_streamed_body_holds_the_lock_to_its_end() {
-        let client = LockClient::memory();
-        let (pieces, rx) = tokio::sync::mpsc::unbounded_channel::<Result<&str, std::io::Error>>();
-        let rx = Arc::new(parking_lot::Mutex::new(Some(rx)));
-        let handler = move || async move {
-            let mut rx = rx.lock().take().expect("asked once");
-            Body::from_stream(futures_util::stream::poll_fn(move |cx| rx.poll_recv(cx)))
-        };
-        let app = Router::new()
-            .route("/{id}", get(handler))
-            .layer(LockLayer::new(client.clone(), path_param("id")).until_body(Duration::from_secs(60)));
-        let addr = serve(app).await;
-        let response = reqwest::get(format!("http://{addr}/7")).await.unwrap();
-        pieces.send(Ok("a")).unwrap();
-        assert_eq!(client.held(), 1);
-        pieces.send(Ok("b")).unwrap();
-        drop(pieces);
-        assert_eq!(response.text().await.unwrap(), "ab");
-        assert_eq!(client.held(), 0);
-    }
 }
 
 /// Spellings that the handler reads as one account are one lock: no client gets around it.

@@ -337,7 +337,7 @@ mod a_loss {
                 assert_eq!(
                     status(&service, post("1")).await,
                     500,
-                    "nobody knows how far it got"
+                    "it is unknown how far it got"
                 );
                 assert_eq!(seen.counts(), (1, 0, 1));
             }

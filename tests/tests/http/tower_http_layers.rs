@@ -45,7 +45,7 @@ const LONG: Duration = Duration::from_secs(60);
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Req = Request<Full<Bytes>>;
 
-/// A handler for requests with any body. It tells whether it holds the lock, and gives back what it was sent.
+/// A handler for requests with any body. It tells whether it holds the lock, and returns what it was sent.
 #[derive(Clone)]
 struct Handler;
 

@@ -256,7 +256,7 @@ mod who_gets_in {
         bounded(async {
             let layer = LockLayer::new(LockClient::memory(), |parts: &http::request::Parts| {
                 match parts.headers.get("k").and_then(|k| k.to_str().ok()) {
-                    None => Err(Rejection::new(StatusCode::UNAUTHORIZED, "who are you?")),
+                    None => Err(Rejection::new(StatusCode::UNAUTHORIZED, "no account was named")),
                     Some("free") => Ok(None),
                     Some(key) => Ok(Some(format!("k:{key}"))),
                 }
@@ -283,7 +283,7 @@ mod who_gets_in {
             assert_eq!(problem["type"], "about:blank");
             assert_eq!(
                 (problem["title"].as_str(), problem["detail"].as_str()),
-                (Some("Unauthorized"), Some("who are you?"))
+                (Some("Unauthorized"), Some("no account was named"))
             );
         })
         .await;
@@ -750,7 +750,7 @@ mod loss {
                 assert!(dropped.load(Ordering::Relaxed));
                 assert!(
                     started.elapsed() < 10 * SECOND,
-                    "told before anybody else can have the lock"
+                    "told before another client can have the lock"
                 );
                 assert_eq!(response.status(), 503);
                 assert!(!not_started(&response), "the handler had begun");

@@ -90,15 +90,15 @@ async fn they_exclude_and_wake_each_other_on_every_shard() {
     assert_eq!(cluster.keys("order:").await, Vec::<String>::new());
 }
 
-/// Somebody waits here for what Java has. It asks for nothing meanwhile, or only to keep its place in a queue, and hears
-/// of Java's release.
+/// A waiter here waits for what Java has. It asks for nothing meanwhile, or only to keep its position in a queue, and
+/// hears of Java's release.
 async fn is_told<T>(
     server: &Server,
     name: &str,
     waiter: JoinHandle<Result<T, Error>>,
     release: impl Future<Output = Result<Answer, redisson::Error>>,
 ) -> T {
-    eventually("somebody listens", async || {
+    eventually("a waiter listens", || async {
         let channels = server.pubsub_channels().await;
         channels.iter().any(|channel| channel.contains(name))
     })
@@ -126,7 +126,7 @@ async fn is_told<T>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_release_by_java_is_heard_of_and_nobody_asks_meanwhile() {
+async fn every_release_by_java_is_notified_and_no_waiter_asks_meanwhile() {
     let (cluster, java, client) = both_sides().await;
     for (at, (theirs, ours)) in [
         (Kind::Plain, Kind::Plain),

@@ -194,7 +194,7 @@ async fn they_wake_each_other_in_milliseconds() {
                 let (woken, released) = tokio::join!(waiting, releasing);
                 to_java.push(woken.unwrap().since(released));
                 java.unlock(2, Kind::Fair, name).await.unwrap();
-                eventually("nobody waits", || async {
+                eventually("no client waits", || async {
                     server.pubsub_channels().await.is_empty()
                 })
                 .await;
@@ -215,7 +215,7 @@ async fn they_wake_each_other_in_milliseconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ours_keeps_its_place_while_java_waits_and_holds_before_it() {
+async fn our_waiter_keeps_its_position_while_java_waits_and_holds_before_it() {
     in_rounds("the moments are hit", async || {
         let store = Store::server().await;
         let server = store.as_server();
@@ -301,7 +301,7 @@ async fn dead_waiter_of_ours_delays_java_by_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_up_on_either_side_leaves_the_queue_to_the_others() {
+async fn waiter_that_gives_up_on_either_side_leaves_the_queue_to_the_others() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (Redisson::on(&store).await, store.client().await);
@@ -329,7 +329,7 @@ async fn who_gives_up_on_either_side_leaves_the_queue_to_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn neither_side_overtakes_who_waits_by_trying() {
+async fn neither_side_overtakes_waiters_by_trying() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (Redisson::on(&store).await, store.client().await);
@@ -377,7 +377,7 @@ async fn holders_that_are_renewed_are_respected_past_their_first_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_side_can_force_the_other_out_and_wakes_who_is_first() {
+async fn each_side_can_force_the_other_out_and_wakes_the_first_waiter() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (

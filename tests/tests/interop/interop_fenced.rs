@@ -42,7 +42,7 @@ fn beside(prefix: &str, name: &str) -> String {
 /// Waits until the lock has a waiter, and a little longer: for its look after subscribing.
 async fn waited_for(server: &Server, name: &str) {
     let channel = beside("redisson_lock__channel", name);
-    eventually("somebody is subscribed", || async {
+    eventually("a waiter is subscribed", || async {
         let (_, count): (String, u64) = server.query(&["PUBSUB", "NUMSUB", &channel]).await;
         count == 1
     })

@@ -48,7 +48,7 @@ async fn waited_for(server: &Server, channel: &str, by: u64) {
 }
 
 async fn nobody_waits(server: &Server) {
-    eventually("nobody waits", || async {
+    eventually("no client waits", || async {
         server.pubsub_channels().await.is_empty()
     })
     .await;
@@ -297,7 +297,7 @@ async fn permits_without_an_owner_and_latches_wake_each_other_in_milliseconds() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_sides_see_the_same_permits_whoever_sets_adds_and_takes_them_away() {
+async fn both_sides_see_the_same_permits_whichever_side_changes_them() {
     let store = Store::server().await;
     let (java, client) = (Redisson::on(&store).await, store.client().await);
     for name in NAMES {
@@ -358,7 +358,7 @@ async fn both_sides_see_the_same_permits_whoever_sets_adds_and_takes_them_away()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_on_either_side_is_told_of_permits_that_are_added_or_set() {
+async fn waiter_on_either_side_is_told_of_permits_that_are_added_or_set() {
     let store = Store::server().await;
     let server = store.as_server();
     let (java, client) = (Redisson::on(&store).await, store.client().await);
@@ -394,7 +394,7 @@ async fn who_waits_on_either_side_is_told_of_permits_that_are_added_or_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_release_serves_all_who_can_go_on_on_both_sides() {
+async fn one_release_serves_all_waiters_that_can_go_on_on_both_sides() {
     let store = Store::server().await;
     let java = Redisson::on(&store).await;
     let client = store.client_with(|builder| builder.lease(90 * SECOND)).await;

@@ -122,7 +122,7 @@ async fn they_wake_each_other_in_milliseconds() {
             let (woken, released) = tokio::join!(waiting, releasing);
             to_java.push(woken.unwrap().since(released));
             java.unlock(2, Kind::Plain, name).await.unwrap();
-            eventually("nobody waits", || async {
+            eventually("no client waits", || async {
                 server.pubsub_channels().await.is_empty()
             })
             .await;
@@ -441,7 +441,7 @@ async fn each_side_sees_the_others_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waits_end_when_they_are_over_and_not_before_the_lock_comes_free() {
+async fn waits_end_in_time_and_not_before_the_lock_is_available() {
     let store = Store::server().await;
     let (java, client) = (Redisson::on(&store).await, store.client().await);
 

@@ -60,7 +60,7 @@ async fn read(store: &Store, client: LockClient, name: &str, key: &str, times: u
         assert_eq!(
             before,
             look(&mut conn).await,
-            "somebody wrote while a reader was inside"
+            "a writer wrote while a reader was inside"
         );
         guard.release().await.unwrap();
     }

@@ -205,38 +205,19 @@ mod release {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn comes_with_the_end_of_the_body() {
+    async fn comes_however_the_body_ends() {
         let client = LockClient::memory();
-        assert_eq!(leave(&client, Way::End).await.unwrap(), 1);
-        assert!(is_free(&client, "k").await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_with_return() {
-        let client = LockClient::memory();
-        assert_eq!(leave(&client, Way::Return).await.unwrap(), 2);
-        assert!(is_free(&client, "k").await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_with_an_error() {
-        let client = LockClient::memory();
-        let error = leave(&client, Way::Question).await.unwrap_err();
-        assert!(error.is::<std::num::ParseIntError>(), "{error}");
-        assert!(is_free(&client, "k").await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_with_a_panic() {
-        let client = LockClient::memory();
+        for (way, ends) in [(Way::End, Some(1)), (Way::Return, Some(2)), (Way::Question, None)] {
+            match (leave(&client, way).await, ends) {
+                (Ok(value), Some(ends)) => assert_eq!(value, ends),
+                (Err(error), None) => assert!(error.is::<std::num::ParseIntError>(), "{error}"),
+                (outcome, _) => panic!("{outcome:?}"),
+            }
+            assert!(is_free(&client, "k").await);
+        }
         let call = std::panic::AssertUnwindSafe(leave(&client, Way::Panic));
         assert!(call.catch_unwind().await.is_err());
         assert!(is_free(&client, "k").await);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn comes_with_cancellation() {
-        let client = LockClient::memory();
         let cut = timeout(Duration::from_secs(5), leave(&client, Way::Never)).await;
         assert!(cut.is_err());
         assert!(is_free(&client, "k").await);

@@ -33,10 +33,7 @@ impl Log {
     fn names(&self) -> Vec<&'static str> {
         let drops = self.drops.lock();
         for (name, held) in &*drops {
-            assert!(
-                held,
-                "{name} was dropped after the lock was given back: {drops:?}"
-            );
+            assert!(held, "{name} was dropped after the lock was released: {drops:?}");
         }
         drops.iter().map(|(name, _)| *name).collect()
     }

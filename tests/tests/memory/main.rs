@@ -1,5 +1,6 @@
 //! The locks in one process, on stores in memory, mostly under a paused clock; and what is told of the code itself.
 
+mod every_kind;
 mod guarantees;
 mod macro_behaviour;
 mod macro_companions;
@@ -15,19 +16,18 @@ mod memory_conformance;
 mod memory_fair;
 mod memory_frames;
 mod memory_handoff;
-mod memory_handoff_storm;
 mod memory_leader;
 mod memory_leases;
 mod memory_multi;
 mod memory_multi_busy;
 mod memory_permits;
-mod memory_properties;
 mod memory_quorum;
 mod memory_read_write;
 mod memory_records;
 mod memory_small_store;
+mod memory_threads;
 mod memory_waiting;
 mod memory_warnings;
 mod memory_watchdog;
-mod memory_watchdog_storm;
 mod modules;
+mod public_types;

@@ -16,6 +16,7 @@ use dlock::store::{
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, HoldState, LockClient, LockKey, Loss};
+use dlock_tests::Log;
 use parking_lot::Mutex;
 use tokio::runtime::{self, Runtime};
 use tokio::time::sleep;
@@ -144,6 +145,30 @@ fn a_waker_that_blocks_takes_nothing_from_min_hold() {
         let kept = begun.elapsed();
         assert!(kept >= 600 * MS, "{kept:?}");
     });
+}
+
+/// The first copy had no reply: whether it was carried out is unknown, whatever the store says of the next one.
+#[tokio::test(start_paused = true)]
+async fn release_that_is_refused_when_sent_again_has_an_unknown_outcome() {
+    for (faults, is_unknown) in [
+        (&[Fault::Refused][..], false),
+        (&[Fault::Unreachable, Fault::Refused], false),
+        (&[Fault::AnswerLost, Fault::Refused], true),
+        (&[Fault::RequestLost, Fault::Refused], true),
+    ] {
+        let store = TestStore::new();
+        let guard = store.client().lock("k").acquire().await.unwrap();
+        faults
+            .iter()
+            .for_each(|fault| store.fail_next(Step::Release, *fault));
+        let error = guard.release().await.unwrap_err();
+        assert_eq!(
+            matches!(error, Error::OutcomeUnknown { .. }),
+            is_unknown,
+            "{faults:?}: {error:?}"
+        );
+        assert_eq!(matches!(error, Error::Refused { .. }), !is_unknown, "{faults:?}");
+    }
 }
 
 #[test]
@@ -333,6 +358,13 @@ struct Manners {
     first_renewal_takes: Option<Duration>,
     endless: bool,
     panics_in: Option<Step>,
+    /// The first acquire panics in the call, and not in its future.
+    acquire_call_panics: bool,
+    /// Acquires have no reply.
+    is_silent: bool,
+    watch_panics: bool,
+    /// Renewals have a reply for all grants but the last.
+    renewals_fall_short: bool,
     /// The first release panics in the call, and not in its future.
     release_call_panics: bool,
     always_notifies: bool,
@@ -356,6 +388,12 @@ impl Store for Strange {
         self.0.capabilities()
     }
     fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        if self.1.acquire_call_panics && self.1.panics.fetch_add(1, Ordering::Relaxed) == 0 {
+            panic!("the store's own");
+        }
+        if self.1.is_silent {
+            return Box::pin(std::future::pending());
+        }
         Box::pin(async move {
             self.panics(Step::Acquire);
             let reply = Store::acquire(self.0.clone(), request).await;
@@ -381,7 +419,10 @@ impl Store for Strange {
         Box::pin(async move {
             self.panics(Step::Renew);
             let first = self.1.renewals.fetch_add(1, Ordering::Relaxed) == 0;
-            let answer = Store::renew(self.0.clone(), requests).await;
+            let mut answer = Store::renew(self.0.clone(), requests).await;
+            if let (true, Ok(answers)) = (self.1.renewals_fall_short, &mut answer) {
+                answers.pop();
+            }
             if let Some(time) = self.1.first_renewal_takes.filter(|_| first) {
                 sleep(time).await;
             }
@@ -398,6 +439,9 @@ impl Store for Strange {
         Box::pin(async move { Store::force_release(self.0.clone(), key).await })
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        if self.1.watch_panics {
+            panic!("the store's own");
+        }
         if !self.1.always_notifies {
             return Store::watch(self.0.clone(), kind, key, grant);
         }
@@ -504,6 +548,92 @@ async fn a_renewal_that_panics_is_a_failed_renewal() {
     let guard = client.lock("k").acquire().await.unwrap();
     sleep(Duration::from_secs(100)).await;
     assert_eq!(guard.state(), HoldState::Held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquire_that_panics_has_failed_and_is_logged_with_its_key() {
+    for panics_in_the_call in [true, false] {
+        let log = Log::default();
+        let _listening = log.listen();
+        let client = strange(Manners {
+            acquire_call_panics: panics_in_the_call,
+            panics_in: (!panics_in_the_call).then_some(Step::Acquire),
+            ..Manners::default()
+        })
+        .await;
+        let outcome = client.lock("order:7").try_acquire().await;
+        assert!(
+            matches!(outcome, Err(Error::OutcomeUnknown { .. })),
+            "{outcome:?}"
+        );
+        let entry = log.count("ERROR");
+        assert_eq!((entry, log.count("key=order:7")), (1, 1), "{panics_in_the_call}");
+        assert_eq!(log.count("a step of the lock store panicked"), 1);
+        drop(client.lock("order:7").acquire().await.unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_asks_again_though_the_subscription_panics_which_is_logged() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = strange(Manners {
+        watch_panics: true,
+        ..Manners::default()
+    })
+    .await;
+    // No other waiter of this process can be handed the lock.
+    let guard = client.lock("k").local_handoffs(0).acquire().await.unwrap();
+    let waits = tokio::spawn(client.lock("k").local_handoffs(0).acquire());
+    sleep(10 * MS).await;
+    drop(guard);
+    drop(waits.await.unwrap().unwrap());
+    assert_eq!(log.count("a step of the lock store panicked key=k"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_does_not_answer_an_acquire_is_warned_of_once_and_waited_for() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = strange(Manners {
+        is_silent: true,
+        ..Manners::default()
+    })
+    .await;
+    let trying = tokio::spawn(client.lock("a").try_acquire());
+    let waiting = tokio::spawn(client.lock("b").acquire());
+    let limited = client.lock("c").wait(Duration::from_secs(2)).acquire().await;
+    assert!(
+        matches!(limited, Err(Error::OutcomeUnknown { .. })),
+        "{limited:?}"
+    );
+    sleep(Duration::from_millis(2990)).await;
+    assert_eq!(log.count("has not answered an acquire"), 0);
+    sleep(100 * MS).await;
+    // The request of the call that gave up is waited for in the background.
+    for (key, warnings) in [("key=a", 1), ("key=b", 1), ("key=c", 1)] {
+        assert_eq!(log.count(key), warnings, "{key}");
+    }
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(log.count("has not answered an acquire"), 3);
+    assert!(!trying.is_finished() && !waiting.is_finished());
+    trying.abort();
+    waiting.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_answers_too_few_renewals_is_warned_of_once_before_the_loss() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let client = strange(Manners {
+        renewals_fall_short: true,
+        ..Manners::default()
+    })
+    .await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    assert_eq!(guard.lost().await, Loss::Expired);
+    assert_eq!(log.count("WARN"), 2, "suspect, and lost");
+    assert_eq!(log.count("the store answered 0 of 1 renewals"), 1);
 }
 
 #[test]

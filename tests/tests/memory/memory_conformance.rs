@@ -66,7 +66,7 @@ mod lossy {
 
     const LONGEST: Duration = Duration::from_secs(20);
 
-    /// Plain locks and nothing else, for twenty seconds: nobody can force one open.
+    /// Plain locks and nothing else, for twenty seconds: no client can force one open.
     #[derive(Clone)]
     struct Lossy {
         memory: Arc<MemoryStore>,
@@ -294,7 +294,7 @@ mod broken {
 
         fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
             let key = match self.1 {
-                Silent => LockKey::raw(format!("{key}: nobody releases this")),
+                Silent => LockKey::raw(format!("{key}: never released")),
                 _ => self.key(key.clone()),
             };
             self.0.clone().watch(kind, &key, grant)

@@ -2,14 +2,13 @@
 
 use std::cell::Cell;
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::task::{Context, Waker};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use dlock::{Error, Lock, LockClient, LockKind, distributed_lock, scope};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use tokio::task::{unconstrained, yield_now};
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 /// What a wrapper may add to the future that it wraps.
@@ -111,53 +110,13 @@ async fn wrapped_future_is_in_the_frames_in_which_it_is_polled() {
     assert!(outer.run(|_| scope::Scope::default().wrap(ask())).await.unwrap());
 }
 
-/// The frames are those of each poll, also of one future that is polled now here and now there.
-#[tokio::test]
-async fn frames_are_those_around_each_poll() {
-    let client = LockClient::memory();
-    let own = client.lock("own").acquire().await.unwrap();
-    let [a, b] = ["a", "b"].map(|key| client.lock(key));
-    let (guard_of_a, guard_of_b) = (a.acquire().await.unwrap(), b.acquire().await.unwrap());
-    let both = |own: bool| {
-        let (a, b, lock) = (a.clone(), b.clone(), client.lock("own"));
-        async move {
-            assert!(!own || lock.try_acquire().await.is_ok());
-            (a.try_acquire().await.is_ok(), b.try_acquire().await.is_ok())
-        }
-    };
-    let mut future = pin!(own.scope(async {
-        let mut seen = Vec::new();
-        for _ in 0..6 {
-            seen.push(both(true).await);
-            yield_now().await;
-        }
-        seen
-    }));
-    let mut cx = Context::from_waker(Waker::noop());
-    for _ in 0..2 {
-        for around in [Some(&guard_of_a), Some(&guard_of_b), None] {
-            let poll = std::future::poll_fn(|_| {
-                assert!(future.as_mut().poll(&mut cx).is_pending());
-                std::task::Poll::Ready(())
-            });
-            match around {
-                Some(guard) => guard.scope(poll).await,
-                None => poll.await,
-            }
-        }
-    }
-    let round = [(true, false), (false, true), (false, false)];
-    assert_eq!(future.await, [round, round].concat());
-    assert_eq!(both(false).await, (false, false));
-}
-
 async fn body() -> usize {
     let bytes = [1_u8; BODY];
     yield_now().await;
     bytes.len()
 }
 
-/// Measures the eight futures that each wrap the previous one, the first of them the body.
+/// Measures eight futures, each of which wraps the one before; the first of them is the body.
 macro_rules! nested {
     ($name:literal, $body:expr, $wrap:expr) => {{
         let mut sizes = Vec::new();
@@ -318,37 +277,6 @@ async fn branches_of_a_frame_take_turns() {
     }
 }
 
-/// Counts how often a future is polled, without the budget of a task, at whose end everybody looks again.
-async fn counted<F: Future>(future: F, polls: &Cell<usize>) -> F::Output {
-    let mut future = pin!(unconstrained(future));
-    std::future::poll_fn(|cx| {
-        polls.set(polls.get() + 1);
-        future.as_mut().poll(cx)
-    })
-    .await
-}
-
-/// A hold that leaves wakes the next branch and no other: the work of a frame grows with the number of its branches, and
-/// not with its square.
-#[tokio::test]
-async fn hold_that_leaves_wakes_one_branch() {
-    const BRANCHES: usize = 2000;
-    let client = LockClient::memory();
-    let lock = client.lock("k");
-    let polls = Cell::new(0);
-    let branches = (0..BRANCHES).map(|_| {
-        let (lock, polls) = (&lock, &polls);
-        async move {
-            let guard = counted(lock.acquire(), polls).await.unwrap();
-            yield_now().await;
-            drop(guard);
-        }
-    });
-    lock.run(|_| async { join_all(branches).await }).await.unwrap();
-    // Once to ask and once to come in, and some by chance.
-    assert!(polls.get() < 3 * BRANCHES, "{}", polls.get());
-}
-
 async fn nested_reads(many: usize) -> Duration {
     let client = LockClient::memory();
     let lock = client.rw_lock("k").read();
@@ -376,9 +304,12 @@ async fn leaving_of_many_nested_reads_is_not_quadratic() {
         let few = nested_reads(2_000).await;
         let many = nested_reads(32_000).await;
         ratios.push(many.as_secs_f64() / few.as_secs_f64());
+        // 16 by their number; 256 where each of them looks at all others.
+        if ratios.last().is_some_and(|ratio| *ratio < 64.0) {
+            return;
+        }
     }
-    // 16 by their number; 256 where each of them looks at all others.
-    assert!(ratios.iter().any(|ratio| *ratio < 64.0), "{ratios:?}");
+    panic!("{ratios:?}");
 }
 
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
@@ -388,7 +319,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
 /// A branch that was called and is not polled, as in a `select!` that works on another one, excludes no other, and comes in
 /// when it is polled.
 #[tokio::test(start_paused = true)]
-async fn branch_that_is_not_polled_keeps_nobody_out() {
+async fn branch_that_is_not_polled_blocks_no_other_branch() {
     let client = LockClient::memory();
     let lock = client.lock("k");
     let asking = lock.clone();
@@ -422,82 +353,12 @@ async fn branch_that_is_not_polled_keeps_nobody_out() {
     .unwrap();
 }
 
-/// Branches wait for each other, and not for what is nested in one of them: that enters past waiters outside.
-#[tokio::test]
-async fn nested_call_enters_past_the_branches_that_wait() {
-    let client = LockClient::memory();
-    let lock = client.lock("k");
-    let asking = lock.clone();
-    lock.run(|_| async move {
-        let inside = asking.acquire().await.unwrap();
-        let mut waiting = Box::pin(asking.acquire());
-        assert!(poll_once(waiting.as_mut()).is_none());
-        for _ in 0..3 {
-            let nested = inside.scope(asking.try_acquire()).await.unwrap();
-            // Also past the waiters inside.
-            let mut next = Box::pin(inside.scope(asking.acquire()));
-            assert!(poll_once(next.as_mut()).is_none());
-            let deeper = nested.scope(asking.try_acquire());
-            assert!(inside.scope(deeper).await.is_ok());
-            drop(nested);
-            drop(next.await.unwrap());
-        }
-        assert!(poll_once(waiting.as_mut()).is_none());
-        drop(inside);
-        drop(waiting.await.unwrap());
-    })
-    .await
-    .unwrap();
-}
-
-/// Readers of a write frame enter together, also readers that waited for a branch that wrote; a set of locks gets its turn
-/// among branches that never pause.
-#[tokio::test]
-async fn readers_come_in_together_and_sets_have_their_turn() {
-    let client = LockClient::memory();
-    let lock = client.rw_lock("k");
-    let (read, write) = (lock.read(), lock.write());
-    write
-        .run(|_| async {
-            let inside = write.acquire().await.unwrap();
-            let readers = (0..10).map(|_| read.acquire());
-            let leaves = async {
-                yield_now().await;
-                drop(inside);
-            };
-            let (readers, ()) = tokio::join!(join_all(readers), leaves);
-            assert!(readers.iter().all(Result::is_ok));
-            let mut writer = Box::pin(write.acquire());
-            for reader in readers {
-                assert!(poll_once(writer.as_mut()).is_none());
-                drop(reader);
-            }
-            drop(writer.await.unwrap());
-        })
-        .await
-        .unwrap();
-    let (lock, set) = (client.lock("a"), client.multi(["a", "b"]));
-    let (turns, end) = (Cell::new(0), Cell::new(10_000));
-    lock.run(|_| async {
-        let sets = async {
-            for _ in 0..10 {
-                set.acquire().await.unwrap().release().await.unwrap();
-            }
-            end.set(0);
-        };
-        tokio::join!(branch(&lock, &turns, &end), branch(&lock, &turns, &end), sets);
-    })
-    .await
-    .unwrap();
-    assert!(turns.get() < 10_000);
-}
-
 /// A frame whose guard is released at the moment at which it asks has no lock: the acquire is an ordinary one, and no
 /// loss is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frame_whose_guard_is_given_back_meanwhile_asks_anew() {
+async fn frame_whose_guard_is_released_meanwhile_asks_anew() {
     let client = LockClient::memory();
-    for round in 0..4000 {
+    for round in 0..1500 {
         let asking = match round % 4 {
             0 => client.lock("k"),
             1 => client.rw_lock("k").write(),
@@ -525,4 +386,19 @@ async fn frame_whose_guard_is_given_back_meanwhile_asks_anew() {
             Err(error) => panic!("{round}: {error}"),
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bare_guard_encloses_no_code() {
+    let client = LockClient::memory();
+    let guard = client.lock("k").acquire().await.unwrap();
+    assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+    let again = guard.reenter().unwrap();
+    assert_eq!(again.fencing_token(), guard.fencing_token());
+    drop(guard);
+    assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+    let scoped = again.scope(client.lock("k").try_acquire()).await.unwrap();
+    drop(again);
+    assert!(scoped.is_held());
+    scoped.release().await.unwrap();
 }

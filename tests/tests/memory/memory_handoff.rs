@@ -1,17 +1,14 @@
 //! Handoff under a paused clock: a released lock goes to the next waiter of this process without
 //! the store, in arrival order, and every other rule holds in the middle of such a chain.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use dlock::store::Kind;
 use dlock::store::{GrantId, Store};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, HoldState, Lock, LockClient, LockGuard, LockKey, Loss};
+use dlock::{Error, HoldState, Lock, LockClient, LockGuard, LockKey};
 use dlock_tests::Watched;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -22,7 +19,6 @@ use tokio::time::{Instant, sleep};
 const NOBODY: GrantId = GrantId::from_parts(0, 0);
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
-const LEASE: Duration = Duration::from_secs(30);
 
 struct Setting {
     store: MemoryStore,
@@ -88,12 +84,6 @@ async fn held_before_two(lock: &Lock) -> (LockGuard, [Waiting; 2]) {
     (guard, waiters.try_into().expect("two"))
 }
 
-/// Polls once what must not be ready.
-fn poll_once(future: std::pin::Pin<&mut impl Future>) {
-    let pending = future.poll(&mut Context::from_waker(Waker::noop())).is_pending();
-    assert!(pending);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_crowd_is_served_in_order_almost_without_the_store() {
     let s = setting().await;
@@ -135,19 +125,6 @@ async fn a_crowd_is_served_in_order_almost_without_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_asks_for_none_goes_to_the_store_each_time() {
-    let s = setting().await;
-    let lock = s.client.lock("k").local_handoffs(0);
-    let (first, waiters) = held(&lock, 5, MS).await;
-    first.release().await.unwrap();
-    for waiter in waiters {
-        got(waiter).await.release().await.unwrap();
-    }
-    assert_eq!(s.releases(), 6);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_number_of_handoffs_is_kept() {
     let s = setting().await;
     let lock = s.client.lock("k").local_handoffs(3);
@@ -163,22 +140,7 @@ async fn a_number_of_handoffs_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_time_slice_the_lock_goes_back_to_the_store() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let (first, waiters) = held(&lock, 6, 6 * MS).await;
-    first.release().await.unwrap();
-    for waiter in waiters {
-        let guard = got(waiter).await;
-        sleep(6 * MS).await;
-        guard.release().await.unwrap();
-    }
-    assert_eq!(s.releases(), 7);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_waits_elsewhere_waits_for_a_slice_and_not_for_the_crowd() {
+async fn waiter_of_another_process_waits_for_a_slice_and_not_for_the_crowd() {
     let s = setting().await;
     let other = s.other().await;
     let until = Instant::now() + 2 * SEC;
@@ -220,7 +182,7 @@ async fn who_waits_elsewhere_waits_for_a_slice_and_not_for_the_crowd() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_listens_and_never_comes_costs_little() {
+async fn listener_that_never_comes_costs_little() {
     let s = setting().await;
     // A process that was stopped while it waited: subscribed, and silent.
     let key = LockKey::new("k").unwrap();
@@ -237,7 +199,7 @@ async fn one_who_listens_and_never_comes_costs_little() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_equal_renewed_leases_are_handed_on() {
+async fn only_equal_renewed_leases_are_handed_off() {
     let s = setting().await;
     let plain = s.client.lock("k");
     let others = [
@@ -265,7 +227,7 @@ async fn only_equal_renewed_leases_are_handed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_in_doubt_is_not_handed_on() {
+async fn suspect_hold_is_not_handed_off() {
     let s = setting().await;
     let lock = s.client.lock("k");
     let guard = lock.acquire().await.unwrap();
@@ -284,133 +246,7 @@ async fn what_is_in_doubt_is_not_handed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_was_handed_off_is_renewed_and_lost_like_any_other() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let (guard, [next, after]) = held_before_two(&lock).await;
-    let view = guard.held();
-    guard.release().await.unwrap();
-    let next = got(next).await;
-    assert_eq!((s.releases(), s.client.held()), (0, 1));
-    assert_eq!(
-        view.state(),
-        HoldState::Lost(Loss::Released),
-        "the one before has nothing any more"
-    );
-    sleep(10 * LEASE).await;
-    assert_eq!(next.state(), HoldState::Held);
-    assert!(s.watched.seen().renewals.load(SeqCst) >= 29);
-    // The store forgets: told at the next renewal, and the next waiter gets the lock from the store.
-    s.store.clear();
-    assert_eq!(next.lost().await, Loss::Gone);
-    let after = got(after).await;
-    assert!(after.fencing_token() > next.fencing_token());
-    assert!(next.release().await.unwrap_err().is_lost());
-    assert_eq!(after.state(), HoldState::Held);
-    drop(after);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn one_that_was_handed_off_is_lost_when_the_store_hangs() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let (guard, [next, after]) = held_before_two(&lock).await;
-    s.watched.seen().hang_renewals.store(true, SeqCst);
-    let begin = Instant::now();
-    guard.release().await.unwrap();
-    let next = got(next).await;
-    assert_eq!(next.lost().await, Loss::Expired);
-    assert!(begin.elapsed() < LEASE && begin.elapsed() > LEASE * 9 / 10);
-    let after = got(after).await;
-    assert!(after.fencing_token() > next.fencing_token());
-    drop((next, after));
-    s.watched.seen().hang_renewals.store(false, SeqCst);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn max_hold_is_counted_from_each_handoff() {
-    let s = setting().await;
-    let lock = s.client.lock("k").max_hold(40 * SEC);
-    let guard = lock.acquire().await.unwrap();
-    let next = waiting(&lock);
-    sleep(4 * MS).await;
-    guard.release().await.unwrap();
-    let next = got(next).await;
-    let begin = Instant::now();
-    assert_eq!(s.releases(), 0);
-    assert_eq!(next.lost().await, Loss::MaxHold);
-    let held = begin.elapsed();
-    assert!(held <= 40 * SEC && held > 39 * SEC, "{held:?}");
-    drop(next);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_goes_away_with_the_lock_in_his_hands_passes_it_on() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    for n in 0..4 {
-        let guard = lock.acquire().await.unwrap();
-        let mut leaving: Vec<_> = (0..n).map(|_| Box::pin(lock.acquire())).collect();
-        for one in &mut leaving {
-            poll_once(pin!(one.as_mut()));
-        }
-        let last = waiting(&lock);
-        sleep(MS).await;
-        let token = guard.fencing_token();
-        guard.release().await.unwrap();
-        // Each of them has been given the lock when it goes.
-        drop(leaving);
-        let last = got(last).await;
-        assert!(last.fencing_token() > token && last.state() == HoldState::Held);
-        last.release().await.unwrap();
-        s.assert_clean().await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_ends_in_a_chain_leaves_the_others_in_order() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let guard = lock.acquire().await.unwrap();
-    let short = lock.clone().wait(2 * MS);
-    let waiters: Vec<_> = (0..40)
-        .map(|i| waiting(if i % 2 == 0 { &short } else { &lock }))
-        .collect();
-    sleep(3 * MS).await;
-    guard.release().await.unwrap();
-    for (i, waiter) in waiters.into_iter().enumerate() {
-        match waiter.await.unwrap() {
-            Ok(guard) => {
-                assert_eq!(i % 2, 1);
-                guard.release().await.unwrap();
-            }
-            Err(error) => assert!(error.is_busy() && i % 2 == 0, "{i}: {error}"),
-        }
-    }
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn shutdown_in_a_chain() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let (guard, [next, after]) = held_before_two(&lock).await;
-    guard.release().await.unwrap();
-    let next = got(next).await;
-    let lost = tokio::spawn(next.lost());
-    let report = s.client.shutdown(100 * MS).await;
-    assert_eq!((report.lost, report.unconfirmed), (1, 0));
-    assert_eq!(lost.await.unwrap(), Loss::Shutdown);
-    assert!(matches!(after.await.unwrap(), Err(Error::ClientClosed)));
-    drop(next);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn max_waiters_counts_those_behind_a_lock_that_is_held_here() {
+async fn max_waiters_counts_waiters_behind_a_lock_that_is_held_here() {
     let s = setting().await;
     let lock = s.client.lock("k").max_waiters(2);
     let (guard, [next, after]) = held_before_two(&lock).await;
@@ -454,111 +290,6 @@ async fn re_entry_and_second_guards_hold_the_handoff_back() {
     s.assert_clean().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_forced_release_in_a_chain_is_noticed() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let (guard, [next, after]) = held_before_two(&lock).await;
-    guard.release().await.unwrap();
-    let next = got(next).await;
-    assert!(s.other().await.force_release("k").await.unwrap());
-    let elsewhere = s.other().await.lock("k").try_acquire().await.unwrap();
-    assert_eq!(next.lost().await, Loss::Gone);
-    assert!(next.release().await.unwrap_err().is_lost());
-    assert_eq!(elsewhere.state(), HoldState::Held);
-    assert!(elsewhere.fencing_token() > 0);
-    elsewhere.release().await.unwrap();
-    got(after).await.release().await.unwrap();
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lock_that_nobody_took_up_yet_does_not_stand_in_the_way_of_another() {
-    let s = setting().await;
-    let lock = s.client.lock("k");
-    let guard = lock.acquire().await.unwrap();
-    let next = waiting(&lock);
-    sleep(MS).await;
-    // Handed off to a waiter that has not looked yet, when the store forgets it and another client here gets it.
-    drop(guard);
-    s.store.clear();
-    let another = lock.try_acquire().await.unwrap();
-    let token = another.fencing_token();
-    drop(another);
-    drop(got(next).await);
-    assert!(lock.acquire().await.unwrap().fencing_token() > token);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_release_that_is_not_polled_on_keeps_nobody_waiting() {
-    let s = setting().await;
-    let lock = s.client.lock("k").local_handoffs(1);
-    let first = lock.acquire().await.unwrap();
-    let (next, after) = (waiting(&lock), waiting(&lock));
-    sleep(MS).await;
-    first.release().await.unwrap();
-    let next = got(next).await;
-    s.watched.seen().slow_answers.store(2, SeqCst);
-    let mut release = Box::pin(next.release());
-    poll_once(release.as_mut());
-    // The store has it back, but the reply is not read.
-    let begin = Instant::now();
-    let after = got(after).await;
-    assert!(begin.elapsed() <= 2 * SEC, "{:?}", begin.elapsed());
-    drop(after);
-    release.await.unwrap();
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn one_who_listens_and_never_comes_costs_little_where_the_crowd_comes_anew_each_time() {
-    let s = setting().await;
-    let key = LockKey::new("k").unwrap();
-    let silent = Arc::new(s.store.clone()).watch(Kind::Mutex, &key, NOBODY);
-    let lock = s.client.lock("k");
-    s.watched.seen().slow_answers.store(1, SeqCst);
-    let mut idle = Duration::ZERO;
-    for _ in 0..200 {
-        // The second waits behind the first while that is on its way to the store.
-        let (first, second) = (waiting(&lock), waiting(&lock));
-        let first = got(first).await;
-        sleep(6 * MS).await;
-        let begin = Instant::now();
-        drop(first);
-        drop(got(second).await);
-        idle += begin.elapsed();
-        sleep(10 * MS).await;
-    }
-    // Two round trips each time, and hardly ever a pause besides.
-    assert!(idle < 200 * 3 * MS + 400 * MS, "{idle:?}");
-    drop(silent);
-    s.assert_clean().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_lets_others_go_first_goes_on_when_they_have_come() {
-    let s = setting().await;
-    let other = s.other().await;
-    let lock = s.client.lock("k");
-    for _ in 0..10 {
-        let guard = lock.acquire().await.unwrap();
-        let elsewhere = waiting(&other.lock("k"));
-        sleep(MS).await;
-        guard.release().await.unwrap();
-        let begin = Instant::now();
-        let next = waiting(&lock);
-        let elsewhere = got(elsewhere).await;
-        sleep(2 * MS).await;
-        elsewhere.release().await.unwrap();
-        let next = got(next).await;
-        assert!(begin.elapsed() < 5 * MS, "{:?}", begin.elapsed());
-        drop(next);
-        sleep(20 * MS).await;
-    }
-    s.assert_clean().await;
-}
-
 /// Processes that take turns at one lock for a while: how many requests each handoff took, and how often each of them had
 /// the lock.
 async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usize>) {
@@ -598,18 +329,14 @@ async fn requests_per_handoff(processes: usize, hold: Duration) -> (f64, Vec<usi
 /// However many processes wait for a lock, a few of them ask for it when it becomes available.
 #[tokio::test(start_paused = true)]
 async fn crowd_of_processes_asks_a_few_times_for_each_handoff() {
-    for hold in [MS, 50 * MS, 500 * MS] {
-        for processes in [10, 200] {
-            let (requests, had) = requests_per_handoff(processes, hold).await;
-            let (least, most) = (had.iter().min().unwrap(), had.iter().max().unwrap());
-            println!("{processes} processes, {hold:?}: {requests:.1} requests, had {least} to {most} times");
-            // Each first asks once, and once more when it listens.
-            let begin = 2.0 * processes as f64 / had.iter().sum::<usize>() as f64;
-            assert!(
-                requests - begin < 12.0,
-                "{processes} processes, {hold:?}: {requests:.1}"
-            );
-        }
+    for (processes, hold) in [(10, MS), (10, 500 * MS), (100, 50 * MS)] {
+        let (requests, had) = requests_per_handoff(processes, hold).await;
+        // Each first asks once, and once more when it listens.
+        let begin = 2.0 * processes as f64 / had.iter().sum::<usize>() as f64;
+        assert!(
+            requests - begin < 12.0,
+            "{processes} processes, {hold:?}: {requests:.1}, had {had:?} times"
+        );
     }
 }
 

@@ -1,20 +1,16 @@
 //! Several locks at once by a paused clock: on a store that grants them in one step, and on one that grants one at a
 //! time. What time does, and what is left when an acquire is dropped or fails half way.
 
-use std::future::Future;
-use std::pin::pin;
 use std::sync::atomic::Ordering::SeqCst;
-use std::task::Poll;
 use std::time::Duration;
 
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::{Fault, Step, TestStore};
-use dlock::{Error, HoldState, LockClient, Loss, MultiLock};
+use dlock::{Error, LockClient, Loss};
 use dlock_tests::{Watched, paused};
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
-const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
 /// How long an answer of the store is on its way.
 const WAY: Duration = Duration::from_millis(20);
@@ -85,182 +81,6 @@ fn one_that_is_busy_costs_the_others_nothing_or_a_moment() {
             drop(setting.b.multi(["a", "b"]).try_acquire().await.unwrap());
             drop(busy);
             setting.assert_clean("").await;
-        });
-    }
-}
-
-#[test]
-fn a_fixed_lease_begins_when_the_last_is_had_and_is_counted_once() {
-    for together in [true, false] {
-        paused(async {
-            let setting = setting(together).await;
-            // Time passes while one is busy, and several looks are taken; none of it goes into the lease.
-            let busy = setting.b.lock("b").fixed_lease(7 * SEC).acquire().await.unwrap();
-            let waiter = tokio::spawn(setting.a.multi(["a", "b", "c"]).fixed_lease(1500 * MS).acquire());
-            sleep(2 * SEC).await;
-            busy.release().await.unwrap();
-            let guard = waiter.await.unwrap().unwrap();
-            let had = Instant::now();
-            assert!(!guard.is_renewed());
-            let remaining = guard.remaining();
-            // Less the way of one answer, and the margin.
-            assert!(
-                remaining <= 1500 * MS && remaining >= 1500 * MS - WAY - 20 * MS,
-                "{remaining:?}"
-            );
-            for key in ["a", "b", "c"] {
-                let left = setting.b.inspect(key).await.unwrap().unwrap().remaining.unwrap();
-                assert!(left <= 1500 * MS && left >= 1500 * MS - WAY, "{key}: {left:?}");
-            }
-            assert_eq!(guard.lost().await, Loss::Expired);
-            let error = guard.check().unwrap_err();
-            assert!(
-                matches!(&error, Error::Lost { key, .. } if key.as_str() == "a"),
-                "{error}"
-            );
-            assert!(had.elapsed() <= 1500 * MS, "{:?}", had.elapsed());
-            let next = setting
-                .b
-                .multi(["a", "b", "c"])
-                .wait(SEC)
-                .acquire()
-                .await
-                .unwrap();
-            assert!(had.elapsed() <= 1510 * MS, "{:?}", had.elapsed());
-            assert!(guard.release().await.unwrap_err().is_lost());
-            assert!(next.is_held());
-            drop(next);
-            setting.assert_clean("").await;
-        });
-    }
-}
-
-#[test]
-fn a_renewed_lease_is_kept_up_for_all_and_ends_for_all_by_max_hold() {
-    for together in [true, false] {
-        paused(async {
-            let setting = setting(together).await;
-            let lock = setting.a.multi(["a", "b"]).lease(3 * SEC).max_hold(60 * SEC);
-            let had = Instant::now();
-            let guard = lock.acquire().await.unwrap();
-            sleep(50 * SEC).await;
-            assert_eq!(guard.state(), HoldState::Held);
-            assert!(guard.is_renewed() && guard.remaining() > SEC);
-            assert_eq!(guard.lost().await, Loss::MaxHold);
-            assert!(had.elapsed() > 59 * SEC && had.elapsed() <= 60 * SEC);
-            drop(guard);
-            setting.assert_clean("").await;
-        });
-    }
-}
-
-#[test]
-fn min_hold_keeps_all_of_them_taken() {
-    for together in [true, false] {
-        paused(async {
-            let setting = setting(together).await;
-            let guard = setting
-                .a
-                .multi(["a", "b"])
-                .min_hold(10 * SEC)
-                .acquire()
-                .await
-                .unwrap();
-            // From here on, and for the first lock as well.
-            let had = Instant::now();
-            guard.release().await.unwrap();
-            for key in ["a", "b"] {
-                let left = setting.b.inspect(key).await.unwrap().unwrap().remaining.unwrap();
-                let kept = had.elapsed() + left;
-                assert!(kept <= 10 * SEC && kept + 2 * WAY >= 10 * SEC, "{key}: {kept:?}");
-            }
-            setting
-                .b
-                .multi(["a", "b"])
-                .acquire()
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
-            assert!(had.elapsed() + 2 * WAY >= 10 * SEC && had.elapsed() < 11 * SEC);
-            setting.assert_clean("").await;
-        });
-    }
-}
-
-/// Polls an acquire up to `n` times with room for everybody else in between, then drops it. Whether it was done before.
-async fn polled(lock: &MultiLock, n: usize) -> bool {
-    let mut acquire = pin!(lock.acquire());
-    for _ in 0..n {
-        let mut done = false;
-        std::future::poll_fn(|cx| {
-            done = acquire.as_mut().poll(cx).is_ready();
-            Poll::Ready(())
-        })
-        .await;
-        if done {
-            return true;
-        }
-        sleep(WAY / 4).await;
-    }
-    false
-}
-
-#[test]
-fn dropped_acquire_of_a_set_leaves_nothing_at_any_poll() {
-    const MOST: usize = 40;
-    for together in [true, false] {
-        for busy in [None, Some("a"), Some("b"), Some("c")] {
-            for second_in_line in [false, true] {
-                paused(async {
-                    let mut done = false;
-                    for n in 0..MOST {
-                        let case = format!("together {together}, busy {busy:?}, {second_in_line}, {n} polls");
-                        let setting = setting(together).await;
-                        let guard = match busy {
-                            Some(key) => Some(setting.b.lock(key).acquire().await.unwrap()),
-                            None => None,
-                        };
-                        let first = (second_in_line && busy.is_some())
-                            .then(|| tokio::spawn(setting.a.multi(["a", "b", "c"]).acquire()));
-                        tokio::task::yield_now().await;
-                        done = polled(&setting.a.multi(["c", "b", "a"]), n).await;
-                        assert!(!(done && busy.is_some()), "{case}: two holders");
-                        drop(guard);
-                        if let Some(first) = first {
-                            drop(first.await.unwrap().unwrap());
-                        }
-                        setting.assert_clean(&case).await;
-                    }
-                    assert_eq!(done, busy.is_none());
-                });
-            }
-        }
-    }
-}
-
-#[test]
-fn dropped_waiter_passes_its_wake_up_to_the_next() {
-    for together in [true, false] {
-        paused(async {
-            for n in 0..10 {
-                let setting = setting(together).await;
-                let guard = setting.b.lock("b").acquire().await.unwrap();
-                let first = tokio::spawn(setting.a.multi(["a", "b"]).acquire());
-                sleep(10 * WAY).await;
-                let second = tokio::spawn(setting.a.lock("b").acquire());
-                sleep(10 * WAY).await;
-                drop(guard);
-                // It has heard of the release, or is asking, or has it.
-                sleep(WAY / 3 * n).await;
-                first.abort();
-                drop(first.await);
-                let before = Instant::now();
-                second.await.unwrap().unwrap().release().await.unwrap();
-                assert!(before.elapsed() < 10 * WAY, "{n}: {:?}", before.elapsed());
-                setting.assert_clean("").await;
-            }
         });
     }
 }
@@ -356,7 +176,7 @@ fn the_signal_tells_the_end_of_the_first_that_ends_also_of_holds_that_were_re_en
 }
 
 #[test]
-fn a_set_of_which_all_is_held_outside_asks_nobody() {
+fn set_that_outer_frames_hold_asks_no_store() {
     paused(async {
         let setting = setting(true).await;
         let (a, watched) = (setting.a.clone(), setting.watched.clone());

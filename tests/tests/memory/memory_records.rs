@@ -8,7 +8,7 @@ use dlock::record::{ClaimReply, OnOrphan, OwnerReply, Records};
 use dlock::stores::memory::MemoryStore;
 use dlock_tests::paused_for;
 use dlock_tests::records::{ask, ask_for, ask_other, by, claimed, fresh_key, leaving};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::sleep;
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -47,133 +47,6 @@ fn a_claim_lasts_for_its_lease_to_the_millisecond() {
             assert_eq!(reply, ClaimReply::Orphan { attempt: 1 });
             claimed(&b, ask(&key), 2).await;
         }
-    });
-}
-
-#[test]
-fn a_claim_that_is_extended_lasts_for_hours_and_one_that_is_not_for_its_lease() {
-    paused(async {
-        let store = MemoryStore::new();
-        let (a, b) = (on(&store).await, on(&store).await);
-        let key = fresh_key();
-        let (token, fence) = claimed(&a, ask_for(&key, 15 * SEC, DAY), 1).await;
-        let begun = Instant::now();
-        while begun.elapsed() < 3 * HOUR {
-            sleep(5 * SEC).await;
-            assert_eq!(
-                a.extend(&key, &token, 15 * SEC, DAY).await.unwrap(),
-                OwnerReply::Done
-            );
-            let reply = b.claim(ask(&key)).await.unwrap();
-            assert_eq!(
-                reply,
-                ClaimReply::InProgress {
-                    remaining: 15 * SEC,
-                    attempt: 1
-                }
-            );
-        }
-        sleep(15 * SEC).await;
-        let (_, next) = claimed(&b, ask(&key), 2).await;
-        assert!(next > fence);
-        assert_eq!(
-            a.extend(&key, &token, DAY, DAY).await.unwrap(),
-            OwnerReply::NotOwner
-        );
-    });
-}
-
-#[test]
-fn a_crash_forgets_neither_what_was_asked_nor_how_often() {
-    paused(async {
-        let store = MemoryStore::new();
-        let records = on(&store).await;
-        let key = fresh_key();
-        claimed(&records, ask_for(&key, 15 * SEC, DAY), 1).await;
-        sleep(DAY - MS).await;
-        assert_eq!(
-            records.claim(ask_other(&key)).await.unwrap(),
-            ClaimReply::Mismatch
-        );
-        // The takeover has its own day.
-        claimed(&records, ask_for(&key, 15 * SEC, DAY), 2).await;
-        sleep(DAY - MS).await;
-        claimed(&records, ask_for(&key, 15 * SEC, DAY), 3).await;
-        sleep(DAY).await;
-        claimed(&records, ask_other(&key), 1).await;
-    });
-}
-
-#[test]
-fn a_result_is_kept_for_its_retention_from_the_completion_on() {
-    paused(async {
-        let store = MemoryStore::new();
-        let records = on(&store).await;
-        let key = fresh_key();
-        let (token, _) = claimed(&records, ask_for(&key, 15 * SEC, DAY), 1).await;
-        sleep(10 * SEC).await;
-        records.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
-        sleep(DAY - MS).await;
-        let completed = ClaimReply::Completed {
-            response: b"x".to_vec(),
-        };
-        // Asking for it prolongs nothing.
-        assert_eq!(records.claim(ask(&key)).await.unwrap(), completed);
-        sleep(MS).await;
-        claimed(&records, ask(&key), 1).await;
-    });
-}
-
-#[test]
-fn who_waits_wakes_on_completion_or_looks_at_the_end_of_the_lease() {
-    paused(async {
-        let store = MemoryStore::new();
-        let (a, b) = (on(&store).await, on(&store).await);
-        let key = fresh_key();
-        let (token, _) = claimed(&a, ask_for(&key, 15 * SEC, DAY), 1).await;
-        let mut watch = b.watch(&key);
-        watch.changed().await;
-        let begun = Instant::now();
-        let work = async {
-            sleep(3 * SEC).await;
-            a.complete(&key, &token, b"x".to_vec(), DAY).await.unwrap();
-        };
-        tokio::join!(work, watch.changed());
-        assert_eq!(begun.elapsed(), 3 * SEC);
-        drop(watch);
-        // The end of a lease sends no notification, and neither does an extension or another key.
-        let (other, next) = (fresh_key(), fresh_key());
-        let (token, _) = claimed(&a, ask_for(&next, 15 * SEC, DAY), 1).await;
-        let mut watch = b.watch(&next);
-        watch.changed().await;
-        a.extend(&next, &token, 15 * SEC, DAY).await.unwrap();
-        let (token, _) = claimed(&a, ask(&other), 1).await;
-        a.complete(&other, &token, Vec::new(), DAY).await.unwrap();
-        assert!(timeout(HOUR, watch.changed()).await.is_err());
-        drop(watch);
-        assert_eq!(store.watched(), 0);
-    });
-}
-
-#[test]
-fn nothing_is_left_when_the_retention_is_over() {
-    paused(async {
-        let store = MemoryStore::new();
-        let records = on(&store).await;
-        for i in 0..20_000 {
-            let key = fresh_key();
-            let (token, _) = claimed(&records, ask_for(&key, SEC, HOUR), 1).await;
-            match i % 4 {
-                0 => drop(records.complete(&key, &token, vec![0; 100], HOUR).await.unwrap()),
-                1 => drop(records.extend(&key, &token, 2 * SEC, HOUR).await.unwrap()),
-                2 => drop(records.release(&key, &token).await.unwrap()),
-                _ => {}
-            }
-        }
-        assert_eq!(store.kept_records(), 15_000);
-        sleep(HOUR).await;
-        assert_eq!(store.kept_records(), 0);
-        assert_eq!(store.watched(), 0);
     });
 }
 

@@ -12,12 +12,13 @@ use std::path::Path;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The crates, with the folders in which not only the modules but also their files import in one direction.
-const CRATES: [(&str, &[&str]); 6] = [
+const CRATES: [(&str, &[&str]); 7] = [
     ("dlock", &[]),
     ("dlock-tower", &["body", "retry", "idempotency", "key", "lock"]),
     ("dlock-macros", &[]),
     ("dlock-cli", &["bench", "run"]),
     ("conformance", &[]),
+    ("stores/postgres", &[]),
     ("benches/peers/runner", &[]),
 ];
 
@@ -448,7 +449,8 @@ fn end_of_item(tokens: &[TokenTree], at: usize) -> usize {
     length.map_or(tokens.len(), |length| at + length + 1)
 }
 
-fn read_sources(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
+/// The sources in a folder, by their paths from `root`.
+pub(crate) fn read_sources(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {

@@ -80,12 +80,17 @@ async fn everything(store: &Store) -> Result<(), String> {
     guard.release().await.map_err(text)?;
     let next = waiter.await.unwrap().map_err(text)?;
     if subscribed != 1 || released.elapsed() > Duration::from_secs(2) {
-        return Err("nobody told the waiter".to_owned());
+        return Err("the waiter was not notified".to_owned());
     }
     next.release().await.map_err(text)?;
     b.force_release("shop:k").await.map_err(text)?;
     drop(renewed);
-    let kept = a.lock("shop:k").min_hold(50 * MS).acquire().await.map_err(text)?;
+    let kept = a
+        .lock("shop:k")
+        .min_hold(500 * MS)
+        .acquire()
+        .await
+        .map_err(text)?;
     kept.release().await.map_err(text)?;
     Ok(())
 }
@@ -237,7 +242,7 @@ async fn a_renewal_that_is_refused_takes_no_other_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_channel_that_is_out_of_bounds_delays_only_those_who_wait_for_it() {
+async fn forbidden_channel_delays_only_its_own_waiters() {
     let store = server().await;
     let server = store.as_server();
     allow(&store, NEEDED.iter()).await;
@@ -373,7 +378,7 @@ async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
         settle().await;
         assert!(
             !store.as_server().query::<bool>(&["EXISTS", "shop:k"]).await,
-            "{missing}: a lock is left that nobody has"
+            "{missing}: a lock is left without a holder"
         );
     }
     let store = server_for(&["~nothing"], FOR_FENCED.iter().copied()).await;
@@ -415,7 +420,7 @@ async fn everything_of_semaphores(store: &Store) -> Result<(), String> {
     held.release().await.map_err(text)?;
     let many = many.await.unwrap().map_err(text)?;
     if subscribed != 1 || released.elapsed() > Duration::from_secs(2) {
-        return Err("nobody told the waiter".to_owned());
+        return Err("the waiter was not notified".to_owned());
     }
     semaphore.add_permits(1).await.map_err(text)?;
     b.force_release("shop:k").await.map_err(text)?;
@@ -449,7 +454,7 @@ async fn everything_of_latches(store: &Store) -> Result<(), String> {
     }
     waiter.await.unwrap().map_err(text)?;
     if subscribed != 1 || opened.elapsed() > Duration::from_secs(2) {
-        return Err("nobody told the waiter".to_owned());
+        return Err("the waiter was not notified".to_owned());
     }
     a.latch("shop:k").try_set_count(2).await.map_err(text)?;
     a.latch("shop:k").delete().await.map_err(text)?;
@@ -522,7 +527,7 @@ async fn everything_of_records(store: &Store) -> Result<(), String> {
     a.complete(&key, &token, b"done".to_vec(), PATIENCE)
         .await
         .map_err(failed)?;
-    (tokio::time::timeout(PATIENCE, watch.changed()).await).map_err(|_| "nobody told who waits")?;
+    (tokio::time::timeout(PATIENCE, watch.changed()).await).map_err(|_| "the waiter was not notified")?;
     match b.claim(ask(&key)).await.map_err(failed)? {
         ClaimReply::Completed { .. } => {}
         reply => return Err(format!("{reply:?}")),
@@ -614,12 +619,17 @@ async fn everything_read_write(store: &Store) -> Result<(), String> {
     }
     let writer = writer.await.unwrap().map_err(text)?;
     if subscribed != 1 || released.elapsed() > Duration::from_secs(2) {
-        return Err("nobody told the waiter".to_owned());
+        return Err("the waiter was not notified".to_owned());
     }
     let reading = writer.downgrade().await.map_err(text)?;
     b.force_release("shop:k").await.map_err(text)?;
     drop(reading);
-    let kept = lock(&b).write().min_hold(50 * MS).acquire().await.map_err(text)?;
+    let kept = lock(&b)
+        .write()
+        .min_hold(500 * MS)
+        .acquire()
+        .await
+        .map_err(text)?;
     kept.release().await.map_err(text)?;
     // The lock lasts as long as the longest of its readers.
     let readers = [60, 600].map(|seconds| {
@@ -636,7 +646,9 @@ async fn everything_read_write(store: &Store) -> Result<(), String> {
     short.release().await.map_err(text)?;
     match left {
         Some(left) if left <= 60_000 * MS => Ok(()),
-        left => Err(format!("nobody said how long the readers have: {left:?}")),
+        left => Err(format!(
+            "the waiter was not told how long the readers have: {left:?}"
+        )),
     }
 }
 
@@ -660,7 +672,7 @@ async fn everything_of_preferred_writers(store: &Store) -> Result<(), String> {
     let waits = server.query::<bool>(&["EXISTS", WRITERS]).await;
     writer.release().await.map_err(text)?;
     match waits {
-        true => Err("who has its turn still keeps readers out".to_owned()),
+        true => Err("the writer that was served still keeps readers out".to_owned()),
         false => Ok(()),
     }
 }
@@ -723,7 +735,7 @@ async fn at_work(a: &LockClient, b: &LockClient, key: &str) -> Result<(), String
         .await
         .map_err(text)?;
     match released.elapsed() {
-        took if took > Duration::from_secs(5) => Err(format!("nobody told the waiter for {took:?}")),
+        took if took > Duration::from_secs(5) => Err(format!("the waiter was not notified for {took:?}")),
         _ => Ok(()),
     }
 }
@@ -814,7 +826,7 @@ async fn in_a_cluster_a_user_needs_what_the_documentation_lists() {
 }
 
 #[tokio::test]
-async fn who_may_not_tell_of_releases_is_warned() {
+async fn user_without_the_right_to_publish_is_warned() {
     let flavor = Flavor::from_env();
     let (server, cluster) = (Server::start(flavor).await, Cluster::start(flavor).await);
     let tell = match flavor {

@@ -238,7 +238,7 @@ async fn a_name_that_is_taken_by_other_data_is_told_and_left_alone() {
 /// An invalid value in place of the last fencing token stops no client: tokens go on with the server's clock, which is
 /// ahead of all that were given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fence_that_holds_no_token_is_begun_anew_and_stops_nobody() {
+async fn fence_without_a_token_is_begun_anew_and_stops_no_caller() {
     let store = Store::server().await;
     let (server, client) = (store.as_server(), store.client().await);
     let records = client.records().unwrap();
@@ -327,7 +327,7 @@ async fn passwords_that_are_wrong_or_missing_are_told() {
     let error = connect_fails("a wrong user", &format!("redis://nobody:hunter2@{addr}")).await;
     assert_refused(&error, &[&addr.to_string(), "password"]);
     let error = connect_fails(
-        "a user who is switched off",
+        "a user that is switched off",
         &format!("redis://off:hunter2@{addr}"),
     )
     .await;
@@ -635,7 +635,7 @@ async fn what_a_user_may_not_do_is_told() {
     assert!(released.elapsed() < BOUND, "{:?}", released.elapsed());
 
     let error = connect_fails(
-        "a user who may not ask for the time",
+        "a user that may not ask for the time",
         &server.url_as("notime", "hunter2"),
     )
     .await;

@@ -167,7 +167,7 @@ async fn a_slot_may_move_under_locks_that_are_held_and_waited_for() {
         .unwrap();
     under_load([&a, &b], &key, async {
         for _ in 0..8 {
-            // The one that all agree on: they may take a while to hear of a move.
+            // The owner that all agree on: they may take a while to hear of a move.
             let from = cluster.owner(slot).await;
             let others = [cluster.server(1), cluster.server(2)].into_iter();
             let to = others.rev().find(|server| !std::ptr::eq(*server, from)).unwrap();
@@ -180,7 +180,7 @@ async fn a_slot_may_move_under_locks_that_are_held_and_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_proxies_whoever_is_cut_off_comes_back_and_a_replica_takes_over() {
+async fn behind_proxies_a_client_that_was_cut_off_comes_back_and_a_replica_takes_over() {
     let builder = Cluster::builder(Flavor::from_env()).behind_proxies(true);
     let cluster = builder.start().await;
     let (a, b) = (hasty(&cluster.url()).await, hasty(&cluster.url()).await);

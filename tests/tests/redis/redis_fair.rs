@@ -105,7 +105,7 @@ async fn setting() -> (Store, LockClient, LockClient) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_stands_in_a_list_and_has_a_time_in_a_sorted_set() {
+async fn waiter_stands_in_a_list_and_has_a_time_in_a_sorted_set() {
     in_rounds("the places are looked at in time", async || {
         let (store, a, b) = setting().await;
         let server = store.as_server();
@@ -126,7 +126,7 @@ async fn who_waits_stands_in_a_list_and_has_a_time_in_a_sorted_set() {
             let left = server
                 .ttl(key)
                 .await
-                .expect("they end if nobody of ours is heard of");
+                .expect("they end if no waiter of ours is heard of");
             assert!(left > 3500 * SECOND && left <= 3600 * SECOND, "{key}: {left:?}");
         }
         for _ in 0..3 {
@@ -272,7 +272,7 @@ async fn once_no_other_is_before_it_ours_costs_seconds_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_of_redisson_behind_ours_keep_their_distance() {
+async fn redisson_waiters_behind_ours_keep_their_distance() {
     let (store, a, b) = setting().await;
     let server = store.as_server();
     let order = Order::default();
@@ -318,7 +318,7 @@ async fn those_of_redisson_behind_ours_keep_their_distance() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_whose_time_is_over_and_those_who_have_none_hold_nobody_up() {
+async fn waiters_whose_time_is_over_or_missing_hold_no_waiter_up() {
     let (store, a, b) = setting().await;
     let server = store.as_server();
     for thread in [1, 2] {
@@ -619,7 +619,7 @@ async fn other_data_in_place_of_a_queue_is_named_and_stays_and_fails_no_release(
 
 // One thread, so that what is asked for in one go is sent in one call.
 #[tokio::test]
-async fn who_is_next_in_one_process_gets_it_without_a_round_trip_and_nobody_elsewhere_is_passed_by() {
+async fn next_waiter_of_one_process_gets_it_without_a_round_trip_and_passes_no_other_by() {
     in_rounds("all are polled within a slice", async || {
         let store = Store::server().await;
         let proxy = Proxy::start(store.as_server().addr());
@@ -662,7 +662,7 @@ async fn who_is_next_in_one_process_gets_it_without_a_round_trip_and_nobody_else
 
 // One thread, so that what is asked for in one go is sent in one call.
 #[tokio::test]
-async fn in_one_process_the_question_of_the_next_travels_with_the_release() {
+async fn in_one_process_the_request_of_the_next_travels_with_the_release() {
     const MANY: usize = 8;
     in_rounds("everybody is polled when it should be", async || {
         let store = Store::server().await;
@@ -784,7 +784,7 @@ mod alone {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn ours_that_was_taken_for_gone_all_the_same_is_back_in_front_of_who_came_later() {
+    async fn waiter_that_was_taken_for_gone_is_back_in_front_of_later_ones() {
         let (store, a, b) = setting().await;
         let server = store.as_server();
         let order = Order::default();

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlock::{Error, HoldState, LockKind};
 use dlock_tests::faults::{
-    Pair, RETRY_FOR, SLACK, SOON, TIMEOUT, acquiring, answered, hasty, hasty_builder, in_rounds, is_back,
-    is_confirmed, is_free, is_free_as, is_free_soon_as, releasing, renewing, setting, setting_of_faults,
-    step, within,
+    Pair, RETRY_FOR, SLACK, SOON, TIMEOUT, answered, hasty, hasty_builder, in_rounds, is_back, is_confirmed,
+    is_free, is_free_as, releasing, renewing, setting, setting_of_faults, step, within,
 };
 use dlock_tests::{Command, Proxy, Store, Swallow, eventually, settle};
 use futures_util::future::join_all;
@@ -18,70 +17,12 @@ fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::OutcomeUnknown { .. }))
 }
 
-/// What a round says in which a step that fails was not even sent in its time.
-const TOO_LATE: &str = "its time was over before the step was sent";
-
 const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
 
 /// Each pair with each way to lose a reply.
 fn cases() -> impl Iterator<Item = (Pair, Swallow)> {
     let pairs = Pair::ALL.into_iter();
     pairs.flat_map(|pair| SWALLOWS.map(|then| (pair, then)))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_whose_reply_is_lost_is_unknown_once_or_repeated_under_a_new_id() {
-    for (pair, then) in cases() {
-        in_rounds("the acquire is sent", async || {
-            let (store, proxy, a, b) = setting().await;
-            let fault = proxy.swallow(1, then, step(acquiring(pair.asks)));
-            let once = within(TIMEOUT, "try_acquire", pair.asked(&a, "k").try_acquire()).await;
-            if !fault.fired() {
-                return Err(TOO_LATE);
-            }
-            assert!(is_unknown(&once), "{pair}, {then:?}: {once:?}");
-            // What the server did is undone in the background, long before the lease ends.
-            is_free_soon_as(&b, "k", pair.asks).await;
-
-            proxy.swallow(1, then, step(acquiring(pair.asks)));
-            let guard = within(SOON, "acquire", pair.asked(&a, "k").acquire())
-                .await
-                .unwrap();
-            eventually("it is held", || async { guard.state() == HoldState::Held }).await;
-            guard.release().await.unwrap();
-            is_free_as(&b, "k", pair.asks).await;
-            store.assert_clean(&[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_of_a_busy_lock_whose_reply_is_lost_disturbs_nobody() {
-    for (pair, then) in cases() {
-        in_rounds("the acquire is sent", async || {
-            let (store, proxy, a, b) = setting().await;
-            let guard = pair.held(&b, "k").acquire().await.unwrap();
-            let fault = proxy.swallow(1, then, step(acquiring(pair.asks)));
-            let once = within(TIMEOUT, "try_acquire", pair.asked(&a, "k").try_acquire()).await;
-            if !fault.fired() {
-                return Err(TOO_LATE);
-            }
-            assert!(is_unknown(&once), "{pair}, {then:?}: {once:?}");
-            proxy.swallow(1, then, step(acquiring(pair.asks)));
-            let waited = answered(|| pair.asked(&a, "k").wait(RETRY_FOR).acquire())
-                .await
-                .unwrap_err();
-            assert!(waited.is_busy(), "{pair}, {then:?}: {waited}");
-            is_confirmed(&guard).await;
-            guard.release().await.unwrap();
-            is_free_as(&a, "k", pair.asks).await;
-            store.assert_clean(&[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -133,38 +74,6 @@ async fn sent_release_stays_unknown_when_the_server_goes_away() {
         Ok(())
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looks_and_forced_releases_whose_reply_is_lost_end_in_time() {
-    for then in SWALLOWS {
-        in_rounds("the steps are sent", async || {
-            let (store, proxy, a, b) = setting().await;
-            let guard = b.lock("k").acquire().await.unwrap();
-            let fault = proxy.swallow(1, then, step("inspect"));
-            let seen = within(TIMEOUT, "inspect", a.inspect("k")).await;
-            match (then, seen) {
-                (_, Err(_)) if !fault.fired() => return Err(TOO_LATE),
-                (Swallow::Cut, Err(_)) => return Err("its time was over before it was sent again"),
-                (Swallow::Cut, Ok(seen)) => assert!(fault.fired() && seen.is_some()),
-                (Swallow::Hang, seen) => assert!(fault.fired() && seen.unwrap_err().is_unavailable()),
-            }
-            is_back(&a).await;
-
-            let fault = proxy.swallow(1, then, step("force"));
-            let forced = within(TIMEOUT, "force_release", a.force_release("k")).await;
-            if !fault.fired() {
-                return Err(TOO_LATE);
-            }
-            assert!(is_unknown(&forced), "{then:?}: {forced:?}");
-            is_free(&b, "k").await;
-            assert!(guard.release().await.unwrap_err().is_lost());
-            is_back(&a).await;
-            store.assert_clean(&[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -232,16 +141,6 @@ async fn every_command_of_a_scenario(deed: Deed) {
         );
     }
     store.assert_clean(&[]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_reply_of_each_command_hangs() {
-    every_command_of_a_scenario(Deed::Swallow(Swallow::Hang)).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_connection_is_cut_before_the_reply_of_each_command() {
-    every_command_of_a_scenario(Deed::Swallow(Swallow::Cut)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -166,7 +166,7 @@ async fn the_resource_refuses_a_leader_with_an_older_token() {
         .current()
         .await
         .unwrap()
-        .expect("somebody leads");
+        .expect("a candidate leads");
     assert!(leader.said().contains(led_by.id.split(':').next().unwrap()));
     // As if a newer leader had been at it, whose token is one greater.
     let newer = leader.runs()[0].1 + 1;

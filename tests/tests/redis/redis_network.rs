@@ -198,22 +198,6 @@ async fn a_slow_jumpy_network_in_small_pieces_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_lock_is_free_on_the_next_line_over_a_slow_network() {
-    let store = Store::server().await;
-    let proxy = Proxy::start(store.as_server().addr());
-    let a = patient(&proxy.url()).await;
-    proxy.delay(Direction::Both, 20 * MS, 20 * MS);
-    for _ in 0..15 {
-        drop(a.lock("k").try_acquire().await.unwrap());
-    }
-    store.as_server().script_flush().await;
-    for _ in 0..3 {
-        drop(a.lock("k").try_acquire().await.unwrap());
-    }
-    store.assert_clean(&[&a]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_connections_and_flushed_scripts_cost_nothing_but_a_doubt() {
     let (store, _proxy, a, b) = setting().await;
     let server = store.as_server();

@@ -70,7 +70,7 @@ async fn a_server_that_stands_still_has_only_so_many_waiting_for_it() {
 }
 
 #[tokio::test]
-async fn an_option_that_lets_nobody_in_is_refused() {
+async fn option_that_admits_no_request_is_refused() {
     let store = Store::server().await;
     let error = hasty_builder(&store.as_server().url())
         .max_queued(0)

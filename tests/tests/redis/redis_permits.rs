@@ -1,25 +1,14 @@
 //! Semaphores and latches on a real server: the data and the messages on the wire, replies that are swallowed, copies
 //! that come late, subscriptions that break, and acquires that are dropped at any poll.
 
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use dlock::{Error, HoldState, LockClient, LockKey, Semaphore};
-use dlock_tests::faults::{
-    PATIENCE, SOON, TIMEOUT, answered, in_rounds, ordinary, patient, setting, step, within,
-};
-use dlock_tests::{
-    Command, Direction, Flavor, Proxy, Server, Store, Swallow, eventually, is_of_a_step, settle,
-};
+use dlock::{Error, LockClient, LockKey, Semaphore};
+use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, ordinary, patient, setting, step, within};
+use dlock_tests::{Flavor, Server, Store, Swallow, eventually, is_of_a_step, settle};
 use futures_util::StreamExt;
-use futures_util::future::join_all;
-
-const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const SWALLOWS: [Swallow; 2] = [Swallow::Hang, Swallow::Cut];
-/// What a round says in which a step that fails was not even sent in its time.
-const TOO_LATE: &str = "its time was over before the step was sent";
 
 /// What is on the server but the fence and what remembers steps.
 async fn data(server: &Server) -> Vec<String> {
@@ -40,24 +29,6 @@ async fn forget(store: &Store, clients: &[&LockClient]) {
     let client = ordinary(&store.as_server().url()).await;
     assert!(client.semaphore("k").delete().await.unwrap());
     store.assert_clean(clients).await;
-}
-
-fn is_unknown<T>(outcome: &Result<T, Error>) -> bool {
-    matches!(outcome, Err(Error::OutcomeUnknown { .. }))
-}
-
-fn subscriber(proxy: &Proxy) -> u64 {
-    let connections = proxy.connections();
-    let subscriber = connections.iter().find(|connection| connection.subscriber);
-    subscriber.expect("it has subscribed").id
-}
-
-async fn is_subscribed(server: &Server, by: usize) {
-    eventually("somebody listens", || async {
-        server.pubsub_channels().await.len() == by
-    })
-    .await;
-    settle().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -236,99 +207,6 @@ async fn many_steps_in_one_call_harm_each_other_as_little_as_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_of_permits_whose_reply_is_lost_is_undone_or_repeated() {
-    for then in SWALLOWS {
-        in_rounds("the acquire is sent", async || {
-            let (store, proxy, a, b) = setting().await;
-            let (mine, other) = (a.semaphore("k").permits(3), b.semaphore("k"));
-            other.set_permits(3).await.unwrap();
-            let fault = proxy.swallow(1, then, step("permit"));
-            let once = within(TIMEOUT, "try_acquire", mine.try_acquire_many(2)).await;
-            if !fault.fired() {
-                return Err(TOO_LATE);
-            }
-            assert!(is_unknown(&once), "{then:?}: {once:?}");
-            // What the server did is undone in the background, long before the lease ends.
-            within(SOON, "all three", other.acquire_many(3))
-                .await
-                .unwrap()
-                .release()
-                .await
-                .unwrap();
-
-            proxy.swallow(1, then, step("permit"));
-            let permit = within(SOON, "acquire", mine.acquire_many(3)).await.unwrap();
-            eventually("they are held", || async { permit.state() == HoldState::Held }).await;
-            let fault = proxy.swallow(1, then, step("release_permit"));
-            within(SOON, "release", permit.release()).await.unwrap();
-            assert!(fault.fired());
-            has(&other, 3).await;
-            forget(&store, &[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_of_permits_whose_reply_is_lost_is_a_doubt_and_no_loss() {
-    /// What is left of it after the renewal that fails is more than a machine stands still.
-    const HELD: Duration = Duration::from_secs(12);
-    join_all(SWALLOWS.map(async |then| {
-        let (store, proxy, a, b) = setting().await;
-        let semaphore = a.semaphore("k").permits(2).lease(HELD);
-        let permit = answered(|| semaphore.acquire_many(2)).await.unwrap();
-        let fault = proxy.swallow(1, then, step("renew_permit"));
-        fault.swallowed().await;
-        eventually("it is held again", || async {
-            assert!(permit.is_held(), "{then:?}: lost");
-            permit.state() == HoldState::Held && permit.remaining() > HELD * 3 / 4
-        })
-        .await;
-        permit.release().await.unwrap();
-        has(&b.semaphore("k"), 2).await;
-        forget(&store, &[&a, &b]).await;
-    }))
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_without_an_owner_are_taken_and_given_back_once_when_replies_are_lost() {
-    for then in SWALLOWS {
-        in_rounds("the steps are sent", async || {
-            let (store, proxy, a, b) = setting().await;
-            let (mine, other) = (a.unowned_semaphore("k"), b.unowned_semaphore("k"));
-            other.try_set_permits(5).await.unwrap();
-            let fault = proxy.swallow(1, then, step("unowned"));
-            let once = within(TIMEOUT, "try_acquire", mine.try_acquire_many(2)).await;
-            if !fault.fired() {
-                return Err(TOO_LATE);
-            }
-            assert!(is_unknown(&once), "{then:?}: {once:?}");
-            eventually("it is undone", || async { other.available().await.unwrap() == 5 }).await;
-            proxy.swallow(1, then, step("unowned"));
-            within(SOON, "acquire", mine.acquire_many(4)).await.unwrap();
-            eventually("it was taken once", || async {
-                other.available().await.unwrap() == 1
-            })
-            .await;
-            for amount in [1, 3] {
-                let fault = proxy.swallow(1, then, step("give"));
-                within(SOON, "release", mine.release_many(amount)).await.unwrap();
-                assert!(fault.fired());
-            }
-            assert_eq!(other.available().await.unwrap(), 5, "{then:?}");
-            let fault = proxy.swallow(1, then, step("drain"));
-            assert_eq!(within(SOON, "drain", mine.drain()).await.unwrap(), 5);
-            assert!(fault.fired());
-            forget(&store, &[&a, &b]).await;
-            Ok(())
-        })
-        .await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_step_of_a_counter_whose_reply_is_lost_is_carried_out_once_and_answered() {
     for then in SWALLOWS {
         let (store, proxy, a, b) = setting().await;
@@ -408,7 +286,7 @@ async fn a_copy_that_comes_late_changes_nothing_any_more() {
     let once = within(TIMEOUT, "try_acquire", unowned.try_acquire_many(2)).await;
     assert!(once.is_err());
     late.release();
-    eventually("nobody took any", || async {
+    eventually("no caller took any", || async {
         b.unowned_semaphore("k").available().await.unwrap() == 3
     })
     .await;
@@ -418,72 +296,7 @@ async fn a_copy_that_comes_late_changes_nothing_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_woken_though_the_message_passes_while_the_subscription_is_cut() {
-    let (store, proxy, a, b) = setting().await;
-    b.semaphore("k").set_permits(2).await.unwrap();
-    for half_open in [false, true] {
-        let held = b.semaphore("k").acquire_many(2).await.unwrap();
-        b.unowned_semaphore("u").try_set_permits(0).await.unwrap();
-        b.latch("l").try_set_count(1).await.unwrap();
-        let (semaphore, unowned, latch) = (a.semaphore("k"), a.unowned_semaphore("u"), a.latch("l"));
-        let waiters = tokio::spawn(async move {
-            let (permit, taken, opened) =
-                tokio::join!(semaphore.acquire_many(2), unowned.acquire(), latch.wait());
-            permit.unwrap().release().await.unwrap();
-            taken.and(opened).unwrap();
-        });
-        is_subscribed(store.as_server(), 3).await;
-        let id = subscriber(&proxy);
-        // Half open it stays until the next ping, in 5 s at most.
-        let limit = if half_open {
-            proxy.block_connection(id, Direction::ToClient);
-            5 * SECOND + TIMEOUT
-        } else {
-            proxy.refuse();
-            proxy.cut_connection(id);
-            SECOND
-        };
-        held.release().await.unwrap();
-        b.unowned_semaphore("u").release().await.unwrap();
-        b.latch("l").count_down().await.unwrap();
-        settle().await;
-        proxy.accept();
-        within(limit, format!("the wake-ups, half open: {half_open}"), waiters)
-            .await
-            .unwrap();
-        eventually("nobody listens any more", || async {
-            store.as_server().pubsub_channels().await.is_empty()
-        })
-        .await;
-    }
-    assert!(b.unowned_semaphore("u").delete().await.unwrap());
-    forget(&store, &[&b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_latch_survives_a_server_that_is_away() {
-    let store = Store::server().await;
-    let proxy = Proxy::start(store.as_server().addr());
-    let (a, b) = (
-        patient(&proxy.url()).await,
-        patient(&store.as_server().url()).await,
-    );
-    b.latch("l").try_set_count(1).await.unwrap();
-    let latch = a.latch("l");
-    let waiter = tokio::spawn(async move { latch.wait().await });
-    is_subscribed(store.as_server(), 1).await;
-    proxy.refuse();
-    proxy.cut();
-    b.latch("l").count_down().await.unwrap();
-    tokio::time::sleep(TIMEOUT).await;
-    assert!(!waiter.is_finished());
-    proxy.accept();
-    within(SOON, "the look", waiter).await.unwrap().unwrap();
-    store.assert_clean(&[&a, &b]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_in_the_queue_is_kept_by_looks_and_the_queue_is_gone_with_those_who_wait() {
+async fn queue_position_is_kept_by_looks_and_the_queue_is_gone_with_its_waiters() {
     let store = Store::server().await;
     let server = store.as_server();
     let (a, b) = (patient(&server.url()).await, patient(&server.url()).await);
@@ -504,140 +317,4 @@ async fn a_place_in_the_queue_is_kept_by_looks_and_the_queue_is_gone_with_those_
     assert_eq!(data(server).await, ["k", "{k}:timeout"]);
     two.release().await.unwrap();
     forget(&store, &[&a, &b]).await;
-}
-
-/// Polls an acquire up to `n` times, each time when it is woken or after a while, then drops it. What it brought.
-async fn polled<T>(acquire: impl Future<Output = T>, n: usize) -> Option<T> {
-    let mut acquire = pin!(acquire);
-    for _ in 0..n {
-        let mut first = true;
-        let mut brought = None;
-        let poll = std::future::poll_fn(|cx| {
-            if !std::mem::take(&mut first) {
-                return Poll::Pending;
-            }
-            if let Poll::Ready(output) = acquire.as_mut().poll(cx) {
-                brought = Some(output);
-            }
-            Poll::Ready(())
-        });
-        poll.await;
-        if brought.is_some() {
-            return brought;
-        }
-        // Long enough for the next answer to arrive, and not a multiple of the way.
-        tokio::time::sleep(8 * MS).await;
-    }
-    None
-}
-
-async fn dropped_at_any_poll(busy: bool, permits: u32, owned: bool) {
-    const MOST: usize = 14;
-    let store = Store::server().await;
-    join_all((0..MOST).map(|n| {
-        let store = &store;
-        async move {
-            let case = format!("k:{n}:{busy}:{permits}:{owned}");
-            let proxy = Proxy::start(store.as_server().addr());
-            let (a, b) = (patient(&proxy.url()).await, patient(&proxy.url()).await);
-            let (semaphore, unowned) = (a.semaphore(&*case), a.unowned_semaphore(&*case));
-            semaphore.set_permits(2).await.unwrap();
-            proxy.delay(Direction::Both, 5 * MS, 2 * MS);
-            let held = match (busy, owned) {
-                (false, _) => None,
-                (true, true) => Some(semaphore.acquire_many(2).await.unwrap()),
-                (true, false) => {
-                    unowned.acquire_many(2).await.unwrap();
-                    None
-                }
-            };
-            let had = match owned {
-                true => polled(b.semaphore(&*case).acquire_many(permits), n)
-                    .await
-                    .is_some(),
-                false => polled(b.unowned_semaphore(&*case).acquire_many(permits), n)
-                    .await
-                    .is_some(),
-            };
-            assert!(!(busy && had), "{case}: more than there are");
-            drop(held);
-            if busy && !owned {
-                unowned.release_many(2).await.unwrap();
-            }
-            if had && !owned {
-                unowned.release_many(permits).await.unwrap();
-            }
-            // The next caller finds nothing in the way for long: whatever was under way is undone.
-            let all = within(SOON, &case, semaphore.acquire_many(2)).await.unwrap();
-            all.release().await.unwrap();
-            has(&semaphore, 2).await;
-            assert!(semaphore.delete().await.unwrap());
-            eventually("no hold and no waiter is left", || async {
-                [&a, &b]
-                    .iter()
-                    .all(|client| client.held() == 0 && client.waited_for() == 0)
-            })
-            .await;
-        }
-    }))
-    .await;
-    store.assert_clean(&[]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_acquire_of_free_permits_leaves_nothing_at_any_poll() {
-    dropped_at_any_poll(false, 2, true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_acquire_of_busy_permits_leaves_nothing_at_any_poll() {
-    dropped_at_any_poll(true, 1, true).await;
-    dropped_at_any_poll(true, 2, true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unowned_acquire_is_undone_when_dropped_at_any_poll() {
-    dropped_at_any_poll(false, 2, false).await;
-    dropped_at_any_poll(true, 2, false).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_reply_of_each_command_of_a_scenario_hangs_or_the_connection_is_cut() {
-    const MOST: u64 = 24;
-    let store = Store::server().await;
-    for then in SWALLOWS {
-        let struck = join_all((1..=MOST).map(|k| {
-            let store = &store;
-            async move {
-                let case = format!("{then:?}:{k}");
-                let proxy = Proxy::start(store.as_server().addr());
-                let hasty = |proxy: &Proxy| dlock_tests::faults::hasty_builder(&proxy.url());
-                let (a, b) = (
-                    answered(|| hasty(&proxy).build()).await.unwrap(),
-                    answered(|| hasty(&proxy).build()).await.unwrap(),
-                );
-                let fault = proxy.swallow(k, then, |_: &Command| true);
-                let (semaphore, latch) = (a.semaphore(&*case), a.latch(format!("latch {case}")));
-                semaphore.set_permits(2).await.expect(&case);
-                latch.try_set_count(1).await.expect(&case);
-                let two = semaphore.acquire_many(2).await.expect(&case);
-                let (waiting, opening) = (b.semaphore(&*case), b.latch(format!("latch {case}")));
-                let waiter = tokio::spawn(async move {
-                    let permit = waiting.acquire().await;
-                    permit.and(opening.wait().await)
-                });
-                settle().await;
-                two.release().await.expect(&case);
-                latch.count_down().await.expect(&case);
-                within(4 * TIMEOUT, &case, waiter).await.unwrap().expect(&case);
-                has(&semaphore, 2).await;
-                let fired = fault.fired();
-                assert!(semaphore.delete().await.expect(&case));
-                fired
-            }
-        }))
-        .await;
-        assert!(struck[..8].iter().all(|struck| *struck), "{then:?}: {struck:?}");
-    }
-    store.assert_clean(&[]).await;
 }

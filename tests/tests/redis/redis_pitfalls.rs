@@ -80,7 +80,7 @@ async fn messages_that_pass_while_the_subscription_is_cut_are_made_up_for_whatev
             .connections()
             .into_iter()
             .find(|connection| connection.subscriber)
-            .expect("there is one who listens")
+            .expect("there is a listener")
             .id;
         proxy.refuse();
         proxy.cut_connection(cut);

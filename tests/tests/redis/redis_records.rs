@@ -358,7 +358,7 @@ async fn everything(store: &Store) -> Result<(), String> {
     let subscribed = store.as_server().pubsub_channels().await.len();
     step(records.complete(&key2, &token2, b"x".to_vec(), DAY).await)?;
     if subscribed != 2 || timeout(SEC, notifications.changed()).await.is_err() {
-        return wrong("nobody is told");
+        return wrong("no waiter is told");
     }
     match claim(ask(&key2)).await? {
         ClaimReply::Completed { response } if response == b"x" => {}

@@ -47,7 +47,7 @@ async fn claimed(records: &Records, key: &RecordKey) -> (ClaimToken, u64) {
     let claim = || records.claim(by(&token, ask(key)));
     match answered(claim).await.unwrap() {
         ClaimReply::Claimed { attempt: 1, fence } => (token, fence),
-        other => panic!("nobody has it: {other:?}"),
+        other => panic!("no owner has it: {other:?}"),
     }
 }
 
@@ -216,7 +216,7 @@ async fn the_truth_is_told([a, b]: &[Records; 2], key: &RecordKey, by: &ClaimTok
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_cluster_the_owner_is_told_whether_the_new_master_has_heard_of_its_claim() {
+async fn in_a_cluster_the_owner_is_told_whether_the_new_master_has_its_claim() {
     for heard in [true, false] {
         let cluster = cluster().await;
         let records = two(&cluster.url()).await;
@@ -241,7 +241,7 @@ async fn in_a_cluster_the_owner_is_told_whether_the_new_master_has_heard_of_its_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_sentinels_the_owner_is_told_whether_the_new_master_has_heard_of_its_claim() {
+async fn with_sentinels_the_owner_is_told_whether_the_new_master_has_its_claim() {
     for heard in [true, false] {
         let replicas = Replicas::start(Flavor::from_env()).await;
         let records = two(&replicas.url()).await;

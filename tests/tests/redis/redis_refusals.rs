@@ -133,7 +133,7 @@ fn assert_refused(error: &Error, trouble: Trouble) {
 /// Renewals and releases need no memory: a full server must not cost a holder its lock, and it gets no
 /// emptier by refusing releases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_held_is_renewed_and_given_back_on_a_full_server() {
+async fn holds_are_renewed_and_released_on_a_full_server() {
     let server = Trouble::server().await;
     let client = client(&server).await;
     let mut guards = Vec::new();

@@ -141,7 +141,7 @@ async fn life_of_a_lock(kind: LockKind, a: &LockClient, b: &LockClient) {
     };
     let theirs = b.lock(&*key).kind(others);
     let guard = answered(|| a.lock(&*key).kind(kind).try_acquire()).await;
-    let guard = guard.unwrap_or_else(|error| panic!("{kind}: nobody else has it: {error}"));
+    let guard = guard.unwrap_or_else(|error| panic!("{kind}: no other client has it: {error}"));
     is_confirmed(&guard).await;
     let seen = answered(|| b.inspect(&*key)).await.unwrap();
     assert!(seen.is_some(), "{kind}: it is held");
@@ -232,7 +232,7 @@ async fn life_of_semaphores(a: &LockClient, b: &LockClient) {
     assert_eq!(answered(|| unowned.available()).await.unwrap(), 9);
     match unowned.acquire_many(4).await {
         Ok(()) => assert_eq!(unowned.drain().await.unwrap(), 5),
-        Err(error) => panic!("it is asked for until it is had: {error}"),
+        Err(error) => panic!("it is asked for until it is acquired: {error}"),
     }
     answered(|| unowned.delete()).await.unwrap();
 }

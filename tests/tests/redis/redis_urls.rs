@@ -166,7 +166,7 @@ fn assert_tells_no_password(what: &str, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn passwords_are_decoded_and_told_to_nobody() {
+async fn passwords_are_decoded_and_never_shown() {
     log_everything();
     let server = Server::builder(Flavor::from_env())
         .password(PASSWORD)

@@ -29,7 +29,7 @@ async fn locks_work_over_tls_with_certificates_of_an_authority_of_ones_own() {
 }
 
 #[tokio::test]
-async fn a_server_or_a_client_that_nobody_vouches_for_is_refused_in_bounded_time() {
+async fn server_or_client_without_a_valid_certificate_is_refused_in_bounded_time() {
     let certificates = Certificates::new();
     let server = Server::builder(Flavor::Redis).tls(&certificates).start().await;
     let port = server.announced().port();

@@ -91,11 +91,11 @@ async fn all_are_encrypted(topology: &Topology) {
             }
         }
     }
-    assert!(seen > 1, "nobody is there");
+    assert!(seen > 1, "no server is there");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_are_had_waited_for_and_kept_through_a_fail_over() {
+async fn locks_are_acquired_waited_for_and_kept_through_a_fail_over() {
     let certificates = Certificates::new();
     for topology in Topology::all(Some(&certificates)).await {
         let url = topology.url();
@@ -135,7 +135,7 @@ async fn is_refused(builder: LockClientBuilder, wrong: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_not_vouched_for_or_speaks_plain_text_is_told_at_once() {
+async fn client_without_a_certificate_or_tls_is_told_at_once() {
     let certificates = Certificates::new();
     let strangers = Certificates::new();
     for topology in Topology::all(Some(&certificates)).await {

@@ -344,7 +344,7 @@ fn lone_of(run: &Run) -> Lone {
 /// What several processes have done together.
 fn together(answers: &[Driven]) -> anyhow::Result<Run> {
     let Some(first) = answers.first() else {
-        bail!("nobody was measured");
+        bail!("nothing was measured");
     };
     let by_process: Vec<u64> = answers
         .iter()

@@ -172,7 +172,7 @@ impl Peer {
             Workload::Wakeup => "wakeup",
             Workload::Held => "held",
         };
-        let mut args = vec!["bench", "--json", "--workload", workload];
+        let mut args = vec!["bench", "--json", "--threads", "1", "--workload", workload];
         if task.workload == Workload::Fair {
             args.extend(["--kind", "fair"]);
         }

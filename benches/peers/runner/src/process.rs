@@ -54,7 +54,7 @@ impl Process {
         thread::spawn(move || {
             for line in BufReader::new(complaints).lines().map_while(Result::ok) {
                 eprintln!("{line}");
-                let mut complaint = first.lock().expect("nobody panics with it");
+                let mut complaint = first.lock().expect("no task panics with it");
                 if complaint.is_empty() {
                     *complaint = line;
                 }
@@ -89,7 +89,7 @@ impl Process {
                 }
                 // what it wrote may still be on its way
                 thread::sleep(Duration::from_millis(100));
-                match &*self.complaint.lock().expect("nobody panics with it") {
+                match &*self.complaint.lock().expect("no task panics with it") {
                     complaint if complaint.is_empty() => bail!("{} ended with {status}", self.name),
                     complaint => bail!("{complaint}"),
                 }

@@ -160,7 +160,7 @@ fn explain(workload: Workload) -> &'static str {
              compared is the way there and back."
         }
         Workload::Parallel => {
-            "Nobody waits for anybody. What is compared is how much of the server one process can use."
+            "No client waits for another. What is compared is how much of the server one process can use."
         }
         Workload::Contended => {
             "All want the same lock all the time. Those that poll let the task that has just released take it again at \

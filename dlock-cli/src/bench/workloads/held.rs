@@ -1,4 +1,4 @@
-//! `held`: take many locks, keep them for a while, give them back.
+//! `held`: take many locks, keep them for a while, release them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const WATCHED: usize = 1000;
 pub(in crate::bench) struct Holding {
     /// Locks held.
     pub(in crate::bench) held: u64,
-    /// Of those, lost before they were given back.
+    /// Of those, lost before they were released.
     pub(in crate::bench) lost: u64,
     /// How long they were held when all were taken, in seconds.
     pub(in crate::bench) seconds: f64,
@@ -32,7 +32,7 @@ pub(in crate::bench) struct Holding {
     pub(in crate::bench) least_left: f64,
     /// Bytes that the holds take.
     pub(in crate::bench) memory: Option<i64>,
-    /// Locks given back.
+    /// Locks released.
     pub(in crate::bench) released: u64,
     /// How long that took, in seconds.
     pub(in crate::bench) releasing: f64,
@@ -111,7 +111,7 @@ pub(in crate::bench) fn lost(guards: &[LockGuard]) -> u64 {
     guards.iter().filter(|guard| !guard.is_held()).count() as u64
 }
 
-/// Gives them back, by as many tasks as took them.
+/// Releases them, by as many tasks as took them.
 pub(in crate::bench) async fn give_back(job: &Arc<Job>, mut guards: Vec<LockGuard>, holding: &mut Holding) {
     let begin = Instant::now();
     let mut tasks = JoinSet::new();

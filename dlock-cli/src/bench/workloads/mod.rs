@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use super::args::{Plan, Workload};
 use super::tally::{Series, Tally, kind_of};
+use crate::stores;
 pub(super) use wakeup::{Handoff, wakeups};
 
 /// What the tasks of one process work on.
@@ -24,7 +25,7 @@ pub(super) struct Job {
     pub(super) clients: Vec<LockClient>,
     pub(super) tally: Arc<Tally>,
     pub(super) handoffs: Mutex<Vec<Handoff>>,
-    /// How long a pair takes that nobody else is in the way of.
+    /// How long a pair takes on an uncontended lock.
     pub(super) pair: Duration,
 }
 
@@ -33,9 +34,7 @@ impl Job {
     pub(super) async fn prepare(plan: Plan) -> Result<Job, Error> {
         let mut clients = Vec::new();
         for _ in 0..clients_of(&plan) {
-            let builder = LockClient::builder()
-                .url(plan.url.clone())
-                .service_name("dlock-bench");
+            let builder = stores::client(plan.url.clone()).service_name("dlock-bench");
             let builder = match plan.lease {
                 Some(lease) => builder.lease(lease),
                 None => builder,
@@ -62,7 +61,7 @@ impl Job {
         Ok(job)
     }
 
-    /// A few pairs on a key that nobody else uses.
+    /// A few pairs on a key without other users.
     async fn try_out(&self) -> Result<Duration, Error> {
         const PAIRS: u32 = 8;
         let mut begin = Instant::now();
@@ -119,7 +118,7 @@ impl Job {
         }
     }
 
-    /// Takes a lock and gives it back; how long it was until it was had, or the kind of the error.
+    /// Acquires a lock and releases it; how long the acquire took, or the kind of the error.
     async fn pair(&self, lock: &Lock) -> Result<Duration, &'static str> {
         let begin = Instant::now();
         let guard = lock.acquire().await.map_err(|error| kind_of(&error))?;

@@ -1,4 +1,4 @@
-//! `sequential`, `parallel` and `contended`: take a lock and give it back, with no work between.
+//! `sequential`, `parallel` and `contended`: acquire a lock and release it, with no work between.
 
 use std::borrow::Cow;
 use std::sync::Arc;

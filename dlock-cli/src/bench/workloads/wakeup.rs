@@ -1,7 +1,7 @@
-//! `wakeup`: how soon a client that waits has the lock which another client gives back.
+//! `wakeup`: how soon a waiting client acquires the lock that another client releases.
 //!
-//! Two clients, in one process or in two, take turns on one key. Whoever has it keeps it until the other one is sure
-//! to wait. Both only note when they asked, had it, and were about to give it back, by a clock that all processes
+//! Two clients, in one process or in two, take turns on one key. The holder keeps it until the other client is sure to
+//! wait. Both only note when they asked, acquired it, and were about to release it, by a clock that all processes
 //! share; the times are made of these notes afterwards, so that the two need not talk to each other in between.
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) async fn work(job: Arc<Job>, task: usize, side: usize) {
                 let acquired = now();
                 recorder.done(begin.elapsed());
                 let counts = job.tally.is_measuring();
-                // Never in step with a timer of anybody's.
+                // Never in step with any other timer.
                 tokio::time::sleep(hold.mul_f64(1.0 + fastrand::f64() / 4.0)).await;
                 handoffs.push(Handoff {
                     key: task,
@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_the_lock_free_has_not_waited() {
+    fn client_that_finds_the_lock_free_has_not_waited() {
         let holds = vec![hold(0, 0, 1, 100), hold(0, 150, 151, 200)];
         assert!(all(&wakeups(holds)).is_empty());
     }
 
     #[test]
-    fn who_is_overtaken_has_waited_since_the_first_release() {
+    fn overtaken_client_has_waited_since_the_first_release() {
         let holds = vec![hold(0, 0, 1, 100), hold(0, 110, 111, 200), hold(0, 50, 209, 300)];
         assert_eq!(all(&wakeups(holds)), [109]);
     }

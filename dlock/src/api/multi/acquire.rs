@@ -1,5 +1,5 @@
-//! The way of an acquire of several locks: re-entry first, then the store, which is asked for all at once;
-//! when one is busy, the queue of that one, and the head of that queue asks for all again.
+//! Acquiring several locks: re-entry first, then the store, which is asked for all at once; when one key is busy, the
+//! call joins the queue of that key, and the head of that queue asks for all again.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::runtime::hold::Hold;
 use crate::runtime::options::check_at_once;
 use crate::runtime::release::RunToCompletion;
 use crate::runtime::scope::Scope;
-use crate::store::{Announce, GrantId, Kind, StoreError};
+use crate::store::{Announce, GrantId, StoreError};
 use crate::{Error, LockKey};
 
 /// One call of acquire.
@@ -43,10 +43,10 @@ impl MultiCall {
         check_at_once("keys", self.keys.len(), remedy)?;
         self.keys.iter().try_for_each(LockKey::check)?;
         let options = &self.first.options;
-        if options.kind == Kind::Fair && self.keys.len() > 1 {
+        if options.kind.waits_in_store() && self.keys.len() > 1 {
             return Err(invalid(
                 "kind",
-                "who waits for several locks at once has no place in a queue: take fair locks one by one",
+                "fair locks cannot be acquired together; acquire them one at a time",
             ));
         }
         options.check()?;
@@ -84,7 +84,7 @@ impl MultiCall {
                     started,
                     until,
                 };
-                // Entered for good when all others are had: nobody shall wait for this call before.
+                // Entered for good once all others are acquired: no other caller shall wait for this call before.
                 drop(wait.reenter(scope).await?);
             }
             let mut guards = Vec::new();
@@ -154,12 +154,12 @@ impl MultiCall {
         }
     }
 
-    /// The keys that the asker's frames hold, and the others.
+    /// The keys that the frames of the caller hold, and the others.
     fn by_frames(&self, scope: &Scope) -> (Vec<usize>, Vec<usize>) {
         (0..self.keys.len()).partition(|at| self.one(*at).is_enclosed(scope))
     }
 
-    /// Enters the holds that enclose the asker; not so if something has changed since they were looked for.
+    /// Enters the holds that enclose the caller; not so if something has changed since they were looked for.
     async fn enter(&self, scope: &Scope, outer: &[usize], guards: &mut Vec<At<Hold>>) -> bool {
         for at in outer {
             let Some(guard) = self.one(*at).enter(scope).await else {
@@ -190,14 +190,15 @@ impl AllOf<'_> {
     ) -> RunToCompletion<Result<T, StoreError>> {
         let waiter = waiter.map(|id| (self.at, id));
         let mut groups = groups(self.rest.iter().map(|at| (*at, self.call.one(*at))));
-        // The key that the caller waits for comes first: the first that is busy is told, so a caller that stays where it
-        // waits keeps its place, and a caller that has given other keys back for another busy one counts that as in vain.
+        // The waiter's key comes first, because the first busy key is the one reported: a caller that still waits for
+        // the same key keeps its position, and a caller that has released other keys for another busy one counts a
+        // failed round.
         groups.sort_by_key(|group| group.iter().all(|(of, _)| *of != self.at));
         if let Some(first) = groups.first_mut() {
             first.sort_by_key(|(of, _)| *of != self.at);
         }
         let mut groups = groups.into_iter();
-        // Takes its place in line now, and not when polled.
+        // Takes its position in the order of steps now, and not when polled.
         let first = Step::new(groups.next().unwrap_or_default(), handed, waiter);
         let handle = &self.call.first.handle;
         let gone = Gone::default();
@@ -210,7 +211,7 @@ impl AllOf<'_> {
 impl AcquireTarget for AllOf<'_> {
     type Got = Round<Guards>;
 
-    /// Nothing: the others would have to be asked for with one in the hand.
+    /// None: the other keys would be asked for while this one is held.
     fn handoff_terms(&self) -> Option<HandoffTerms> {
         None
     }

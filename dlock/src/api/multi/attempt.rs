@@ -1,4 +1,4 @@
-//! One look at the store for several keys: all of them are had, or none.
+//! One attempt on several keys: all of them are acquired, or none.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,28 +10,29 @@ use futures_util::future::join_all;
 use crate::base::clock;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::attempt::AcquireAttempt;
+use crate::runtime::calls::StoreCall;
 use crate::runtime::hold::Hold;
 use crate::store::{
     AcquireAllReply, AcquireReply, GrantId, Granted, Lane, Reason, RenewRequest, Renewal, Store, StoreError,
     StoreFuture,
 };
 
-/// Something about the key at this place among all keys of the call.
+/// Something about the key at this index among all keys of the call.
 pub(super) type At<T> = (usize, T);
 
-/// Keys that can be had in one step.
+/// Keys that can be acquired in one step.
 pub(super) type Group = Vec<At<AcquireCall>>;
 
 /// The guards of all keys.
 pub(super) type Guards = Vec<At<Hold>>;
 
-/// What a look brought.
+/// What an attempt brought.
 pub(super) enum Round<T> {
     /// All of them.
     All(T),
     /// None: this one is busy.
     Busy(At<Option<Duration>>),
-    /// None: this one cannot be had.
+    /// None: this key cannot be acquired.
     Failed(At<StoreError>),
 }
 
@@ -56,7 +57,7 @@ pub(super) fn groups(keys: impl Iterator<Item = At<AcquireCall>>) -> Vec<Group> 
 /// Set when the caller has gone: nothing more is asked for.
 pub(super) type Gone = Arc<AtomicBool>;
 
-/// A step that has its place in line.
+/// A step that has its position in the order of steps.
 pub(super) struct Step {
     attempts: Vec<At<AcquireAttempt>>,
     answer: StoreFuture<AcquireAllReply>,
@@ -78,7 +79,7 @@ impl Step {
         }
     }
 
-    /// `waiter` is who waits, and for which of the keys.
+    /// `waiter` is the id under which the call waits, and the key that it waits for.
     pub(super) fn new(group: Group, handed: u32, waiter: Option<At<GrantId>>) -> Step {
         let attempt = |(at, one): At<AcquireCall>| {
             let waiter = waiter.filter(|(waits_for, _)| *waits_for == at);
@@ -88,10 +89,13 @@ impl Step {
         let requests = attempts.iter().map(|(_, attempt)| attempt.request.clone());
         let answer: StoreFuture<AcquireAllReply> = match &attempts[..] {
             [(_, only)] => {
-                let step = only.store().acquire(only.request.clone());
+                let step = only.handle.shared().call_acquire(&only.request);
                 Box::pin(async move { step.await.map(alone) })
             }
-            [(_, first), ..] => first.store().acquire_all(requests.collect()),
+            [(_, first), ..] => {
+                let shared = first.handle.shared();
+                shared.call_acquire_all(&first.request.key, requests.collect())
+            }
             [] => Box::pin(std::future::ready(Ok(AcquireAllReply::Acquired {
                 grants: Vec::new(),
             }))),
@@ -113,7 +117,7 @@ fn alone(reply: AcquireReply) -> AcquireAllReply {
     }
 }
 
-/// Takes one group after the other, as long as nobody is in the way; what is had then is held from now on.
+/// Acquires one group after the other, until a key is busy; what is granted then is held from now on.
 pub(super) async fn acquire_groups(
     first: Step,
     others: impl Iterator<Item = Group>,
@@ -139,7 +143,7 @@ pub(super) async fn acquire_groups(
     })
 }
 
-/// Takes one group after the other, as long as nobody is in the way.
+/// Acquires one group after the other, until a key is busy.
 pub(super) async fn take(
     first: Step,
     mut others: impl Iterator<Item = Group>,
@@ -151,7 +155,13 @@ pub(super) async fn take(
     let mut step = first;
     loop {
         let Step { attempts, answer } = step;
-        match answer.await {
+        let reply = match attempts.first() {
+            Some((_, AcquireAttempt { handle, request, .. })) => {
+                StoreCall::new(answer).reply(handle.shared(), &request.key).await
+            }
+            None => answer.await,
+        };
+        match reply {
             Ok(AcquireAllReply::Acquired { grants }) => {
                 attempts.iter().for_each(|(_, attempt)| attempt.unfinished(true));
                 let granted = attempts.into_iter().zip(grants);
@@ -189,7 +199,7 @@ fn place(attempts: &[At<AcquireAttempt>], at: usize) -> usize {
     attempts.get(at).map_or(0, |(at, _)| *at)
 }
 
-/// What passes is tried again, everything else is told of the key that it is about.
+/// A failure that passes is retried, every other one is reported with the key that it is about.
 fn failed<T>(at: usize, error: StoreError) -> Result<Round<T>, StoreError> {
     match error.is_passing() {
         true => Err(error),
@@ -197,7 +207,7 @@ fn failed<T>(at: usize, error: StoreError) -> Result<Round<T>, StoreError> {
     }
 }
 
-/// What the store has granted so far. Dropped, it is given back.
+/// What the store has granted so far. Dropping it releases that.
 #[derive(Default)]
 pub(super) struct Taken(Vec<At<(AcquireAttempt, Granted)>>);
 
@@ -206,12 +216,12 @@ impl Taken {
         self.0.is_empty()
     }
 
-    /// What was had besides.
+    /// Adds what another step was granted.
     pub(super) fn add(&mut self, mut other: Taken) {
         self.0.append(&mut other.0);
     }
 
-    /// Keeps what there is from running out; ends when that has failed.
+    /// Renews what there is; ends when that has failed.
     pub(super) async fn keep(&mut self) {
         let leases = self.0.iter().map(|(_, (attempt, _))| attempt.request.lease);
         let since = self.0.iter().map(|(_, (attempt, _))| attempt.sent());
@@ -231,7 +241,7 @@ impl Taken {
         }
     }
 
-    /// Has the leases begin now, so that all end at the same time: those that nobody renews, or all of them.
+    /// Begins the leases now, so that all end at the same time: of the locks that are not renewed, or of `all`.
     pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), StoreError> {
         let sent = clock::now();
         let mut lanes: BTreeMap<Lane, (Vec<usize>, Vec<RenewRequest>)> = BTreeMap::new();
@@ -256,7 +266,7 @@ impl Taken {
                 if renewal == Renewal::Gone {
                     return Err(StoreError::not_done(
                         Reason::Unreachable,
-                        "the lease of one lock had run out before the last was had",
+                        "the lease of one lock expired before the last was acquired",
                     ));
                 }
                 self.0[place].1.0.begun_anew(sent, renewal);
@@ -267,13 +277,13 @@ impl Taken {
 
     pub(super) fn guards(mut self) -> Result<Guards, StoreError> {
         let granted = std::mem::take(&mut self.0).into_iter();
-        // All of them, so that those are given back which are held, when one is not.
+        // All of them, so that those that are held get released if one is not.
         let guards: Vec<_> = granted
             .map(|(at, (attempt, granted))| match attempt.finished() {
                 true => attempt.granted(&granted).map(|guard| (at, guard)),
                 false => Err(StoreError::not_done(
                     Reason::Closed,
-                    "the client was shut down before the last lock was had",
+                    "the client was shut down before the last lock was acquired",
                 )),
             })
             .collect();

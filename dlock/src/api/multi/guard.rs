@@ -1,4 +1,4 @@
-//! What holding several locks gives.
+//! Held locks, several together.
 
 use std::fmt;
 use std::future::Future;
@@ -16,16 +16,16 @@ use crate::runtime::grants::Grant;
 use crate::runtime::members::Members;
 use crate::runtime::scope::Frames;
 
-/// In the order of their names; never none. One who asks for what may be several has mostly one.
+/// In the order of their names; never empty. A call that may name several keys mostly names one.
 pub(super) type Guards = SmallVec<[LockGuard; 1]>;
 
-/// Several locks that are held, until the guard is released or dropped.
+/// Several held locks, until the guard is released or dropped.
 ///
-/// It is a [`LockGuard`] of each, and **when one of them is lost, the whole is**: [`is_held`](Self::is_held)
-/// says no, [`lost`](Self::lost) ends, [`check`](Self::check) tells which it was, [`run`](Self::run) drops what it runs. The others stay
-/// taken until the guard is gone, so that nobody else begins while this caller still finds out.
+/// It is a [`LockGuard`] of each, and **when one of them is lost, the whole is**: [`is_held`](Self::is_held) says no,
+/// [`lost`](Self::lost) ends, [`check`](Self::check) tells which it was, [`run`](Self::run) drops what it runs. The
+/// others stay taken until the guard is gone, so that no other holder begins before this caller knows.
 ///
-/// Dropping the guard gives all of them back in the background, as for a [`LockGuard`].
+/// Dropping the guard releases all of them in the background, as for a [`LockGuard`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -39,7 +39,7 @@ pub(super) type Guards = SmallVec<[LockGuard; 1]>;
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```
-#[must_use = "the locks are given back when the guard is dropped"]
+#[must_use = "the locks are released when the guard is dropped"]
 pub struct MultiGuard {
     guards: Guards,
     held: Held,
@@ -77,8 +77,8 @@ impl MultiGuard {
         scope,
         frame,
         run,
-        /// None is left out because another one fails or was lost. [`Error::NotReleased`](crate::Error::NotReleased) has
-        /// all failures, when it fails for several.
+        /// Each is released, even if another one fails or was lost. [`Error::NotReleased`](crate::Error::NotReleased)
+        /// has all failures, if several fail.
         release,
     }
 }
@@ -108,8 +108,8 @@ impl Holding for MultiGuard {
     fn give_back(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut this = self;
         async move {
-            // All are on their way before the first answer is waited for. The last goes first: those who wait
-            // for several wait for the first, and find the others free then.
+            // All are sent before the first reply is awaited. The last key goes first: a waiter for several keys waits
+            // for the first, and then finds the others free.
             let releases: Vec<_> = this
                 .guards
                 .iter_mut()

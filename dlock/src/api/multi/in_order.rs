@@ -1,9 +1,9 @@
-//! The way out for a call that never finds all of its keys free at once: it takes one after the other, in the order of
-//! their names, and keeps those that it has for a while.
+//! The way out for a call that never finds all of its keys free at once: it acquires one after the other, in the order
+//! of their names, and keeps those that it has for a while.
 //!
-//! Calls that go this way cannot dead-lock with each other: all of them take their keys in the same order. With those
-//! who take single locks in another order they could, so who has something in the hand waits for the next key only for a
-//! time, gives all back when it is over, and looks for all at once again before it comes here with more patience.
+//! Calls that go this way cannot dead-lock with each other: all of them take their keys in the same order. They could
+//! dead-lock with callers that take single locks in another order. So a call that holds some of its keys waits for the
+//! next only for a limited time; then it releases all, tries all at once again, and comes back here with more patience.
 
 use std::time::Duration;
 
@@ -23,12 +23,12 @@ use crate::runtime::hold::Hold;
 use crate::runtime::release::RunToCompletion;
 use crate::store::{Announce, GrantId, StoreError};
 
-/// How many looks in a row may find one of the keys free and another one busy.
+/// How many attempts in a row may find one of the keys free and another one busy.
 const LOOKS: u32 = 8;
-/// How long is waited for a key at first with others in the hand, and at the most.
+/// How long a call that holds other keys waits for the next: at first, and at most.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// How often all was asked for in vain, and the patience that comes of it.
+/// Counts the failed rounds, and derives the patience.
 pub(super) struct InVain {
     looks: u32,
     patience: Duration,
@@ -42,7 +42,8 @@ impl InVain {
         }
     }
 
-    /// Once more. For how long a key is waited for now with others in the hand, if it has come to that.
+    /// One more failed round. Returns how long the call may now wait for a key while it holds others; `None` if it may
+    /// not yet.
     pub(super) fn again(&mut self) -> Option<Duration> {
         self.looks += 1;
         if self.looks < LOOKS {
@@ -56,8 +57,8 @@ impl InVain {
 }
 
 impl MultiCall {
-    /// Takes these keys one after the other; `None` where one of them was not had in time, or one that was had was lost
-    /// meanwhile: then nothing is kept.
+    /// Acquires these keys one after the other. `None` if one of them was not acquired in time, or was lost meanwhile:
+    /// then nothing is kept.
     pub(super) async fn in_order(
         &self,
         rest: &[usize],
@@ -68,7 +69,7 @@ impl MultiCall {
         let mut taken = Taken::default();
         for at in rest {
             let one = self.one(*at);
-            // The first is waited for with empty hands.
+            // The first is waited for while no key is held.
             let limit = (!taken.is_empty()).then(|| clock::now() + patience);
             let wait = Wait {
                 call: &one,
@@ -137,7 +138,7 @@ impl AcquireTarget for Next<'_> {
         let one = self.call.one(self.at);
         let again = one.has_position().then_some(ASK_IN_SET_EVERY);
         let handle = one.handle.clone();
-        // Takes its place in line now, and is finished and undone when this is dropped.
+        // Takes its position in the order of steps now, and is finished and undone when this is dropped.
         let step = Step::new(vec![(self.at, one)], handed, waiter);
         let gone = Gone::default();
         let undo = step.undone_by(&gone);

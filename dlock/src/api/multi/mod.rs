@@ -20,28 +20,27 @@ use crate::{Error, Held, Lock, LockKey, LockOptions};
 
 /// Several locks that are taken together, all of them or none, with the options of a [`Lock`].
 ///
-/// Made by [`LockClient::multi`](crate::LockClient::multi). For work on several things that others lock one
-/// by one, or in other combinations: a transfer between two accounts takes both, in whatever order they are
-/// named.
+/// Made by [`LockClient::multi`](crate::LockClient::multi). For work on several things that other code locks one by
+/// one, or in other combinations: a transfer between two accounts takes both, in whatever order they are named.
 ///
-/// - **Nobody waits with something in the hand.** When one of the locks is busy, none is kept: the call waits
-///   for the busy one and then takes all at once. So sets of locks cannot dead-lock, whatever they have in
-///   common and in whatever order they are named, and neither can they with locks that are taken one by one.
-/// - **And nobody starves.** A call that found one of the locks free and another one busy eight times takes them one
-///   after the other instead, in the order of their names and each in its turn, and keeps those that it has (renewed)
-///   while it waits for the next. Others who do so take theirs in the same order, so they cannot dead-lock. As somebody
-///   may hold a single lock of the set and wait for another one, the next is waited for only for a time: 1 s at first,
-///   then all are given back and looked for at once again, and each time after that twice as long, at most a minute.
-/// - **One step where the store allows it**: on memory and on one Redis or Valkey server all locks are granted
-///   by one step of the store, or none is. Otherwise they are taken one after the other, in the order of their
-///   names, and given back when one of them is busy.
-/// - **The lease begins for all of them at the same time**, when the last is had, however long that took.
+/// - **No call waits while it holds a part.** When one of the locks is busy, none is kept: the call waits for the busy
+///   one and then takes all at once. So sets of locks cannot dead-lock, whatever they have in common and in whatever
+///   order they are named, and neither can they with locks that are taken one by one.
+/// - **No call starves.** A call that found one of the locks free and another one busy eight times takes them one after
+///   the other instead, in the order of their names and each as a queued waiter, and keeps (and renews) what it holds
+///   while it waits for the next. Other such calls use the same order, so they cannot dead-lock. But a caller may hold
+///   a single lock of the set and wait for another, so the wait for the next is limited: 1 s at first; then all are
+///   released and tried at once again, and each time after that the limit doubles, up to a minute.
+/// - **One step where the store allows it**: on memory and on one Redis or Valkey server all locks are granted by one
+///   step of the store, or none is. Otherwise they are acquired one after the other, in the order of their names, and
+///   released when one of them is busy.
+/// - **The lease begins for all of them at the same time**, when the last is acquired, however long that took.
 /// - **When one of them is lost, the whole is**: see [`MultiGuard`].
 ///
 /// A set has at most [`MAX_AT_ONCE`](crate::MAX_AT_ONCE) locks. Keys that are named twice count once. A key that an enclosing frame holds is re-entered.
 ///
-/// Where a lock that somebody waits for in a set is given back in this process, it goes to the store, also
-/// where [`local_handoffs`](Lock::local_handoffs) would pass it on to a single lock.
+/// A lock that a call in this process waits for as part of a set goes back to the store when it is released, even where
+/// [`local_handoffs`](Lock::local_handoffs) would hand it off to the waiter of a single lock.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -104,14 +103,15 @@ impl MultiLock {
         wait,
         max_hold,
         min_hold,
-        /// Counted are the waiters of the lock that this call waits for.
+        /// The waiters of the lock that this call waits for are counted.
         max_waiters,
-        /// That is to a call that wants it alone; see [`Lock::local_handoffs`].
+        /// This applies to a handoff to a call that wants the lock alone; see [`Lock::local_handoffs`].
         local_handoffs,
     }
 
     /// Has new readers of a read-write lock stand back while this call waits for it to write. See
-    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). Of several, it is the one that is waited for.
+    /// [`RwLock::prefer_writers`](crate::RwLock::prefer_writers). With several read-write locks, that is the lock that
+    /// the call waits for at the moment.
     pub fn prefer_writers(self) -> MultiLock {
         self.each(Lock::prefer_writers)
     }
@@ -122,22 +122,22 @@ impl MultiLock {
         &self.keys
     }
 
-    /// Whether names and options make sense, as each acquire checks it.
+    /// Checks names and options as each acquire does.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also when there is no name at all, or more than
+    /// [`Error::InvalidKey`], or [`Error::InvalidOption`], also for no name at all, or more than
     /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     pub fn check(&self) -> Result<(), Error> {
         self.call(true, Location::caller()).check()
     }
 
-    /// Takes all of the locks if all are free, without waiting for anybody.
+    /// Acquires all of the locks if all are free, without waiting.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when somebody else has one of them (it names the first that was found busy), and
-    /// everything that [`acquire`](Self::acquire) may answer.
+    /// [`Error::NotAcquired`] when another holder has one of them (it names the first that was found busy), and every
+    /// error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -145,12 +145,12 @@ impl MultiLock {
         self.call(true, Location::caller()).run()
     }
 
-    /// Takes all of the locks, and waits for them as long as [`wait`](Self::wait) allows.
+    /// Acquires all of the locks, waiting as long as [`wait`](Self::wait) allows.
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::acquire`]; they name the lock that they are about. When the wait is over that is the
-    /// one that was waited for last.
+    /// Those of [`Lock::acquire`]; they name the lock in question. When the wait time is over, that is the lock that
+    /// the call waited for last.
     ///
     /// Cancel safe, as [`Lock::acquire`] is: dropped at any point it leaves none of the locks.
     #[track_caller]
@@ -165,12 +165,12 @@ impl MultiLock {
         }
     }
 
-    /// Takes all of the locks as [`acquire`](Self::acquire) does, runs the closure's future inside, and gives
-    /// them back: when it is done, and also when it panics or is dropped. A nested acquire of any of them
-    /// re-enters. When one of them is lost the future is dropped.
+    /// Acquires all of the locks as [`acquire`](Self::acquire) does, runs the closure's future inside, and releases
+    /// them: when the future is done, and also when it panics or is dropped. A nested acquire of any of them re-enters.
+    /// When one of them is lost the future is dropped.
     ///
-    /// A release that fails after the work was done does not take the result away; it is logged, and the
-    /// lease ends the lock.
+    /// A release that fails after the work was done does not discard the result; it is logged, and the lease ends the
+    /// lock.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! Semaphores: so many at a time.
+//! Semaphores: a limited number of permits.
 //!
-//! Of a [`Semaphore`] every permit has an owner, and comes back when that one is gone. An
-//! [`UnownedSemaphore`] is a number that is taken from and added to, for sharing with those who use it so.
+//! Every permit of a [`Semaphore`] has an owner, and comes back when its owner is gone. An [`UnownedSemaphore`] is a
+//! number that is taken from and added to, for sharing with services that use it so.
 
 mod number;
 mod permit;
@@ -41,35 +41,32 @@ use crate::{Error, Held, LockKey, LockOptions};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SemaphoreStatus {
-    /// In all, free or held. Of an [`UnownedSemaphore`], of which nobody knows how many were taken, those that
-    /// are free.
+    /// In all, free or held. For an [`UnownedSemaphore`], which does not count taken permits, the free ones.
     pub total: i64,
-    /// Held by somebody, in any process. Nobody is known to hold permits of an [`UnownedSemaphore`].
+    /// Held, in any process. Always 0 for an [`UnownedSemaphore`], which does not know its holders.
     pub held: u64,
-    /// Free: below zero while more are held than there are, since some were taken away.
+    /// Free: below zero while more are held than the total, which was reduced.
     pub available: i64,
 }
 
 /// A semaphore across all processes, by name, with options: at most so many permits are held at a time. With
 /// the data of Redisson's `RPermitExpirableSemaphore`.
 ///
-/// Made by [`LockClient::semaphore`](crate::LockClient::semaphore). A [`Permit`] is renewed while its guard
-/// lives and comes back after a crash of its holder, when its lease has run out; its holder is told in time
-/// when it is lost, and it carries a fencing token, just as the guard of a [`Lock`](crate::Lock). Two permits
-/// are two, also of one task: there is no re-entry, so code that holds permits and asks for more can wait for
-/// itself.
+/// Made by [`LockClient::semaphore`](crate::LockClient::semaphore). A [`Permit`] is renewed while its guard lives and
+/// comes back after a crash of its holder, when its lease has expired; its holder is told in time when it is lost, and
+/// it carries a fencing token, just as the guard of a [`Lock`](crate::Lock). Two permits are two, also of one task:
+/// there is no re-entry, so code that holds permits and asks for more can wait for itself.
 ///
-/// **How many permits there are** is kept by the store. [`permits`](Self::permits) says it for a semaphore of
-/// which nobody has said it; after that it is changed at run time by [`set_permits`](Self::set_permits),
-/// [`add_permits`](Self::add_permits) and [`remove_permits`](Self::remove_permits). As long as nobody has said
-/// it there are none.
+/// **The total** is kept by the store. [`permits`](Self::permits) sets it for a semaphore that has none yet; after that
+/// it is changed at run time by [`set_permits`](Self::set_permits), [`add_permits`](Self::add_permits) and
+/// [`remove_permits`](Self::remove_permits). Until it is set there are no permits.
 ///
-/// **Who is served first.** Those who wait in one process are served in the order in which they came, whatever
-/// they ask for. As long as all wait for one permit, the processes compete for what comes free. When somebody
-/// waits for several, the processes too are served in the order in which the first in line of each came to
-/// the store, so that nobody who asks for many is passed over for ever by those who ask for few; a process
-/// that is not heard of for 5 s has lost its place. [`try_acquire`](Self::try_acquire) takes only what is not
-/// kept for others. Java knows nothing of this order and takes what is free.
+/// **Which waiter is served first.** The waiters of one process are served in the order in which they came, whatever
+/// they ask for. As long as all waiters ask for one permit, the processes compete for free permits. When a waiter asks
+/// for several, the processes too are served in order: by the time at which the first waiter of each came to the store.
+/// So a waiter for many permits is not passed over for ever by waiters for few; a process that stays silent for 5 s
+/// loses its position. [`try_acquire`](Self::try_acquire) takes only permits that are not kept for waiters. Java does
+/// not know this order and takes what is free.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -106,8 +103,8 @@ impl Semaphore {
         }
     }
 
-    /// How many permits there are in all, where nobody has said so yet; a number that the store knows already
-    /// stays. The number is not said by default, and such a semaphore is waited for until somebody says it.
+    /// The total, unless the store has one already, which stays. Without this option an unset semaphore has no permits,
+    /// and an acquire waits until the total is set.
     pub fn permits(mut self, total: u32) -> Semaphore {
         self.total = Some(total);
         self
@@ -144,12 +141,12 @@ impl Semaphore {
         self.call(1, true, Location::caller()).check()
     }
 
-    /// Takes one permit if one is free, without waiting for anybody: asks the store once.
+    /// Acquires one permit if one is free, without waiting: asks the store once.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when none is free, or none that is not kept for others who wait; and everything
-    /// that [`acquire`](Self::acquire) may answer.
+    /// [`Error::NotAcquired`] when no permit is free, or the free ones are kept for waiters; and every error of
+    /// [`acquire`](Self::acquire).
     ///
     /// Cancel safe.
     #[track_caller]
@@ -157,11 +154,11 @@ impl Semaphore {
         self.take(1, true, Location::caller())
     }
 
-    /// Takes so many permits if they are free, all or none, without waiting for anybody.
+    /// Acquires so many permits if they are free, all or none, without waiting.
     ///
     /// # Errors
     ///
-    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for none at all or for more than
+    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for zero permits or more than
     /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     ///
     /// Cancel safe.
@@ -173,30 +170,30 @@ impl Semaphore {
         self.take(permits, true, Location::caller())
     }
 
-    /// Takes one permit, and waits for it as long as [`wait`](Self::wait) allows.
+    /// Acquires one permit, waiting as long as [`wait`](Self::wait) allows.
     ///
     /// # Errors
     ///
-    /// - [`Error::NotAcquired`] when the store says that there is none, until the wait is over.
+    /// - [`Error::NotAcquired`] when no permit became available within the wait time.
     /// - [`Error::TooManyWaiters`], [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::KeyTaken`],
-    ///   [`Error::ClientClosed`] as they say.
-    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault,
-    ///   or did not reply before the wait was over. Failures that may pass are tried again until the wait is over, at most for
+    ///   [`Error::ClientClosed`]: see each.
+    /// - [`Error::Unreachable`], [`Error::OutcomeUnknown`] or [`Error::Refused`] when the store is at fault, or did not
+    ///   reply within the wait time. Failures that may pass are retried within the wait time, at most for
     ///   [`retry_for`](crate::LockClientBuilder::retry_for).
     ///
-    /// Cancel safe: dropped at any point it leaves no permit, no place in a queue and no subscription, and a
-    /// wake-up that it consumed goes to the next waiter. Whatever is under way is undone in the background.
+    /// Cancel safe: dropped at any point it leaves no permit, no queue position and no subscription, and a wake-up that
+    /// it consumed goes to the next waiter. Whatever is under way is undone in the background.
     #[track_caller]
     pub fn acquire(&self) -> impl Future<Output = Result<Permit, Error>> + Send + use<> {
         self.take(1, false, Location::caller())
     }
 
-    /// Takes so many permits, all or none, and waits for them as long as [`wait`](Self::wait) allows. A caller that asks
-    /// for more than there are lets all others pass, and goes to the end of the line when enough have been added.
+    /// Acquires so many permits, all or none, waiting as long as [`wait`](Self::wait) allows. A caller that asks for
+    /// more than there are lets all others pass, and goes to the end of the queue when enough have been added.
     ///
     /// # Errors
     ///
-    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for none at all or for more than
+    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for zero permits or more than
     /// [`MAX_AT_ONCE`](crate::MAX_AT_ONCE).
     ///
     /// Cancel safe, as [`acquire`](Self::acquire).
@@ -205,11 +202,11 @@ impl Semaphore {
         self.take(permits, false, Location::caller())
     }
 
-    /// Takes a permit as [`acquire`](Self::acquire) does, runs the closure's future, and gives the permit back:
-    /// when it is done, and also when it panics or is dropped. When the permit is lost the future is dropped.
+    /// Acquires a permit as [`acquire`](Self::acquire) does, runs the closure's future, and releases the permit: when
+    /// the future is done, and also when it panics or is dropped. When the permit is lost the future is dropped.
     ///
-    /// A release that fails after the work was done does not take the result away; it is logged, and the lease
-    /// ends the permit.
+    /// A release that fails after the work was done does not discard the result; it is logged, and the lease ends the
+    /// permit.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -266,8 +263,7 @@ impl Semaphore {
         }
     }
 
-    /// How many permits there are, and how many of them are free; `None` where nobody has said how many there
-    /// are.
+    /// The total, and the number of free permits; `None` while the total is not set.
     ///
     /// # Errors
     ///
@@ -277,8 +273,8 @@ impl Semaphore {
         self.number().status().await
     }
 
-    /// How many permits are free; below zero while more are held than there are, since some were taken away,
-    /// and zero where nobody has said how many there are.
+    /// How many permits are free; below zero while more are held than the total, which was reduced; zero while the
+    /// total is not set.
     ///
     /// # Errors
     ///
@@ -287,7 +283,7 @@ impl Semaphore {
         self.number().available().await
     }
 
-    /// Says how many permits there are in all, where nobody has; `false` where somebody had.
+    /// Sets the total if it is not set; returns `false` if it was.
     ///
     /// # Errors
     ///
@@ -296,8 +292,8 @@ impl Semaphore {
         self.number().set(total, true).await
     }
 
-    /// Says how many permits there are in all, from now on; whether that is news. Permits that are held stay
-    /// so: where they are more than there are now, the next are given out when enough have come back.
+    /// Sets the total from now on; returns whether that changes it. Held permits stay held: if more are held than the
+    /// new total, the next acquire succeeds once enough were released.
     ///
     /// # Errors
     ///
@@ -310,7 +306,7 @@ impl Semaphore {
         self.number().set(total, false).await
     }
 
-    /// Adds permits; where nobody has said how many there are, there are so many from now on.
+    /// Adds permits to the total; an unset total counts as zero.
     ///
     /// # Errors
     ///
@@ -319,8 +315,8 @@ impl Semaphore {
         self.number().add(i64::from(permits), permits).await
     }
 
-    /// Takes permits away. Those that are held stay so: where more are taken away than are free, the next are
-    /// given out when enough have come back.
+    /// Reduces the total. Held permits stay held: if more are removed than are free, the next acquire succeeds once
+    /// enough were released.
     ///
     /// # Errors
     ///
@@ -330,8 +326,8 @@ impl Semaphore {
         self.number().add(-i64::from(permits), permits).await
     }
 
-    /// Forgets the semaphore and who holds its permits; whether there was one. Who holds permits is told at the
-    /// next renewal or check.
+    /// Deletes the semaphore and its permits; returns whether there was one. Holders of permits are told at the next
+    /// renewal or check.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The number of permits of a semaphore, whoever has them.
+//! The number of permits of a semaphore, with or without owners.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{Error, LockKey};
 pub(super) struct Number<'a> {
     pub(super) handle: &'a Arc<Handle>,
     pub(super) key: &'a LockKey,
-    /// Nobody knows who has permits.
+    /// The permits have no owners.
     pub(super) unowned: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What holding permits gives.
+//! Held permits.
 
 use std::fmt;
 use std::future::Future;
@@ -6,15 +6,15 @@ use std::future::Future;
 use crate::api::guard::{LockGuard, Wraps};
 use crate::api::methods::hold_methods;
 
-/// Permits of a [`Semaphore`](super::Semaphore) that are held, until the guard is released or dropped.
+/// Held permits of a [`Semaphore`](super::Semaphore), until the guard is released or dropped.
 ///
-/// It is to them what a [`LockGuard`] is to a lock: while it lives the watchdog renews the lease (unless it was
-/// fixed), and [`lost`](Self::lost) tells when that failed. **When the lease runs out, a guard that is asked
-/// answers so before the store gives the permits to somebody else.** That holds among dlock's clients; a Java
-/// service takes permits back by its own clock.
+/// It is to them what a [`LockGuard`] is to a lock: while it lives the watchdog renews the lease (unless it was fixed),
+/// and [`lost`](Self::lost) tells when that failed. **When the lease expires, the guard reports the loss before the
+/// store grants the permits to another client.** That holds among dlock's clients; a Java service takes permits back by
+/// its own clock.
 ///
-/// Dropping the guard gives the permits back in the background: from any thread, inside or outside a runtime,
-/// in a panic, without blocking. [`release`](Self::release) waits for it and tells the outcome.
+/// Dropping the guard releases the permits in the background: from any thread, inside or outside a runtime, in a panic,
+/// without blocking. [`release`](Self::release) waits for it and tells the outcome.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -27,7 +27,7 @@ use crate::api::methods::hold_methods;
 /// permit.release().await?; // or drop it
 /// # Ok(()) }
 /// ```
-#[must_use = "the permits are given back when the guard is dropped"]
+#[must_use = "the permits are released when the guard is dropped"]
 pub struct Permit {
     guard: LockGuard,
     amount: u32,
@@ -38,7 +38,7 @@ impl Permit {
         Permit { guard, amount }
     }
 
-    /// How many permits it is.
+    /// The number of permits.
     #[must_use]
     pub fn permits(&self) -> u32 {
         self.amount
@@ -56,7 +56,7 @@ impl Permit {
         ensure,
         held,
         run,
-        /// All permits of this guard are given back.
+        /// All permits of this guard are released.
         release,
     }
 }

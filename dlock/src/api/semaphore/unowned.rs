@@ -1,4 +1,4 @@
-//! The semaphore that keeps no account of who has its permits.
+//! The semaphore whose permits have no owner.
 
 use std::fmt;
 use std::future::Future;
@@ -20,17 +20,16 @@ const UNDONE_WITHIN: Duration = Duration::from_secs(60);
 
 /// A number of permits across all processes that is taken from and added to, by name; Redisson's `RSemaphore`.
 ///
-/// Made by [`LockClient::unowned_semaphore`](crate::LockClient::unowned_semaphore). **Permits have no owner and
-/// no lease: what a process took and did not give back before it crashed is gone**, until somebody adds as many;
-/// and anybody may give back what nobody took. Use a [`Semaphore`](super::Semaphore), unless you share this one
-/// with services that use Redisson's, or hand permits from one process to another.
+/// Made by [`LockClient::unowned_semaphore`](crate::LockClient::unowned_semaphore). **Permits have no owner and no
+/// lease: a permit that a process took and did not release before it crashed is gone**, until a permit is added; and
+/// any process may release permits that no process took. Use a [`Semaphore`](super::Semaphore), unless you share this
+/// one with services that use Redisson's, or hand permits from one process to another.
 ///
-/// Every step is carried out once, however often it had to be sent. An acquire that is dropped, or of which
-/// nobody can tell in time whether the store took the permits, is undone in the background, as long as the
-/// store comes back within a minute.
+/// Every step is carried out once, however often it had to be sent. An acquire that is dropped, or whose outcome cannot
+/// be learned in time, is undone in the background, as long as the store comes back within a minute.
 ///
-/// Those who wait in one process are served in the order in which they came; there is no order between
-/// processes, as in Redisson: who asks for many may be passed over by those who ask for few.
+/// The waiters of one process are served in the order in which they came. There is no order between processes, as in
+/// Redisson: a waiter for many permits may be passed over by waiters for few.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -60,8 +59,8 @@ impl UnownedSemaphore {
         }
     }
 
-    /// How many permits there are in the beginning, where nobody has said so yet. The number is not said by
-    /// default, and such a semaphore is waited for until somebody says it.
+    /// The initial number of permits, unless it is set already. Without this option an unset semaphore has no permits,
+    /// and an acquire waits until the number is set.
     pub fn permits(mut self, total: u32) -> UnownedSemaphore {
         self.total = Some(total);
         self
@@ -93,11 +92,11 @@ impl UnownedSemaphore {
         self.asks(1).check()
     }
 
-    /// Takes one permit if one is free, without waiting for anybody: asks the store once.
+    /// Acquires one permit if one is free, without waiting: asks the store once.
     ///
     /// # Errors
     ///
-    /// [`Error::NotAcquired`] when none is free, and everything that [`acquire`](Self::acquire) may answer.
+    /// [`Error::NotAcquired`] when no permit is free, and every error of [`acquire`](Self::acquire).
     ///
     /// Cancel safe: dropped at any point it leaves no permit taken.
     #[track_caller]
@@ -105,23 +104,22 @@ impl UnownedSemaphore {
         self.take(1, true, Location::caller())
     }
 
-    /// Takes so many permits if they are free, all or none, without waiting for anybody.
+    /// Acquires so many permits if they are free, all or none, without waiting.
     ///
     /// # Errors
     ///
-    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for none at all. Cancel safe,
-    /// likewise.
+    /// As for [`try_acquire`](Self::try_acquire), and [`Error::InvalidOption`] for zero permits. Cancel safe, likewise.
     #[track_caller]
     pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         self.take(permits, true, Location::caller())
     }
 
-    /// Takes one permit, and waits for it as long as [`wait`](Self::wait) allows.
+    /// Acquires one permit, waiting as long as [`wait`](Self::wait) allows.
     ///
     /// # Errors
     ///
-    /// As for [`Semaphore::acquire`](super::Semaphore::acquire). Whenever it fails no permit was taken, or what
-    /// was taken is given back in the background.
+    /// As for [`Semaphore::acquire`](super::Semaphore::acquire). Whenever it fails no permit was taken, or the taken
+    /// permits are released in the background.
     ///
     /// Cancel safe: dropped at any point it leaves no permit taken and no subscription, and a wake-up that it
     /// consumed goes to the next waiter.
@@ -130,11 +128,11 @@ impl UnownedSemaphore {
         self.take(1, false, Location::caller())
     }
 
-    /// Takes so many permits, all or none, and waits for them as long as [`wait`](Self::wait) allows.
+    /// Acquires so many permits, all or none, waiting as long as [`wait`](Self::wait) allows.
     ///
     /// # Errors
     ///
-    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for none at all. Cancel safe, likewise.
+    /// As for [`acquire`](Self::acquire), and [`Error::InvalidOption`] for zero permits. Cancel safe, likewise.
     #[track_caller]
     pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         self.take(permits, false, Location::caller())
@@ -171,7 +169,7 @@ impl UnownedSemaphore {
         }
     }
 
-    /// Gives one permit back, whoever took it.
+    /// Releases one permit, whichever process took it.
     ///
     /// # Errors
     ///
@@ -180,22 +178,22 @@ impl UnownedSemaphore {
         self.release_many(1).await
     }
 
-    /// Gives so many permits back, whoever took them: the number of free ones grows.
+    /// Releases so many permits, whichever process took them: the number of free ones grows.
     ///
     /// # Errors
     ///
-    /// [`Error::NoPermitsSet`] where nobody has said how many permits there are, so that none can have been
-    /// taken, which changes nothing; [`Error::InvalidOption`] for none at all or for more than can be;
-    /// [`Error::InvalidKey`], [`Error::KeyTaken`], or a failure of the store that lasts for
-    /// [`retry_for`](crate::LockClientBuilder::retry_for). After [`Error::OutcomeUnknown`] they were given back
-    /// once or not at all.
+    /// [`Error::NoPermitsSet`] while the number of permits is not set, so that none can have been taken: nothing
+    /// changes; [`Error::InvalidOption`] for zero permits or for more than there can be; [`Error::InvalidKey`],
+    /// [`Error::KeyTaken`], or a failure of the store that lasts for
+    /// [`retry_for`](crate::LockClientBuilder::retry_for). After [`Error::OutcomeUnknown`] they were released once or
+    /// not at all.
     ///
     /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
     pub async fn release_many(&self, permits: u32) -> Result<(), Error> {
         self.number().give(permits).await.map(drop)
     }
 
-    /// Takes all permits that are free, and answers how many they were.
+    /// Takes all free permits; returns how many.
     ///
     /// # Errors
     ///
@@ -207,8 +205,8 @@ impl UnownedSemaphore {
         self.number().drain().await
     }
 
-    /// How many permits are free: below zero where more were taken away than were free, and zero where nobody
-    /// has said how many there are.
+    /// How many permits are free: below zero where more were removed than were free, and zero while the number is not
+    /// set.
     ///
     /// # Errors
     ///
@@ -217,7 +215,7 @@ impl UnownedSemaphore {
         self.number().available().await
     }
 
-    /// Says how many permits there are, where nobody has; `false` where somebody had.
+    /// Sets the number of permits if it is not set; returns `false` if it was.
     ///
     /// # Errors
     ///
@@ -226,31 +224,31 @@ impl UnownedSemaphore {
         self.number().set(total, true).await
     }
 
-    /// Adds permits; where nobody has said how many there are, there are so many from now on.
+    /// Adds permits; an unset number counts as zero.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] for none at all or for more than can be, [`Error::InvalidKey`],
-    /// [`Error::KeyTaken`], or a failure of the store that lasts. After [`Error::OutcomeUnknown`] they were
-    /// added once or not at all.
+    /// [`Error::InvalidOption`] for zero permits or for more than there can be, [`Error::InvalidKey`],
+    /// [`Error::KeyTaken`], or a failure of the store that lasts. After [`Error::OutcomeUnknown`] they were added once
+    /// or not at all.
     ///
     /// Cancel safe: once polled, the step is carried out once, also when its answer is lost or this is dropped.
     pub async fn add_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
         self.number().add(i64::from(permits), permits).await
     }
 
-    /// Takes permits away. Nobody knows how many were taken by others, so the number may fall below zero: then
-    /// the next are given out when enough have come back.
+    /// Removes permits. The number of taken permits is unknown, so the number of free ones may fall below zero: then
+    /// the next acquire succeeds once enough were released.
     ///
     /// # Errors
     ///
-    /// [`Error::TooFewPermits`] where nobody has said how many there are; and as for
-    /// [`add_permits`](Self::add_permits). Cancel safe, likewise.
+    /// [`Error::TooFewPermits`] while the number of permits is not set; and as for [`add_permits`](Self::add_permits).
+    /// Cancel safe, likewise.
     pub async fn remove_permits(&self, permits: u32) -> Result<SemaphoreStatus, Error> {
         self.number().add(-i64::from(permits), permits).await
     }
 
-    /// Forgets the semaphore; whether there was one.
+    /// Deletes the semaphore; returns whether there was one.
     ///
     /// # Errors
     ///

@@ -67,13 +67,13 @@ rules! {
     ReleaseNotRepeated "release-not-repeated" CLEANUP
         "a release that has failed is repeated"
     ShutdownForgetsPartialSet "shutdown-forgets-partial-set" CLEANUP
-        "a shutdown gives back the locks of sets that are not complete"
+        "a shutdown releases the locks of sets that are not complete"
     WaiterForgottenWhenHeadCancelled "waiter-forgotten-when-head-cancelled" WAITING
         "the next waiter becomes the queue head when that is cancelled"
     NotificationLostBeforeSleep "notification-lost-before-sleep" WAITING
         "a notification that comes between the request and the sleep ends the sleep"
     NotificationToldOnce "notification-told-once" WAITING
-        "those who listen for a name are told each time that it comes free"
+        "subscribers of a name are notified each time that it becomes available"
     SubscriptionDroppedWithHead "subscription-dropped-with-head" WAITING
         "the subscription of the queue head is the next head's, and goes on"
     HandoffToUnpolledWaiter "handoff-to-unpolled-waiter" WAITING

@@ -9,7 +9,8 @@ use super::process::{next_number, with_random};
 /// The same order in every run.
 pub(crate) type State = BuildHasherDefault<Mixing>;
 
-/// Nobody chooses names of a simulation to collide: what is hashed is only mixed, since it is hashed again and again.
+/// Users of a simulation do not choose names that collide: what is hashed is only mixed, since it is hashed again and
+/// again.
 #[derive(Default)]
 pub(crate) struct Mixing(u64);
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::base::moment::Moment;
 use crate::engine::evidence::Verdict;
+use crate::engine::fairness::YieldRound;
 use crate::store::{Announce, StoreError};
 
 /// How a lock is asked for.
@@ -36,7 +37,7 @@ pub(crate) enum Event {
         /// How many processes listen for the release.
         listeners: Option<u64>,
     },
-    /// There are fewer permits in all than are wanted.
+    /// There are fewer permits in all than were asked for.
     TooFewPermits,
     /// The request failed; the pause after it is jittered by a number from 0 up to 1.
     Failed {
@@ -49,8 +50,19 @@ pub(crate) enum Event {
     HandedOff { is_held: bool },
     /// The waiter was not polled in time, and lost what it had in this process.
     Withdrawn,
-    /// A notification says that the lock has become available.
-    CameFree,
+    /// A notification says that the lock has become available; there have been so many of them.
+    CameFree { notifications: u64 },
+    /// Other processes were to go first. `came` says that one did, and `round` which ones follow.
+    Yielded {
+        came: bool,
+        round: Option<YieldRound>,
+        notifications: u64,
+        listens: bool,
+    },
+    /// The process that was let go first has come and gone; there have been so many notifications.
+    OtherCame { notifications: u64 },
+    /// It did not come in time.
+    NoneCame,
     /// A notification says that another process has taken the lock.
     Taken,
     /// The rank that was drawn.
@@ -76,7 +88,7 @@ pub(crate) struct Step {
     pub(crate) shares_evidence: bool,
     /// No permit is free and none comes back by itself: an operator has to be told.
     pub(crate) warns: bool,
-    /// The position is in doubt: the next request is for another one.
+    /// The position is uncertain: the next request is for another one.
     pub(crate) new_position: bool,
     /// Subscribe, before anything else is waited for.
     pub(crate) listens: bool,
@@ -96,6 +108,8 @@ pub(crate) enum Next {
     Wait(Wait),
     /// Draw a rank among so many processes.
     Draw { among: u64 },
+    /// Let another process go first, which has so long to come; if the waiter waited before, no longer than that.
+    LetGo { patience: Duration },
     /// Wait for what other processes do with the lock that has become available.
     LeaveToOthers { until: Moment },
     /// The end.

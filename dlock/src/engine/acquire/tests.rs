@@ -17,6 +17,7 @@ const WRITE: Rules = Rules {
 };
 
 const MAY_ASK: Event = Event::MayAsk { listens: false };
+const CAME_FREE: Event = Event::CameFree { notifications: 7 };
 const GRANTED: Event = Event::Granted { ends_position: true };
 
 fn ms(ms: u64) -> Duration {
@@ -99,6 +100,7 @@ fn said(step: &Step) -> String {
             said + if wait.sends_as_head { " (send as head)" } else { "" }
         }
         Next::Draw { among } => format!("draw among {among}"),
+        Next::LetGo { patience } => format!("let one go for {}", patience.as_millis()),
         Next::LeaveToOthers { until } => format!("leave until {}", after(*until)),
         Next::Report(Report::GaveUp(Verdict::NotAcquired { remaining })) => format!("busy for {remaining:?}"),
         Next::Report(Report::GaveUp(Verdict::Failed(error))) => match error.outcome {
@@ -132,9 +134,9 @@ fn head_asks_listens_waits_and_asks_again_until_it_is_granted_the_lock() {
             (5, busy(3000), "head waits, listen, wait until 1505"),
             (1505, Event::Due, "share, send"),
             (1510, busy(2500), "head waits, wait until 2760"),
-            (2000, Event::CameFree, "share, send"),
+            (2000, CAME_FREE, "share, send"),
             (2005, busy(None), "head waits, wait until 32005"),
-            (2010, Event::CameFree, "share, send"),
+            (2010, CAME_FREE, "share, send"),
             (2015, GRANTED, "Granted"),
         ],
     );
@@ -257,7 +259,7 @@ fn operator_is_warned_once_where_no_permit_comes_back() {
             (0, queued(500), "head waits, listen, wait until 500"),
             (500, Event::Due, "share, send"),
             (500, busy(None), "head waits, warn, wait until 30500"),
-            (900, Event::CameFree, "share, send"),
+            (900, CAME_FREE, "share, send"),
             (900, busy(None), "head waits, wait until 30900"),
         ],
     );
@@ -270,9 +272,9 @@ fn of_a_crowd_a_process_asks_by_its_rank() {
             (0, MAY_ASK, "send"),
             (5, crowd(100), "head waits, listen, wait until 1505"),
             // It has only just begun to listen.
-            (6, Event::CameFree, "share, send"),
+            (6, CAME_FREE, "share, send"),
             (11, crowd(100), "head waits, wait until 1511"),
-            (100, Event::CameFree, "draw among 100"),
+            (100, CAME_FREE, "draw among 100"),
         ];
         all.extend(rows);
         run(PLAIN, true, all);
@@ -287,16 +289,16 @@ fn of_a_crowd_a_process_asks_by_its_rank() {
     waiting(vec![
         (100, Event::Drawn(4), "leave until 120"),
         (110, Event::Taken, "wait until 1511"),
-        (111, Event::CameFree, "draw among 100"),
+        (111, CAME_FREE, "draw among 100"),
         (111, Event::Drawn(99), "leave until 591"),
-        (200, Event::CameFree, "draw among 100"),
+        (200, CAME_FREE, "draw among 100"),
         (200, Event::Drawn(0), "share, send, announcing Grant"),
     ]);
     // Not longer than it would have waited anyway.
     waiting(vec![
         (100, Event::Drawn(4), "leave until 120"),
         (110, Event::Taken, "wait until 1511"),
-        (1500, Event::CameFree, "draw among 100"),
+        (1500, CAME_FREE, "draw among 100"),
         (1500, Event::Drawn(99), "leave until 1511"),
     ]);
 }
@@ -313,7 +315,7 @@ fn waiter_of_a_fair_lock_asks_often_and_listens_as_the_head_or_when_it_takes_lon
             (105, Event::QuietOver, "listen, continue"),
             (1505, Event::Due, "send (poll by 4005)"),
             (1510, busy(100), "wait until 1611 (poll by 2611) (send as head)"),
-            (1550, Event::CameFree, "send (poll by 4050)"),
+            (1550, CAME_FREE, "send (poll by 4050)"),
             (1555, GRANTED, "Granted"),
         ],
     );
@@ -408,4 +410,84 @@ fn waiter_that_leaves_gives_up_its_position_unless_it_waits_again_or_has_none() 
         }
         assert_eq!(acquire.gives_up_position(), gives_up, "{rules:?} {events:?}");
     }
+}
+
+/// As other processes went first until the round ends with the notification of this number.
+fn yielded(came: bool, all: Option<u64>, notifications: u64) -> Event {
+    Event::Yielded {
+        came,
+        round: all.map(|all| YieldRound::until(all, ms(8))),
+        notifications,
+        listens: true,
+    }
+}
+
+fn came(notifications: u64) -> Event {
+    Event::OtherCame { notifications }
+}
+
+#[test]
+fn processes_that_wait_elsewhere_go_first_before_the_first_request() {
+    for rows in [
+        vec![(0, yielded(true, None, 5), "send")],
+        vec![(0, yielded(false, Some(9), 5), "send")],
+        vec![(0, yielded(true, Some(5), 5), "send")],
+        vec![
+            (0, yielded(true, Some(7), 5), "let one go for 8"),
+            (2, came(6), "let one go for 8"),
+            (4, came(7), "send"),
+        ],
+        vec![
+            (0, yielded(true, Some(9), 5), "let one go for 8"),
+            (8, Event::NoneCame, "send"),
+        ],
+        vec![
+            (0, yielded(true, Some(9), 5), "let one go for 8"),
+            (1, Event::Closed, "Closed"),
+        ],
+    ] {
+        run(PLAIN, true, rows);
+    }
+}
+
+#[test]
+fn they_go_first_again_whenever_the_lock_becomes_available_until_all_have_come() {
+    let begins = || {
+        vec![
+            (0, yielded(false, Some(9), 5), "send"),
+            (5, busy(3000), "head waits, wait until 1505"),
+            (10, CAME_FREE, "let one go for 8"),
+        ]
+    };
+    for rest in [
+        vec![(12, came(8), "let one go for 8"), (14, came(9), "share, send")],
+        vec![(18, Event::NoneCame, "share, send")],
+        // The time to ask anyway has come.
+        vec![(1505, Event::Due, "share, send")],
+        vec![(12, Event::HandedOff { is_held: true }, "HandedOff")],
+        vec![
+            (18, Event::NoneCame, "share, send"),
+            (20, busy(2500), "head waits, wait until 1270"),
+            // Too late to count.
+            (21, came(8), "continue"),
+            (30, Event::CameFree { notifications: 9 }, "share, send"),
+        ],
+    ] {
+        run(PLAIN, true, begins().into_iter().chain(rest).collect());
+    }
+}
+
+#[test]
+fn process_in_a_crowd_draws_its_rank_when_its_turn_has_come() {
+    run(
+        PLAIN,
+        true,
+        vec![
+            (0, yielded(false, Some(9), 5), "send"),
+            (5, crowd(30), "head waits, wait until 1505"),
+            (10, CAME_FREE, "let one go for 8"),
+            (18, Event::NoneCame, "draw among 30"),
+            (18, Event::Drawn(0), "share, send, announcing Grant"),
+        ],
+    );
 }

@@ -49,7 +49,7 @@ struct KeyHistory {
     pending: Option<PendingYield>,
     /// Whether a process comes after a release of ours.
     first: Tries,
-    /// Whether the processes come that heard of it besides.
+    /// Whether the other processes come that received the notification.
     rest: Tries,
     forgotten: Moment,
 }
@@ -72,14 +72,14 @@ impl<K, S: Default> Default for YieldHistory<K, S> {
 }
 
 impl<K: Clone + Eq + Hash, S: BuildHasher> YieldHistory<K, S> {
-    /// A lock that no other caller of this process waits for was given back by a release sent then, and so many other
-    /// clients heard of it.
+    /// A lock without further callers in this process was released by a request sent then, and so many other clients
+    /// received the notification.
     pub(crate) fn released(&mut self, key: &K, kind: Kind, sent: Moment, others: u64, now: Moment) {
         let release = ReleaseInLine {
             sent,
             notifications: None,
             // Readers come in together.
-            others_here: kind == Kind::Read,
+            others_here: kind.is_shared(),
         };
         let history = self.of(key, now);
         if !history.first.skips() {
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn yields_are_skipped_ever_more_often_while_no_process_comes() {
         let mut tries = Tries::default();
-        // yields that are skipped before the next one, which is in vain again
+        // yields that are skipped before the next one, which fails again
         for skipped in [0, 0, 0, 1, 3, 7, 15, 31, 63, 63] {
             assert_eq!((0..).take_while(|_| tries.skips()).count(), skipped);
             tries.enter(false);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn release_that_others_heard_of_is_taken_into_account_once() {
+    fn notified_release_is_taken_into_account_once() {
         for (kind, others, counted) in [(Kind::Mutex, 3, 3), (Kind::Read, 3, 1)] {
             let mut history = History::default();
             assert!(!history.is_pending(&1));

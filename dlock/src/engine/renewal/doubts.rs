@@ -1,11 +1,11 @@
-//! When lanes came in doubt.
+//! When lanes became suspect.
 
 use std::collections::BTreeMap;
 
 use crate::base::moment::Moment;
 use crate::store::Lane;
 
-/// When lanes came in doubt last. The reply to a request that was sent before that may come from a server that is not
+/// When lanes became suspect last. The reply to a request that was sent before that may come from a server that is not
 /// there any more, and arrive only now: it confirms nothing.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
@@ -20,7 +20,7 @@ impl Doubts {
         self.lanes.insert(lane, now);
     }
 
-    /// Whether a lane has come in doubt since a request was sent.
+    /// Whether a lane has become suspect since a request was sent.
     pub(super) fn came_after(&self, sent: Moment, lane: impl FnOnce() -> Lane) -> bool {
         // Nearly always none has.
         if self.last.is_none_or(|last| last <= sent) {

@@ -12,7 +12,7 @@ const AT_ONCE: usize = 4;
 /// A request without a reply by then makes room for another one: where the round trip is long the server has nothing to do
 /// meanwhile, and a request that hangs may do so for longer than other grants have left.
 pub(crate) const SLOW: Duration = Duration::from_millis(20);
-/// Requests of one lane that are in flight at the most, the slow ones among them.
+/// Requests of one lane that are in flight at most, the slow ones among them.
 const AT_MOST: usize = 16;
 
 /// The lanes with something to do.

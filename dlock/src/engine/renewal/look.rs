@@ -8,7 +8,6 @@ use super::timing::{EARLIEST, grain, joint_look, patience};
 use super::{Action, Actions, Renewable, RenewalTable};
 use crate::base::broken;
 use crate::base::hold_state::{HoldState, Loss};
-use crate::base::kind::Kind;
 use crate::base::moment::Moment;
 use crate::store::Lane;
 
@@ -58,7 +57,7 @@ impl<G: Renewable> RenewalTable<G> {
                     self.entries.remove(number);
                     continue;
                 }
-                let wanted = terms.renewed || state == HoldState::Suspect || grant.kind() == Kind::Read;
+                let wanted = terms.renewed || state == HoldState::Suspect || grant.kind().is_shared();
                 if wanted && !grant.is_asked() {
                     grant.set_asked(true);
                     self.lanes.push(grant.lane(), number);

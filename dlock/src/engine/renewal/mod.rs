@@ -57,8 +57,8 @@ pub(crate) trait Renewable: Clone {
 pub(crate) enum Action<G> {
     /// End this grant, which the table does not have any more.
     End(G, Loss),
-    /// Tell that this grant has become suspect.
-    TellSuspect(G),
+    /// Tell that this grant has become suspect, because its renewal failed so or its lane is in doubt.
+    TellSuspect(G, Option<Box<StoreError>>),
     /// Tell that the renewal of this grant failed, and that it will be tried again.
     TellFailed(G, Box<StoreError>),
     /// Wake the watchdog: something is due before it looks by itself.
@@ -113,7 +113,7 @@ impl<G: Renewable> RenewalTable<G> {
         let mut actions = Actions::new();
         let due = if self.doubts.came_after(sent, || grant.lane()) {
             if grant.doubt() {
-                actions.push(Action::TellSuspect(grant.clone()));
+                actions.push(Action::TellSuspect(grant.clone(), None));
             }
             now
         } else {
@@ -132,8 +132,8 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
-    /// Puts the successor of a grant in its place. `false` when the grant is not there any more, or has become suspect
-    /// since it was seen that it may be handed off.
+    /// Replaces a grant by its successor. `false` when the grant is not there any more, or has become suspect since it
+    /// was seen that it may be handed off.
     pub(crate) fn replace(&mut self, successor: &G) -> bool {
         let entry = self.entries.get(*successor.number());
         let Some(entry) = entry.filter(|entry| !entry.grant.is_suspect() || broken!(HandoffOfSuspectGrant))
@@ -192,7 +192,7 @@ impl<G: Renewable> RenewalTable<G> {
         for grant in doubtful {
             self.set_due(*grant.number(), now);
             if grant.doubt() {
-                actions.push(Action::TellSuspect(grant));
+                actions.push(Action::TellSuspect(grant, None));
             }
         }
         actions

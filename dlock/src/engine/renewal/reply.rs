@@ -94,9 +94,10 @@ impl<G: Renewable> RenewalTable<G> {
                         (_, Ok(_)) => Err(Loss::Gone),
                         (_, Err(error)) if matches!(error.reason, Reason::KeyTaken(_)) => Err(Loss::Gone),
                         (_, Err(error)) => {
-                            actions.push(Action::TellFailed(grant.clone(), Box::new(error)));
+                            let error = Box::new(error);
+                            actions.push(Action::TellFailed(grant.clone(), error.clone()));
                             if grant.doubt() {
-                                actions.push(Action::TellSuspect(grant.clone()));
+                                actions.push(Action::TellSuspect(grant.clone(), Some(error)));
                             }
                             Ok(next_try(deadline, now))
                         }

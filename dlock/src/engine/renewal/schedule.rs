@@ -20,7 +20,7 @@ struct Bucket {
     valid: usize,
 }
 
-/// Which numbers are due when. Who uses it knows when each of them is.
+/// Which numbers are due when. Its user knows when each of them is.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     buckets: HashMap<Moment, Bucket, BuildIntHasher>,

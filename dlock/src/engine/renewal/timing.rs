@@ -21,9 +21,9 @@ const SHORTEST: Duration = Duration::from_millis(20);
 
 /// When a grant that was confirmed by a request sent at `sent`, until `deadline`, needs attention next.
 pub(super) fn next_due(kind: Kind, terms: &Terms, sent: Moment, deadline: Moment) -> Moment {
-    let due = match kind {
-        Kind::Read => deadline.min(sent + READERS),
-        _ => deadline,
+    let due = match kind.is_shared() {
+        true => deadline.min(sent + READERS),
+        false => deadline,
     };
     match terms.renewed {
         true if broken!(RenewsAtTheLastMoment) => due,

@@ -67,7 +67,7 @@ impl AcquireTarget for AcquireCall {
     }
 
     fn is_held(_got: &Hold) -> bool {
-        // It came with the answer to this request.
+        // It came with the reply to this request.
         true
     }
 }
@@ -119,7 +119,9 @@ impl AcquireCall {
     pub(crate) fn has_position(&self) -> bool {
         match self.options.kind {
             Kind::Write => self.options.prefer_writers,
-            kind => kind == Kind::Permit,
+            Kind::Permit => true,
+            // The position of a fair lock is that of its requests.
+            Kind::Mutex | Kind::Fair | Kind::Read | Kind::Fenced | Kind::Unowned | Kind::Latch => false,
         }
     }
 
@@ -145,7 +147,7 @@ impl AcquireCall {
 
     /// Asks the store. The request runs to its completion even if this is dropped, and is undone by a release right behind it.
     pub(super) fn ask(attempt: AcquireAttempt) -> RunToCompletion<Result<AttemptOutcome<Hold>, StoreError>> {
-        let (store, handle) = (attempt.store(), attempt.handle.clone());
-        handle.ask(store.acquire(attempt.request.clone()), attempt)
+        let handle = attempt.handle.clone();
+        handle.ask(handle.shared().call_acquire(&attempt.request), attempt)
     }
 }

@@ -114,7 +114,7 @@ impl Wait<'_, AcquireCall> {
                 slot.put(FairState::Idle(position));
             }
             if step.listens {
-                watch = id.map(|id| shared.store.clone().watch(options.kind, key, id));
+                watch = id.map(|id| shared.call_watch(options.kind, key, id));
             }
             match step.next {
                 Next::Send { poll_by, .. } => {
@@ -151,7 +151,7 @@ impl Wait<'_, AcquireCall> {
                 Next::Report(Report::HandedOff | Report::Rejoins) => return Ok(handed_off),
                 Next::Report(_) => return Err(self.reported(step)),
                 // A plain lock has crowds, and a fair one an order.
-                Next::Continue | Next::Draw { .. } | Next::LeaveToOthers { .. } => {}
+                Next::Continue | Next::Draw { .. } | Next::LetGo { .. } | Next::LeaveToOthers { .. } => {}
             }
             if step.listens
                 && let Awaits::Notification { listen_at, .. } = &mut awaits
@@ -194,7 +194,7 @@ impl Wait<'_, AcquireCall> {
                         biased;
                         () = shared.closing.cancelled() => Event::Closed,
                         delivered = entry.delivered() => delivered_event(delivered?, &mut head, &mut handed_off),
-                        () = changed(&mut watch) => Event::CameFree,
+                        notifications = changed(&mut watch) => Event::CameFree { notifications },
                         () = clock::sleep_until(until.instant()) => Event::Due,
                         () = sleep_until(listen_at.map(Moment::instant)) => Event::QuietOver,
                         () = self.over() => Event::WaitOver,

@@ -1,6 +1,7 @@
 //! Asks the store for a lock as the queue head, on behalf of all waiters of this process;
 //! [`engine::acquire`](crate::engine::acquire) decides.
 
+use std::ops::ControlFlow;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -10,24 +11,22 @@ use crate::base::broken;
 use crate::base::chance;
 use crate::base::clock;
 use crate::base::moment::Moment;
-use crate::engine::acquire::{Acquire, Event, Next, Report, Wait as Pause};
+use crate::engine::acquire::{Acquire, Event, Next, Report, Step};
 use crate::engine::evidence::Evidence;
-use crate::engine::fairness::YieldRound;
 use crate::engine::timing::POSITION_ENDS_WITHIN;
 use crate::runtime::attempt::{AcquireTarget, AttemptOutcome};
 use crate::runtime::emit;
-use crate::runtime::fairness::let_go_first;
 use crate::runtime::hold::Hold;
 use crate::runtime::unfinished::Part;
 use crate::runtime::waiters::{Delivered, QueueEntry, QueueHead};
-use crate::store::{GrantId, Kind, Notification, ReleaseRequest, StoreError, Watch};
+use crate::store::{Announce, GrantId, Notification, ReleaseRequest, StoreError, Watch};
 
-/// What came of being the queue head.
+/// How being the queue head ended.
 pub(super) enum HeadOutcome<T> {
     Got(T),
     /// The lock was handed off and is lost already, or the role of the head is.
     Lost,
-    /// There are fewer permits in all than are wanted.
+    /// There are fewer permits in all than were asked for.
     TooFewPermits,
 }
 
@@ -35,6 +34,15 @@ impl<T> HeadOutcome<T> {
     pub(super) fn of(got: Option<T>) -> HeadOutcome<T> {
         got.map_or(HeadOutcome::Lost, HeadOutcome::Got)
     }
+}
+
+/// What a head meets while it waits.
+enum Met<T> {
+    Event(Event),
+    /// The store has granted the lock.
+    Granted(T),
+    /// The lock was handed off; `None` where this waiter was not polled in time.
+    HandedOff(Option<Hold>),
 }
 
 /// The machine of a head, and the id of its queue position at the store.
@@ -93,118 +101,221 @@ impl<G: AcquireTarget> Wait<'_, G> {
         mut head: QueueHead,
         evidence: &mut Evidence,
     ) -> Result<HeadOutcome<G::Got>, Error> {
-        let AcquireCall {
-            handle, key, options, ..
-        } = self.call;
-        let shared = handle.shared();
+        let shared = self.call.handle.shared();
         let waiter = shared.next_grant();
-        let listen = || shared.store.clone().watch(options.kind, key, waiter);
         if entry.has_waited() {
             evidence.learn(entry.evidence(), Moment::of(self.started));
         }
-        let after = head.after.take();
-        let pending = shared.fairness.take(entry.lock_id());
         let mut acquire = Acquire::new(self.rules(), true, evidence);
-        let mut round = None;
-        if after.is_some() || pending.is_some() {
-            let others_first = async {
-                let pending = match after {
-                    Some(after) => {
-                        let pending = after.pending().await;
-                        pending.inspect(|_| acquire.evidence.replied()).flatten()
-                    }
-                    None => pending,
-                };
-                (shared.fairness)
-                    .yields(entry.lock_id(), pending?, &mut head.watch, listen, self.until)
-                    .await
-            };
-            tokio::select! {
-                biased;
-                () = shared.closing.cancelled() => return Err(Error::ClientClosed),
-                guard = handed_off(entry) => return Ok(self.took(guard?, head, &mut acquire)),
-                first = others_first => round = first,
-                () = self.over() => return Err(self.reported(acquire.handle(Event::WaitOver, Moment::now()))),
-            }
-        }
+        let mut step = match self.begins(entry, &mut head, waiter, &mut acquire).await? {
+            ControlFlow::Continue(step) => step,
+            ControlFlow::Break(guard) => return Ok(self.took(guard, head, &mut acquire)),
+        };
         let mut at_store = AtStore::new(self.call, waiter, acquire);
-        let mut now = Moment::now();
-        let listens = head.watch.is_some();
-        let mut step = at_store.acquire.handle(Event::MayAsk { listens }, now);
-        let (mut until, mut leaves) = (now, false);
+        let mut pause = Pause {
+            until: Moment::now(),
+            what: Awaited::Release,
+        };
         loop {
             let acquire = &mut at_store.acquire;
-            if step.head_waits {
-                head.waits(options.lock.max_waiters, acquire.evidence)?;
-            }
-            if step.shares_evidence {
-                head.knows(acquire.evidence);
-            }
-            if step.warns {
-                emit::Event::NoPermitEnds { semaphore: key }.emit();
-            }
-            if step.listens {
-                head.watch.get_or_insert_with(listen);
-            }
-            let event = match step.next {
+            self.performs(&step, &mut head, waiter, acquire)?;
+            let sent = Moment::now();
+            let met = match step.next {
                 Next::Send { announce, .. } => {
-                    // What happened before the request is in the reply.
-                    head.watch.iter_mut().for_each(Watch::seen);
-                    let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
-                    let patience_ends = acquire.patience_ends();
-                    let outcome = match futures_util::poll!(&mut outcome) {
-                        Poll::Ready(outcome) => Ok(outcome),
-                        Poll::Pending => tokio::select! {
-                            biased;
-                            guard = handed_off(entry) => return Ok(self.took(guard?, head, acquire)),
-                            outcome = entry.shares(outcome) => Ok(outcome),
-                            () = self.over() => Err(Event::WaitOver),
-                            () = sleep_until(patience_ends.map(Moment::instant)) => Err(Event::PatienceOver),
-                            () = shared.closing.cancelled() => Err(Event::Closed),
-                        },
-                    };
-                    match outcome {
-                        Ok(Ok(AttemptOutcome::Got(got))) => {
-                            // Where one may read, all may.
-                            (head.handed, head.opened) = (0, options.kind == Kind::Read);
-                            shared.fairness.acquired(entry.lock_id(), round);
-                            let guard = self.target.guard(&got);
-                            let ends_position = guard.is_some();
-                            // Not later than the request, as far as the machine has to know.
-                            acquire.handle(Event::Granted { ends_position }, now);
-                            if let Some(guard) = guard {
-                                head.rests(guard);
-                            }
-                            return Ok(HeadOutcome::Got(got));
-                        }
-                        Ok(outcome) => self.refused(entry, outcome),
-                        Err(event) => event,
-                    }
+                    self.asks(entry, &mut head, waiter, announce, acquire.patience_ends())
+                        .await?
                 }
-                Next::Draw { among } => Event::Drawn(chance::below(among)),
+                Next::Draw { among } => Met::Event(Event::Drawn(chance::below(among))),
                 Next::Report(Report::TooFewPermits) => return Ok(HeadOutcome::TooFewPermits),
                 Next::Report(_) => return Err(self.reported(step)),
-                Next::Continue | Next::Wait(_) | Next::LeaveToOthers { .. } => {
-                    match step.next {
-                        Next::Wait(Pause { until: end, .. }) => (until, leaves) = (end, false),
-                        Next::LeaveToOthers { until: end } => (until, leaves) = (end, true),
-                        _ => {}
-                    }
-                    if broken!(NotificationLostBeforeSleep) {
-                        head.watch.iter_mut().for_each(Watch::seen);
-                    }
-                    tokio::select! {
-                        biased;
-                        () = shared.closing.cancelled() => Event::Closed,
-                        guard = handed_off(entry) => return Ok(self.took(guard?, head, acquire)),
-                        event = notified(&mut head.watch, &mut round, leaves) => event,
-                        () = clock::sleep_until(until.instant()) => Event::Due,
-                        () = self.over() => Event::WaitOver,
-                    }
+                Next::Continue | Next::Wait(_) | Next::LetGo { .. } | Next::LeaveToOthers { .. } => {
+                    pause = pause.next(&step.next);
+                    self.sleeps(entry, &mut head, pause).await?
                 }
             };
-            now = Moment::now();
-            step = at_store.acquire.handle(event, now);
+            let event = match met {
+                Met::Event(event) => event,
+                Met::Granted(got) => {
+                    let head = self.granted(entry, head, &got, sent, acquire);
+                    // A position is given up before the next head asks.
+                    drop(at_store);
+                    drop(head);
+                    return Ok(HeadOutcome::Got(got));
+                }
+                Met::HandedOff(guard) => return Ok(self.took(guard, head, acquire)),
+            };
+            step = at_store.acquire.handle(event, Moment::now());
+        }
+    }
+    /// The first step: other processes go first where it is their turn. Breaks with a lock that was handed off meanwhile.
+    async fn begins(
+        &self,
+        entry: &QueueEntry,
+        head: &mut QueueHead,
+        waiter: GrantId,
+        acquire: &mut Acquire<'_>,
+    ) -> Result<ControlFlow<Option<Hold>, Step>, Error> {
+        let shared = self.call.handle.shared();
+        let after = head.after.take();
+        let pending = shared.fairness.take(entry.lock_id());
+        let watch = &mut head.watch;
+        if after.is_none() && pending.is_none() {
+            let listens = watch.is_some();
+            let step = acquire.handle(Event::MayAsk { listens }, Moment::now());
+            return Ok(ControlFlow::Continue(step));
+        }
+        let others_first = async {
+            let pending = match after {
+                Some(after) => {
+                    let pending = after.pending().await;
+                    pending.inspect(|_| acquire.evidence.replied()).flatten()
+                }
+                None => pending,
+            };
+            let yielded = match pending {
+                Some(pending) => {
+                    let listen = || self.listens(waiter);
+                    (shared.fairness)
+                        .yields(entry.lock_id(), pending, watch, listen, self.until)
+                        .await
+                }
+                None => None,
+            };
+            let listens = watch.is_some();
+            let mut step = match yielded {
+                None => acquire.handle(Event::MayAsk { listens }, Moment::now()),
+                Some((came, round)) => {
+                    let event = Event::Yielded {
+                        came,
+                        round,
+                        notifications: watch.as_ref().map_or(0, Watch::count),
+                        listens,
+                    };
+                    acquire.handle(event, Moment::now())
+                }
+            };
+            while let Next::LetGo { patience } = step.next {
+                let event = other_comes(watch, patience).await;
+                step = acquire.handle(event, Moment::now());
+            }
+            step
+        };
+        tokio::select! {
+            biased;
+            () = shared.closing.cancelled() => Err(Error::ClientClosed),
+            guard = handed_off(entry) => Ok(ControlFlow::Break(guard?)),
+            step = others_first => Ok(ControlFlow::Continue(step)),
+            () = self.over() => Err(self.reported(acquire.handle(Event::WaitOver, Moment::now()))),
+        }
+    }
+
+    /// A subscription of this waiter.
+    fn listens(&self, waiter: GrantId) -> Watch {
+        let AcquireCall {
+            handle, key, options, ..
+        } = self.call;
+        handle.shared().call_watch(options.kind, key, waiter)
+    }
+
+    /// Performs what a step says, but for what comes next.
+    fn performs(
+        &self,
+        step: &Step,
+        head: &mut QueueHead,
+        waiter: GrantId,
+        acquire: &Acquire<'_>,
+    ) -> Result<(), Error> {
+        let AcquireCall { key, options, .. } = self.call;
+        if step.head_waits {
+            head.waits(options.lock.max_waiters, acquire.evidence)?;
+        }
+        if step.shares_evidence {
+            head.knows(acquire.evidence);
+        }
+        if step.warns {
+            emit::Event::NoPermitEnds { semaphore: key }.emit();
+        }
+        if step.listens {
+            head.watch.get_or_insert_with(|| self.listens(waiter));
+        }
+        Ok(())
+    }
+
+    /// Sends a request and waits for its reply.
+    async fn asks(
+        &self,
+        entry: &QueueEntry,
+        head: &mut QueueHead,
+        waiter: GrantId,
+        announce: Announce,
+        patience_ends: Option<Moment>,
+    ) -> Result<Met<G::Got>, Error> {
+        let shared = self.call.handle.shared();
+        // What happened before the request is in the reply.
+        head.watch.iter_mut().for_each(Watch::seen);
+        let mut outcome = self.target.attempt(head.handed, Some(waiter), announce);
+        let outcome = match futures_util::poll!(&mut outcome) {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => tokio::select! {
+                biased;
+                guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
+                outcome = entry.shares(outcome) => outcome,
+                () = self.over() => return Ok(Met::Event(Event::WaitOver)),
+                () = sleep_until(patience_ends.map(Moment::instant)) => return Ok(Met::Event(Event::PatienceOver)),
+                () = shared.closing.cancelled() => return Ok(Met::Event(Event::Closed)),
+            },
+        };
+        Ok(match outcome {
+            Ok(AttemptOutcome::Got(got)) => Met::Granted(got),
+            outcome => Met::Event(self.refused(entry, outcome)),
+        })
+    }
+
+    /// Waits between two requests.
+    async fn sleeps(
+        &self,
+        entry: &QueueEntry,
+        head: &mut QueueHead,
+        pause: Pause,
+    ) -> Result<Met<G::Got>, Error> {
+        let shared = self.call.handle.shared();
+        if broken!(NotificationLostBeforeSleep) && !matches!(pause.what, Awaited::Other(_)) {
+            head.watch.iter_mut().for_each(Watch::seen);
+        }
+        Ok(Met::Event(tokio::select! {
+            biased;
+            () = shared.closing.cancelled() => Event::Closed,
+            guard = handed_off(entry) => return Ok(Met::HandedOff(guard?)),
+            event = pause.notified(&mut head.watch) => event,
+            () = clock::sleep_until(pause.until.instant()) => Event::Due,
+            () = self.over() => Event::WaitOver,
+        }))
+    }
+
+    /// The store has granted it, by a request sent then. Returns the role of the head, unless that rests in the lock.
+    fn granted(
+        &self,
+        entry: &QueueEntry,
+        mut head: QueueHead,
+        got: &G::Got,
+        sent: Moment,
+        acquire: &mut Acquire<'_>,
+    ) -> Option<QueueHead> {
+        let AcquireCall { handle, options, .. } = self.call;
+        // Where one may read, all may.
+        (head.handed, head.opened) = (0, options.kind.is_shared());
+        let fairness = &handle.shared().fairness;
+        fairness.acquired(entry.lock_id(), acquire.round());
+        let guard = self.target.guard(got);
+        let ends_position = guard.is_some();
+        // Not later than the request, as far as the machine has to know.
+        acquire.handle(Event::Granted { ends_position }, sent);
+        match guard {
+            Some(guard) => {
+                head.rests(guard);
+                None
+            }
+            None => Some(head),
         }
     }
 
@@ -266,20 +377,55 @@ async fn handed_off(entry: &QueueEntry) -> Result<Option<Hold>, Error> {
     }
 }
 
-/// The next notification; where the lock has come free, once the processes have gone first whose turn it is. A process that
-/// leaves the lock to others goes by each notification.
-async fn notified(watch: &mut Option<Watch>, round: &mut Option<YieldRound>, leaves: bool) -> Event {
-    match watch {
-        Some(watch) if leaves => match watch.notification().await {
-            Notification::Changed => Event::CameFree,
-            Notification::Taken => Event::Taken,
-        },
-        _ => {
-            changed(watch).await;
-            if let (Some(watch), Some(round)) = (watch, round) {
-                let_go_first(round, watch).await;
-            }
-            Event::CameFree
+/// What the head waits for between two requests.
+#[derive(Clone, Copy)]
+struct Pause {
+    until: Moment,
+    what: Awaited,
+}
+
+#[derive(Clone, Copy)]
+enum Awaited {
+    /// The lock becomes available.
+    Release,
+    /// The same, or another process takes the lock that has become available.
+    Others,
+    /// The process that goes first comes, and has so long.
+    Other(Duration),
+}
+
+impl Pause {
+    /// What is waited for from now on.
+    fn next(self, next: &Next) -> Pause {
+        let (until, what) = match next {
+            Next::Wait(wait) => (wait.until, Awaited::Release),
+            Next::LeaveToOthers { until } => (*until, Awaited::Others),
+            Next::LetGo { patience } => (self.until, Awaited::Other(*patience)),
+            Next::Continue | Next::Send { .. } | Next::Draw { .. } | Next::Report(_) => return self,
+        };
+        Pause { until, what }
+    }
+
+    async fn notified(self, watch: &mut Option<Watch>) -> Event {
+        match (self.what, watch) {
+            (Awaited::Others, Some(watch)) => match watch.notification().await {
+                Notification::Changed => Event::CameFree {
+                    notifications: watch.count(),
+                },
+                Notification::Taken => Event::Taken,
+            },
+            (Awaited::Other(patience), watch) => other_comes(watch, patience).await,
+            (_, watch) => Event::CameFree {
+                notifications: changed(watch).await,
+            },
         }
+    }
+}
+
+/// Lets another process go first, which comes or does not.
+async fn other_comes(watch: &mut Option<Watch>, patience: Duration) -> Event {
+    match tokio::time::timeout(patience, changed(watch)).await {
+        Ok(notifications) => Event::OtherCame { notifications },
+        Err(_) => Event::NoneCame,
     }
 }

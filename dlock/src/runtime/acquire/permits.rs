@@ -19,9 +19,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             handle, key, options, ..
         } = self.call;
         let shared = handle.shared();
-        let store = &shared.store;
         let counters = (shared.counters(options.kind)).map_err(|error| self.call.failed(error))?;
-        let mut watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
+        let mut watch = Some(shared.call_watch(options.kind, key, shared.next_grant()));
         let mut pause = Duration::ZERO;
         Event::TooFewPermits {
             semaphore: key,
@@ -62,7 +61,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 }
                 Err(error) => {
                     // What was told meanwhile is not waited for a second time.
-                    watch = Some(store.clone().watch(options.kind, key, shared.next_grant()));
+                    watch = Some(shared.call_watch(options.kind, key, shared.next_grant()));
                     self.failed(asked, error, evidence)?
                 }
             };

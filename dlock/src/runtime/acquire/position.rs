@@ -60,8 +60,8 @@ impl QueuePosition {
         if attempt.request.last_asked.is_none() {
             attempt.unfinished(false);
         }
-        let step = attempt.store().acquire(attempt.request.clone());
         let handle = attempt.handle.clone();
+        let step = handle.shared().call_acquire(&attempt.request);
         let position = self;
         handle.ask(step, FairRequest { position, attempt })
     }
@@ -108,6 +108,10 @@ struct FairRequest {
 
 impl PendingAcquire for FairRequest {
     type Brought = FairOutcome;
+
+    fn attempt(&self) -> &AcquireAttempt {
+        &self.attempt
+    }
 
     fn replied(self, reply: Result<AcquireReply, StoreError>) -> FairOutcome {
         let FairRequest {
@@ -156,7 +160,7 @@ pub(super) enum FairOutcome {
     /// With the waiters that are next in the queue.
     Acquired(Hold, Vec<GrantId>),
     Busy(QueuePosition, Option<Duration>),
-    /// With the position, unless that is in doubt.
+    /// With the position, unless that is uncertain.
     Failed(StoreError, Option<QueuePosition>),
 }
 

@@ -12,7 +12,7 @@ use crate::engine::evidence::Evidence;
 use crate::engine::timing::{FIRST_PAUSE, LOOK_AT_FRAME_EVERY};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
 use crate::runtime::emit::Event;
-use crate::runtime::grants::{Around, Asker, EntryMode, Grant, InTheWay, Refused};
+use crate::runtime::grants::{Blocker, EntryMode, EntryRequest, Grant, OuterHolds, Refused};
 use crate::runtime::hold::Hold;
 use crate::runtime::nested_read::{NestedRead, holds_around};
 use crate::runtime::scope::{HoldRef, Scope};
@@ -49,12 +49,12 @@ enum Reentered {
 /// A caller that waits to enter a grant, until this is dropped.
 struct FrameEntry {
     grant: Arc<Grant>,
-    asker: u64,
+    hold: u64,
 }
 
 impl Drop for FrameEntry {
     fn drop(&mut self) {
-        self.grant.vacate(self.asker);
+        self.grant.vacate(self.hold);
     }
 }
 
@@ -66,7 +66,7 @@ impl AcquireCall {
             (_, Some(hold)) => Ok(Reentry::Enter(hold)),
             (Kind::Read, None) => Ok(nearest(Kind::Write).map_or(Reentry::None, Reentry::NestedRead)),
             (Kind::Write, None) => match nearest(Kind::Read).map(|read| read.grant.status()) {
-                // Given back just now, it is not around anybody.
+                // Released just now, it is not around any code.
                 None | Some(HoldState::Lost(Loss::Released)) => Ok(Reentry::None),
                 Some(HoldState::Lost(loss)) => Err(self.lost(loss)),
                 Some(_) => Err(Error::WouldDeadlock {
@@ -77,7 +77,8 @@ impl AcquireCall {
                             .to_owned(),
                 }),
             },
-            _ => Ok(Reentry::None),
+            (Kind::Mutex | Kind::Fair | Kind::Fenced, None) => Ok(Reentry::None),
+            (Kind::Permit | Kind::Unowned | Kind::Latch, None) => Ok(Reentry::None),
         }
     }
 
@@ -101,11 +102,11 @@ impl AcquireCall {
         loop {
             let mut outer = holds_around(scope, &write.grant);
             outer.push(write.id);
-            let asker = self.asker(next_id(), Around::Everybody, EntryMode::TryFirst);
-            let Ok(nested_read) = NestedRead::new(&write.grant, &asker, outer) else {
+            let request = self.request(next_id(), OuterHolds::All, EntryMode::TryFirst);
+            let Ok(nested_read) = NestedRead::new(&write.grant, &request, outer) else {
                 let loss = match write.grant.status() {
                     HoldState::Lost(loss) => loss,
-                    // Everybody is welcome, so nothing else was in the way.
+                    // Any caller may enter, so nothing else was in the way.
                     _ => Loss::Released,
                 };
                 return Err(self.lost(loss));
@@ -116,8 +117,8 @@ impl AcquireCall {
         }
     }
 
-    fn asker<'a>(&self, id: u64, around: Around<'a>, mode: EntryMode) -> Asker<'a> {
-        Asker {
+    fn request<'a>(&self, id: u64, around: OuterHolds<'a>, mode: EntryMode) -> EntryRequest<'a> {
+        EntryRequest {
             id,
             by: self.by,
             around,
@@ -152,11 +153,11 @@ impl AcquireCall {
         id: u64,
         mode: EntryMode,
     ) -> Result<Option<Reentered>, Refused> {
-        let asker = self.asker(id, Around::Frames(scope, &[]), mode);
+        let request = self.request(id, OuterHolds::Frames(scope, &[]), mode);
         match reentry {
             Reentry::None => Ok(None),
             Reentry::Enter(hold) => {
-                hold.grant.enter(&asker)?;
+                hold.grant.enter(&request)?;
                 let grant = hold.grant.clone();
                 let guard = Hold::new(HoldRef { id, grant }, self.handle.clone());
                 Ok(Some(Reentered::Held(guard)))
@@ -165,7 +166,7 @@ impl AcquireCall {
                 let outer = holds_around(scope, &hold.grant);
                 Ok(Some(Reentered::NestedRead(NestedRead::new(
                     &hold.grant,
-                    &asker,
+                    &request,
                     outer,
                 )?)))
             }
@@ -195,11 +196,11 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 return Ok(None);
             };
             entry = entry.filter(|entry| Arc::ptr_eq(&entry.grant, grant));
-            let asker = entry.as_ref().map_or_else(next_id, |entry| entry.asker);
-            // Another thread may give the hold back between the two looks at it.
+            let hold = entry.as_ref().map_or_else(next_id, |entry| entry.hold);
+            // Another thread may release the hold between the two looks at it.
             #[cfg(dlock_sim)]
             crate::base::sim::preempt();
-            let InTheWay { line, until } = match self.call.enter_now(&reentry, scope, asker, mode) {
+            let Blocker { line, until } = match self.call.enter_now(&reentry, scope, hold, mode) {
                 Ok(None) => return Ok(None),
                 Ok(Some(Reentered::Held(guard))) => return Ok(Some(guard)),
                 Ok(Some(Reentered::NestedRead(nested_read))) => {
@@ -209,22 +210,22 @@ impl<G: AcquireTarget> Wait<'_, G> {
                         None => continue,
                     }
                 }
-                // Given back just now, it is not around anybody: the frames have another way.
+                // Released just now, it is not around any code: the frames have another way.
                 Err(Refused::Lost(Loss::Released)) if !broken!(ReleasedFrameIsLost) => continue,
                 Err(Refused::Lost(loss)) => return Err(self.call.lost(loss)),
-                Err(Refused::Sibling(in_the_way)) => in_the_way,
+                Err(Refused::Sibling(blocker)) => blocker,
             };
             if mode != EntryMode::Wait {
                 return Err(self.not_acquired(Some(grant.remaining())));
             }
             let entry = entry.get_or_insert_with(|| FrameEntry {
                 grant: grant.clone(),
-                asker,
+                hold,
             });
             let looks_at = clock::now() + LOOK_AT_FRAME_EVERY;
             tokio::select! {
                 biased;
-                () = entry.grant.called(asker) => {}
+                () = entry.grant.called(hold) => {}
                 () = self.over() => return Err(self.not_acquired(Some(grant.remaining()))),
                 () = handle.shared().closing.cancelled() => return Err(Error::ClientClosed),
                 () = clock::sleep_until(until.map_or(looks_at, |until| until.min(looks_at))) => {
@@ -270,7 +271,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             Ok(AttemptOutcome::TooFew) => return Err(self.gave_up(evidence, false)),
             Ok(AttemptOutcome::Busy { left, .. }) => {
                 self.is_busy(left, evidence);
-                // The store does not know the write lock: its holder is told, unless it gave that back.
+                // The store does not know the write lock: its holder is told, unless it released the lock.
                 if !matches!(write.status(), HoldState::Lost(_)) {
                     let _ = shared.renew_one(&write).await;
                 }

@@ -1,9 +1,10 @@
-//! Who is inside a grant, and who of its frames waits to come in.
+//! The holds inside a grant, and the branches of its frames that wait to enter.
 //!
-//! Branches of a frame that ask for its lock exclude each other, and are served in the order in which they asked. One who
-//! must wait stands behind one of those that keep it out, and is looked at again when that one has left; so a hold that
-//! leaves costs nothing for those who wait for others. The first who may come in then is *called*, and those who stood in
-//! the same line stand behind it from then on. One who is called and not polled in time is passed over, until it is polled.
+//! Branches of a frame that ask for its lock exclude each other, and are served in the order in which they asked. A
+//! branch that must wait stands behind one of the holds that keep it out, and is looked at again when that hold has
+//! left; so a hold that leaves costs nothing for branches that wait for other holds. The first waiter that may enter
+//! then is *called*, and the others of the same line stand behind it from then on. A waiter that is called and not
+//! polled in time is passed over, until it is polled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::Location;
@@ -20,75 +21,77 @@ use crate::base::int_hash::BuildIntHasher;
 use crate::engine::timing::FRAME_POLL_DEADLINE;
 use crate::runtime::scope::Scope;
 
-/// Somebody inside, and since which line.
+/// A hold inside, and the source line at which it entered.
 pub(super) type Inside = (u64, &'static Location<'static>);
 
 type Numbered<T> = HashMap<u64, T, BuildIntHasher>;
 
-/// One who wants to come in.
-pub(crate) struct Asker<'a> {
+/// What a caller wants to enter by.
+pub(crate) struct EntryRequest<'a> {
     /// The id that its hold will have.
     pub(crate) id: u64,
     pub(crate) by: &'static Location<'static>,
-    pub(crate) around: Around<'a>,
+    pub(crate) around: OuterHolds<'a>,
     pub(crate) mode: EntryMode,
 }
 
-/// Whom an asker is inside of.
+/// The holds that are around a caller: those of its frames.
 #[derive(Clone, Copy)]
-pub(crate) enum Around<'a> {
-    /// A second guard that is made of a first one: nobody is in its way.
-    Everybody,
+pub(crate) enum OuterHolds<'a> {
+    /// A second guard that is made of a first one: nothing is in its way.
+    All,
     /// The holds of these frames, and these.
     Frames(&'a Scope, &'a [u64]),
 }
 
-/// What an asker does about those in its way.
+/// What a caller does about those in its way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EntryMode {
-    /// It waits, in the order of those who do.
+    /// It waits, in the order of arrival.
     Wait,
     /// It does not wait.
     Try,
-    /// The same, but before those who are called: it has waited before.
+    /// The same, but before the called waiters: it has waited before.
     TryFirst,
 }
 
-/// Who keeps an asker out.
-pub(crate) struct InTheWay {
+/// The hold or waiter that keeps a caller out.
+pub(crate) struct Blocker {
     /// Where it came in, or wants to.
     pub(crate) line: &'static Location<'static>,
     /// When it is passed over, if it is not inside yet.
     pub(crate) until: Option<Instant>,
 }
 
-impl Around<'_> {
+impl OuterHolds<'_> {
     fn has(self, id: u64) -> bool {
         match self {
-            Around::Everybody => true,
-            Around::Frames(scope, besides) => besides.contains(&id) || scope.contains(id),
+            OuterHolds::All => true,
+            OuterHolds::Frames(scope, besides) => besides.contains(&id) || scope.contains(id),
         }
     }
 
-    /// Whether nobody but these is among so many, of whom `is_there` knows each.
+    /// Whether only these are among so many, each of which `is_there` knows.
     fn are_all(self, many: usize, is_there: impl Fn(u64) -> bool) -> bool {
         match self {
-            Around::Everybody => true,
+            OuterHolds::All => true,
             // Each hold is there once in a scope, but may be there again besides.
-            Around::Frames(scope, _) => many == 0 || scope.holds().filter(|id| is_there(*id)).count() == many,
+            OuterHolds::Frames(scope, _) => {
+                many == 0 || scope.holds().filter(|id| is_there(*id)).count() == many
+            }
         }
     }
 }
 
-/// To be told, and dropped, when no lock is held.
+/// What is woken, and dropped, when no lock is held.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct Wakeups {
     wakers: SmallVec<[Waker; 2]>,
     left: Option<Waiter>,
 }
 
-impl Told {
-    pub(super) fn tell(self) {
+impl Wakeups {
+    pub(super) fn wake(self) {
         self.wakers.into_iter().for_each(Waker::wake);
         drop(self.left);
     }
@@ -108,20 +111,20 @@ struct More {
     signals: Option<Arc<Signals>>,
     /// The other holds.
     holds: Numbered<&'static Location<'static>>,
-    /// Those who read under this write grant.
+    /// The reads under this write grant.
     readers: Numbered<&'static Location<'static>>,
     gate: Option<Box<Gate>>,
 }
 
-/// Those who wait to come in.
+/// The waiters that want to enter.
 #[derive(Default)]
 struct Gate {
     /// By the id that their hold will have, which is the order in which they came.
     waiters: Numbered<Waiter>,
     lines: Numbered<WaitLine>,
-    /// The number of the line behind somebody: a hold, or one who is called or was.
+    /// The number of the line behind a hold, or behind a waiter that is or was called.
     behind: Numbered<u64>,
-    /// Those who are called, and until when they are waited for: one who writes, or several who read.
+    /// The called waiters, and until when they are waited for: one writer, or several readers.
     called: BTreeMap<u64, Instant>,
 }
 
@@ -130,18 +133,18 @@ struct WaitLine {
     waiters: BTreeSet<u64>,
 }
 
-/// One who waits.
+/// A waiter that wants to enter.
 struct Waiter {
     reads: bool,
     by: &'static Location<'static>,
     scope: Scope,
     besides: SmallVec<[u64; 1]>,
-    stands: Stands,
+    state: WaiterState,
     waker: Option<Waker>,
 }
 
 #[derive(Clone, Copy)]
-enum Stands {
+enum WaiterState {
     /// In the line of this number.
     InLine(u64),
     Called,
@@ -150,8 +153,8 @@ enum Stands {
 }
 
 impl Waiter {
-    fn around(&self) -> Around<'_> {
-        Around::Frames(&self.scope, &self.besides)
+    fn around(&self) -> OuterHolds<'_> {
+        OuterHolds::Frames(&self.scope, &self.besides)
     }
 }
 
@@ -221,42 +224,47 @@ impl Room {
         self.more.as_mut()?.gate.as_deref_mut()
     }
 
-    /// Lets the asker in, as one who reads under this write grant or as one who holds it, where nobody is in the way.
-    pub(super) fn enter(&mut self, asker: &Asker<'_>, reads: bool, told: &mut Told) -> Result<(), InTheWay> {
-        self.pass_over(told);
-        let waits_for_called = asker.mode != EntryMode::TryFirst;
-        if let Some((id, way)) = self.in_the_way(asker.id, asker.around, reads, waits_for_called) {
-            if asker.mode == EntryMode::Wait {
-                self.add_waiter(asker, reads);
-                self.stand_behind(asker.id, id);
+    /// Lets the caller in, as a read under this write grant or as a hold, if nothing is in the way.
+    pub(super) fn enter(
+        &mut self,
+        request: &EntryRequest<'_>,
+        reads: bool,
+        wakeups: &mut Wakeups,
+    ) -> Result<(), Blocker> {
+        self.pass_over(wakeups);
+        let waits_for_called = request.mode != EntryMode::TryFirst;
+        if let Some((id, way)) = self.blocker(request.id, request.around, reads, waits_for_called) {
+            if request.mode == EntryMode::Wait {
+                self.add_waiter(request, reads);
+                self.queue_behind(request.id, id);
             }
             return Err(way);
         }
-        told.left = self.remove_waiter(asker.id);
+        wakeups.left = self.remove_waiter(request.id);
         match reads {
-            true => drop(self.more().readers.insert(asker.id, asker.by)),
-            false => drop(self.more().holds.insert(asker.id, asker.by)),
+            true => drop(self.more().readers.insert(request.id, request.by)),
+            false => drop(self.more().holds.insert(request.id, request.by)),
         }
         if !waits_for_called {
-            self.call_back(asker.id, reads);
+            self.call_back(request.id, reads);
         }
         Ok(())
     }
 
-    /// One hold more, whoever is inside: those who read do not mind each other.
+    /// One hold more, whatever is inside: reads do not exclude each other.
     pub(super) fn add(&mut self, (hold, line): Inside) {
         self.more().holds.insert(hold, line);
     }
 
-    /// Somebody who keeps the asker out: of those who hold the one who came first, of those who read any.
-    fn in_the_way(
+    /// What keeps the caller out: the oldest of the holds, or any of the reads.
+    fn blocker(
         &self,
         own: u64,
-        around: Around<'_>,
+        around: OuterHolds<'_>,
         reads: bool,
         waits_for_called: bool,
-    ) -> Option<(u64, InTheWay)> {
-        let inside = |(id, line): Inside| (id, InTheWay { line, until: None });
+    ) -> Option<(u64, Blocker)> {
+        let inside = |(id, line): Inside| (id, Blocker { line, until: None });
         if !around.are_all(self.hold_count(), |id| self.has(id)) {
             let others = self.holds().filter(|(id, _)| !around.has(*id));
             if let Some(first) = others.min_by_key(|(id, _)| *id) {
@@ -276,33 +284,33 @@ impl Room {
         let until = Some(*until);
         Some((
             *id,
-            InTheWay {
+            Blocker {
                 line: waiter.by,
                 until,
             },
         ))
     }
 
-    /// Adds the asker to the waiters, if it is not one of them.
-    fn add_waiter(&mut self, asker: &Asker<'_>, reads: bool) {
-        let Around::Frames(scope, besides) = asker.around else {
+    /// Adds the caller to the waiters, if it is not one of them.
+    fn add_waiter(&mut self, request: &EntryRequest<'_>, reads: bool) {
+        let OuterHolds::Frames(scope, besides) = request.around else {
             return;
         };
         let gate = self.more().gate.get_or_insert_default();
-        gate.waiters.entry(asker.id).or_insert_with(|| Waiter {
+        gate.waiters.entry(request.id).or_insert_with(|| Waiter {
             reads,
-            by: asker.by,
+            by: request.by,
             scope: scope.clone(),
             besides: besides.into(),
-            stands: Stands::Passed,
+            state: WaiterState::Passed,
             waker: None,
         });
     }
 
-    /// Has one who waits stand behind another one, in the order in which they came.
-    fn stand_behind(&mut self, id: u64, other: u64) {
+    /// Has a waiter stand behind another waiter or a hold, in the order of arrival.
+    fn queue_behind(&mut self, id: u64, other: u64) {
         let Some(gate) = self.gate_mut() else { return };
-        gate.leave_place(id);
+        gate.leave_line(id);
         let number = *gate.behind.entry(other).or_insert_with(next_id);
         let line = gate.lines.entry(number).or_insert_with(|| WaitLine {
             of: other,
@@ -310,29 +318,29 @@ impl Room {
         });
         line.waiters.insert(id);
         if let Some(waiter) = gate.waiters.get_mut(&id) {
-            waiter.stands = Stands::InLine(number);
+            waiter.state = WaiterState::InLine(number);
         }
     }
 
     /// Removes a waiter.
     fn remove_waiter(&mut self, id: u64) -> Option<Waiter> {
         let gate = self.gate_mut()?;
-        gate.leave_place(id);
+        gate.leave_line(id);
         gate.waiters.remove(&id)
     }
 
-    /// One who has come in out of turn keeps out those who are called.
+    /// A caller that has entered out of turn keeps out the called waiters.
     fn call_back(&mut self, id: u64, reads: bool) {
         let Some(gate) = self.gate_mut() else { return };
         let kept_out = |called: &&u64| !reads || gate.waiters.get(called).is_some_and(|waiter| !waiter.reads);
         let kept_out: SmallVec<[u64; 1]> = gate.called.keys().filter(kept_out).copied().collect();
         for called in kept_out {
-            self.stand_behind(called, id);
+            self.queue_behind(called, id);
         }
     }
 
-    /// Passes over those who were called and not polled in time.
-    fn pass_over(&mut self, told: &mut Told) {
+    /// Passes over the called waiters that were not polled in time.
+    fn pass_over(&mut self, wakeups: &mut Wakeups) {
         let Some(gate) = self.gate_mut().filter(|gate| !gate.called.is_empty()) else {
             return;
         };
@@ -341,15 +349,15 @@ impl Room {
         let overdue = gate.called.iter().take_while(|(_, until)| now >= **until);
         let overdue: SmallVec<[u64; 1]> = overdue.map(|(id, _)| *id).collect();
         for id in &overdue {
-            gate.leave_place(*id);
+            gate.leave_line(*id);
         }
         for id in overdue {
-            self.has_left(id, told);
+            self.has_left(id, wakeups);
         }
     }
 
-    /// A hold, a reader, or one who waited has left: those behind it are looked at.
-    fn has_left(&mut self, id: u64, told: &mut Told) {
+    /// A hold, a reader or a waiter has left: those behind it are looked at.
+    fn has_left(&mut self, id: u64, wakeups: &mut Wakeups) {
         let Some((number, mut line)) = self.gate_mut().and_then(|gate| gate.take_line(id)) else {
             return;
         };
@@ -358,12 +366,12 @@ impl Room {
                 continue;
             };
             let reads = waiter.reads;
-            if let Some((other, _)) = self.in_the_way(next, waiter.around(), reads, true) {
-                self.stand_behind(next, other);
+            if let Some((other, _)) = self.blocker(next, waiter.around(), reads, true) {
+                self.queue_behind(next, other);
                 continue;
             }
             let Some(gate) = self.gate_mut() else { return };
-            told.wakers.extend(gate.call(next));
+            wakeups.wakers.extend(gate.call(next));
             if !reads && !line.waiters.is_empty() {
                 return gate.follow(next, number, line);
             }
@@ -371,7 +379,7 @@ impl Room {
     }
 
     /// Has one who holds leave, and looks at those behind it. Whether it was the last.
-    pub(super) fn remove_hold(&mut self, hold: u64, told: &mut Told) -> bool {
+    pub(super) fn remove_hold(&mut self, hold: u64, wakeups: &mut Wakeups) -> bool {
         if self.first.is_some_and(|(id, _)| id == hold) {
             self.first = None;
         } else if let Some(more) = &mut self.more {
@@ -379,64 +387,64 @@ impl Room {
         }
         let last = self.is_empty();
         if !last {
-            self.has_left(hold, told);
+            self.has_left(hold, wakeups);
         }
         last
     }
 
-    /// The same for one who reads. Whether it was there.
-    pub(super) fn remove_reader(&mut self, reader: u64, told: &mut Told) -> bool {
+    /// The same for a read. Returns whether it was there.
+    pub(super) fn remove_reader(&mut self, reader: u64, wakeups: &mut Wakeups) -> bool {
         let was_there = self
             .more
             .as_mut()
             .is_some_and(|more| more.readers.remove(&reader).is_some());
         if was_there {
-            self.has_left(reader, told);
+            self.has_left(reader, wakeups);
         }
         was_there
     }
 
-    /// One who waited goes away, or has come in.
-    pub(super) fn vacate(&mut self, id: u64, told: &mut Told) {
-        told.left = self.remove_waiter(id);
-        if told.left.is_some() {
-            self.has_left(id, told);
+    /// A waiter goes away, or has entered.
+    pub(super) fn vacate(&mut self, id: u64, wakeups: &mut Wakeups) {
+        wakeups.left = self.remove_waiter(id);
+        if wakeups.left.is_some() {
+            self.has_left(id, wakeups);
         }
     }
 
-    /// It is over: all who wait look for another way.
-    pub(super) fn close(&mut self, told: &mut Told) {
+    /// The grant has ended: all waiters look for another way.
+    pub(super) fn close(&mut self, wakeups: &mut Wakeups) {
         let Some(gate) = self.gate_mut() else { return };
         for waiter in gate.waiters.values_mut() {
-            waiter.stands = Stands::Passed;
-            told.wakers.extend(waiter.waker.take());
+            waiter.state = WaiterState::Passed;
+            wakeups.wakers.extend(waiter.waker.take());
         }
         gate.lines.clear();
         gate.behind.clear();
         gate.called.clear();
     }
 
-    /// Whether one who waits is to look again; else it is told by this waker. With the waker to be dropped.
+    /// Whether a waiter is to look again; else it is told by this waker. Also returns the waker to be dropped.
     pub(super) fn is_called(&mut self, id: u64, waker: Waker) -> (bool, Option<Waker>) {
         let Some(waiter) = self.gate_mut().and_then(|gate| gate.waiters.get_mut(&id)) else {
             return (true, Some(waker));
         };
-        match waiter.stands {
-            Stands::InLine(_) => (false, waiter.waker.replace(waker)),
-            Stands::Called | Stands::Passed => (true, Some(waker)),
+        match waiter.state {
+            WaiterState::InLine(_) => (false, waiter.waker.replace(waker)),
+            WaiterState::Called | WaiterState::Passed => (true, Some(waker)),
         }
     }
 }
 
 impl Gate {
-    /// Has one who waits stand nowhere.
-    fn leave_place(&mut self, id: u64) {
+    /// Takes a waiter out of its line.
+    fn leave_line(&mut self, id: u64) {
         let Some(waiter) = self.waiters.get_mut(&id) else {
             return;
         };
-        let stood = std::mem::replace(&mut waiter.stands, Stands::Passed);
+        let stood = std::mem::replace(&mut waiter.state, WaiterState::Passed);
         match stood {
-            Stands::InLine(number) => {
+            WaiterState::InLine(number) => {
                 if let Some(line) = self.lines.get_mut(&number)
                     && line.waiters.remove(&id)
                     && line.waiters.is_empty()
@@ -446,8 +454,8 @@ impl Gate {
                     self.behind.remove(&of);
                 }
             }
-            Stands::Called => drop(self.called.remove(&id)),
-            Stands::Passed => {}
+            WaiterState::Called => drop(self.called.remove(&id)),
+            WaiterState::Passed => {}
         }
     }
 
@@ -458,7 +466,7 @@ impl Gate {
 
     fn call(&mut self, id: u64) -> Option<Waker> {
         let waiter = self.waiters.get_mut(&id)?;
-        waiter.stands = Stands::Called;
+        waiter.state = WaiterState::Called;
         self.called.insert(id, clock::now() + FRAME_POLL_DEADLINE);
         waiter.waker.take()
     }
@@ -473,7 +481,7 @@ impl Gate {
         // It was called before, and others have stood behind it since.
         for follower in line.waiters {
             if let Some(waiter) = self.waiters.get_mut(&follower) {
-                waiter.stands = Stands::InLine(other);
+                waiter.state = WaiterState::InLine(other);
             }
             if let Some(line) = self.lines.get_mut(&other) {
                 line.waiters.insert(follower);

@@ -10,6 +10,7 @@ use crate::base::lock_id::{ByLockId, LockId};
 use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::handoff::HandoffTerms;
+use crate::engine::wait_queue::NextHead;
 use crate::runtime::fairness::After;
 use crate::runtime::hold::Hold;
 use crate::store::Watch;
@@ -122,8 +123,7 @@ impl QueueHead {
         let mut behind = std::mem::take(&mut self.behind);
         let mut queues = self.waiters.queues.lock();
         let waiters = &mut self.queue(&mut queues)?.waiters;
-        let takes =
-            |waiter: &Arc<Waiter>| !waiter.is_overdue() && waiter.handoff_terms.as_ref().is_some_and(fits);
+        let takes = |waiter: &Arc<Waiter>| waiter.handoff_terms.as_ref().is_some_and(fits);
         let successor = match self.of.kind.waits_in_store() {
             true => waiters.offer_in_store_order(&mut behind, takes),
             false => waiters.offer_to_next(takes),
@@ -152,7 +152,7 @@ impl Drop for QueueHead {
                 waiters.head_rests();
                 return;
             }
-            next = waiters.head_ends();
+            next = waiters.head_ends(self.quietly);
             if next.is_none() {
                 queues.remove(&self.of);
             } else {
@@ -163,9 +163,9 @@ impl Drop for QueueHead {
         // Before the rest: ending a subscription calls into the store, and a role that its waiter does not take comes back
         // here, to go on to the next.
         drop(queues);
-        if let Some(next) = next {
+        if let Some(NextHead { waiter: next, sends }) = next {
             let deed = next.on_head.lock().take();
-            if let Some(deed) = deed.filter(|_| !self.quietly && !next.is_overdue()) {
+            if let Some(deed) = deed.filter(|_| sends) {
                 deed();
             }
             if broken!(SubscriptionDroppedWithHead) {

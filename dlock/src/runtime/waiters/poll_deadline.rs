@@ -46,7 +46,7 @@ pub(crate) async fn attend(waiters: Arc<Waiters>) {
                 for (of, waiter) in late {
                     let withdraws = AssertUnwindSafe(|| waiters.withdraw(&of, &waiter));
                     if std::panic::catch_unwind(withdraws).is_err() {
-                        Event::StorePanicked.emit();
+                        Event::StorePanicked { key: Some(&of.key) }.emit();
                     }
                 }
                 waiters.mark_woken(&queues);
@@ -135,7 +135,7 @@ impl Waiters {
             .emit();
         }
         drop((head, stolen));
-        // Last, so that it can go to the one that is the head now.
+        // Last, so that it can go to the present head.
         drop(guard);
         waiter.waker.wake();
     }

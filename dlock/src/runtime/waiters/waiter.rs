@@ -35,7 +35,7 @@ pub(crate) struct Waiter {
     position: AtomicU64,
     /// When it is polled next at the latest; `None` where that is not limited.
     polled_by: Mutex<Option<Moment>>,
-    /// Whether it is in line behind the head, and whether it has left from there. Under the lock of the queues.
+    /// Whether it is queued behind the head, and whether it has left from there. Under the lock of the queues.
     pub(super) in_line: AtomicBool,
     pub(super) left: AtomicBool,
     pub(super) delivery: Mutex<Delivery>,
@@ -108,12 +108,6 @@ impl Waiter {
         !delivery.closed && delivery.guard.is_none()
     }
 
-    /// Whether it was not polled when that was due.
-    pub(super) fn is_overdue(&self) -> bool {
-        let is_overdue = self.polled_by.lock().is_some_and(|by| Moment::now() > by);
-        is_overdue && !broken!(HandoffToUnpolledWaiter)
-    }
-
     pub(super) fn tell(&self, tell: impl FnOnce(&mut Delivery)) -> bool {
         let mut delivery = self.delivery.lock();
         if delivery.closed {
@@ -174,6 +168,11 @@ impl QueuedWaiter for Arc<Waiter> {
 
     fn has_left(&self) -> bool {
         self.left.load(Ordering::Relaxed)
+    }
+
+    fn is_overdue(&self) -> bool {
+        let is_overdue = self.polled_by.lock().is_some_and(|by| Moment::now() > by);
+        is_overdue && !broken!(HandoffToUnpolledWaiter)
     }
 }
 

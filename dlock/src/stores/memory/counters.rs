@@ -17,14 +17,14 @@ pub(super) struct CounterTable {
     answers: HashMap<GrantId, (CounterReply, Instant)>,
     /// How many answers there may be before it is looked which of them can be forgotten.
     room: usize,
-    /// Names of which those who wait shall look.
+    /// Names whose waiters shall look.
     notifications: Vec<LockKey>,
 }
 
 #[derive(Debug, Clone)]
 enum Counter {
     Semaphore(Box<Semaphore>),
-    /// A semaphore of which nobody has anything or waits: how many permits are free. That many names may stay.
+    /// A semaphore without holders and waiters: how many permits are free. That many names may stay.
     Idle(i64),
     Latch(u64),
 }
@@ -34,7 +34,7 @@ impl CounterTable {
         *self = CounterTable::default();
     }
 
-    /// Names of which those who wait shall look.
+    /// Names whose waiters shall look.
     pub(super) fn notifications(&mut self) -> Vec<LockKey> {
         std::mem::take(&mut self.notifications)
     }
@@ -87,7 +87,7 @@ impl CounterTable {
             .is_some_and(|semaphore| semaphore.knows(kind, grant))
     }
 
-    /// Takes all permits from whoever holds them; whether anybody did.
+    /// Takes all permits from their holders; returns whether there were any.
     pub(super) fn take(&mut self, key: &LockKey, now: Instant) -> bool {
         let Some(Counter::Semaphore(semaphore)) = self.kept.get_mut(key) else {
             return false;
@@ -99,7 +99,7 @@ impl CounterTable {
         semaphore.take_all()
     }
 
-    /// Has a step done on a semaphore, as it is now; nothing is left of one that nobody knows anything of.
+    /// Applies a step to a semaphore, as it is now; a semaphore with nothing to remember is removed.
     fn on<T>(
         &mut self,
         key: &LockKey,
@@ -114,7 +114,7 @@ impl CounterTable {
         let mut nothing = Semaphore::default();
         let semaphore = match counter {
             Counter::Semaphore(semaphore) => semaphore.as_mut(),
-            // Of one that became something else everybody has lost what he had.
+            // When a counter became something else, all its holders have lost what they had.
             Counter::Latch(_) | Counter::Idle(_) => &mut nothing,
         };
         let came_back = semaphore.expire(now);
@@ -131,7 +131,7 @@ impl CounterTable {
         step
     }
 
-    /// The same, and those who wait are told.
+    /// The same, and the waiters are notified.
     fn told<T>(&mut self, key: &LockKey, now: Instant, step: impl FnOnce(&mut Semaphore) -> Step<T>) -> T {
         let Step { brought, tell } = self.on(key, now, step);
         if tell {
@@ -238,7 +238,7 @@ mod tests {
 
     /// A name that was used once takes no more than its number, which is the data of its users.
     #[test]
-    fn nothing_but_the_number_stays_of_a_semaphore_of_which_nobody_has_anything() {
+    fn only_the_number_stays_of_an_unused_semaphore() {
         let (mut counters, now) = (CounterTable::default(), crate::base::clock::now());
         let (key, grant) = (LockKey::from("k"), GrantId::from_parts(1, 1));
         let lease = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! Who waits for fair locks in memory: a queue for each of them, in which a place is kept for those who are
-//! heard of.
+//! The waiters for fair locks in memory: a queue for each lock, in which a position is kept for waiters that keep
+//! asking.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::store::{AcquireRequest, GrantId};
 
-/// For how long a place is kept for one who does not ask again.
-const PLACE: Duration = Duration::from_secs(5);
+/// For how long a position is kept for a waiter that does not ask again.
+const KEPT_FOR: Duration = Duration::from_secs(5);
 
 /// How far the positions of two newcomers are apart, and those of waiters that come back behind each other.
 const GAP: i128 = 1 << 40;
@@ -24,28 +24,28 @@ pub(super) struct Queues(HashMap<LockKey, Queue>);
 /// The waiters of a lock in their order. None is looked for along the queue.
 #[derive(Debug, Clone, Default)]
 struct Queue {
-    places: BTreeMap<i128, Place>,
+    entries: BTreeMap<i128, Entry>,
     positions: BTreeMap<GrantId, i128>,
 }
 
 #[derive(Debug, Clone)]
-struct Place {
+struct Entry {
     grant: GrantId,
     /// From then on, once it is in front, it counts as gone.
     until: Instant,
 }
 
 impl Queue {
-    fn first(&self) -> Option<&Place> {
+    fn first(&self) -> Option<&Entry> {
         if broken!(NewestServedFirst) {
-            return self.places.values().next_back();
+            return self.entries.values().next_back();
         }
-        self.places.values().next()
+        self.entries.values().next()
     }
 
-    fn put(&mut self, position: i128, place: Place) {
-        self.positions.insert(place.grant, position);
-        self.places.insert(position, place);
+    fn put(&mut self, position: i128, entry: Entry) {
+        self.positions.insert(entry.grant, position);
+        self.entries.insert(position, entry);
     }
 
     /// Removes a waiter; whether it was in front.
@@ -53,24 +53,24 @@ impl Queue {
         let Some(position) = self.positions.remove(&grant) else {
             return false;
         };
-        let was_first = self.places.keys().next() == Some(&position);
-        self.places.remove(&position);
+        let was_first = self.entries.keys().next() == Some(&position);
+        self.entries.remove(&position);
         was_first
     }
 
     fn at_end(&self) -> i128 {
-        self.places.keys().next_back().map_or(0, |last| last + GAP)
+        self.entries.keys().next_back().map_or(0, |last| last + GAP)
     }
 
-    /// The position of one that was not heard of for too long: before all who came after it. Those before it have left
-    /// as it has, unless they are back: of its own client, those who came before it are known.
+    /// The position of a waiter that was silent for too long: before all that came after it. Earlier waiters have left
+    /// as it has, unless they are back: of its own client, the earlier ones are known.
     fn taken_back(&mut self, grant: GrantId) -> i128 {
         let earlier = self.positions.range(..grant).next_back();
         let earlier = earlier.filter(|(earlier, _)| grant.came_after(**earlier));
         let Some((&earlier, &after)) = earlier else {
-            return self.places.keys().next().map_or(0, |first| first - GAP);
+            return self.entries.keys().next().map_or(0, |first| first - GAP);
         };
-        let next = self.places.range(after + 1..).next();
+        let next = self.entries.range(after + 1..).next();
         match next.map_or(GAP, |(next, _)| next - after) {
             1 => {
                 self.space_out();
@@ -82,16 +82,16 @@ impl Queue {
 
     /// Makes room between all.
     fn space_out(&mut self) {
-        let places = std::mem::take(&mut self.places);
-        for (position, place) in (0..).step_by(GAP as usize).zip(places.into_values()) {
-            self.put(position, place);
+        let entries = std::mem::take(&mut self.entries);
+        for (position, entry) in (0..).step_by(GAP as usize).zip(entries.into_values()) {
+            self.put(position, entry);
         }
     }
 }
 
 impl Queues {
-    /// Who is in front, after those have left who count as gone, and until when it keeps its place. Who asks
-    /// is there.
+    /// The waiter in front, after the waiters that count as gone have left, and until when it keeps its position. The
+    /// asking waiter is not gone.
     pub(super) fn front(
         &mut self,
         key: &LockKey,
@@ -99,10 +99,10 @@ impl Queues {
         asks: Option<GrantId>,
     ) -> Option<(GrantId, Instant)> {
         let queue = self.0.get_mut(key)?;
-        while let Some(place) = queue.first() {
-            let grant = place.grant;
-            if place.until > now || Some(grant) == asks || broken!(FairPositionKeptByDeadWaiter) {
-                return Some((grant, place.until));
+        while let Some(entry) = queue.first() {
+            let grant = entry.grant;
+            if entry.until > now || Some(grant) == asks || broken!(FairPositionKeptByDeadWaiter) {
+                return Some((grant, entry.until));
             }
             queue.remove(grant);
         }
@@ -110,8 +110,8 @@ impl Queues {
         None
     }
 
-    /// Takes a place at the end, or keeps the one that there is. One that was not heard of for too long gets it
-    /// back, before all who came after it.
+    /// Takes a position at the end, or keeps the present one. A waiter that was silent for too long gets its position
+    /// back, before all that came after it.
     pub(super) fn wait(&mut self, request: &AcquireRequest, now: Instant) {
         let AcquireRequest { key, grant, .. } = request;
         let queue = self.0.entry(key.clone()).or_default();
@@ -120,44 +120,44 @@ impl Queues {
             (None, None) => queue.at_end(),
             (None, Some(_)) => queue.taken_back(*grant),
         };
-        let place = Place {
+        let entry = Entry {
             grant: *grant,
-            until: now + PLACE,
+            until: now + KEPT_FOR,
         };
-        queue.put(position, place);
+        queue.put(position, entry);
     }
 
-    /// Those of the same client who are in front, up to the first of another one, and no more than so many.
+    /// The waiters of the same client in front, up to the first of another client, and no more than so many.
     pub(super) fn own_front(&self, key: &LockKey, of: GrantId, most: usize) -> Vec<GrantId> {
         let queue = self.0.get(key).into_iter();
-        let grants = queue.flat_map(|queue| queue.places.values().map(|place| place.grant));
+        let grants = queue.flat_map(|queue| queue.entries.values().map(|entry| entry.grant));
         grants
             .take_while(|grant| grant.is_of_client_of(of))
             .take(most)
             .collect()
     }
 
-    /// Gives up a place; whether it was in front.
+    /// Gives up a position; returns whether it was in front.
     pub(super) fn leave(&mut self, key: &LockKey, grant: GrantId) -> bool {
         let Some(queue) = self.0.get_mut(key) else {
             return false;
         };
         let was_first = queue.remove(grant);
-        if queue.places.is_empty() {
+        if queue.entries.is_empty() {
             self.0.remove(key);
         }
         was_first
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.values().map(|queue| queue.places.len()).sum()
+        self.0.values().map(|queue| queue.entries.len()).sum()
     }
 
-    /// How many keep their places yet.
+    /// How many keep their positions yet.
     #[cfg(dlock_sim)]
     pub(super) fn kept(&self, now: Instant) -> usize {
-        let places = self.0.values().flat_map(|queue| queue.places.values());
-        places.filter(|place| place.until > now).count()
+        let entries = self.0.values().flat_map(|queue| queue.entries.values());
+        entries.filter(|entry| entry.until > now).count()
     }
 
     pub(super) fn clear(&mut self) {
@@ -174,8 +174,8 @@ mod tests {
 
     fn asks(queues: &mut Queues, client: u128, number: u64, again: bool, now: Instant) {
         let grant = GrantId::from_parts(client, number);
-        let mut request = AcquireRequest::new(Kind::Fair, key(), grant, PLACE);
-        request.last_asked = again.then_some(PLACE);
+        let mut request = AcquireRequest::new(Kind::Fair, key(), grant, KEPT_FOR);
+        request.last_asked = again.then_some(KEPT_FOR);
         queues.wait(&request, now);
     }
 
@@ -184,17 +184,17 @@ mod tests {
     }
 
     fn numbers(queues: &Queues) -> Vec<(bool, u64)> {
-        let places = queues.0[&key()].places.values();
-        let ids = places.map(|place| {
+        let entries = queues.0[&key()].entries.values();
+        let ids = entries.map(|entry| {
             (
-                place.grant.is_of_client_of(GrantId::from_parts(2, 0)),
-                place.grant.number(),
+                entry.grant.is_of_client_of(GrantId::from_parts(2, 0)),
+                entry.grant.number(),
             )
         });
         ids.collect()
     }
 
-    /// Protects "Those who wait are served in the order in which they came": waiters that were taken for gone are back in
+    /// Protects "Waiters are served in order of arrival": waiters that were taken for gone are back in
     /// front of those that came later, in their order, whatever the order in which they ask again.
     #[tokio::test(start_paused = true)]
     async fn returning_waiters_stand_in_their_order_in_front_of_later_ones() {
@@ -220,18 +220,18 @@ mod tests {
     fn positions_are_spaced_out_where_there_is_no_room() {
         let mut queue = Queue::default();
         let now = Instant::now();
-        let place = |number| Place {
+        let entry = |number| Entry {
             grant: GrantId::from_parts(1, number),
             until: now,
         };
-        queue.put(0, place(0));
-        queue.put(1, place(9));
+        queue.put(0, entry(0));
+        queue.put(1, entry(9));
         for number in 1..9 {
             let grant = GrantId::from_parts(1, number);
             let position = queue.taken_back(grant);
-            queue.put(position, place(number));
+            queue.put(position, entry(number));
         }
-        let numbers: Vec<_> = queue.places.values().map(|place| place.grant.number()).collect();
+        let numbers: Vec<_> = queue.entries.values().map(|entry| entry.grant.number()).collect();
         assert_eq!(numbers, (0..10).collect::<Vec<_>>());
     }
 }

@@ -29,6 +29,7 @@ use crate::LockKey;
 use crate::base::broken;
 use crate::base::chance::HashMap;
 use crate::base::clock;
+use crate::base::kind::Family;
 use crate::store::Hub;
 use crate::store::counter::{CounterReply, CounterRequest, Counters};
 use crate::store::member::{QuorumMember, Vote};
@@ -81,23 +82,23 @@ struct Held {
     /// The semaphores and latches.
     counters: CounterTable,
     last_token: u64,
-    /// Since when these data are here, where somebody asked.
+    /// Since when these data are here, once a vote has asked.
     since: Option<Instant>,
 }
 
-/// Why a lock was not had, or permits.
+/// Why a lock, or permits, were not granted.
 #[derive(Debug)]
 struct Busy {
-    /// What is left of the holder's lease.
+    /// The remaining lease of the holder.
     remaining: Option<Duration>,
-    /// Within which time one who waits asks again.
+    /// Within which time a waiter asks again.
     again: Option<Duration>,
     /// There are fewer permits in all than are wanted.
     too_few: bool,
 }
 
 impl Busy {
-    /// Somebody has it until then.
+    /// It is held until then.
     fn until(until: Instant, now: Instant) -> Busy {
         Busy {
             remaining: Some(until.saturating_duration_since(now)),
@@ -116,7 +117,7 @@ struct Entry {
 }
 
 impl Held {
-    /// Drops what has expired. Nobody is told: like on a server, waiters know the end of the lease.
+    /// Drops what has expired. No waiter is notified: like on a server, waiters know the end of the lease.
     fn purge(&mut self, now: Instant) {
         while self.ends.first().is_some_and(|(until, _)| *until <= now) {
             if let Some((_, key)) = self.ends.pop_first() {
@@ -128,8 +129,8 @@ impl Held {
 
     fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<AcquireReply, StoreError> {
         self.is_free_for(request.kind, &request.key)?;
-        let busy = match request.kind {
-            Kind::Mutex | Kind::Fair | Kind::Fenced => match self.taken_until(request, now) {
+        let busy = match request.kind.family() {
+            Family::Plain => match self.taken_until(request, now) {
                 Some(until) => {
                     if request.queue {
                         self.queues.wait(request, now);
@@ -141,9 +142,9 @@ impl Held {
                     None
                 }
             },
-            Kind::Read | Kind::Write => self.read_write.acquire(request, now).err(),
-            Kind::Permit | Kind::Unowned => self.counters.acquire(now, request).err(),
-            other => return Err(unsupported(other)),
+            Family::ReadWrite => self.read_write.acquire(request, now).err(),
+            Family::Permits => self.counters.acquire(now, request).err(),
+            Family::Latch => return Err(unsupported(request.kind)),
         };
         Ok(match busy {
             Some(Busy { too_few: true, .. }) => AcquireReply::TooFewPermits,
@@ -166,8 +167,7 @@ impl Held {
 
     /// Whether nothing of another kind stands in the way.
     fn is_free_for(&self, kind: Kind, key: &LockKey) -> Result<(), StoreError> {
-        let is_plain = matches!(kind, Kind::Mutex | Kind::Fair | Kind::Fenced);
-        if !is_plain && self.entries.contains_key(key) {
+        if kind.family() != Family::Plain && self.entries.contains_key(key) {
             return Err(taken("a plain lock"));
         }
         if !kind.is_read_write() && self.read_write.has(key) {
@@ -180,8 +180,8 @@ impl Held {
         }
     }
 
-    /// All of these or none. No client sees what is taken before one is found busy; only the place of a writer in front of
-    /// the readers is given up by that, of which the caller tells them.
+    /// All of these or none. No client sees what is taken before one is found busy; only the position of a writer in
+    /// front of the readers is given up by that, of which the caller tells them.
     fn acquire_all(&mut self, requests: &[AcquireRequest], now: Instant) -> AcquireAllReply {
         let mut grants = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {
@@ -204,7 +204,8 @@ impl Held {
         AcquireAllReply::Acquired { grants }
     }
 
-    /// Until when somebody has the key, or is in front of who asks; out of the queue goes who may have it.
+    /// Until when the key is held, or another waiter is in front of the caller; a caller that may have it leaves the
+    /// queue.
     fn taken_until(&mut self, request: &AcquireRequest, now: Instant) -> Option<Instant> {
         let AcquireRequest { key, grant, .. } = request;
         let held_until = self.entries.get(key).map(|entry| entry.until);
@@ -233,11 +234,10 @@ impl Held {
     }
 
     fn release(&mut self, request: &ReleaseRequest, now: Instant) -> Left {
-        if request.kind.is_read_write() {
-            return self.read_write.release(request, now);
-        }
-        if request.kind.is_permits() {
-            return self.counters.release(now, request);
+        match request.kind.family() {
+            Family::ReadWrite => return self.read_write.release(request, now),
+            Family::Permits => return self.counters.release(now, request),
+            Family::Plain | Family::Latch => {}
         }
         let entry = if broken!(ReleaseEndsForeignGrant) {
             self.entries.get(&request.key)
@@ -261,11 +261,10 @@ impl Held {
     }
 
     fn renew(&mut self, request: &RenewRequest, now: Instant) -> bool {
-        if request.kind.is_read_write() {
-            return self.read_write.renew(request, now);
-        }
-        if request.kind.is_permits() {
-            return self.counters.renew(now, request);
+        match request.kind.family() {
+            Family::ReadWrite => return self.read_write.renew(request, now),
+            Family::Permits => return self.counters.renew(now, request),
+            Family::Plain | Family::Latch => {}
         }
         let held = self.entry(&request.key, request.grant);
         let is_held = held.is_some_and(|entry| !entry.kept || broken!(RenewalStretchesMinHold));
@@ -275,7 +274,7 @@ impl Held {
         is_held
     }
 
-    /// All who hold the key.
+    /// All holders of the key.
     fn holders(&self, key: &LockKey, now: Instant) -> Vec<Holder> {
         match self.entries.get(key) {
             Some(entry) => vec![entry.holder(now)],
@@ -319,7 +318,7 @@ impl Held {
     }
 }
 
-/// The stores of `memory://NAME`, each for as long as somebody uses it.
+/// The stores of `memory://NAME`, each for as long as it has users.
 static NAMED: LazyLock<Mutex<HashMap<String, Weak<Shared>>>> = LazyLock::new(Mutex::default);
 
 impl MemoryStore {
@@ -329,7 +328,7 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
-    /// The store that everybody in this process gets by this name.
+    /// The store that all callers in this process get by this name.
     #[must_use]
     pub fn named(name: &str) -> MemoryStore {
         let mut named = NAMED.lock();
@@ -342,20 +341,20 @@ impl MemoryStore {
         store
     }
 
-    /// How many locks are held, by anybody, and how many grants of permits.
+    /// How many locks are held, by all clients, and how many grants of permits.
     #[must_use]
     pub fn len(&self) -> usize {
         self.with(|held, now| held.entries.len() + held.read_write.len() + held.counters.len(now))
     }
 
-    /// Whether no lock is held and no permit.
+    /// Whether neither a lock nor a permit is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many wait in the queues of fair locks, and how many writers wait whom readers stand back for, those
-    /// included who are gone and were not missed yet.
+    /// How many waiters are in the queues of fair locks, and how many waiting writers readers stand back for, including
+    /// those that are gone and were not missed yet.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.with(|held, _| held.queues.len() + held.read_write.waiting())
@@ -367,13 +366,13 @@ impl MemoryStore {
         self.store.shelf.len()
     }
 
-    /// How many keys are listened for, of locks and of records.
+    /// How many keys of locks and records have listeners.
     #[must_use]
     pub fn watched(&self) -> usize {
         self.store.hub.len() + self.store.shelf.watched()
     }
 
-    /// Forgets every lock, counter and record and tells nobody, as a server does that lost its data.
+    /// Forgets every lock, counter and record and notifies no waiter, as a server does that lost its data.
     pub fn clear(&self) {
         self.store.shelf.clear();
         self.with(|held, _| {
@@ -386,7 +385,7 @@ impl MemoryStore {
         });
     }
 
-    /// Ends whatever grants the key has and tells the waiters.
+    /// Ends whatever grants the key has and notifies the waiters.
     pub(crate) fn take(&self, key: &LockKey) -> bool {
         let (taken, front) = self.with(|held, now| {
             let taken = held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now);
@@ -424,14 +423,14 @@ impl MemoryStore {
         brought
     }
 
-    /// How many heard of it.
+    /// How many listeners were notified.
     fn tell(&self, topic: &str) -> u64 {
         #[cfg(dlock_sim)]
         self.store.said.told.lock().push(topic.into());
         self.store.hub.tell(topic) as u64
     }
 
-    /// Tells those who wait for a plain lock that it is taken.
+    /// Tells the waiters of a plain lock that it is taken.
     fn tell_taken(&self, key: &LockKey) {
         #[cfg(dlock_sim)]
         self.store.said.taken.lock().push(key.as_str().into());
@@ -468,13 +467,14 @@ impl Store for MemoryStore {
     }
 
     fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
-        (kind != Kind::Fair).then_some(0)
+        // Its waiters have positions, which one step for several locks would have to take all at once.
+        (!kind.waits_in_store()).then_some(0)
     }
 
     fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
         let reply = self.with(|held, now| held.acquire_all(&requests, now));
         if let AcquireAllReply::Busy { at, .. } | AcquireAllReply::Failed { at, .. } = &reply {
-            // A writer that had the lock for this moment has given up its place in front of the readers.
+            // A writer that had the lock for this moment has given up its position in front of the readers.
             let placed = |request: &&AcquireRequest| request.kind == Kind::Write && request.waiter.is_some();
             for request in requests[..*at].iter().filter(placed) {
                 self.tell(request.key.as_str());
@@ -585,10 +585,10 @@ impl QuorumMember for MemoryStore {
         at_least: u64,
     ) -> StoreFuture<bool> {
         Box::pin(ready(Ok(self.with(|held, _| {
-            let known = match kind {
-                Kind::Read | Kind::Write => held.read_write.knows(kind, &key, &grant),
-                Kind::Permit | Kind::Unowned => held.counters.knows(kind, &key, grant),
-                _ => held.entry(&key, grant).is_some(),
+            let known = match kind.family() {
+                Family::ReadWrite => held.read_write.knows(kind, &key, &grant),
+                Family::Permits => held.counters.knows(kind, &key, grant),
+                Family::Plain | Family::Latch => held.entry(&key, grant).is_some(),
             };
             if known {
                 held.last_token = held.last_token.max(at_least);
@@ -598,12 +598,12 @@ impl QuorumMember for MemoryStore {
     }
 }
 
-/// Where news of a key come: for all who wait for it, or for one.
+/// Where notifications of a key come: for all of its waiters, or for one.
 pub(crate) fn topic(kind: Kind, key: &LockKey, grant: GrantId) -> Arc<str> {
-    match kind {
+    match kind.waits_in_store() {
         // No key has a line break.
-        Kind::Fair => format!("{key}\n{grant}").into(),
-        _ => key.as_str().into(),
+        true => format!("{key}\n{grant}").into(),
+        false => key.as_str().into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A semaphore in memory: its permits, who holds them, and who waits for several.
+//! A semaphore in memory: its permits, their holders, and the waiters for several permits.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::base::chance::HashMap;
 use crate::store::counter::{CounterReply, CounterStep};
 use crate::store::{AcquireRequest, GrantId, Holder, Kind, ReleaseRequest, RenewRequest};
 
-/// For how long one who waits is kept in the queue without being heard of, and within which time it says so.
+/// For how long a silent waiter is kept in the queue, and within which time a waiter asks again.
 const KEPT: Duration = Duration::from_secs(5);
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// The most permits that there may be, and the fewest that may be free.
@@ -19,12 +19,12 @@ const MOST: i64 = i32::MAX as i64;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Semaphore {
-    /// `None` where nobody has said how many permits there are.
+    /// `None` while the total is not set.
     free: Option<i64>,
     held: Holds,
-    /// Who waits, in order of arrival, while somebody waits for several permits.
+    /// The waiters in order of arrival, while one of them waits for several permits.
     queue: Vec<Waiting>,
-    /// Permits that nobody is known to hold, for as long as taking them may be undone.
+    /// Permits without a known holder, for as long as taking them may be undone.
     taken: Holds,
 }
 
@@ -64,7 +64,7 @@ impl Holds {
         self.grants.insert(grant, hold);
     }
 
-    /// Takes those that somebody has out, not those that were released and stay taken.
+    /// Takes permits that a holder has out, not those that were released and stay taken.
     fn take_held(&mut self, grant: GrantId) -> Option<Hold> {
         self.grants.get(&grant).filter(|hold| !hold.kept)?;
         self.take(grant)
@@ -110,7 +110,7 @@ struct Waiting {
 /// What a step brought.
 pub(super) struct Step<T> {
     pub(super) brought: T,
-    /// Those who wait shall look.
+    /// The waiters shall look.
     pub(super) tell: bool,
 }
 
@@ -121,7 +121,7 @@ impl<T> Step<T> {
 }
 
 impl Semaphore {
-    /// One of which so many permits are free, and of which nobody has anything.
+    /// A semaphore with so many free permits, and without holders and waiters.
     pub(super) fn idle(free: i64) -> Semaphore {
         Semaphore {
             free: Some(free),
@@ -148,19 +148,19 @@ impl Semaphore {
         holds.grants.contains_key(&grant)
     }
 
-    /// Whether nobody knows anything of it.
+    /// Whether there is nothing to remember of it.
     pub(super) fn is_unknown(&self) -> bool {
         self.free.is_none() && self.held.permits == 0
     }
 
-    /// Takes all permits from whoever holds them; whether anybody did.
+    /// Takes all permits from their holders; returns whether there were any.
     pub(super) fn take_all(&mut self) -> bool {
         let held = std::mem::take(&mut self.held).permits;
         self.change(signed(held));
         held > 0
     }
 
-    /// Permits that were not given back in time come back; whether there were any.
+    /// Permits whose lease has expired come back; returns whether there were any.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         self.taken.expire(now);
         let came_back = self.held.expire(now);
@@ -230,7 +230,7 @@ impl Semaphore {
                 .queue
                 .iter()
                 .position(|other| Some(other.waiter) == request.waiter);
-            // Nobody is kept waiting for one who wants more than there are.
+            // A waiter for more permits than there are keeps no other one waiting.
             let before = self.queue[..mine.unwrap_or(self.queue.len())]
                 .iter()
                 .filter(|other| i64::from(other.amount) <= total);
@@ -269,7 +269,7 @@ impl Semaphore {
         }
     }
 
-    /// Without those who were not heard of for too long; and where all wait for one permit there is no order.
+    /// Without waiters that were silent for too long; and where all wait for one permit there is no order.
     fn prune_queue(&mut self, now: Instant) {
         self.queue.retain(|other| other.alive_until > now);
         if self.queue.iter().all(|other| other.amount == 1) {
@@ -277,8 +277,8 @@ impl Semaphore {
         }
     }
 
-    /// Takes a place, or keeps it, where somebody waits for several permits; when to ask again. In `look_in` one
-    /// of those before may have lost its place.
+    /// Takes a position, or keeps it, where one of the waiters asks for several permits; returns when to ask again. In
+    /// `look_in` an earlier waiter may have lost its position.
     fn stand_in_line(
         &mut self,
         now: Instant,
@@ -337,7 +337,7 @@ impl Semaphore {
             let until = until.min(now + request.keep_for);
             let kept = true;
             holds.put(request.grant, Hold { amount, until, kept });
-            // Who waits learns the time.
+            // The waiter learns the time.
             return Step {
                 brought: true,
                 tell: true,

@@ -19,11 +19,11 @@ pub(super) struct ReadWriteLocks {
     locks: HashMap<LockKey, Inside>,
     /// When the next holder of each lock is over its time.
     ends: BTreeSet<(Instant, LockKey)>,
-    /// The writers whom readers stand back for.
+    /// The writers that readers stand back for.
     writers: Writers,
 }
 
-/// Who is inside.
+/// The holders inside.
 #[derive(Debug, Clone, Default)]
 struct Inside {
     writer: Option<GrantId>,
@@ -33,14 +33,14 @@ struct Inside {
     kept: HashSet<GrantId>,
 }
 
-/// Who is to hear that somebody has left.
+/// Which waiters are notified when a holder has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     /// There was no such holder.
     NotHeld,
-    /// Nobody: others are inside still.
+    /// None: other holders are inside still.
     Quietly,
-    /// Those who wait.
+    /// The waiters.
     Loudly,
 }
 
@@ -95,7 +95,7 @@ impl ReadWriteLocks {
         self.writers.clear();
     }
 
-    /// Drops what has expired, and tells nobody.
+    /// Drops what has expired, and notifies no waiter.
     pub(super) fn purge(&mut self, now: Instant) {
         while self.ends.first().is_some_and(|(until, _)| *until <= now) {
             let Some((_, key)) = self.ends.pop_first() else {
@@ -105,7 +105,7 @@ impl ReadWriteLocks {
         }
     }
 
-    /// Changes who is inside, and keeps the books.
+    /// Changes the holders inside, and keeps the books.
     fn change<T>(&mut self, key: &LockKey, change: impl FnOnce(&mut Inside) -> T) -> T {
         let inside = self.locks.entry(key.clone()).or_default();
         let before = inside.leases.first();
@@ -125,12 +125,12 @@ impl ReadWriteLocks {
         done
     }
 
-    /// Lets the holder in, or tells who stands in the way.
+    /// Lets the holder in, or reports the holder in the way.
     pub(super) fn acquire(&mut self, request: &AcquireRequest, now: Instant) -> Result<(), Busy> {
         let AcquireRequest {
             kind, key, waiter, ..
         } = request;
-        // Who reads under its own write lock is not kept out by those who wait for it.
+        // A read under its own write lock is not kept out by the waiters of that lock.
         let is_newcomer =
             *kind == Kind::Read && request.nested_in.is_none() && !broken!(ReaderOvertakesPreferredWriter);
         let kept_out = is_newcomer.then(|| self.writers.until(key, now)).flatten();
@@ -167,7 +167,7 @@ impl ReadWriteLocks {
                 }
                 (Kind::Write, _) => last_end,
                 (_, Some(under)) if writer == Some(under) && !inside.kept.contains(&under) => None,
-                // The writer who is said to ask is not there.
+                // The writer that is said to ask is not there.
                 (_, Some(_)) => last_end.or(Some(now)),
                 (_, None) => match writer {
                     Some(_) if broken!(ReaderEntersBesideWriter) => None,
@@ -203,7 +203,7 @@ impl ReadWriteLocks {
                 return Left::Loudly;
             }
             match (before, inside.leases.last()) {
-                // Who waits believes that it takes much longer than it does, and a lease that ends tells nobody.
+                // The waiters believe that it takes much longer than it does, and a lease that ends notifies no waiter.
                 (Some(before), Some(left)) if (left - now) < (before - now) / 2 => Left::Loudly,
                 (_, Some(_)) => Left::Quietly,
                 (_, None) => Left::Loudly,
@@ -211,17 +211,17 @@ impl ReadWriteLocks {
         })
     }
 
-    /// A writer waits no more; whether those who read go on.
+    /// A writer waits no more; returns whether readers go on.
     pub(super) fn give_way(&mut self, request: &ReleaseRequest, now: Instant) -> bool {
         request.kind == Kind::Write && self.writers.leave(&request.key, request.grant, now)
     }
 
-    /// How many writers wait whom readers stand back for, those included who were not missed yet.
+    /// How many waiting writers readers stand back for, including those that were not missed yet.
     pub(super) fn waiting(&self) -> usize {
         self.writers.len()
     }
 
-    /// How many writers wait whom readers stand back for, and are not missed.
+    /// How many waiting writers readers stand back for, without those that are missed.
     #[cfg(dlock_sim)]
     pub(super) fn writers_kept(&self, now: Instant) -> usize {
         self.writers.kept(now)
@@ -239,7 +239,7 @@ impl ReadWriteLocks {
         })
     }
 
-    /// Ends all who are inside; whether there were any.
+    /// Ends all holders inside; returns whether there were any.
     pub(super) fn take(&mut self, key: &LockKey) -> bool {
         self.change(key, |inside| {
             let any = !inside.leases.is_empty();

@@ -21,12 +21,12 @@ use crate::stores::memory::MemoryStore;
 /// short.
 const REMOVED: usize = 256;
 
-/// The records of one store, and who waits for them.
+/// The records of one store, and their waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
     table: Mutex<Table>,
     hub: Arc<Hub>,
-    /// Where news were told since it was asked last.
+    /// The keys that were notified since the last call.
     #[cfg(dlock_sim)]
     told: Mutex<Vec<Arc<str>>>,
 }
@@ -45,7 +45,7 @@ impl Shelf {
         self.hub.len()
     }
 
-    /// Forgets everything and tells nobody.
+    /// Forgets everything and notifies no waiter.
     pub(crate) fn clear(&self) {
         *self.table.lock() = Table::default();
     }
@@ -57,7 +57,7 @@ impl Shelf {
         step(&mut table, now)
     }
 
-    /// A copy that nobody listens to.
+    /// A copy without listeners.
     #[cfg(dlock_sim)]
     pub(crate) fn fork(&self) -> Shelf {
         Shelf {
@@ -76,7 +76,7 @@ impl Shelf {
         self.hub.listen(key, |_| true, |_| ())
     }
 
-    /// A step after which those who wait look again, if it changed the record.
+    /// A step after which the waiters look again, if it changed the record.
     fn end(&self, key: &RecordKey, step: impl FnOnce(&mut Table, Instant) -> Change) -> OwnerReply {
         match self.with(step) {
             Change::Made => {
@@ -116,7 +116,7 @@ enum State {
     Claimed {
         lease_until: Instant,
     },
-    /// A claim was given up, or one that was taken over was given back: what was done is unknown.
+    /// A claim was given up, or one that was taken over was released: what was done is unknown.
     Orphaned,
     Completed {
         response: Box<[u8]>,
@@ -332,7 +332,7 @@ impl Table {
     }
 }
 
-/// A moment that nobody reaches is as good as any other.
+/// An unreachable moment is as good as any other.
 fn end(now: Instant, after: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     now + after.min(CENTURY)

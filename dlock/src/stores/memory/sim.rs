@@ -68,7 +68,7 @@ impl MemoryStore {
         self.with(|held, now| held.grants_of(key, now).find(|entry| entry.grant == grant))
     }
 
-    pub(crate) fn places_kept(&self) -> usize {
+    pub(crate) fn positions_kept(&self) -> usize {
         self.with(|held, now| held.queues.kept(now) + held.read_write.writers_kept(now))
     }
 

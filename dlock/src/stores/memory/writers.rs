@@ -1,4 +1,4 @@
-//! The writers of read-write locks in memory whom readers stand back for: each has a place as long as it is heard of.
+//! The writers of read-write locks in memory that readers stand back for: each keeps its position as long as it asks.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::store::GrantId;
 
 /// For how long a writer counts that does not ask again.
 const KEPT: Duration = Duration::from_secs(5);
-/// Within which time one who waits asks again.
+/// Within which time a waiter asks again.
 pub(super) const HEARD_WITHIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Writers {
     /// Until when each of them counts.
     waiting: HashMap<LockKey, Deadlines>,
-    /// When those are swept out next who were never missed.
+    /// When writers that are gone and were never missed are swept out next.
     sweep_at: Option<Instant>,
 }
 
@@ -36,13 +36,13 @@ impl Writers {
         of_key.set(waiter, now + KEPT);
     }
 
-    /// Until when the last of those counts who wait; `None` where nobody does.
+    /// Until when the last of the waiting writers counts; `None` where there is none.
     pub(super) fn until(&self, key: &LockKey, now: Instant) -> Option<Instant> {
         let last = self.waiting.get(key)?.last();
         last.filter(|until| *until > now)
     }
 
-    /// One waits no more. Whether it did and nobody else does, so that readers go on.
+    /// A writer waits no more. Returns whether it waited and was the last, so that readers go on.
     pub(super) fn leave(&mut self, key: &LockKey, waiter: GrantId, now: Instant) -> bool {
         let Some(of_key) = self.waiting.get_mut(key) else {
             return false;
@@ -61,8 +61,8 @@ impl Writers {
     /// How many count yet.
     #[cfg(dlock_sim)]
     pub(super) fn kept(&self, now: Instant) -> usize {
-        let places = self.waiting.values().flat_map(Deadlines::iter);
-        places.filter(|(_, until)| *until > now).count()
+        let positions = self.waiting.values().flat_map(Deadlines::iter);
+        positions.filter(|(_, until)| *until > now).count()
     }
 
     pub(super) fn clear(&mut self) {

@@ -48,14 +48,17 @@ use crate::store::{Capabilities, DoubtSender, Doubts, Notifications};
 
 pub use crate::store::url::DEFAULT_MAX_LEASE;
 
-/// What the slower members have beyond the time of the faster ones, where a lock is not to be had anyway.
+/// What a majority can grant.
+const KINDS: [Kind; 3] = [Kind::Mutex, Kind::Read, Kind::Write];
+
+/// Extra time for the slower members, where the lock is not available anyway.
 const SHORT: Duration = Duration::from_millis(5);
 
 /// Clients that have split the votes ask again at moments that are two round trips apart at most, of this length at most.
 const LONGEST_SPREAD: Duration = Duration::from_millis(250);
 
-/// When those members are asked again that had somebody else when a lock was acquired: whoever got only a minority has
-/// given it back by then.
+/// When the members that had another holder are asked again after an acquire: by then a client with only a minority has
+/// released it.
 const SPLIT: Duration = Duration::from_millis(50);
 
 /// One of the stores of a quorum, by a name for messages.
@@ -66,13 +69,31 @@ pub(crate) struct Member {
 }
 
 /// A store that is made of several.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::LockClient;
+/// use dlock::store::member::QuorumMember;
+/// use dlock::stores::memory::MemoryStore;
+/// use dlock::stores::quorum::Quorum;
+/// use std::sync::Arc;
+///
+/// let members = ["a", "b", "c"].map(|name| {
+///     let store: Arc<dyn QuorumMember> = Arc::new(MemoryStore::new()); // one per server in a service
+///     (name.to_owned(), store)
+/// });
+/// let quorum = Quorum::new(members).trust_fresh_servers(true); // in tests only
+/// let client = LockClient::builder().store(quorum).build().await?;
+/// client.lock("report").acquire().await?.release().await?;
+/// # Ok(()) }
+/// ```
 pub struct Quorum {
     members: Vec<Member>,
     max_lease: Duration,
     trust_fresh: bool,
     /// What is held: members that lost it, or could not be asked, are asked again.
     held: Mutex<HashSet<GrantId>>,
-    /// What the members said where a lock was not to be had.
+    /// What the members said where a lock was not available.
     said: Mutex<Sayings>,
     /// Until then these members abstain, which are too many for a majority.
     abstention: Mutex<Option<(Instant, Arc<[usize]>)>>,
@@ -121,16 +142,16 @@ impl Quorum {
         }
     }
 
-    /// The longest lease that anybody may ask for, which is also how long a member that may have lost its data
-    /// does not vote; 60 s by default. The same for all clients of the quorum.
+    /// The longest lease that a client may ask for, which is also how long a member that may have lost its data does
+    /// not vote; 60 s by default. The same for all clients of the quorum.
     #[must_use]
     pub fn max_lease(mut self, max_lease: Duration) -> Quorum {
         self.max_lease = max_lease;
         self
     }
 
-    /// Has members vote at once though nobody knows whether they lost data: for a first installation, and for
-    /// tests. Not while anything may be held.
+    /// Has members vote at once, without proof that they kept their data: for a first installation, and for tests. Not
+    /// while anything may be held.
     #[must_use]
     pub fn trust_fresh_servers(mut self, trust: bool) -> Quorum {
         self.trust_fresh = trust;
@@ -141,7 +162,7 @@ impl Quorum {
         votes::majority(self.members.len())
     }
 
-    /// The same step on all members, queued now, and the answers with the place of the member.
+    /// The same step on all members, queued now, and the answers with the index of the member.
     fn ask<T, F>(&self, step: impl Fn(Arc<dyn QuorumMember>) -> F) -> Answers<T>
     where
         T: Send + 'static,
@@ -171,14 +192,14 @@ impl Quorum {
 
     fn check(&self, request: &AcquireRequest) -> Result<(), StoreError> {
         let refused = |message| Err(StoreError::not_done(Reason::Unsupported, message));
-        if !matches!(request.kind, Kind::Mutex | Kind::Read | Kind::Write) {
+        if !KINDS.contains(&request.kind) {
             return refused(format!(
                 "a quorum of servers has no locks of kind {}",
                 request.kind
             ));
         }
         if request.kind == Kind::Write && request.waiter.is_some() {
-            // Each member would keep readers out for itself, and votes would be split by who waits.
+            // Each member would keep readers out for itself, and votes would be split by waiter.
             return refused(
                 "a quorum of servers has no readers that stand back: leave prefer_writers out".to_owned(),
             );
@@ -208,7 +229,7 @@ impl Quorum {
             votes.put(at, Vote::of(answer));
         }
         if !votes.are_for_it() {
-            // Those who take no longer than the others are heard, so that all can be told.
+            // Replies are awaited from members that are no slower than the others, so that all can be told.
             let took = clock::now().saturating_duration_since(begun);
             let rest = async {
                 while let Some((at, answer)) = asked.next().await {
@@ -228,8 +249,8 @@ impl Quorum {
                 let round_trip = clock::now().saturating_duration_since(begun);
                 self.withdraw(&request, &votes).await;
                 if votes.granted().next().is_some() {
-                    // The votes are split among several clients, which all ask anew when these are given back: at different
-                    // moments, or they are split again and again.
+                    // The votes are split among several clients, which all ask anew when these are released: at
+                    // different moments, or they are split again and again.
                     tokio::time::sleep(round_trip.min(LONGEST_SPREAD).mul_f64(2.0 * chance::fraction()))
                         .await;
                 }
@@ -238,7 +259,7 @@ impl Quorum {
             Verdict::Failed(error) => return Err(error),
         };
         if !self.raise(&request, token, &votes).await {
-            // Whoever asked gives back what there is.
+            // The caller releases what there is.
             return Err(StoreError::unknown(
                 "a majority had granted the lock and did not confirm its fencing token",
             ));
@@ -250,8 +271,8 @@ impl Quorum {
         Ok(AcquireReply::acquired(token))
     }
 
-    /// Others who wanted the lock at the same moment had some of the members. Those are asked again a moment later: what
-    /// only a bare majority has is lost with the next member that is.
+    /// Other clients that wanted the lock at the same moment had some of the members. Those are asked again a moment
+    /// later: a lock on a bare majority is lost with the next member that fails.
     fn ask_the_rest(
         self: Arc<Self>,
         request: AcquireRequest,
@@ -321,7 +342,7 @@ impl Quorum {
         drop(forgotten);
     }
 
-    /// Gives back what a minority granted, or may have.
+    /// Releases what a minority granted, or may have.
     async fn withdraw(&self, request: &AcquireRequest, votes: &Votes<'_>) {
         let (lease, release) = (request.lease, request.undone());
         for at in votes.in_doubt() {
@@ -344,7 +365,7 @@ impl Quorum {
     fn release_later(&self, at: usize, request: ReleaseRequest, lease: Duration) {
         let store = self.members[at].store.clone();
         let until = clock::now() + lease;
-        // Its place in line is now.
+        // Its position in the order of steps is now.
         let mut step = store.clone().release(request.clone());
         self.runtime.spawn(async move {
             let mut pause = Duration::from_millis(50);
@@ -395,9 +416,15 @@ impl Quorum {
             let said: Vec<_> = said.collect();
             // It is repeated as long as one of them may pass.
             let first = failed.iter().position(|(_, error)| error.is_outlasted());
+            // What one member released, or may have, is part of the step.
+            let may_be_done = |(_, error): &(usize, StoreError)| error.outcome == Outcome::Unknown;
+            let outcome = match released > 0 || failed.iter().any(may_be_done) {
+                true => Outcome::Unknown,
+                false => Outcome::NotDone,
+            };
             let first = failed.swap_remove(first.unwrap_or(0)).1;
             return Err(StoreError {
-                outcome: Outcome::Unknown,
+                outcome,
                 message: format!("too few members of the quorum answered: {}", said.join("; ")),
                 ..first
             });
@@ -425,7 +452,7 @@ impl Quorum {
     ) -> Result<Vec<Result<Renewal, StoreError>>, StoreError> {
         let majority = self.majority();
         let mut counts = vec![(0, 0); requests.len()];
-        // Who does not have which of them.
+        // Which grants are missing on which member.
         let mut missing = Vec::new();
         let mut trouble = StoreError::unknown("too few members of the quorum answered");
         let decided =
@@ -496,9 +523,9 @@ impl Quorum {
         }
     }
 
-    /// A member does not have a grant that is held: it was not there when the lock was acquired, or has lost
-    /// its data. It is asked for it again, so that members can be replaced one after the other under a lock that
-    /// is held for long. In line before the release, since nothing that is not held is asked for.
+    /// A member does not have a grant that is held: it was not there when the lock was acquired, or has lost its data.
+    /// It is asked for it again, so that members can be replaced one after the other under a lock that is held for
+    /// long. Queued before the release, since nothing that is not held is asked for.
     fn ask_again(&self, at: usize, kind: Kind, key: &LockKey, grant: GrantId, lease: Duration) {
         let held = self.held.lock();
         if !held.contains(&grant) {
@@ -511,7 +538,7 @@ impl Quorum {
     }
 
     /// The members that abstain or fail for a while yet, if these are too many for a majority. They alone are asked
-    /// meanwhile: a minority that granted the lock and had it given back would wake all waiters, to ask again at once.
+    /// meanwhile: a minority that granted the lock and had it released would wake all waiters, to ask again at once.
     fn abstaining(&self) -> Option<Arc<[usize]>> {
         let abstention = self.abstention.lock();
         let (until, members) = abstention.as_ref()?;
@@ -523,8 +550,8 @@ impl Quorum {
         (!votes_at_once).then_some(self.max_lease)
     }
 
-    /// What a majority of the members answers in the same words: those for whom `same` is the same, and how
-    /// many members said so.
+    /// What a majority of the members answers in the same words: the answers with the same `same`, and how many members
+    /// gave it.
     async fn looks<T: Send + 'static>(&self, mut asked: Answers<T>) -> Result<Vec<T>, StoreError> {
         let (mut seen, mut trouble) = (Vec::new(), None);
         while let Some((at, answer)) = asked.next().await {
@@ -566,7 +593,7 @@ type Answers<T> = FuturesUnordered<Answer<T>>;
 
 impl Store for Quorum {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new([Kind::Mutex, Kind::Read, Kind::Write])
+        Capabilities::new(KINDS)
             .name("a quorum of servers")
             .longest_lease(self.max_lease)
             .min_hold(true)

@@ -1,4 +1,4 @@
-//! News of a key from all members of a quorum.
+//! Notifications of a key from all members of a quorum.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::base::chance::{self, HashMap};
 use crate::store::Hub;
 use crate::store::{GrantId, Kind, Watch};
 
-/// A release is told by every member, and the lock is free when a majority has done it: after the first news
-/// the others are waited for, by everybody for another while, so that not all ask at once and nobody gets a
-/// majority.
+/// A release is told by every member, and the lock is free when a majority has carried it out. So after the first
+/// notification a waiter waits for the others, each waiter for a different time, so that not all ask at once and none
+/// gets a majority.
 const GATHERED: Duration = Duration::from_millis(1);
 const AT_MOST: Duration = Duration::from_millis(6);
 

@@ -9,12 +9,12 @@ use crate::LockKey;
 use crate::base::chance::HashMap;
 use crate::store::Kind;
 
-/// How long what was said of a key is remembered at least; twice as long at the most, while there is news.
+/// How long what was said of a key is remembered at least; twice as long at most, while more is said.
 const SAID_FOR: Duration = Duration::from_secs(60);
 
 type Said = HashMap<(Kind, LockKey), Arc<str>>;
 
-/// In two halves, of which the older one goes as a whole: nobody looks through all of them while others wait.
+/// In two halves, of which the older one goes as a whole: no caller looks through all of them while others wait.
 #[derive(Debug, Default)]
 pub(super) struct Sayings {
     young: Said,
@@ -22,7 +22,7 @@ pub(super) struct Sayings {
     since: Option<Instant>,
 }
 
-/// What was forgotten, to be dropped where nobody waits for it.
+/// What was forgotten, to be dropped without the lock.
 #[must_use]
 pub(super) struct Forgotten(#[allow(dead_code, reason = "only dropped")] Said);
 
@@ -42,7 +42,7 @@ impl Sayings {
         self.young.get(&of).or_else(|| self.old.get(&of)).cloned()
     }
 
-    /// The key was had.
+    /// The key was acquired.
     pub(super) fn forget(&mut self, kind: Kind, key: &LockKey) {
         let of = (kind, key.clone());
         self.young.remove(&of);

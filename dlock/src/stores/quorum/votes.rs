@@ -60,7 +60,7 @@ pub(super) enum Verdict {
     Granted {
         token: u64,
     },
-    /// A majority may be to be had in this time.
+    /// A majority may become available within this time.
     Busy {
         remaining: Option<Duration>,
     },
@@ -89,19 +89,19 @@ impl<'a> Votes<'a> {
         majority(self.members.len())
     }
 
-    /// The places of those who granted it.
+    /// The members that granted it.
     pub(super) fn granted(&self) -> impl Iterator<Item = usize> {
         let granted = |vote: &Option<Vote>| matches!(vote, Some(Vote::Granted { .. }));
         (0..self.votes.len()).filter(move |at| granted(&self.votes[*at]))
     }
 
-    /// The places of those who have somebody else.
+    /// The members that have another holder.
     pub(super) fn busy(&self) -> impl Iterator<Item = usize> {
         let busy = |vote: &Option<Vote>| matches!(vote, Some(Vote::Busy { .. }));
         (0..self.votes.len()).filter(move |at| busy(&self.votes[*at]))
     }
 
-    /// The places of those who may have granted it, or may yet.
+    /// The members that may have granted it, or may yet.
     pub(super) fn in_doubt(&self) -> impl Iterator<Item = usize> {
         let in_doubt = |vote: &Option<Vote>| match vote {
             Some(Vote::Failed(error)) => error.outcome == Outcome::Unknown,
@@ -115,7 +115,7 @@ impl<'a> Votes<'a> {
         self.granted().count() >= self.majority()
     }
 
-    /// Whether those who have not answered yet can change nothing.
+    /// Whether the missing replies can change nothing.
     pub(super) fn is_decided(&self) -> bool {
         let open = self.votes.iter().filter(|vote| vote.is_none()).count();
         self.are_for_it() || self.granted().count() + open < self.majority()
@@ -181,7 +181,7 @@ impl<'a> Votes<'a> {
             Vote::Failed(error) => Some(error),
             _ => None,
         });
-        // Whatever was granted, or may have been, is to be given back.
+        // Whatever was granted, or may have been, must be released.
         let unknown = self.granted().chain(self.in_doubt()).next().is_some();
         let lasting = errors.clone().find(|error| !error.is_passing());
         let first = errors.clone().next();
@@ -199,7 +199,7 @@ impl<'a> Votes<'a> {
         }
     }
 
-    /// Who said what.
+    /// The replies, by member.
     pub(super) fn told(&self) -> String {
         let (granted, all) = (self.granted().count(), self.members.len());
         let mut told = format!("{granted} of {all} servers granted it");

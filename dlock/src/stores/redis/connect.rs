@@ -1,16 +1,20 @@
 //! How a connection to a server that holds locks is made, and what is looked at when it stands.
 
+use std::io;
 use std::sync::{Arc, Once};
+use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::endpoint::Endpoint;
-use super::node::classify;
+use super::lent::{BoxStream, Lent};
+use super::login::{Logins, Session};
+use super::node::{Aside, classify};
 use super::script;
-use super::settings::{ConnectSettings, Driven, Driver, Open, driven};
+use super::settings::{ConnectSettings, Driven, Open, driven};
 use crate::base::clock;
 use crate::store::options::MinReplicas;
 use crate::store::url::Address;
@@ -20,17 +24,30 @@ use crate::store::{Outcome, Reason, StoreError};
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) access: Arc<ConnectSettings>,
-    pub(super) place: Endpoint,
+    pub(super) endpoint: Endpoint,
     /// The server is one of a Cluster.
     in_cluster: bool,
     warned: Arc<Once>,
 }
 
-/// A connection that stands.
+/// A connection that stands, on which nothing is under way.
 pub(super) struct Link {
-    pub(super) connection: MultiplexedConnection,
-    pub(super) driver: Driver,
+    pub(super) stream: BoxStream,
+    /// Commands that keep the login valid.
+    pub(super) asides: Option<mpsc::UnboundedReceiver<Aside>>,
     _login: Option<AbortOnDropHandle<()>>,
+}
+
+#[cfg(test)]
+impl Link {
+    /// On which nothing is kept valid.
+    pub(super) fn plain(stream: BoxStream) -> Link {
+        Link {
+            stream,
+            asides: None,
+            _login: None,
+        }
+    }
 }
 
 /// A server that is connected.
@@ -55,10 +72,10 @@ struct Looked {
 }
 
 impl Connector {
-    pub(super) fn new(access: Arc<ConnectSettings>, place: Endpoint) -> Connector {
+    pub(super) fn new(access: Arc<ConnectSettings>, endpoint: Endpoint) -> Connector {
         Connector {
             access,
-            place,
+            endpoint,
             in_cluster: false,
             warned: Arc::new(Once::new()),
         }
@@ -72,7 +89,7 @@ impl Connector {
         }
     }
 
-    /// A connection for news, which runs by itself, and where it goes to.
+    /// A connection for notifications, which runs by itself, and where it goes to.
     pub(super) async fn open(&self) -> Result<(Open, Address), StoreError> {
         self.at_its_place(async |address| {
             let open = self.access.open(&address).await;
@@ -93,11 +110,11 @@ impl Connector {
         work: impl AsyncFnOnce(Address) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         // A sentinel has to be connected to and asked.
-        let found = tokio::time::timeout(self.access.timeout * 4, self.place.find()).await;
-        let address = found.map_err(|_| self.place.missing())??;
+        let found = tokio::time::timeout(self.access.timeout * 4, self.endpoint.find()).await;
+        let address = found.map_err(|_| self.endpoint.missing())??;
         let outcome = work(address).await;
         if outcome.is_err() {
-            self.place.doubt();
+            self.endpoint.doubt();
         }
         outcome
     }
@@ -127,21 +144,22 @@ impl Connector {
         let Driven {
             mut connection,
             mut driver,
+            stream,
             mut trial,
             login,
         } = self.access.open_driven(address).await.map_err(explained)?;
         let asked_at = clock::now();
-        let mut questions = redis::pipe();
-        questions.cmd("TIME");
+        let mut commands = redis::pipe();
+        commands.cmd("TIME");
         // Only to save the first call a round trip.
-        questions.add_command(script::load());
-        questions.cmd("INFO").arg("default");
-        let asking = connection.send_packed_commands(&questions, 0, 3);
+        commands.add_command(script::load());
+        commands.cmd("INFO").arg("default");
+        let asking = connection.send_packed_commands(&commands, 0, 3);
         let answers = self.access.in_time(driven(&mut driver, asking)).await;
         let mut answers = answers.map_err(explained)?.into_iter();
         let mut answer = || answers.next().unwrap_or(Value::Nil);
         let (time, _, info) = (answer(), answer(), answer());
-        let role = match needs_role(&info, &self.place) {
+        let role = match needs_role(&info, &self.endpoint) {
             true => {
                 let role = redis::cmd("ROLE");
                 let asking = driven(&mut driver, connection.send_packed_command(&role));
@@ -157,11 +175,7 @@ impl Connector {
             trial.passed();
         }
         Ok(Connected {
-            link: Link {
-                connection,
-                driver,
-                _login: login,
-            },
+            link: self.link(&stream, login).map_err(explained)?,
             acknowledged: None,
             address: address.clone(),
             server_time: time.0 * 1_000_000 + time.1,
@@ -176,6 +190,7 @@ impl Connector {
         let Driven {
             mut connection,
             mut driver,
+            stream,
             mut trial,
             login,
         } = self.access.open_driven(address).await?;
@@ -197,9 +212,19 @@ impl Connector {
             let wanted = wanted.count;
             tracing::warn!(%address, there, wanted, "this server has too few replicas for min_replicas just now: nothing can be locked");
         }
+        self.link(&stream, login)
+    }
+
+    /// Takes the connection over from the library: all that it has sent was answered.
+    fn link(&self, stream: &Lent, login: Option<(Logins, Duration)>) -> Result<Link, RedisError> {
+        let stream = stream.take_back();
+        let stream = stream.ok_or_else(|| RedisError::from(io::Error::from(io::ErrorKind::NotConnected)))?;
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let login =
+            login.map(|(logins, valid_for)| logins.keep(Session::By(sender), valid_for, self.access.timeout));
         Ok(Link {
-            connection,
-            driver,
+            stream,
+            asides: login.is_some().then_some(receiver),
             _login: login,
         })
     }
@@ -247,11 +272,11 @@ impl Connector {
                     "this server cannot be asked whether it may evict locks: see that maxmemory-policy is noeviction"
                 ),
             }
-            if is_replica && self.place.is_fixed() {
+            if is_replica && self.endpoint.is_fixed() {
                 tracing::warn!(%address, "this server is a replica: locks need its master");
             }
         });
-        if is_replica && !self.place.is_fixed() {
+        if is_replica && !self.endpoint.is_fixed() {
             return Err(StoreError::not_done(
                 Reason::Unreachable,
                 format!("{address}: the sentinels name it as the master, and it says that it is a replica"),
@@ -273,8 +298,8 @@ fn text(info: &Value) -> String {
 }
 
 /// Whether `INFO` leaves open what the server is, where it must be a master.
-fn needs_role(info: &Value, place: &Endpoint) -> bool {
-    !place.is_fixed() && !text(info).contains("role:")
+fn needs_role(info: &Value, endpoint: &Endpoint) -> bool {
+    !endpoint.is_fixed() && !text(info).contains("role:")
 }
 
 /// A sentinel where a server that holds data was expected.

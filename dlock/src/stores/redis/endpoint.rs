@@ -33,7 +33,7 @@ impl Endpoint {
         })
     }
 
-    /// The address to connect to now; waits until there is one, or none to be had.
+    /// The address to connect to now; waits until one is known, or known to be unavailable.
     pub(super) async fn find(&self) -> Result<Address, StoreError> {
         match self {
             Endpoint::Fixed(fixed) => Ok(fixed.address.clone()),

@@ -22,7 +22,7 @@ pub(crate) enum KindStep {
 }
 
 impl KindStep {
-    /// The ids under which this takes something: the grant, and the place of the waiter.
+    /// The ids under which this takes something: the grant, and the queue position of the waiter.
     pub(super) fn acquires(&self) -> impl Iterator<Item = GrantId> + use<> {
         let request = match self {
             KindStep::Acquire(request) => Some((request.grant, request.waiter)),
@@ -33,6 +33,14 @@ impl KindStep {
             .flat_map(|(grant, waiter)| [grant].into_iter().chain(waiter))
     }
 
+    fn kind(&self) -> Kind {
+        match self {
+            KindStep::Acquire(request) => request.kind,
+            KindStep::Release { request, .. } => request.kind,
+            KindStep::Renew(request) => request.kind,
+        }
+    }
+
     /// The grant that this releases.
     pub(super) fn releases(&self) -> Option<GrantId> {
         match self {
@@ -41,26 +49,37 @@ impl KindStep {
         }
     }
 
+    /// See [`Call::has_companions`](super::script::Call::has_companions).
+    pub(super) fn has_companions(&self) -> bool {
+        match self.kind() {
+            // Its queue; the leases of its readers, and who waits; its counter of tokens.
+            Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => true,
+            // Their holders, or who took what.
+            Kind::Permit | Kind::Unowned | Kind::Latch => true,
+            Kind::Mutex => false,
+        }
+    }
+
     /// How many permits it is about, each of which is some work for the server; 1 for all other kinds.
     pub(super) fn work(&self) -> usize {
-        let (kind, amount) = match self {
-            KindStep::Acquire(request) => (request.kind, request.amount),
-            KindStep::Release { request, .. } => (request.kind, request.amount),
-            KindStep::Renew(request) => (request.kind, request.amount),
-        };
-        match kind {
-            Kind::Permit => amount.max(1) as usize,
-            _ => 1,
+        match self.kind() {
+            Kind::Permit => self.amount().max(1) as usize,
+            Kind::Mutex | Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => 1,
+            Kind::Unowned | Kind::Latch => 1,
+        }
+    }
+
+    fn amount(&self) -> u32 {
+        match self {
+            KindStep::Acquire(request) => request.amount,
+            KindStep::Release { request, .. } => request.amount,
+            KindStep::Renew(request) => request.amount,
         }
     }
 
     /// How many bytes it adds to a call, beside what every step has.
     pub(super) fn weight(&self) -> usize {
-        match self {
-            KindStep::Acquire(request) => permits::weight(request.kind, request.amount),
-            KindStep::Release { request, .. } => permits::weight(request.kind, request.amount),
-            KindStep::Renew(request) => permits::weight(request.kind, request.amount),
-        }
+        permits::weight(self.kind(), self.amount())
     }
 
     /// Its name, the number of its arguments, and these.
@@ -86,7 +105,9 @@ impl KindStep {
                 let more = match request.kind {
                     Kind::Read | Kind::Write => 1,
                     Kind::Fair => 2,
-                    _ => 0,
+                    Kind::Mutex | Kind::Fenced => 0,
+                    // Written above, and never acquired.
+                    Kind::Permit | Kind::Unowned | Kind::Latch => 0,
                 };
                 cmd.arg(request.kind.to_string()).arg(3 + more);
                 cmd.arg(id(request.grant, &mut buffer)).arg(millis(request.lease));
@@ -121,7 +142,8 @@ impl KindStep {
 pub(super) fn field(kind: Kind, grant: GrantId) -> String {
     match kind {
         Kind::Write => format!("{grant}:write"),
-        _ => grant.to_string(),
+        Kind::Mutex | Kind::Fair | Kind::Read | Kind::Fenced => grant.to_string(),
+        Kind::Permit | Kind::Unowned | Kind::Latch => grant.to_string(),
     }
 }
 
@@ -131,9 +153,9 @@ pub(super) fn exists(kind: Kind) -> Result<(), StoreError> {
         Kind::Mutex | Kind::Fair | Kind::Fenced | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned => {
             Ok(())
         }
-        other => Err(StoreError::not_done(
+        Kind::Latch => Err(StoreError::not_done(
             Reason::Unsupported,
-            format!("a {other} is not acquired"),
+            format!("a {kind} is not acquired"),
         )),
     }
 }
@@ -142,12 +164,12 @@ pub(super) fn exists(kind: Kind) -> Result<(), StoreError> {
 pub(super) fn channel(kind: Kind, key: &str, grant: GrantId) -> String {
     match kind {
         Kind::Read | Kind::Write => prefixed("redisson_rwlock", key),
-        // Those who wait are woken one by one.
+        // The waiters are woken one by one.
         Kind::Fair => format!("{}:{grant}", script::channel(key)),
         Kind::Permit | Kind::Unowned => prefixed("redisson_sc", key),
         // In braces of its own, whatever the name has.
         Kind::Latch => format!("redisson_countdownlatch__channel__{{{key}}}"),
-        _ => script::channel(key),
+        Kind::Mutex | Kind::Fenced => script::channel(key),
     }
 }
 
@@ -163,10 +185,10 @@ mod tests {
     use super::*;
     use crate::store::AcquireRequest;
 
-    /// A copy of an acquire that is on its way may take the place of its waiter as well as the lock: the releases of both
-    /// count only once it cannot take effect any more.
+    /// A copy of an acquire that is on its way may take the queue position of its waiter as well as the lock: the
+    /// releases of both count only once it cannot take effect any more.
     #[test]
-    fn acquire_takes_its_grant_and_the_place_of_its_waiter() {
+    fn acquire_takes_its_grant_and_the_position_of_its_waiter() {
         let id = |number| GrantId::from_parts(1, number);
         let lease = std::time::Duration::from_secs(1);
         let mut request = AcquireRequest::new(Kind::Write, "k".into(), id(1), lease);

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisConnectionInfo, RedisError};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::node::Aside;
 use crate::store::credentials::Provider;
 
 /// How long the function may take.
@@ -19,6 +21,27 @@ pub(super) struct Logins {
     pub(super) provider: Provider,
     /// The user where the credentials name none.
     pub(super) user: Option<String>,
+}
+
+/// The connection that is logged in.
+pub(super) enum Session {
+    Of(MultiplexedConnection),
+    /// Its user passes commands on.
+    By(mpsc::UnboundedSender<Aside>),
+}
+
+impl Session {
+    async fn run(&mut self, cmd: Cmd) -> Result<(), RedisError> {
+        match self {
+            Session::Of(connection) => cmd.exec_async(connection).await,
+            Session::By(user) => {
+                let (reply, replied) = oneshot::channel();
+                let _ = user.send(Aside { cmd, reply });
+                let gone = |_| RedisError::from((ErrorKind::Io, "the connection has ended"));
+                replied.await.map_err(gone)?.map(drop)
+            }
+        }
+    }
 }
 
 /// What to log in with now.
@@ -63,26 +86,21 @@ impl Logins {
     /// Logs in anew on the connection before each of its logins ends, until the handle is dropped.
     pub(super) fn keep(
         &self,
-        connection: MultiplexedConnection,
+        session: Session,
         valid_for: Duration,
         timeout: Duration,
     ) -> AbortOnDropHandle<()> {
         AbortOnDropHandle::new(tokio::spawn(
-            self.clone().keep_logged_in(connection, valid_for, timeout),
+            self.clone().keep_logged_in(session, valid_for, timeout),
         ))
     }
 
-    async fn keep_logged_in(
-        self,
-        mut connection: MultiplexedConnection,
-        mut valid_for: Duration,
-        timeout: Duration,
-    ) {
+    async fn keep_logged_in(self, mut session: Session, mut valid_for: Duration, timeout: Duration) {
         // The last quarter is for when it does not succeed at once.
         let mut pause = valid_for * 3 / 4;
         loop {
             tokio::time::sleep(pause.max(SHORTEST_PAUSE)).await;
-            match self.renew(&mut connection, timeout).await {
+            match self.renew(&mut session, timeout).await {
                 Ok(Some(next)) => {
                     valid_for = next;
                     pause = valid_for * 3 / 4;
@@ -97,14 +115,9 @@ impl Logins {
     }
 
     /// For how long the new login is valid, if it does not stay so.
-    async fn renew(
-        &self,
-        connection: &mut MultiplexedConnection,
-        timeout: Duration,
-    ) -> Result<Option<Duration>, RedisError> {
+    async fn renew(&self, session: &mut Session, timeout: Duration) -> Result<Option<Duration>, RedisError> {
         let login = self.fresh().await?;
-        let command = login.command();
-        let answer = tokio::time::timeout(timeout, command.exec_async(connection)).await;
+        let answer = tokio::time::timeout(timeout, session.run(login.command())).await;
         answer.map_err(|_| RedisError::from((ErrorKind::Io, "AUTH was not answered in time")))??;
         Ok(login.valid_for)
     }

@@ -8,6 +8,7 @@ mod endpoint;
 mod fence;
 mod hint;
 mod kinds;
+mod lent;
 mod login;
 mod node;
 mod open;
@@ -74,7 +75,7 @@ impl RedisStore {
         self.step_on(self.record_name(key).into(), verb)
     }
 
-    /// News of a record go to the channel that is called like its key.
+    /// Notifications of a record go to the channel that is called like its key.
     pub(crate) fn watch_record(&self, key: &RecordKey) -> Watch {
         let name = self.record_name(key);
         self.servers.watch(&name.clone(), name)
@@ -195,7 +196,10 @@ impl Store for RedisStore {
     }
 
     fn together(&self, kind: Kind, key: &LockKey) -> Option<u32> {
-        let can_be = matches!(kind, Kind::Mutex | Kind::Fenced | Kind::Read | Kind::Write);
+        let can_be = match kind {
+            Kind::Mutex | Kind::Fenced | Kind::Read | Kind::Write => true,
+            Kind::Fair | Kind::Permit | Kind::Unowned | Kind::Latch => false,
+        };
         can_be.then(|| self.servers.together(key, |key| self.name(key)))
     }
 
@@ -233,10 +237,12 @@ impl Store for RedisStore {
         let key = self.name(&request.key);
         let verb = match request.kind {
             Kind::Mutex | Kind::Fenced => Verb::Release { grant, keep_until },
-            _ => Verb::As(KindStep::Release {
-                request: Box::new(request),
-                keep_until,
-            }),
+            Kind::Fair | Kind::Read | Kind::Write | Kind::Permit | Kind::Unowned | Kind::Latch => {
+                Verb::As(KindStep::Release {
+                    request: Box::new(request),
+                    keep_until,
+                })
+            }
         };
         Box::pin(self.step_on(key, verb).map(|done| {
             let Done { answer, repeated } = done?;

@@ -32,8 +32,8 @@ impl RedisStore {
     ) -> Result<RedisStore, Error> {
         let access = server_access(url.login, &common);
         let opening = |part, runtime: Handle| async move {
-            let place = Endpoint::fixed(url.address);
-            let connector = Connector::new(Arc::new(access?), place);
+            let endpoint = Endpoint::fixed(url.address);
+            let connector = Connector::new(Arc::new(access?), endpoint);
             Servers::one(connector, part, &runtime).await
         };
         RedisStore::open(opening, common, runtime).await
@@ -104,7 +104,7 @@ impl RedisStore {
     {
         let part = part(&common);
         let doubts = part.doubts.clone();
-        // On the runtime that will serve the connections: sockets belong to the one that made them.
+        // On the runtime that will serve the connections: sockets belong to the runtime that made them.
         match runtime.spawn(opening(part, runtime.clone())).await {
             Ok(servers) => Ok(RedisStore {
                 servers: servers.map_err(StoreError::into_connect_error)?,
@@ -169,7 +169,7 @@ fn part(common: &Common) -> Part {
         limit: common.max_queued,
         fence: Fence::of(&common.prefix),
         doubts: DoubtSender::new(),
-        places: Arc::default(),
+        steps: Arc::default(),
         cluster: None,
     }
 }

@@ -1,9 +1,8 @@
 //! The one connection by which this process hears of releases on a server.
 //!
-//! One subscription for each key that is waited for. After each (re)subscribe everybody who waits looks
-//! once, because a message may have been missed. While there is no connection, or where the server forbids
-//! subscriptions, waiters are told to look now and then. Who waits stands in a hub, which the servers of a
-//! Cluster have in common.
+//! One subscription for each key with waiters. After each (re)subscribe all waiters look once, because a message may
+//! have been missed. While there is no connection, or where the server forbids subscriptions, waiters are told to look
+//! now and then. The waiters are kept in a hub, which the servers of a Cluster have in common.
 //!
 //! In a Cluster subscriptions are sharded: a channel is with the server that has its slot, and when the slot leaves,
 //! the server ends them unasked. Such a word may come in among the answers to our own commands, which the `redis`
@@ -31,14 +30,14 @@ use crate::base::chance;
 use crate::store::Hub;
 use crate::store::url::Address;
 
-/// How often the connection is tested while somebody waits.
+/// How often the connection is tested while there are waiters.
 const PING: Duration = Duration::from_secs(5);
-/// A connection on which nothing was heard for so long may be dead: when the next answer is not there soon, another one is
-/// made beside it. A server that is only slow does not answer there either.
+/// A connection that was silent for so long may be dead: when the next answer is not there soon, another one is made
+/// beside it. A server that is only slow does not answer there either.
 const IDLE: Duration = Duration::from_secs(1);
 /// Before the first attempt to connect again.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-/// How often waiters look where nobody tells them.
+/// How often waiters look while they get no notifications.
 const POLL: Duration = Duration::from_millis(250);
 /// The first and the longest time after which a server is asked again that takes no subscriptions.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -67,8 +66,8 @@ pub(super) enum Way {
 }
 
 impl PubSub {
-    /// Connects when somebody waits for the first time; ends when the last of these is gone. News are told to
-    /// the hub. In a Cluster it is the server of this shard.
+    /// Connects for the first waiter; ends when the last handle is gone. Notifications go to the hub. In a Cluster it
+    /// is the server of this shard.
     pub(super) fn start(
         connector: Connector,
         hub: Arc<Hub>,
@@ -121,7 +120,7 @@ struct Actor {
     wanted: VecDeque<Arc<str>>,
     /// Subscriptions that are to end.
     leaving: Vec<(Arc<str>, Way)>,
-    /// Those that the server refuses: who waits there looks now and then.
+    /// Channels that the server refuses: their waiters look now and then.
     refused: HashSet<Arc<str>>,
     /// The server has no sharded channels.
     is_old: bool,
@@ -165,7 +164,7 @@ enum State {
     Away,
 }
 
-/// Nobody wants subscriptions any more.
+/// Subscriptions are not needed any more.
 struct Closed;
 
 impl Actor {
@@ -205,7 +204,7 @@ impl Actor {
         }
     }
 
-    /// Serves until nobody wants subscriptions, through broken connections.
+    /// Serves as long as subscriptions are needed, through broken connections.
     async fn keep_connected(&mut self) -> Result<(), Closed> {
         let mut pause = SHORTEST_PAUSE;
         loop {
@@ -231,12 +230,12 @@ impl Actor {
                     // A subscription stood: a connection that does not come to that is no progress.
                     pause = SHORTEST_PAUSE;
                     tracing::warn!(
-                        server = %self.connector.place, %trouble,
+                        server = %self.connector.endpoint, %trouble,
                         "no subscription to releases: waiters poll until there is one"
                     );
                 }
             }
-            // No news from here on: everybody looks, now and in a while.
+            // No notifications from here on: all waiters look, now and in a while.
             self.take_in();
             self.hub.doubt(self.channels.keys());
             tokio::time::sleep(pause.mul_f64(0.5 + chance::fraction())).await;
@@ -264,7 +263,7 @@ impl Actor {
         if !was_refused && !was_told {
             return;
         }
-        tracing::info!(server = %self.connector.place, "subscribed to releases again");
+        tracing::info!(server = %self.connector.endpoint, "subscribed to releases again");
         self.again = AGAIN.0;
         self.not_before = None;
         self.connects_at = None;
@@ -287,8 +286,8 @@ impl Actor {
         let sink = &*sink;
         self.begin();
         self.heard = Instant::now();
-        let place = self.connector.place.clone();
-        let left = place.left(&address);
+        let endpoint = self.connector.endpoint.clone();
+        let left = endpoint.left(&address);
         tokio::pin!(left);
         let mut polled = self.heard;
         let opening = self.connector.clone();
@@ -442,7 +441,7 @@ impl Actor {
                 self.hub.confirm(&channel);
                 self.is_granted(&channel);
             }
-            // Its slot has left: who waits looks, and the server will say where it is.
+            // Its slot has left: its waiters look, and the server will say where it is.
             (PushKind::SUnsubscribe, Some((channel, State::Stands))) => {
                 self.hub.doubt([&channel]);
                 self.want(channel);
@@ -495,7 +494,7 @@ impl Actor {
             _ => {
                 if !std::mem::replace(&mut self.told_refusal, true) {
                     tracing::warn!(
-                        server = %self.connector.place, %channel, %error,
+                        server = %self.connector.endpoint, %channel, %error,
                         "the server takes no subscription to releases: waiters poll until it does"
                     );
                 }
@@ -520,7 +519,7 @@ impl Actor {
         }
     }
 
-    /// Has those look whom nobody tells, and asks again where that may be of use.
+    /// Has the waiters look that get no notifications, and asks again where that may be of use.
     fn poll(&mut self) {
         let mut may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
         for channel in std::mem::take(&mut self.refused) {

@@ -1,9 +1,8 @@
 //! Records on a Redis or Valkey server, over the connections of its locks and in the same calls.
 //!
-//! What a record looks like there, and how each step goes, stands in `lua/records.lua`. All
-//! of it goes by the server's clock. Steps that were sent over a connection that broke are sent again; of a
-//! claim no copy takes effect after the time that the first one had, and a release is repeated until none
-//! can.
+//! What a record looks like there, and how each step goes, stands in `lua/records.lua`. All of it uses the server's
+//! clock. Steps that were sent over a connection that broke are sent again; of a claim no copy takes effect after the
+//! time that the first one had, and a release is repeated until none can.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -9,7 +9,8 @@ use super::kinds::KindStep;
 use super::node::Done;
 use super::script::{Answer, OneRenewal, Verb};
 use super::{RedisStore, strange};
-use crate::store::{Kind, RenewRequest, Renewal, StoreError};
+use crate::base::kind::Family;
+use crate::store::{RenewRequest, Renewal, StoreError};
 
 type Answers = Vec<Result<Renewal, StoreError>>;
 
@@ -81,7 +82,7 @@ enum Step<K, P> {
 
 /// Whether its data, while it is held, are those of the plain lock.
 fn is_plain(request: &RenewRequest) -> bool {
-    matches!(request.kind, Kind::Mutex | Kind::Fenced | Kind::Fair)
+    request.kind.family() == Family::Plain
 }
 
 /// One step for all of these.

@@ -22,6 +22,7 @@ use crate::store::{AcquireRequest, GrantId, Holder, Kind, Reason, Renewal, Store
 const TEXT: &str = concat!(
     include_str!("lua/always.lua"),
     "local function rare()\n",
+    include_str!("lua/common.lua"),
     include_str!("lua/steps.lua"),
     include_str!("lua/records.lua"),
     include_str!("lua/quorum.lua"),
@@ -132,7 +133,7 @@ pub(crate) enum Verb {
     },
 }
 
-/// What a record keeps for its user: bytes that are nobody else's business.
+/// What a record keeps for its user: opaque bytes, not to be shown.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Response(pub(crate) Vec<u8>);
 
@@ -149,7 +150,7 @@ pub(crate) enum Answer {
         first: u64,
         last: u64,
     },
-    /// The same, and the numbers of those of this client who are next in the queue.
+    /// The same, and the numbers of the next waiters in the queue that belong to this client.
     InLine {
         first: u64,
         last: u64,
@@ -157,7 +158,7 @@ pub(crate) enum Answer {
     },
     Busy {
         remaining: Option<Duration>,
-        /// Within which time one who goes on waiting asks again.
+        /// Within which time a waiter asks again.
         again: Option<Duration>,
         /// How many processes wait for a plain lock, where they are many.
         listeners: Option<u64>,
@@ -172,7 +173,7 @@ pub(crate) enum Answer {
         answer: Box<Result<Answer, StoreError>>,
     },
     Released {
-        /// How many heard of it; `None` when the server forbids to tell.
+        /// How many clients were notified; `None` when the server forbids to tell.
         receivers: Option<u64>,
     },
     /// The grant is not there.
@@ -201,7 +202,7 @@ pub(crate) enum Answer {
     Orphan {
         attempt: u32,
     },
-    /// The call had answers enough: the same question again, please.
+    /// The call had answers enough: the same request again, please.
     Again,
     Done {
         told: bool,
@@ -210,7 +211,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// Whether somebody else was in the way.
+    /// Whether another holder or waiter was in the way.
     pub(super) fn is_busy(&self) -> bool {
         match self {
             Answer::Busy { .. } | Answer::TooFew | Answer::Running { .. } => true,
@@ -248,7 +249,7 @@ impl Call {
         )
     }
 
-    /// The ids under which this takes something: what may then have to be given back.
+    /// The ids under which this takes something, which may have to be released then.
     pub(super) fn takes(&self) -> Vec<String> {
         match &self.verb {
             Verb::Acquire { grant, .. } => vec![grant.to_string()],
@@ -323,6 +324,22 @@ impl Call {
         let acquires = acquires.iter().map(|one| &*one.key);
         let voter = self.vote_after.map(|_| VOTER);
         voter.into_iter().chain(one).chain(renewals).chain(acquires)
+    }
+
+    /// Whether it may find or make keys that it does not name, beside the one that it names. A server that a slot comes to
+    /// takes one that has not come yet for one that is not there.
+    pub(super) fn has_companions(&self) -> bool {
+        match &self.verb {
+            Verb::As(step) => step.has_companions(),
+            Verb::All(all) => all.iter().any(|one| one.step.has_companions()),
+            Verb::Count(_) | Verb::Force => true,
+            Verb::Acquire { .. } | Verb::Release { .. } | Verb::Renew { .. } | Verb::RaiseFence { .. } => {
+                false
+            }
+            Verb::Claim(_) | Verb::Extend { .. } | Verb::Complete { .. } | Verb::GiveBack { .. } => false,
+            // It changes nothing.
+            Verb::Inspect => false,
+        }
     }
 
     /// How many locks it acquires, and the fencing tokens that it wants for them in all.
@@ -439,7 +456,7 @@ pub(super) fn channel(key: &str) -> String {
 
 const CHANNEL: &str = "redisson_lock__channel";
 
-/// Whether a message tells that another process has taken the plain lock that had come free.
+/// Whether a message tells that another process has taken the plain lock that was available.
 pub(super) fn says_taken(channel: &str, message: Option<&Value>) -> bool {
     matches!(message, Some(Value::BulkString(text)) if text == b"2") && channel.starts_with(CHANNEL)
 }
@@ -492,8 +509,8 @@ pub(super) fn call<'a>(
     let (mut size, mut fence, mut in_cluster) = (0, Cow::Borrowed(fences.name()), false);
     for (step, refuse_after) in steps.clone() {
         if let Some(slot) = step.slot {
-            // Where nobody needs the fence, a call with one step has one key, which a server that is giving the
-            // slot away still lets pass.
+            // Where the fence is not needed, a call with one step has one key, which a server that is giving the slot
+            // away still lets pass.
             in_cluster = true;
             if step.takes_token() {
                 fence = fences.in_slot(slot).into();
@@ -535,12 +552,27 @@ pub(super) fn load() -> Cmd {
     cmd
 }
 
-/// The server's time (µs), and the answers to these steps in their order.
-pub(super) fn read<'a>(
-    reply: Value,
-    steps: impl ExactSizeIterator<Item = &'a Call>,
-) -> Option<(u64, Vec<Result<Answer, StoreError>>)> {
-    let Value::Array(parts) = reply else { return None };
+/// The reply to a call.
+pub(super) struct Reply {
+    /// When the server carried it out (µs of its clock), where it says so.
+    pub(super) server_time: Option<u64>,
+    /// To the steps in their order.
+    pub(super) answers: Vec<Result<Answer, StoreError>>,
+}
+
+/// The reply to a call with these steps.
+pub(super) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'a Call>) -> Option<Reply> {
+    let parts = match reply {
+        Value::Array(parts) => parts,
+        // To the release of a plain lock that travelled alone.
+        Value::Int(answer) if steps.len() == 1 => {
+            return Some(Reply {
+                server_time: None,
+                answers: vec![read_number(answer, steps.next()?)],
+            });
+        }
+        _ => return None,
+    };
     let now = number(parts.first()?)?;
     let mut parts = parts[1..].iter();
     let mut answers = Vec::with_capacity(steps.len());
@@ -570,7 +602,10 @@ pub(super) fn read<'a>(
             Some(other) => *answers.last_mut()? = read_answer(other),
         }
     }
-    parts.next().is_none().then_some((now, answers))
+    parts.next().is_none().then_some(Reply {
+        server_time: Some(now),
+        answers,
+    })
 }
 
 fn strange() -> StoreError {

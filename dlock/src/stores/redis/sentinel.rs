@@ -29,7 +29,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const SWITCH: &str = "+switch-master";
 /// How their own password is given.
 const PASSWORD: &str = "as sentinel_password";
-/// Sentinels that are asked at the most.
+/// Sentinels that are asked at most.
 const MANY: usize = 16;
 
 /// The master of a service, as its sentinels name it. They are listened to until the last of these is gone.
@@ -161,8 +161,8 @@ struct Minutes {
 }
 
 impl Minutes {
-    /// Who is master: as the latest epoch says. One that is before what was known already needs more than half
-    /// of them, as when all were set up anew.
+    /// The master, as the latest epoch says. An epoch before the known one needs more than half of the sentinels, as
+    /// when all were set up anew.
     fn verdict(&self) -> Option<(u64, Address)> {
         let (epoch, master) = self.views.values().max_by_key(|(epoch, _)| *epoch)?;
         let alike = self.views.values().filter(|(_, other)| other == master).count();
@@ -178,7 +178,7 @@ struct Table {
     runtime: tokio::runtime::Handle,
 }
 
-/// Nobody wants to know any more.
+/// The address is not needed any more.
 struct Closed;
 
 impl Table {
@@ -244,10 +244,10 @@ impl Table {
             return trouble;
         }
         loop {
-            // Before the question, so that what happens after it is not missed.
+            // Before the request, so that what happens after it is not missed.
             let look = self.council.look.notified();
-            let question = self.question(connection);
-            match self.in_time(sentinel, question).await {
+            let request = self.request(connection);
+            match self.in_time(sentinel, request).await {
                 Ok((epoch, master)) => {
                     *pause = PAUSES.0;
                     self.says(sentinel, epoch, master);
@@ -270,7 +270,7 @@ impl Table {
     }
 
     /// The master and the epoch of that.
-    async fn question(&self, connection: &mut MultiplexedConnection) -> Result<(u64, Address), RedisError> {
+    async fn request(&self, connection: &mut MultiplexedConnection) -> Result<(u64, Address), RedisError> {
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("MASTER").arg(&self.council.service);
         let fields: HashMap<String, String> = cmd.query_async(connection).await?;
@@ -314,7 +314,7 @@ impl Table {
             return;
         };
         minutes.epoch = epoch;
-        // Under the lock, so that the last verdict is the one that stays.
+        // Under the lock, so that the last verdict stays.
         self.names.send_if_modified(|named| {
             if named.as_ref() == Some(&master) {
                 return false;
@@ -339,7 +339,7 @@ impl Table {
             self.council.hopeless.store(hopeless, Ordering::SeqCst);
             drop(minutes);
             spares.into_iter().for_each(|spare| self.invite(spare));
-            // Who waits for the first name need not wait for the end of the timeout.
+            // Waiters for the first name need not wait for the end of the timeout.
             self.names.send_if_modified(|named| hopeless && named.is_none());
         }
     }

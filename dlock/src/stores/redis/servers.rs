@@ -15,7 +15,7 @@ use crate::LockKey;
 use crate::store::Hub;
 use crate::store::{Lane, StoreError, Watch};
 
-/// Who carries steps, and tells of releases.
+/// Carries steps, and tells of releases.
 #[derive(Debug)]
 pub(super) enum Servers {
     /// One at a time has all keys.
@@ -85,7 +85,7 @@ impl Servers {
         }
     }
 
-    /// News on a channel that belongs to this key.
+    /// Notifications on a channel that belongs to this key.
     pub(super) fn watch(&self, key: &str, channel: String) -> Watch {
         match self {
             Servers::One { pubsub, hub, .. } => {

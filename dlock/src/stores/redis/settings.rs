@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::dial::{Dialer, Trial};
-use super::login::Logins;
+use super::lent::{BoxStream, Lent};
+use super::login::{Logins, Session};
 #[cfg(feature = "tls")]
 use super::tls::Encryption;
 use crate::store::credentials::Provider;
@@ -37,7 +37,7 @@ pub(super) struct ConnectSettings {
     client_name: String,
     /// For one step, and for each round trip of connecting.
     pub(super) timeout: Duration,
-    /// Who is to have heard of what was acquired or renewed.
+    /// The replicas that must acknowledge what was acquired or renewed.
     pub(super) replicas: Option<MinReplicas>,
     /// Requests that fit into a connection before it has sent any.
     buffer: Option<usize>,
@@ -49,15 +49,16 @@ pub(super) type Pushes = mpsc::UnboundedReceiver<PushInfo>;
 /// What moves the bytes of a connection; over when the connection is.
 pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A connection by our name, which moves while its driver is polled: a task between the two would cost each call two
-/// wake-ups.
+/// A connection by our name, which moves while its driver is polled.
 pub(super) struct Driven {
     pub(super) connection: MultiplexedConnection,
     pub(super) driver: Driver,
+    /// What it moves on.
+    pub(super) stream: Lent,
     /// Of its address.
     pub(super) trial: Trial,
-    /// Keeps the login valid.
-    pub(super) login: Option<AbortOnDropHandle<()>>,
+    /// What keeps the login valid, if it does not stay so, and for how long it is.
+    pub(super) login: Option<(Logins, Duration)>,
 }
 
 /// A connection by our name that runs by itself.
@@ -118,7 +119,7 @@ impl ConnectSettings {
         self
     }
 
-    /// To be asked whether replicas have heard of it.
+    /// To be asked whether replicas have received it.
     pub(super) fn with_replicas(mut self, replicas: Option<MinReplicas>) -> ConnectSettings {
         self.replicas = replicas;
         self
@@ -152,8 +153,11 @@ impl ConnectSettings {
             driver,
             mut trial,
             login,
+            ..
         } = self.connect(address, Some(sender)).await?;
         trial.passed();
+        let login = login
+            .map(|(logins, valid_for)| logins.keep(Session::Of(connection.clone()), valid_for, self.timeout));
         let driver = AbortOnDropHandle::new(tokio::spawn(driver));
         Ok(Open {
             connection,
@@ -178,6 +182,7 @@ impl ConnectSettings {
             (settings, valid_for) = (login.apply(settings), login.valid_for);
         }
         let (stream, trial) = self.reach(address).await?;
+        let stream = Lent::new(stream);
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
@@ -187,26 +192,23 @@ impl ConnectSettings {
         if let Some(buffer) = self.buffer {
             config = config.set_pipeline_buffer_size(buffer);
         }
-        let login = MultiplexedConnection::new_with_config(&settings, stream, config);
+        let login = MultiplexedConnection::new_with_config(&settings, stream.clone(), config);
         let (mut connection, driver) = self.in_time(login).await?;
         let mut set_name = redis::cmd("CLIENT");
         set_name.arg("SETNAME").arg(&self.client_name);
         // It may be forbidden, and is not worth a round trip.
         set_name.set_no_response(true);
         connection.send_packed_command(&set_name).await?;
-        let login = match (&self.logins, valid_for) {
-            (Some(logins), Some(valid_for)) => Some(logins.keep(connection.clone(), valid_for, self.timeout)),
-            _ => None,
-        };
         Ok(Driven {
             connection,
             driver: lasting(driver),
+            stream,
             trial,
-            login,
+            login: self.logins.clone().zip(valid_for),
         })
     }
 
-    async fn reach(&self, address: &Address) -> Result<(Pin<Box<dyn Stream>>, Trial), RedisError> {
+    async fn reach(&self, address: &Address) -> Result<(BoxStream, Trial), RedisError> {
         match address {
             Address::Tcp { host, port } => {
                 let (stream, trial) = self.in_time(self.dialer.dial(host, *port)).await?;
@@ -242,8 +244,8 @@ impl ConnectSettings {
     }
 }
 
-/// A driver that may be looked at again when it is over: the answer that the server sent last, before it closed the
-/// connection, still has to be read, and whoever drives it next learns of the end.
+/// A driver that may be polled again when it is over: the last reply of the server, before it closed the connection,
+/// still has to be read, and the next to drive it learns of the end.
 fn lasting(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
     let mut driver = Some(Box::pin(driver));
     Box::pin(std::future::poll_fn(move |cx| {
@@ -254,10 +256,6 @@ fn lasting(driver: impl Future<Output = ()> + Send + 'static) -> Driver {
         Poll::Ready(())
     }))
 }
-
-trait Stream: AsyncRead + AsyncWrite + Send {}
-
-impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
 
 /// Does `work` on a connection that has no task of its own. When the connection ends, so does the work, with
 /// an error.
@@ -280,13 +278,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_end_of_a_connection_is_seen_by_all_who_drive_it_one_after_the_other() {
+    async fn end_of_a_connection_is_seen_by_each_of_its_drivers_in_turn() {
         let (answer, answered) = tokio::sync::oneshot::channel();
         let mut driver = lasting(async move { answer.send(7).unwrap() });
         // The last answer comes together with the end.
         let work = async move { Ok(answered.await.unwrap()) };
         assert_eq!(driven(&mut driver, work).await.unwrap(), 7);
-        // What begins after that is driven too, and whoever looks for the end finds it.
+        // What begins after that is driven too, and a look for the end finds it.
         let work = async {
             tokio::time::sleep(Duration::from_millis(1)).await;
             Ok(8)

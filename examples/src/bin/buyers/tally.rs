@@ -127,7 +127,7 @@ impl fmt::Display for Tally {
             )?;
         }
         if self.bought_twice > 0 {
-            let say = "buyers who asked for one piece have several";
+            let say = "buyers that asked for one piece have several";
             writeln!(f, "  BOUGHT TWICE      {:>5}  {say}", self.bought_twice)?;
         }
         if self.unanswered > 0 {

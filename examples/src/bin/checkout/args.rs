@@ -25,16 +25,16 @@ Try it:
        -H 'Idempotency-Key: \"cart-42\"'   # as often as you like: it is one order
 
 Or let 200 buyers at it: cargo run -p dlock-examples --bin buyers
-Or open http://localhost:3000 in a browser: the page has the buttons, and shows live who waits and who holds.
+Or open http://localhost:3000 in a browser: the page has the buttons, and shows live the waiters and the holders.
 
 Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it: requests under way have 5 s
-to finish, and all locks are given back.";
+to finish, and all locks are released.";
 
 /// A shop that must not sell more than it has: a service on dlock.
 ///
-/// A sale reads the stock, thinks, and writes the new one. The lock `item:SKU` makes sure that nobody
-/// else does so at the same time, in this process or in another one; its fencing token makes sure that a
-/// copy which was stopped in between cannot write later.
+/// A sale reads the stock, thinks, and writes the new one. The lock `item:SKU` makes sure that no other sale of it runs
+/// at the same time, in this process or in another one; its fencing token makes sure that a copy which was stopped in
+/// between cannot write later.
 #[derive(Debug, Parser)]
 #[command(name = "checkout", version, after_help = EXAMPLES)]
 pub(crate) struct Args {

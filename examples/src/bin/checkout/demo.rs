@@ -30,7 +30,7 @@ async fn stock(State(shop): Shared, Json(Put { stock }): Json<Put>) -> Result<ax
     ))
 }
 
-/// Reads, thinks and writes while everybody else does the same.
+/// Reads, thinks and writes while all others do the same.
 async fn buy_without_lock(
     State(shop): Shared,
     Json(Buy { quantity }): Json<Buy>,

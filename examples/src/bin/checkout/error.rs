@@ -106,7 +106,7 @@ fn store(error: &StoreError) -> Response {
         StoreError::Fenced { .. } => worth_a_retry(answer(
             unavailable,
             "urn:dlock:problem:fenced",
-            "Somebody else has taken over",
+            "Another copy has taken over",
             "the lock was lost during the work, and the write refused for its fencing token; nothing was changed",
             Some(SOON),
         )),

@@ -133,8 +133,8 @@ fn open_keys(locks: &LockClient) -> Result<Keys, String> {
     let records = locks
         .records()
         .map_err(|error| format!("cannot keep idempotency keys on --locks: {error}"))?;
-    // Nobody signs in here, so all callers are one: who knows a key and what was asked under it is shown the
-    // answer. A shop with customers says who they are: `caller::extension(|user: &User| user.id)`.
+    // There is no sign-in here, so all callers are one: a client that knows a key and what was asked under it is shown
+    // the answer. A shop with customers names them: `caller::extension(|user: &User| user.id)`.
     let keys = IdempotencyLayer::new(records, caller::public())
         .namespace("checkout")
         // After a crash a retry can take over as soon as another sale could.

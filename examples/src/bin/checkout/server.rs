@@ -18,7 +18,7 @@ pub(crate) async fn listen(address: &str) -> Result<TcpListener, String> {
             "cannot listen on {address}: another program has that port; stop it, or choose another one as in --listen 127.0.0.1:3001"
         ),
         io::ErrorKind::PermissionDenied => {
-            format!("cannot listen on {address}: this user may not; ports above 1023 are free for everybody")
+            format!("cannot listen on {address}: this user may not; ports above 1023 are free for all users")
         }
         _ => format!("cannot listen on {address}: {error}; it is host:port, as in --listen 127.0.0.1:3000"),
     })

@@ -62,7 +62,7 @@ impl Shop {
         &self.locks
     }
 
-    /// Where everybody writes what they are at.
+    /// Where all tasks note what they do.
     pub(crate) fn board(&self) -> &Arc<Board> {
         &self.board
     }

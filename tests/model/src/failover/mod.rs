@@ -2,8 +2,8 @@
 //! Two clients with two tasks each.
 //!
 //! Then two may hold the lock at the same time, and only the fencing tokens protect: what is shown here is that these
-//! grow whatever is lost, and that a process that has seen its server change hands nothing on that is not there any
-//! more. Requests are carried out at once; what takes time is that nobody acts, and writes that are late.
+//! grow whatever is lost, and that a process that has seen its server change hands nothing off that is not there any
+//! more. Requests are carried out at once; what takes time are pauses of all processes, and writes that are late.
 
 mod step;
 mod tell;
@@ -165,7 +165,7 @@ pub struct State {
     pub granted: u8,
     /// The highest of all tokens that were given or reserved.
     pub highest: u8,
-    /// Those who want the lock.
+    /// The clients that want the lock.
     pub clients: [Client; 2],
     /// Writes that are under way.
     pub net: SmallVec<[Write; 2]>,
@@ -208,7 +208,7 @@ pub struct Client {
     pub tasks: [Task; 2],
 }
 
-/// One who wants the lock.
+/// A client that wants the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Task {
     /// Waits for it.
@@ -275,7 +275,7 @@ pub enum Action {
     Write(Who, Which),
     /// Such a write arrives.
     Land(Write),
-    /// A holder hands the lock on to the next task.
+    /// A holder hands the lock off to the next task.
     HandOff(Who, Which),
     /// It gives it back.
     Leave(Who, Which),
@@ -334,13 +334,13 @@ impl Client {
         self.tasks.iter().any(|task| matches!(task, Task::Answered(_)))
     }
 
-    /// Who is first in line.
+    /// The first task in the queue.
     pub fn front(&self) -> Option<Which> {
         self.tasks.iter().position(|task| *task == Task::Waiting)
     }
 }
 
-/// Those who hold by their own clock.
+/// The tasks that hold by their own clock.
 fn believers(state: &State) -> impl Iterator<Item = &Hold> {
     let holds = state.clients.iter().flat_map(Client::holds);
     holds.filter(|hold| hold.deadline > 0)

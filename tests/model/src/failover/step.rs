@@ -292,7 +292,7 @@ fn tick(state: &mut State) {
     }
 }
 
-/// Somebody leaves.
+/// A task leaves.
 fn leave(state: &mut State, who: Who, which: Which, had: Hold) {
     state.clients[who].tasks[which] = Task::Done;
     // Without a connection it is left to the lease, which is worse than a release that comes later.

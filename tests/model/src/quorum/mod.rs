@@ -102,7 +102,7 @@ impl check::Rule for Rule {
 
 /// Two never hold the lock at the same time, each by its own clock.
 pub const ONE_HOLDER: &str = "two never hold";
-/// Whoever gets the lock has a token above those of all who had it before.
+/// Each holder has a token above those of all earlier holders.
 pub const TOKENS_GROW: &str = "tokens grow";
 
 /// How much may go wrong.
@@ -139,7 +139,7 @@ pub type Where = usize;
 pub struct Grant {
     /// The client.
     pub client: Who,
-    /// It is the one that the client asks for or holds; otherwise one that it gives back, or has died with.
+    /// It is the grant that the client asks for or holds; otherwise one that it releases, or has died with.
     pub current: bool,
 }
 
@@ -148,7 +148,7 @@ pub struct Grant {
 pub struct State {
     /// The servers.
     pub members: [Member; MEMBERS],
-    /// Those who want the lock.
+    /// The clients that want the lock.
     pub clients: [Client; 2],
     /// What the clocks of those members show that are not ahead.
     pub now: Token,
@@ -158,7 +158,7 @@ pub struct State {
     pub highest: Token,
     /// What may still go wrong.
     pub left: Faults,
-    /// Somebody has got the lock with a token that is not above all others.
+    /// A client has got the lock with a token that is not above all others.
     pub went_back: bool,
     /// By how much the clock of each member is ahead of `now`.
     pub ahead: [Token; MEMBERS],
@@ -187,7 +187,7 @@ impl Hash for State {
 /// A server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Member {
-    /// Who has the key there.
+    /// The holder of the key there.
     pub holder: Option<Grant>,
     /// What is left of its lease.
     pub lease: u8,
@@ -215,18 +215,18 @@ pub enum Phase {
         age: u8,
         /// What they say.
         votes: [Vote; MEMBERS],
-        /// The highest token of those who have granted it.
+        /// The highest token of the members that have granted it.
         token: Token,
     },
-    /// Has a majority, and writes the fencing token to those who granted it.
+    /// Has a majority, and writes the fencing token to the members that granted it.
     Raising {
         /// How long ago the members were asked for it.
         age: u8,
         /// The token.
         token: Token,
-        /// Those who are to have it.
+        /// The members that are to have it.
         granted: Set,
-        /// Those who have it.
+        /// The members that have it.
         raised: Set,
     },
     /// Has the lock.
@@ -235,7 +235,8 @@ pub enum Phase {
         token: Token,
         /// When it is lost, by the holder's clock; 0 when it is.
         deadline: u8,
-        /// The renewal that is under way: how long ago it was sent, who has renewed, who does not have the grant.
+        /// The renewal that is under way: how long ago it was sent, the members that have renewed, the members without
+        /// the grant.
         renewal: Option<(u8, Set, Set)>,
     },
     /// It is gone.
@@ -264,7 +265,7 @@ pub enum Vote {
     Open,
     /// Yes.
     Granted,
-    /// Somebody else has it, or it does not vote.
+    /// Another client has it, or it does not vote.
     Refused,
 }
 
@@ -364,7 +365,7 @@ impl State {
             // The next token is no less than the clock, whatever the last one was.
             member.last = (member.last - now).max(self.ahead[at] - 1);
         }
-        // Whoever can still get the lock was given its token in this time.
+        // A client that can still get the lock was given its token in this time.
         let oldest = -TICK * Token::from(LEASE);
         let put = |token: &mut Token| *token = (*token - now).max(oldest);
         put(&mut self.highest);
@@ -413,7 +414,7 @@ impl State {
     }
 }
 
-/// Those who hold by their own clock.
+/// The clients that hold by their own clock.
 fn believers(state: &State) -> impl Iterator<Item = Who> {
     let holds = |client: &Client| matches!(client.phase, Phase::Holding { deadline: 1.., .. });
     (0..state.clients.len()).filter(move |who| holds(&state.clients[*who]))

@@ -229,7 +229,7 @@ impl Quorum {
     fn grant(&self, state: &mut State, who: Who, at: Where) -> Vote {
         let clock = state.now + state.ahead[at];
         let member = &mut state.members[at];
-        // Somebody has asked: from now on the time counts.
+        // A client has asked: from now on the time counts.
         member.since.get_or_insert(0);
         if member.holder.is_some() || !self.votes(member) {
             return Vote::Refused;
@@ -317,7 +317,7 @@ fn current(client: Who) -> Grant {
     }
 }
 
-/// Whatever a client has or may have of its grant is given back.
+/// Whatever a client has or may have of its grant is released.
 fn leave(state: &mut State, who: Who) {
     state.clients[who].phase = Phase::Idle;
 }

@@ -75,7 +75,7 @@ struct Produced {
     result: Vec<u8>,
 }
 
-/// A user that asks for a record, from its question to its answer.
+/// A user that asks for a record, from its request to the reply.
 pub(crate) struct Asker {
     pub(crate) process: usize,
     pub(crate) user: usize,
@@ -511,7 +511,7 @@ impl World {
         }
     }
 
-    /// Four round trips and 20 ms: the news, the claim that brings the result, and as much again.
+    /// Four round trips and 20 ms: the notification, the claim that brings the result, and as much again.
     fn answered_within(&self) -> Millis {
         4 * self.plan.network.round_trip() + 20
     }
@@ -746,7 +746,7 @@ impl World {
         }
     }
 
-    /// A client is given a response that its own request has brought: the one that the handler made.
+    /// A client is given a response that its own request has brought: the response of the handler.
     pub(crate) fn is_told_first(
         &mut self,
         (process, user): (usize, usize),

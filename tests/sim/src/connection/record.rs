@@ -34,7 +34,7 @@ impl SimRecords {
         }
     }
 
-    /// An answer that the claim is the caller's gives it this time, counted from the question.
+    /// An answer that the claim is the caller's gives it this time, counted from the request.
     fn knows<T, S>(
         &self,
         token: ClaimToken,

@@ -190,3 +190,20 @@ pub(super) fn acquire(client: &LockClient, task: &Lock) -> Outcome<Holder> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_lock_has_a_user() {
+        use plan::Kind::{Fair, Fenced, Leader, Permit, Plain, Read, Write};
+        let users = [Plain, Fair, Fenced, Read, Write, Permit, Leader].map(kind_of);
+        for kind in LockKind::ALL {
+            assert!(
+                users.contains(&Kind::from(kind)),
+                "no user acquires a {kind} lock"
+            );
+        }
+    }
+}

@@ -77,7 +77,7 @@ fn one_after_the_other_is_right() {
 }
 
 #[test]
-fn a_check_that_answers_held_after_somebody_else_was_granted_is_a_violation() {
+fn check_that_answers_held_after_another_grant_is_a_violation() {
     let story = Story {
         first: format!("{FIRST}61 held 1\n").leak(),
         second: SECOND,
@@ -116,7 +116,7 @@ fn what_overlaps_after_the_data_were_lost_is_unprotected() {
 }
 
 #[test]
-fn who_is_told_after_somebody_else_was_granted_is_told_late() {
+fn notice_after_another_grant_is_late() {
     let told = |told: &str| Story {
         first: format!("{FIRST}{told}").leak(),
         second: SECOND,
@@ -231,7 +231,7 @@ fn keys_have_nothing_to_do_with_each_other() {
 }
 
 #[test]
-fn who_was_handed_a_grant_that_is_lost_is_unprotected_too() {
+fn successor_on_a_lost_grant_is_unprotected_too() {
     // Hold 2 asks after the data were lost, and has the next token of the grant that hold 1 had before.
     let heir = "55 let 1 drop\n54 ask 2 0 2000 wait\n56 got 2 TOKEN\n56 held 2\n70 held 2\n";
     let with = |token: &str| Story {
@@ -252,7 +252,7 @@ fn who_was_handed_a_grant_that_is_lost_is_unprotected_too() {
 }
 
 #[test]
-fn who_was_handed_it_after_somebody_else_was_granted_the_lock_is_unprotected_as_well() {
+fn successor_after_another_grant_is_unprotected_as_well() {
     // The lost grant is handed off at 65, after the other one was granted at 60.
     let heir = "54 ask 2 0 2000 wait\n64 let 1 drop\n65 got 2 101\n65 held 2\n70 held 2\n";
     let of = |orchestrator| Story {
@@ -287,7 +287,7 @@ fn a_fail_over_excuses_nothing_but_what_was_asked_before_the_old_master_ended() 
 }
 
 #[test]
-fn who_believes_in_a_lost_grant_for_longer_than_any_lease_has_no_excuse() {
+fn belief_in_a_lost_grant_for_longer_than_any_lease_has_no_excuse() {
     let story = |orchestrator: &'static str, held: &str| Story {
         first: format!("{FIRST}{held} held 1\n").leak(),
         second: "0 hello 1\n2 ask 1 0 2000 wait\n60 got 1 200\n60 held 1\n9000 held 1\n9001 let 1 drop\n",
@@ -334,7 +334,7 @@ fn of_two_masters_the_second_grant_may_be_the_one_that_is_lost() {
 }
 
 #[test]
-fn a_lost_grant_may_be_handed_to_one_who_asked_late_by_one_who_did_not_wait() {
+fn lost_grant_may_be_handed_to_a_late_waiter_by_a_holder_that_did_not_wait() {
     let heir = "53 ask 2 0 2000 wait\n56 quit 2\n61 ask 3 0 2000 wait\n63 got 3 150\n63 held 3\n64 held 3\n65 let 3 drop\n";
     let with = |heir: &str, orchestrator: &'static str| Story {
         first: heir.to_owned().leak(),

@@ -45,7 +45,7 @@ fn lost(story: &[[&str; 2]]) -> Vec<(Nanos, Nanos)> {
 }
 
 #[test]
-fn where_nobody_takes_over_nothing_is_lost() {
+fn without_a_takeover_nothing_is_lost() {
     assert_eq!(
         lost(&[["a 1", "a+"], ["a 2", "a-"], ["?", "a+"], ["a 3", "a+"]]),
         []
@@ -74,7 +74,7 @@ fn what_the_dead_one_was_asked_between_the_last_look_and_its_death_may_be_lost()
 }
 
 #[test]
-fn who_goes_on_as_a_replica_from_where_it_was_has_lost_nothing() {
+fn server_that_goes_on_as_a_replica_from_where_it_was_has_lost_nothing() {
     let story = |sent: &'static str| {
         [
             ["a 3", "a+"],
@@ -86,13 +86,13 @@ fn who_goes_on_as_a_replica_from_where_it_was_has_lost_nothing() {
         ]
     };
     assert_eq!(lost(&story("b 6 a 5 0")), []);
-    // One that was sent everything may have had more; the one who sent it may have been asked before, and not answer.
+    // A server that was sent everything may have had more; the sender may have been asked before, and not answer.
     assert_eq!(lost(&story("b 6 a 5 1")), [(30, 45)]);
     assert_eq!(lost(&story("?")), [(30, 45)]);
 }
 
 #[test]
-fn who_stands_still_may_be_a_master_until_it_is_heard_again() {
+fn frozen_server_may_be_a_master_until_it_answers_again() {
     let story = [
         ["a 4", "a+"],
         ["?", "a-"],
@@ -110,7 +110,7 @@ fn who_stands_still_may_be_a_master_until_it_is_heard_again() {
 }
 
 #[test]
-fn who_comes_back_as_a_master_is_one_too_many() {
+fn server_that_comes_back_as_a_master_is_one_too_many() {
     let story = [
         ["a 4", "a+"],
         ["x", "a-"],

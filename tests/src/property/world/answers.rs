@@ -50,7 +50,7 @@ impl World<'_> {
 
     /// Compares an answer that is no guard with what it should be; `began` is when it was asked for.
     pub(super) fn compare(&self, expected: Answer, seen: Seen, began: Instant) -> Done {
-        self.unspoilt()?;
+        self.in_time()?;
         let now = Instant::now();
         let agrees = match (&expected, &seen) {
             (Answer::Busy { key, until }, Seen::Busy { key: of, remaining }) => {

@@ -38,8 +38,8 @@ impl World<'_> {
         }
     }
 
-    /// What was forced open goes on to who waits for it in the same process all the same, for a few milliseconds after
-    /// it was had, unless its holder has asked.
+    /// A lock that was forced open goes on to its waiter in the same process all the same, for a few milliseconds after
+    /// its acquisition, unless its holder has asked.
     async fn knows_if_it_is_waited_for(&mut self, at: usize, began: Instant) -> Done {
         let gone = self.guards[at].of.iter().any(|(grant, _)| {
             let Grant {

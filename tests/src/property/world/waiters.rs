@@ -81,7 +81,7 @@ impl World<'_> {
             }
             let got = match timeout(NEVER, task).await {
                 Ok(Ok(Ok(got))) => got,
-                other => return wrong(format!("that who waits has it: {wanted:?}"), other),
+                other => return wrong(format!("that the waiter has it: {wanted:?}"), other),
             };
             // It was asked for before; if it was handed off, the lease goes back to then.
             let at = Span::new(self.began, Instant::now());

@@ -143,7 +143,8 @@ fn successor(grant: &Grant) -> Rc<Grant> {
 fn said(actions: Actions<Rc<Grant>>) -> Vec<String> {
     let said = actions.into_iter().map(|action| match action {
         Action::End(grant, loss) => format!("end {}: {loss:?}", grant.number),
-        Action::TellSuspect(grant) => format!("suspect {}", grant.number),
+        Action::TellSuspect(grant, None) => format!("suspect {}", grant.number),
+        Action::TellSuspect(grant, Some(error)) => format!("suspect {}: {}", grant.number, error.message),
         Action::TellFailed(grant, error) => format!("failed {}: {}", grant.number, error.message),
         Action::Wake => "wake".to_owned(),
         Action::TellEmpty => "empty".to_owned(),

@@ -1,8 +1,8 @@
 //! A Cluster: each step goes to the server that has the slot of its key.
 //!
-//! There is a [`Node`] for each master, with a line and a connection of its own, so that a shard that is down delays
-//! no lock of another. Who has which slot is learned from the servers: when the client starts, from redirections, and
-//! by asking (`topology`). Steps that a server sends elsewhere keep their order, see `node/slot_migration.rs`.
+//! There is a [`Node`] for each master, with a send queue and a connection of its own, so that a shard that is down
+//! delays no lock of another. The slots are learned from the servers: when the client starts, from redirections, and by
+//! asking (`topology`). Steps that a server sends elsewhere keep their order, see `node/slot_migration.rs`.
 //!
 //! Subscriptions to the releases of a key are with the master of its slot, on the sharded channel of that slot, and go
 //! along when the slot moves.
@@ -48,7 +48,7 @@ pub(super) struct Cluster {
     wanted: Arc<Notify>,
 }
 
-/// Who has which slot.
+/// The servers, by slot.
 struct Map {
     /// Of each slot the lane of its master.
     owners: Vec<Lane>,
@@ -107,7 +107,7 @@ impl Cluster {
         part: Part,
         runtime: &runtime::Handle,
     ) -> Result<Arc<Cluster>, StoreError> {
-        // The default is made for callers who wait for each other.
+        // The default is made for callers that wait for each other.
         let access = Arc::new(access.with_buffer(CALLS_IN_ALL));
         let slot_map = topology::first_view(&access, &seeds).await?;
         let wanted = Arc::new(Notify::new());
@@ -160,7 +160,7 @@ impl Cluster {
         map.members.values().map(|member| member.node.clone()).collect()
     }
 
-    /// News on a channel that belongs to a key of this slot.
+    /// Notifications on a channel that belongs to a key of this slot.
     pub(super) fn watch(self: &Arc<Self>, slot: Slot, channel: String) -> Watch {
         let (begin, end) = (self.clone(), Arc::downgrade(self));
         self.hub.listen(
@@ -203,7 +203,7 @@ impl Cluster {
             }
         }
         drop((channels, map));
-        // Between the two a message may be missed: who waits looks once more when the new one stands.
+        // Between the two a message may be missed: the waiters look once more when the new subscription stands.
         self.hub.doubt(&moved);
     }
 
@@ -364,8 +364,8 @@ impl Map {
     }
 }
 
-/// How news of a key in this slot come on a channel. Those whose braces are not where its own are have other slots,
-/// maybe on another server; the scripts publish there the plain way.
+/// How notifications of a key in this slot come on a channel. Those whose braces are not where its own are have other
+/// slots, maybe on another server; the scripts publish there the plain way.
 fn way(channel: &str, slot: Slot) -> Way {
     match Slot::of(channel) == slot {
         true => Way::Sharded,
@@ -401,16 +401,7 @@ mod tests {
     fn a_channel_is_in_the_slot_of_its_key_unless_the_braces_of_its_name_are_in_the_way() {
         let grant = GrantId::from_parts(1, 1);
         let of = |kind, key: &str| way(&kinds::channel(kind, key, grant), Slot::of(key));
-        for kind in [
-            Kind::Mutex,
-            Kind::Fair,
-            Kind::Fenced,
-            Kind::Read,
-            Kind::Write,
-            Kind::Permit,
-            Kind::Unowned,
-            Kind::Latch,
-        ] {
+        for kind in Kind::ALL {
             for key in ["order:42", "shop:order:42", "größe"] {
                 assert_eq!(of(kind, key), Way::Sharded, "{kind} {key}");
             }

@@ -1,4 +1,4 @@
-//! A server of a Cluster as those see it who listen there.
+//! A server of a Cluster, as its subscribers see it.
 
 use std::collections::HashMap;
 use std::sync::Weak;

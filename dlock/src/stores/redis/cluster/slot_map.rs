@@ -1,4 +1,4 @@
-//! What a server of a Cluster says of the slots: who has them, and how new that is.
+//! What a server of a Cluster says of the slots: which servers have them, and how new that is.
 
 use std::collections::BTreeMap;
 
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(shards[1].1.ranges, [(slot(0), slot(100)), (slot(200), slot(200))]);
         assert_eq!(shards[1].1.replicas, [at("10.0.0.9", 7001)]);
         assert_eq!(shards[2].0, &at("seed", 7002));
-        // One that nobody could connect to is left out.
+        // A server without a usable address is left out.
         assert_eq!(shards.len(), 3);
         assert_eq!(slot_map.servers().count(), 4);
         assert_eq!(

@@ -20,7 +20,7 @@ use crate::stores::redis::settings::ConnectSettings;
 
 /// How often the slots are asked for when nothing is amiss.
 const PERIOD: Duration = Duration::from_secs(5);
-/// The shortest and the longest time between two questions while something is.
+/// The shortest and the longest time between two requests while something is amiss.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Servers that are asked together.
 const SOME: usize = 3;
@@ -43,7 +43,7 @@ pub(super) async fn keep(cluster: Weak<Cluster>, wanted: Arc<Notify>) {
             },
             Ok(slot_map) => cluster.learn(&slot_map),
             Err(trouble) => {
-                tracing::debug!(%trouble, "no server of the cluster says who has the slots");
+                tracing::debug!(%trouble, "no cluster node returned a slot map");
                 false
             }
         };
@@ -72,7 +72,7 @@ async fn ask(cluster: &Cluster) -> Result<SlotMap, StoreError> {
     if let Ok(slot_map) = known {
         return Ok(slot_map);
     }
-    // Those that were not asked yet may know who has taken over.
+    // Servers that were not asked yet may know which one has taken over.
     chance::shuffle(&mut others);
     others.truncate(SOME);
     newest(others.iter().map(|address| of_stranger(&cluster.access, address))).await
@@ -151,10 +151,7 @@ fn none(troubles: Vec<StoreError>) -> StoreError {
     let all: Vec<_> = troubles.iter().map(|trouble| trouble.message.as_str()).collect();
     StoreError::not_done(
         reason,
-        format!(
-            "no server of the cluster says who has its slots: {}",
-            all.join("; ")
-        ),
+        format!("no cluster node returned a slot map: {}", all.join("; ")),
     )
 }
 
@@ -188,9 +185,9 @@ async fn of_stranger(access: &ConnectSettings, address: &Address) -> Result<Slot
         explained
     };
     let mut open = access.open(address).await.map_err(explained)?;
-    let mut questions = redis::pipe();
-    questions.add_command(slots()).add_command(info());
-    let asking = open.connection.send_packed_commands(&questions, 0, 2);
+    let mut commands = redis::pipe();
+    commands.add_command(slots()).add_command(info());
+    let asking = open.connection.send_packed_commands(&commands, 0, 2);
     let answers = access.in_time(asking).await.map_err(explained)?;
     let mut answers = answers.into_iter();
     let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();

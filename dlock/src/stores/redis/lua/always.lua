@@ -1,9 +1,10 @@
 -- Steps on locks and on records, several in one call. Each step is atomic by itself and harms no other:
 -- whatever goes wrong with it is its own answer. All files are one script:
 --   always.lua   what every call needs
---   steps.lua    what others need, and the rarer steps on locks; those on records are in records.lua, those of each
---                further kind of lock in a file of that name, those on several locks at once in several.lua
---   rare.lua     the end of what is made only in a call that needs it: all from steps.lua on is one function
+--   common.lua   what steps are made of, but for those in run.lua
+--   steps.lua    the rarer steps on locks; those on records are in records.lua, those of each further kind of lock in a
+--                file of that name, those on several locks at once in several.lua
+--   rare.lua     the end of what is made only in a call that needs it: all from common.lua on is one function
 --   run.lua      takes the steps in turn, and has the three that are most of the work
 --
 -- KEYS[1]      the fence of this prefix, in a Cluster of this slot: the last fencing token that was given. In a
@@ -32,15 +33,55 @@
 -- Data, as Redisson 4.7 has them: HASH name { holder -> holds }, its TTL is the lease. Here a holder is the
 -- id of a grant and its count is always 1; 0 for one that was released and keeps its key for a while yet.
 --
+-- A call with nothing but the release of a plain lock is answered with the number alone.
+--
 -- A command costs a fifth of a microsecond or more, as do a call of string.format, a number that becomes text, and a
 -- function that is made; a server that was asleep takes several times as long for all of them. So run.lua does without
 -- what it can.
 
 local KEYS, ARGV, ask = KEYS, ARGV, redis.pcall
+local in_cluster = ARGV[4] == '1'
+local is_alone = not ARGV[9]
+
+-- The two common calls of one step are written out: with functions that run.lua and steps.lua share, the script takes an
+-- eighth longer for them (docs/performance.md).
+
+-- As in run.lua: the release of a plain lock, without a min hold, where there are no slots.
+if is_alone and ARGV[5] == 'release' and ARGV[7] == '0' and not in_cluster
+  and ask('HDEL', KEYS[2], ARGV[6]) == 1 then
+  local heard = ask('PUBLISH', ARGV[8], '0')
+  return type(heard) == 'number' and 1 + heard or -1
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local fence = KEYS[1]
-local in_cluster = ARGV[4] == '1'
+-- Tokens of the acquires of one call reach back, so that they never outrun the clock: after a flush the clock alone must
+-- be ahead of every token ever given. They reach back by REACH at the most, in µs: a replica that takes over knows an
+-- older last token, and takes longer than that.
+local REACH = 5000
+
+-- As in run.lua: the acquire of a plain lock that is free, where the clock is ahead of the last token.
+if is_alone and ARGV[5] == 'acquire' and now <= tonumber(ARGV[1]) and ask('PTTL', KEYS[2]) == -2 then
+  local before = ask('SET', fence, now, 'GET')
+  local known = tonumber(before or nil)
+  if known and known > 0 and known < now and known % 1 == 0 then
+    local key, grant, count = KEYS[2], ARGV[6], ARGV[8] + 0
+    if count > REACH then count = REACH end
+    if count > now - known then count = now - known end
+    if ask('HSET', key, grant, '1') == 1 then
+      local set = ask('PEXPIRE', key, ARGV[7])
+      if set == 1 then return { now, now - count + 1, count } end
+      -- As undo in steps.lua.
+      if type(ask('HDEL', key, grant)) == 'table' and type(ask('DEL', key)) == 'table' then
+        ask('SET', key, '', 'PX', 1)
+      end
+      return { now, { 'failed', tostring(set.err) } }
+    end
+  elseif type(before) == 'string' then
+    ask('SET', fence, before)
+  end
+end
 
 -- Acquires from the present one on, the present one not counted any more.
 local acquires = tonumber(ARGV[2])
@@ -48,87 +89,3 @@ local acquires = tonumber(ARGV[2])
 local token, last
 -- Whether this server, as a member of a quorum, has no say in the acquire that comes next.
 local abstains = false
-
-local function is_error(reply) return type(reply) == 'table' and reply.err end
-
--- Runs a command; a failure ends the step.
-local function run(...)
-  local reply = ask(...)
-  if is_error(reply) then error({ failed = reply.err }) end
-  return reply
-end
-
--- Takes a step that may be ended by an error, and gives its answer.
-local function attempt(step, ...)
-  local ok, reply = pcall(step, ...)
-  if ok then return reply end
-  if type(reply) ~= 'table' then return { 'failed', tostring(reply) } end
-  if reply.taken then return { 'taken', reply.taken } end
-  return { 'failed', tostring(reply.failed or reply.err) }
-end
-
--- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
--- In a Cluster all listen to sharded channels, on the server that has the slot, as Redisson does. The plain way is left
--- for servers before 7, which know no sharded ones, and for channels that may be elsewhere: one is in the slot of its key
--- if it has the braces of the key alone, or none.
-local function tell(channel, message)
-  message = message or '0'
-  local heard = in_cluster and ask('SPUBLISH', channel, message)
-  local failed = is_error(heard)
-  local is_old = failed and string.find(failed, 'nknown', 1, true)
-  local is_apart = (failed or heard == 0) and string.find(channel, '[{}]')
-    and not string.find(channel, '^[^{}]*{[^{}]+}[^{}]*$')
-  if not heard or is_old or is_apart then
-    heard = ask('PUBLISH', channel, message)
-  end
-  return is_error(heard) and -1 or heard
-end
-
--- The answer to a release.
-local function released(heard) return heard < 0 and -1 or 1 + heard end
-
--- Moves the last fencing token on, for so many acquires besides one: the least token that is free from then on, and the
--- last one. What is no token, or too large for one, is as good as lost: the clock is ahead of all that were given, and
--- whoever wrote it shall stop nobody. From 2^53 on Lua counts no more: there nobody may begin anew but who knows what that
--- does.
-local function move_fence(besides)
-  local before = ask('GET', fence)
-  if is_error(before) then
-    error({ failed = fence .. ', the key of the fencing tokens, holds other data, to be removed: ' .. before.err })
-  end
-  before = tonumber(before or 0)
-  local known = before and before > 0 and before < 9007199254740992 and before % 1 == 0
-  local least = known and before + 1 or now
-  local upto = math.max(now, least + besides)
-  if upto >= 9007199254740992 then
-    error({ failed = fence .. ' has come to the last of all fencing tokens: remove this key, and they begin again with '
-      .. "the server's clock, below those that were given" })
-  end
-  run('SET', fence, string.format('%.0f', upto))
-  return least, upto
-end
-
--- Reserves the tokens of all acquires with one write. They reach back, so that they never outrun the clock:
--- after a flush the clock alone must be ahead of every token ever given. Where there is no last token, it may
--- have been flushed a moment ago, so nothing reaches back and each acquire has one. They reach back by REACH
--- at the most, in µs: a replica that takes over knows an older last token, and takes longer than that.
-local REACH = 5000
-local function reserve(key, lease)
-  -- The present one is not counted any more.
-  local least, upto = move_fence(acquires)
-  -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
-  if key then run('PEXPIRE', key, lease) end
-  last = upto
-  token = math.max(least, upto - math.min(ARGV[3], REACH) + 1)
-end
-
--- (wanted, key, lease in ms): fencing tokens for an acquire, once nothing can fail any more; the first, and how many.
--- One that is no plain acquire answers with { 'acquired', first, count }.
-local function take(wanted, key, lease)
-  if not token then reserve(key, lease) end
-  -- One is left for each acquire after this.
-  local count = math.min(wanted, last - acquires - token + 1)
-  local first = token
-  token = token + count
-  return first, count
-end

@@ -218,7 +218,8 @@ local function add_fair_steps()
     end
     local function set() on('ZADD', times, digits(new), grant) end
     if upto then keeping_distance(times, upto, set) else set() end
-    tidy_end(queue, times)
+    -- A newcomer is the last entry itself.
+    if last >= 0 then tidy_end(queue, times) end
     on('PEXPIRE', queue, RESIDUE)
     on('PEXPIRE', times, RESIDUE)
   end
@@ -241,7 +242,8 @@ local function add_fair_steps()
     -- It may have ended since its time was asked for.
     if left ~= -2 and not holder_of(key) then left = -2 end
     local queue, times = names_of(key)
-    local first, have_left, kept = front(queue, times, grant)
+    local first, have_left, kept
+    if left == -2 then first, have_left, kept = front(queue, times, grant) end
     if left == -2 and (not first or first == grant) then
       local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
       local token, count = take(tokens, key, lease)
@@ -273,9 +275,18 @@ local function add_fair_steps()
     return not holder or holder[2] == '0'
   end
 
+  -- Takes the one in front out, while somebody holds the lock: who is next is looked for at the release.
+  local function pop(queue, times, grant)
+    on('LREM', queue, 1, grant)
+    on('ZREM', times, grant)
+    local last = on('LINDEX', queue, -1)
+    if last and not is_ours(last) then tidy_end(queue, times) end
+  end
+
   local function give_up(key, grant)
     local queue, times = names_of(key)
     local was_first = on('LINDEX', queue, 0) == grant
+    if was_first and not is_released(key) then return pop(queue, times, grant) end
     local upto = time_of(times, grant)
     local function go() leave(queue, times, grant, upto) end
     if was_first or not upto then go() else keeping_distance(times, upto, go) end

@@ -50,4 +50,7 @@ local function others()
   return steps, acquire_as
 end
 
-return { busy = busy, undo = undo, is_wrong_type = is_wrong_type, others = others }
+return {
+  attempt = attempt, busy = busy, is_error = is_error, is_wrong_type = is_wrong_type, others = others, reserve = reserve,
+  released = released, tell = tell, undo = undo,
+}

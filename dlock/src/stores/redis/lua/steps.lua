@@ -1,4 +1,4 @@
--- What others need beside always.lua, and the rarer steps on locks.
+-- The rarer steps on locks, and what the other kinds need for theirs.
 
 -- Lua prints large numbers as 1.79e+15.
 local function digits(number) return string.format('%.0f', number) end
@@ -54,9 +54,10 @@ local function number_at(key)
   return tonumber(text)
 end
 
--- As `lease` could not be set, or another lock not be had: nothing stays.
+-- Leaves nothing of a lock whose lease could not be set, or that was acquired beside one that is busy. A user that may
+-- remove nothing may still write over it, as over the fence.
 local function undo(key, grant, reply)
-  if is_error(ask('HDEL', key, grant)) then ask('DEL', key) end
+  if is_error(ask('HDEL', key, grant)) and is_error(ask('DEL', key)) then ask('SET', key, '', 'PX', 1) end
   return { 'failed', reply and tostring(reply.err) }
 end
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError, Value};
+use redis::{RedisError, Value};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -48,6 +48,8 @@ pub(super) type Outcome = Option<Result<Value, RedisError>>;
 
 /// A call under way.
 pub(super) struct InFlight {
+    /// By which its reply is known.
+    pub(super) number: u64,
     pub(super) load: Batch,
     /// The connection that it is on.
     pub(super) role: ConnectionRole,
@@ -57,7 +59,7 @@ pub(super) struct InFlight {
     pub(super) slot: Option<Slot>,
     pub(super) by: By,
     pub(super) sent_at: Instant,
-    /// When the first of its steps that nobody has answered yet is over its time.
+    /// When the time of its first unanswered step is over.
     pub(super) due: Instant,
     /// From then on no answer is expected.
     pub(super) until: Instant,
@@ -65,35 +67,12 @@ pub(super) struct InFlight {
     pub(super) overtook: bool,
     /// It took half of those that were there; the others follow when it is answered.
     pub(super) half: bool,
-    pub(super) answer: Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>,
-    /// An answer that came at once.
-    pub(super) at_once: Option<Result<Value, RedisError>>,
-}
-
-impl InFlight {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Value, RedisError>> {
-        if let Some(answer) = self.at_once.take() {
-            return Poll::Ready(answer);
-        }
-        self.answer.as_mut().poll(cx)
-    }
-}
-
-/// Gives the connection those calls that it does not have yet. It has a call only when that was looked at, and maybe not
-/// even then, where much is under way: so all are looked at in turn, and none goes before an earlier one.
-pub(super) fn hand_to_the_wire(calls: &mut VecDeque<InFlight>, role: ConnectionRole, cx: &mut Context<'_>) {
-    let of_it = calls.iter_mut().filter(|call| call.role == role);
-    for call in of_it.filter(|call| call.at_once.is_none()) {
-        if let Poll::Ready(answer) = call.answer.as_mut().poll(cx) {
-            call.at_once = Some(answer);
-        }
-    }
 }
 
 pub(super) enum Batch {
     Steps(Vec<Step>),
     Plain(Plain),
-    /// The question whether replicas have what was sent before.
+    /// The request whether replicas have what was sent before.
     Wait,
 }
 
@@ -106,7 +85,7 @@ impl Batch {
     }
 }
 
-/// What was heard on a connection, and what was not.
+/// What came on a connection, and what did not.
 struct LastResponse {
     /// When the last answer came.
     at: Instant,
@@ -187,12 +166,12 @@ enum End {
 enum Event {
     /// The answer to one of the flights.
     Response(usize, Result<Value, RedisError>),
-    Disconnected,
-    /// Another server has taken the place of this one.
+    Disconnected(String),
+    /// Another server has taken over from this one.
     Left,
     /// What came of the spare connection.
     Spare(Result<Connected, StoreError>),
-    /// Requests, or nobody can make any more.
+    /// Requests, or no handle is left that could make any.
     Asked(usize),
     Alarm,
 }
@@ -238,7 +217,7 @@ impl Actor {
             address: None,
             requests,
             taken: Vec::new(),
-            send_queue: SendQueue::new(part.places.clone()),
+            send_queue: SendQueue::new(part.steps.clone()),
             part,
             moves: SlotMigrations::default(),
             retired: false,
@@ -250,7 +229,7 @@ impl Actor {
             flow_control: FlowControl::new(),
             replicas: connector.access.replicas.map(Replicas::new),
             run_id: String::new(),
-            was_master: !connector.place.is_fixed(),
+            was_master: !connector.endpoint.is_fixed(),
             was_demoted: false,
             setbacks: 0,
             alarm: Alarm::default(),
@@ -259,14 +238,14 @@ impl Actor {
         }
     }
 
-    /// Who knows where the slots are, where there are any.
+    /// Knows where the slots are, where there are any.
     pub(super) fn cluster(&self) -> Option<Arc<Cluster>> {
         self.part.cluster.as_ref()?.upgrade()
     }
 
     /// The server, for messages.
     pub(super) fn whereabouts(&self) -> String {
-        self.connector.place.to_string()
+        self.connector.endpoint.to_string()
     }
 
     pub(super) async fn run(mut self, first: Option<Connected>) {
@@ -288,11 +267,11 @@ impl Actor {
             if self.retired {
                 break;
             }
-            tracing::warn!(server = %self.connector.place, trouble = %self.trouble, "the connection to the lock store is lost");
+            tracing::warn!(server = %self.connector.endpoint, trouble = %self.trouble, "the connection to the lock store is lost");
             let elsewhere = self
                 .address
                 .as_ref()
-                .is_some_and(|at| !self.connector.place.is_at(at));
+                .is_some_and(|at| !self.connector.endpoint.is_at(at));
             if elsewhere {
                 // Told at once, and once more when the other one can be asked.
                 self.part.doubts.tell(self.part.lane);
@@ -321,15 +300,15 @@ impl Actor {
         self.was_master |= !connected.is_replica;
         if address.is_some() {
             if std::mem::take(&mut self.was_demoted) {
-                self.connector.place.changed();
+                self.connector.endpoint.changed();
             }
-            tracing::info!(server = %self.connector.place, "connected to the lock store again");
+            tracing::info!(server = %self.connector.endpoint, "connected to the lock store again");
             self.send_queue.releases_first();
             self.part.doubts.tell(self.part.lane);
         }
     }
 
-    /// Connects, for as long as it takes. `None` when nobody wants it any more.
+    /// Connects, for as long as it takes. `None` when it is not needed any more.
     async fn reconnect(&mut self) -> Option<Connected> {
         let mut pause = SHORTEST_PAUSE;
         // What was connected last was of no use: no haste.
@@ -378,7 +357,7 @@ impl Actor {
         }
     }
 
-    /// Waits for about this long before the next attempt to connect. `None` when nobody wants it any more.
+    /// Waits for about this long before the next attempt to connect. `None` when it is not needed any more.
     async fn wait_between(&mut self, pause: Duration) -> Option<()> {
         let again = clock::now() + pause.mul_f64(0.5 + chance::fraction());
         loop {
@@ -397,38 +376,32 @@ impl Actor {
     }
 
     async fn serve(&mut self, connected: Connected) -> End {
-        let (place, address) = (self.connector.place.clone(), connected.address.clone());
-        let mut left: Option<Timer> = (!place.is_fixed()).then(|| {
-            let left: Timer = Box::pin(async move { place.left(&address).await });
+        let (endpoint, address) = (self.connector.endpoint.clone(), connected.address.clone());
+        let mut left: Option<Timer> = (!endpoint.is_fixed()).then(|| {
+            let left: Timer = Box::pin(async move { endpoint.left(&address).await });
             left
         });
-        self.flow_control = FlowControl::new();
+        self.flow_control = FlowControl::on(&Handle::current());
         let mut wires = Wires::new(connected);
         let mut silent = Silence::new();
         let mut spare: Option<Spare> = None;
         // A spare was tried since the last answer, and was of no use.
         let mut was_tried = false;
         let end = loop {
-            // Those who were answered run first, so that what they ask for next goes out together; before that goes
-            // what has waited for them, so that the server works meanwhile.
+            // Callers with a reply run first, so that what they ask for next goes out together; before that goes what
+            // has waited for them, so that the server works meanwhile.
             if self.flow_control.answered > 1 {
-                if self.depart(&wires) {
-                    wires.flush(&mut self.calls).await;
+                if self.depart(&mut wires) {
+                    wires.write().await;
                 }
-                tokio::task::yield_now().await;
-                while let Ok(request) = self.requests.try_recv() {
-                    self.take_in(request);
-                }
+                self.let_others_come().await;
             }
             if self.retired {
                 break End::Broken;
             }
-            // Written now, and not only when the answers that are here already have been looked at.
-            if self.depart(&wires) && self.calls.len() > 1 {
-                wires.flush(&mut self.calls).await;
-            }
+            self.depart(&mut wires);
             self.flow_control.answered = 0;
-            self.ask_replicas(&wires);
+            self.ask_replicas(&mut wires);
             let doubtful = self
                 .doubtful_from(&silent)
                 .filter(|_| spare.is_none() && !was_tried);
@@ -444,7 +417,7 @@ impl Actor {
                     self.flow_control.answered_call(call.load.steps(), round_trip);
                     self.answered_call(at, Some(result))
                 }
-                Event::Disconnected => After::Broken("the server closed the connection".to_owned()),
+                Event::Disconnected(trouble) => After::Broken(trouble),
                 Event::Left => After::Broken("another server is the master now".to_owned()),
                 // The address leads to another server now; the one in use will say what it is.
                 Event::Spare(Ok(connected)) if connected.is_replica && self.was_master => continue,
@@ -458,6 +431,9 @@ impl Actor {
                     let mut taken = std::mem::take(&mut self.taken);
                     taken.drain(..).for_each(|request| self.take_in(request));
                     self.taken = taken;
+                    if self.flow_control.expects_more(!self.calls.is_empty()) {
+                        self.let_others_come().await;
+                    }
                     continue;
                 }
                 Event::Alarm => {
@@ -487,8 +463,8 @@ impl Actor {
                     break End::Broken;
                 }
                 After::Fine => {
-                    // A second question settles it, without waiting for somebody to ask one.
-                    // Where there are two connections, what is in the line may take the other one.
+                    // A second request settles it, without waiting for a caller to make one. Where there are two
+                    // connections, what is in the send queue may take the other one.
                     let settles_itself = !self.send_queue.is_empty() && self.replicas.is_none();
                     if let Some(role) = silent.where_it_is()
                         && !settles_itself
@@ -496,7 +472,7 @@ impl Actor {
                         self.ping(role);
                     }
                 }
-                After::Again(load, role) => self.send(load, By::Text, role, &wires),
+                After::Again(load, role) => self.send(load, By::Text, role, &mut wires),
                 After::Broken(trouble) => {
                     self.trouble = trouble;
                     break End::Broken;
@@ -516,8 +492,16 @@ impl Actor {
         end
     }
 
+    /// Lets the tasks run that are ready, and takes in what they ask for.
+    async fn let_others_come(&mut self) {
+        tokio::task::yield_now().await;
+        while let Ok(request) = self.requests.try_recv() {
+            self.take_in(request);
+        }
+    }
+
     /// Sends what may go out now. Says whether that was anything.
-    fn depart(&mut self, wires: &Wires) -> bool {
+    fn depart(&mut self, wires: &mut Wires) -> bool {
         let mut any = false;
         loop {
             let half = self.half();
@@ -563,21 +547,16 @@ impl Actor {
         left: &mut Option<Timer>,
         spare: &mut Option<Spare>,
     ) -> Poll<Event> {
-        let calls = &mut self.calls;
-        let answered_call = wires.poll(cx, |role, cx| {
-            for (at, call) in calls.iter_mut().enumerate() {
-                if call.role == role
-                    && let Poll::Ready(result) = call.poll(cx)
-                {
-                    return Poll::Ready((at, result));
-                }
+        // Writes first, so that the server works while the replies that are here are looked at.
+        while let Poll::Ready(replied) = wires.poll(cx) {
+            let replied = match replied {
+                Ok(replied) => replied,
+                Err(trouble) => return Poll::Ready(Event::Disconnected(trouble)),
+            };
+            // One that was given up is not there any more.
+            if let Some(at) = self.calls.iter().position(|call| call.number == replied.to) {
+                return Poll::Ready(Event::Response(at, replied.result));
             }
-            Poll::Pending
-        });
-        match answered_call {
-            Poll::Ready(Some((at, result))) => return Poll::Ready(Event::Response(at, result)),
-            Poll::Ready(None) => return Poll::Ready(Event::Disconnected),
-            Poll::Pending => {}
         }
         if left
             .as_mut()
@@ -638,7 +617,7 @@ impl Actor {
         idle.map(|role| silent.on(*role).at + TEST).min()
     }
 
-    /// Tests the connections that are idle: a dead one is found before somebody needs it.
+    /// Tests the connections that are idle: a dead one is found before it is needed.
     fn test(&mut self, silent: &Silence, now: Instant) {
         for role in self.ways() {
             let is_busy = self.calls.iter().any(|call| call.role == *role)
@@ -649,7 +628,7 @@ impl Actor {
         }
     }
 
-    /// Asks whether the server is there; nobody waits for the answer.
+    /// Asks whether the server is there, without waiting for the answer.
     fn ping(&mut self, role: ConnectionRole) {
         self.plain.push_back(Plain {
             cmd: redis::cmd("PING"),
@@ -659,7 +638,7 @@ impl Actor {
         });
     }
 
-    /// What goes out next, and where: so many steps at the most, unless one alone is more.
+    /// What goes out next, and where: at most so many steps, unless one alone is more.
     fn next_load(&mut self, most: usize) -> Option<(Batch, ConnectionRole)> {
         let role = match self.plain.front() {
             Some(plain) => plain.role,
@@ -696,7 +675,7 @@ impl Actor {
         }
     }
 
-    fn send(&mut self, mut load: Batch, by: By, role: ConnectionRole, wires: &Wires) {
+    fn send(&mut self, mut load: Batch, by: By, role: ConnectionRole, wires: &mut Wires) {
         let now = clock::now();
         let (cmd, due, until) = match &mut load {
             // Has a way of its own.
@@ -729,7 +708,6 @@ impl Actor {
             (Some(replicas), Batch::Steps(steps)) => replicas.send(role, steps),
             _ => 0,
         };
-        let mut connection = wires.wire(role).connection().clone();
         let (slot, asking) = match &load {
             Batch::Steps(steps) => steps
                 .first()
@@ -737,6 +715,7 @@ impl Actor {
             Batch::Plain(_) | Batch::Wait => (None, false),
         };
         self.calls.push_back(InFlight {
+            number: wires.send(role, &cmd, asking),
             load,
             role,
             round,
@@ -747,19 +726,10 @@ impl Actor {
             until,
             overtook: false,
             half: false,
-            at_once: None,
-            // An error of the server comes as a value here.
-            answer: Box::pin(async move {
-                let answer = match asking {
-                    true => ask(&mut connection, cmd).await,
-                    false => connection.send_packed_command(&cmd).await,
-                };
-                answer.and_then(Value::extract_error)
-            }),
         });
     }
 
-    /// When something here needs attention without anybody saying so.
+    /// When something here needs attention without an event.
     pub(super) fn due(&self) -> Option<Instant> {
         let flying = self.calls.iter().map(|call| call.due);
         let plain = self.plain.front().map(|plain| plain.deadline);
@@ -769,21 +739,13 @@ impl Actor {
     }
 }
 
-/// A read-only replica has taken the place of the master.
+/// A read-only replica answers instead of the master.
 fn no_master(replica: &Connected) -> StoreError {
     let message = format!(
         "{} is a read-only replica now: its master is looked for at the same address",
         replica.address
     );
     StoreError::not_done(Reason::Unreachable, message)
-}
-
-/// Sends a call to a server that its slot is moving to.
-async fn ask(connection: &mut MultiplexedConnection, call: Cmd) -> Result<Value, RedisError> {
-    let mut both = redis::Pipeline::with_capacity(2);
-    both.cmd("ASKING").add_command(call);
-    let mut answers = connection.send_packed_commands(&both, 1, 1).await?;
-    Ok(answers.pop().unwrap_or(Value::Nil))
 }
 
 /// A timer that is set anew only when it must ring earlier: it may ring for nothing, and that is cheaper than
@@ -817,47 +779,5 @@ pub(super) async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => clock::sleep_until(due).await,
         None => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::task::Waker;
-
-    use super::*;
-
-    /// A call that ends when it has gone into the channel.
-    fn call(number: u32, wire: &mpsc::Sender<u32>) -> InFlight {
-        let (now, wire) = (clock::now(), wire.clone());
-        InFlight {
-            load: Batch::Wait,
-            role: ConnectionRole::Usual,
-            round: 0,
-            slot: None,
-            by: By::Text,
-            sent_at: now,
-            due: now,
-            until: now,
-            overtook: false,
-            half: false,
-            at_once: None,
-            answer: Box::pin(async move {
-                let _ = wire.send(number).await;
-                std::future::pending().await
-            }),
-        }
-    }
-
-    #[test]
-    fn a_call_that_the_connection_had_no_room_for_goes_before_later_ones() {
-        let (wire, mut taken) = mpsc::channel(2);
-        let cx = &mut Context::from_waker(Waker::noop());
-        let mut calls: VecDeque<_> = (0..3).map(|number| call(number, &wire)).collect();
-        hand_to_the_wire(&mut calls, ConnectionRole::Usual, cx);
-        let mut order = vec![taken.try_recv().unwrap(), taken.try_recv().unwrap()];
-        calls.push_back(call(3, &wire));
-        hand_to_the_wire(&mut calls, ConnectionRole::Usual, cx);
-        order.extend(std::iter::from_fn(|| taken.try_recv().ok()));
-        assert_eq!(order, [0, 1, 2, 3]);
     }
 }

@@ -19,7 +19,7 @@ pub(super) fn is_broken(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) || error.code() == Some("NOAUTH")
 }
 
-/// What an error says that came as the answer to a whole call: of most of them the call was not executed.
+/// The meaning of an error that answers a whole call: after most errors the call was not executed.
 pub(in super::super) fn classify(error: &RedisError) -> StoreError {
     use ServerErrorKind as S;
     let refused = |error: &RedisError, hint: &str| {

@@ -3,12 +3,17 @@
 //! Where a crowd of callers comes and goes, all of them in one call would have the server and this process wait for
 //! each other by turns. So two calls share them: one is carried out while the answers to the other are dealt with here.
 //!
-//! A step that comes when so many calls are under way as may be waits until one of them is answered. Near a server that
-//! is a moment, in which others come that go along. A distant one has nothing to do most of the time, and who waits for a
-//! round trip to end waits as long as for the answer; so there as many calls are under way as it takes that the next one
-//! ends soon.
+//! A step that comes while the limit of calls is under way waits until one of them is answered. Near a server that is a
+//! moment, in which other steps come that go along. A distant one has nothing to do most of the time, and waiting for
+//! the end of a round trip takes as long as waiting for the answer; so there as many calls are under way as it takes
+//! that the next one ends soon.
+//!
+//! On a runtime with several threads the first of several callers wakes the task that sends, which then runs before the
+//! others have come. So where others are about, it lets them come first.
 
 use std::time::Duration;
+
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use super::send_queue::BATCH;
 
@@ -17,8 +22,12 @@ const CROWD: usize = 16;
 /// Only a server that answers as soon as this is worth it; a distant one is given all at once.
 const NEAR: Duration = Duration::from_millis(1);
 
-/// Calls under way at a time, where the server is near.
+/// Calls under way at a time where each waits for those before it: those that replicas are to acknowledge, and those of one
+/// slot of a Cluster.
 pub(super) const CALLS: usize = 2;
+/// Calls under way at a time where the server is near: as many as keep it busy while callers on several threads come one by
+/// one. More brought nothing (docs/performance.md).
+const NEAR_CALLS: usize = 8;
 /// The same where it is as distant as can be.
 const MOST_CALLS: usize = 32;
 /// How soon the next of the calls under way shall end, and so how often a call may be made.
@@ -27,25 +36,44 @@ const SOON: Duration = Duration::from_micros(250);
 pub(super) struct FlowControl {
     /// Steps of the call that was answered last, until those are taken in that its answers lead to.
     pub(super) answered: usize,
+    /// Steps of the call that was answered last.
+    last: usize,
     /// How long that call took.
     round_trip: Duration,
     /// How long the fastest took: what lies between, without what a server takes that has much to do.
     fastest: Duration,
+    has_threads: bool,
 }
 
 impl FlowControl {
     pub(super) fn new() -> FlowControl {
         FlowControl {
             answered: 0,
+            last: 0,
             round_trip: Duration::MAX,
             fastest: Duration::MAX,
+            has_threads: false,
+        }
+    }
+
+    /// For a connection that is served on this runtime.
+    pub(super) fn on(runtime: &Handle) -> FlowControl {
+        FlowControl {
+            has_threads: runtime.runtime_flavor() != RuntimeFlavor::CurrentThread,
+            ..FlowControl::new()
         }
     }
 
     pub(super) fn answered_call(&mut self, steps: usize, round_trip: Duration) {
         self.answered = steps;
+        self.last = steps;
         self.round_trip = round_trip;
         self.fastest = self.fastest.min(round_trip);
+    }
+
+    /// Whether more steps are likely to come at once behind the one that has come. `is_busy` says that calls are under way.
+    pub(super) fn expects_more(&self, is_busy: bool) -> bool {
+        self.has_threads && (is_busy || self.last > 1)
     }
 
     /// How long the fastest call took, where one was answered.
@@ -57,17 +85,17 @@ impl FlowControl {
     pub(super) fn calls(&self) -> usize {
         // Nothing is known yet.
         if self.fastest == Duration::MAX {
-            return CALLS;
+            return NEAR_CALLS;
         }
         let in_one = self.fastest.as_micros() / SOON.as_micros();
-        usize::try_from(in_one).map_or(MOST_CALLS, |calls| calls.clamp(CALLS, MOST_CALLS))
+        usize::try_from(in_one).map_or(MOST_CALLS, |calls| calls.clamp(NEAR_CALLS, MOST_CALLS))
     }
 
     /// How many steps the next call takes, where so many are waiting or under way: half of those that come and go, if
     /// it pays to share them.
     pub(super) fn half(&self, here: usize) -> Option<usize> {
         let all = self.answered + here;
-        let pays = self.round_trip < NEAR && (CROWD..BATCH).contains(&all);
+        let pays = self.round_trip < NEAR && (CROWD..=BATCH).contains(&all);
         pays.then(|| all.div_ceil(2))
     }
 }
@@ -87,6 +115,7 @@ mod tests {
         let near = after(32, Duration::from_micros(200));
         assert_eq!(near.half(32), Some(32));
         assert_eq!(after(0, Duration::from_micros(200)).half(63), Some(32));
+        assert_eq!(after(0, Duration::from_micros(200)).half(BATCH), Some(BATCH / 2));
     }
 
     #[test]
@@ -99,16 +128,28 @@ mod tests {
     #[test]
     fn the_more_distant_the_server_the_more_calls_are_under_way() {
         let calls = |micros| after(1, Duration::from_micros(micros)).calls();
-        assert_eq!(FlowControl::new().calls(), 2);
-        assert_eq!([0, 80, 500].map(calls), [2; 3]);
-        assert_eq!([1000, 2000, 100_000].map(calls), [4, 8, 32]);
+        assert_eq!(FlowControl::new().calls(), 8);
+        assert_eq!([0, 80, 500, 1000].map(calls), [8; 4]);
+        assert_eq!([2000, 5000, 100_000].map(calls), [8, 20, 32]);
     }
 
     #[test]
     fn a_server_that_has_much_to_do_is_not_distant() {
         let mut pace = after(1, Duration::from_micros(80));
         pace.answered_call(256, Duration::from_millis(20));
-        assert_eq!(pace.calls(), 2);
+        assert_eq!(pace.calls(), 8);
+    }
+
+    #[test]
+    fn others_are_let_come_first_where_they_run_on_other_threads() {
+        let threads = |steps| FlowControl {
+            has_threads: true,
+            ..after(steps, Duration::from_micros(80))
+        };
+        assert!(threads(1).expects_more(true) && threads(2).expects_more(false));
+        // A single caller waits for nobody.
+        assert!(!threads(1).expects_more(false) && !threads(0).expects_more(false));
+        assert!(!after(2, Duration::from_micros(80)).expects_more(true));
     }
 
     #[test]

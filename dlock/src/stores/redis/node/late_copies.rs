@@ -1,4 +1,4 @@
-//! Acquires and claims of which a copy may be on its way, though nobody waits for it any more.
+//! Acquires and claims of which a copy may be on its way, though their callers have gone.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::base::clock;
 
-/// How long after its time a copy is remembered, in µs: what nobody came to settle in all that time needs no
+/// How long after its time a copy is remembered, in µs: what no caller came to settle in all that time needs no
 /// settling.
 const KEPT: u64 = 60_000_000;
 
@@ -30,7 +30,7 @@ impl LateCopies {
         }
     }
 
-    /// Another server has taken the place: what the one before does from now on, nobody will see.
+    /// Another server has taken over: what the former one does from now on stays unseen.
     pub(super) fn settle_all(&mut self) {
         self.until.clear();
     }

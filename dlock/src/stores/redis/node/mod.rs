@@ -14,6 +14,7 @@ mod flow_control;
 mod late_copies;
 mod redirect;
 mod replicas;
+mod reply;
 mod responses;
 mod send_queue;
 mod slot_migration;
@@ -35,6 +36,7 @@ pub(super) use self::actor::CALLS_IN_ALL;
 pub(super) use self::failure::{classify, refused};
 use self::replicas::ConnectionRole;
 use self::slot_migration::Move;
+pub(super) use self::wire::Aside;
 use super::cluster::Cluster;
 use super::connect::{Connected, Connector};
 use super::fence::Fence;
@@ -60,8 +62,8 @@ pub(super) type Step = Box<Queuing>;
 pub(super) struct Queuing {
     pub(super) call: Call,
     deadline: Instant,
-    /// Its place in the line.
-    place: u64,
+    /// Its position in the send queue.
+    number: u64,
     /// How often it was sent.
     sent: u32,
     /// A call of its own, because in company it was refused.
@@ -87,7 +89,7 @@ impl Queuing {
         Box::new(Queuing {
             call,
             deadline,
-            place: 0,
+            number: 0,
             sent: 0,
             alone: false,
             asking: false,
@@ -100,7 +102,7 @@ impl Queuing {
         })
     }
 
-    /// Of such a step that was sent before nobody can tell what became of the earlier copy.
+    /// After a failure of such a step that was sent before, the outcome of the earlier copy is unknown.
     fn admit(&self, error: &mut StoreError) {
         if self.sent > 1 && self.call.may_be_done_before() {
             error.outcome = Outcome::Unknown;
@@ -111,7 +113,7 @@ impl Queuing {
 /// The answer to a step that was queued, within the timeout.
 #[derive(Debug)]
 pub(crate) enum Queued {
-    /// `queued` says that somebody is there to take it out.
+    /// `queued` says that there is an actor to take it out.
     Waits {
         answer: oneshot::Receiver<Result<Done, StoreError>>,
         queued: bool,
@@ -165,7 +167,7 @@ struct Room {
     limit: usize,
 }
 
-/// A place in the room, given back when it is dropped.
+/// Room for a request, released when it is dropped.
 #[derive(Debug)]
 struct QueuePermit(Arc<AtomicUsize>);
 
@@ -188,7 +190,7 @@ impl Room {
     }
 }
 
-/// A server, for those who have steps for it. The connection ends when the last of these is gone.
+/// A server, for callers that have steps for it. The connection ends when the last handle is gone.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     queue: mpsc::UnboundedSender<Request>,
@@ -209,8 +211,8 @@ pub(super) struct Part {
     /// Told whenever a connection had to be made anew.
     pub(super) doubts: DoubtSender,
     /// The order of steps.
-    pub(super) places: Arc<AtomicU64>,
-    /// Who knows where the slots are; of a server that has all keys there is none.
+    pub(super) steps: Arc<AtomicU64>,
+    /// Knows where the slots are; `None` for a server that has all keys.
     pub(super) cluster: Option<Weak<Cluster>>,
 }
 

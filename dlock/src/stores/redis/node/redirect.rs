@@ -48,20 +48,31 @@ impl Actor {
         let now = clock::now();
         let alone = steps.len() == 1;
         match kind {
-            S::Moved | S::Ask => {
+            S::Moved => {
                 let Some((to, slot)) = Slot::redirected(error) else {
                     return Err(steps);
                 };
                 let mut steps = self.not_carried_out(steps);
-                steps.iter_mut().for_each(|step| step.send_on(now));
-                if kind == S::Moved {
-                    steps.iter_mut().for_each(|step| step.asking = false);
-                    cluster.moved(self.part.lane, slot, to, steps);
-                } else {
-                    for step in &mut steps {
-                        (step.asking, step.alone) = (true, true);
-                    }
-                    cluster.ask_at(self.part.lane, to, steps);
+                for step in &mut steps {
+                    step.send_on(now);
+                    step.asking = false;
+                }
+                cluster.moved(self.part.lane, slot, to, steps);
+            }
+            S::Ask => {
+                let Some((to, _)) = Slot::redirected(error) else {
+                    return Err(steps);
+                };
+                let steps = self.not_carried_out(steps).into_iter();
+                let (staying, mut visiting): (Vec<_>, Vec<_>) =
+                    steps.partition(|step| step.call.has_companions());
+                self.wait_for_the_slot(staying, error);
+                for step in &mut visiting {
+                    step.send_on(now);
+                    (step.asking, step.alone) = (true, true);
+                }
+                if !visiting.is_empty() {
+                    cluster.ask_at(self.part.lane, to, visiting);
                 }
             }
             // Its keys are on two servers just now. One that has a single key finds it.
@@ -86,6 +97,20 @@ impl Actor {
         Ok(())
     }
 
+    /// Holds back what finds all its keys on one server only once the move of the slot has ended.
+    fn wait_for_the_slot(&mut self, steps: Vec<Step>, error: &RedisError) {
+        let why = format!(
+            "{}: the slot is on its way to another server: {error}",
+            self.whereabouts()
+        );
+        for mut step in steps {
+            step.alone = true;
+            step.hold_back(clock::now());
+            step.held_up = Some(why.clone());
+            self.once_more(vec![step]);
+        }
+    }
+
     /// To be sent again: from here, or, if they are only visiting, from where they belong.
     fn once_more(&mut self, steps: Vec<Step>) {
         let (mut visiting, own): (Vec<_>, Vec<_>) = steps.into_iter().partition(|step| step.asking);
@@ -106,7 +131,7 @@ impl Actor {
             && (error.message.contains(NOT_LOCAL) || error.message.contains(DOWN))
     }
 
-    /// Puts a step that did nothing back into the line, for a little later.
+    /// Puts a step that did nothing back into the send queue, for a little later.
     pub(super) fn try_again(&mut self, mut step: Step, why: &StoreError) {
         step.sent -= 1;
         step.alone = true;

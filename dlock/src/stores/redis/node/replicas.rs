@@ -4,10 +4,10 @@
 //! `WAIT` tells how many replicas have all that its own connection wrote, and until it is answered it keeps back what
 //! comes behind it there. So there is a second connection. As long as no `WAIT` is under way there, all steps go down
 //! that one, and behind those that are to be acknowledged goes one `WAIT` for them together. Until it is answered the
-//! others take the usual connection, and those that are to be acknowledged stay in the line.
+//! others take the usual connection, and those that are to be acknowledged stay in the send queue.
 //!
-//! Steps of one key keep their order: a step goes neither way while one that came before it is in the line, or is under
-//! way on the other connection.
+//! Steps of one key keep their order: a step goes neither way while one that came before it is in the send queue, or is
+//! under way on the other connection.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -16,10 +16,10 @@ use std::task::{Context, Poll};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
-use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome, hand_to_the_wire};
+use super::actor::{Actor, Batch, InFlight, Outcome as CallOutcome};
 use super::failure::{classify, is_broken, no_answer};
 use super::responses::After;
-use super::wire::Wire;
+use super::wire::{Replied, Wire};
 use super::{Done, Step};
 use crate::base::clock;
 use crate::store::options::MinReplicas;
@@ -31,6 +31,8 @@ use crate::stores::redis::script::{Answer, By, Call};
 pub(super) struct Wires {
     usual: Wire,
     acknowledged: Option<Wire>,
+    /// Of the next call.
+    number: u64,
 }
 
 /// Which of them something takes.
@@ -45,40 +47,49 @@ impl Wires {
         Wires {
             usual: Wire::new(connected.link),
             acknowledged: connected.acknowledged.map(Wire::new),
+            number: 0,
         }
     }
 
-    pub(super) fn wire(&self, role: ConnectionRole) -> &Wire {
-        match (role, &self.acknowledged) {
+    fn wire(&mut self, role: ConnectionRole) -> &mut Wire {
+        match (role, &mut self.acknowledged) {
             (ConnectionRole::Acknowledged, Some(wire)) => wire,
-            _ => &self.usual,
+            _ => &mut self.usual,
         }
     }
 
-    /// Moves what is to be moved, those calls too that were made and that nobody has looked at.
-    pub(super) async fn flush(&mut self, calls: &mut VecDeque<InFlight>) {
+    /// Sends a call, and gives it a number. `asking` says that its slot is moving to this server.
+    pub(super) fn send(&mut self, role: ConnectionRole, cmd: &Cmd, asking: bool) -> u64 {
+        let number = self.number;
+        self.number += 1;
+        match asking {
+            true => self.wire(role).send_asking(cmd, number),
+            false => self.wire(role).send(cmd, number),
+        }
+        number
+    }
+
+    /// Writes as much as the connections take now.
+    pub(super) async fn write(&mut self) {
         poll_fn(|cx| {
-            let _ = self.poll(cx, |role, cx| {
-                hand_to_the_wire(calls, role, cx);
-                Poll::<()>::Pending
-            });
+            self.each().for_each(|wire| wire.write(cx));
             Poll::Ready(())
         })
         .await;
     }
 
-    /// As [`Wire::poll`] on each of them. `None` when one is gone and has no answer left.
-    pub(super) fn poll<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        mut look: impl FnMut(ConnectionRole, &mut Context<'_>) -> Poll<T>,
-    ) -> Poll<Option<T>> {
-        if let Some(wire) = &mut self.acknowledged
-            && let Poll::Ready(found) = wire.poll(cx, |cx| look(ConnectionRole::Acknowledged, cx))
-        {
-            return Poll::Ready(found);
+    /// As [`Wire::poll`] on each of them.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Replied, String>> {
+        for wire in self.each() {
+            if let Poll::Ready(found) = wire.poll(cx) {
+                return Poll::Ready(found);
+            }
         }
-        self.usual.poll(cx, |cx| look(ConnectionRole::Usual, cx))
+        Poll::Pending
+    }
+
+    fn each(&mut self) -> impl Iterator<Item = &mut Wire> {
+        self.acknowledged.iter_mut().chain([&mut self.usual])
     }
 }
 
@@ -140,7 +151,7 @@ impl Replicas {
     }
 }
 
-/// Which steps of the line may go out just now: all, where nothing has to be acknowledged.
+/// Which steps of the send queue may go out just now: all, where nothing has to be acknowledged.
 #[derive(Default)]
 pub(super) struct Gate {
     /// Those that are to be acknowledged may not.
@@ -211,7 +222,7 @@ impl Actor {
     }
 
     /// Sends a `WAIT` behind what needs one.
-    pub(super) fn ask_replicas(&mut self, wires: &Wires) {
+    pub(super) fn ask_replicas(&mut self, wires: &mut Wires) {
         let timeout = self.connector.access.timeout;
         let Some(replicas) = self.replicas.as_mut().filter(|replicas| replicas.owed) else {
             return;
@@ -221,8 +232,9 @@ impl Actor {
         replicas.round += 1;
         let now = clock::now();
         let until: Instant = now + replicas.wanted.within + timeout;
-        let mut connection = wires.wire(ConnectionRole::Acknowledged).connection().clone();
+        let number = wires.send(ConnectionRole::Acknowledged, &cmd, false);
         self.calls.push_back(InFlight {
+            number,
             load: Batch::Wait,
             role: ConnectionRole::Acknowledged,
             round,
@@ -233,15 +245,10 @@ impl Actor {
             until,
             overtook: false,
             half: false,
-            at_once: None,
-            answer: Box::pin(async move {
-                let answer = connection.send_packed_command(&cmd).await;
-                answer.and_then(Value::extract_error)
-            }),
         });
     }
 
-    /// Keeps an answer until replicas have acknowledged the step; gives it back where they need not.
+    /// Keeps an answer until replicas have acknowledged the step; returns it where they need not.
     pub(super) fn unless_acknowledged_later(
         &mut self,
         step: Step,
@@ -252,7 +259,7 @@ impl Actor {
         let is_asked = self.calls.iter().any(is_behind);
         match &mut self.replicas {
             Some(replicas) if step.call.is_acknowledged() && answer.is_granted() => {
-                // The one behind it may have been given up.
+                // The `WAIT` behind it may have been given up.
                 replicas.owed |= !is_asked;
                 replicas.done.push_back((round, step, answer));
                 None

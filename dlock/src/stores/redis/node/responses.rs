@@ -41,7 +41,7 @@ impl Actor {
             .first_key_value()
             .is_some_and(|((at, _), _)| *at <= now)
         {
-            // At the back, where it is the last to run out of time.
+            // At the back, where it is the last whose time ends.
             if let Some((_, step)) = self.later.pop_first() {
                 self.send_queue.push(step);
             }
@@ -115,7 +115,7 @@ impl Actor {
         }
     }
 
-    /// Releases a claim after a while; nobody waits for the answer.
+    /// Releases a claim after a while, without a caller to wait for the answer.
     fn release_again(&mut self, call: Call, wait: Duration) {
         let at = clock::now() + wait.min(self.connector.access.patience() * 2);
         let deadline = at + self.connector.access.patience();
@@ -123,7 +123,7 @@ impl Actor {
         self.later.insert((at, self.next), unanswered(call, deadline));
     }
 
-    /// Deals with what came of the flight at this place.
+    /// Deals with the outcome of the call at this index.
     pub(super) fn answered_call(&mut self, at: usize, outcome: CallOutcome) -> After {
         let Some(call) = self.calls.remove(at) else {
             return After::Fine;
@@ -161,8 +161,14 @@ impl Actor {
         let error = match outcome {
             None => no_answer(),
             Some(Ok(value)) => match script::read(value, steps.iter().map(|step| &step.call)) {
-                Some((server_time, answers)) => {
-                    self.late_copies.server_says(server_time, sent_at);
+                Some(script::Reply { server_time, answers }) => {
+                    let server_time = match server_time {
+                        Some(told) => {
+                            self.late_copies.server_says(told, sent_at);
+                            told
+                        }
+                        None => self.late_copies.server_time(sent_at),
+                    };
                     let answered_call = Response {
                         server_time,
                         overtook,
@@ -223,8 +229,8 @@ impl Actor {
         After::Fine
     }
 
-    /// A call was refused before any of its steps was looked at: those that somebody waits for are to be sent
-    /// again, as if for the first time. Calls that are under way may be carried out before them.
+    /// A call was refused before any of its steps was looked at: those that have a caller are to be sent again, as if
+    /// for the first time. Calls that are under way may be carried out before them.
     pub(super) fn not_carried_out(&mut self, steps: Vec<Step>) -> Vec<Step> {
         for call in &mut self.calls {
             call.overtook = true;
@@ -271,7 +277,7 @@ impl Actor {
             }
             let once_more = match &answer {
                 Ok(Answer::Again) => true,
-                // It may have come before a release of our own that stood before it in the line.
+                // It may have come before a release of our own that stood before it in the send queue.
                 Ok(answer) if answer.is_busy() => answered_call.overtook,
                 _ => false,
             };
@@ -315,7 +321,7 @@ impl Actor {
             tracing::warn!(key = %step.call.key, "a lock was released, but the server forbids to tell: waiters in other processes find out by looking");
         }
         if let Ok(Answer::Done { told: false }) = answer {
-            tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids to tell: who waits for it finds out by looking");
+            tracing::warn!(key = %step.call.key, "a record was completed or released, but the server forbids notifications: its waiters find out by looking");
         }
         let answer = match answer {
             Ok(answer) => match self.unless_acknowledged_later(step, answer, answered_call.round) {
@@ -382,7 +388,7 @@ impl Actor {
     }
 }
 
-/// Why a step was not done, of several locks the one that stood in the way.
+/// Why a step was not done; of several locks, the lock that stood in the way.
 pub(super) fn answer_error(answer: &Result<Answer, StoreError>) -> Option<&StoreError> {
     match answer {
         Err(error) => Some(error),
@@ -391,7 +397,7 @@ pub(super) fn answer_error(answer: &Result<Answer, StoreError>) -> Option<&Store
     }
 }
 
-/// A step of which nobody waits for the answer.
+/// A step without a caller to wait for the answer.
 fn unanswered(call: Call, deadline: Instant) -> Step {
     Queuing::new(call, deadline, oneshot::channel().0, None)
 }

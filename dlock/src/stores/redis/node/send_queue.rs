@@ -22,20 +22,20 @@ const NEAR: usize = BATCH;
 
 pub(super) struct SendQueue {
     steps: VecDeque<Step>,
-    /// The next place. The servers of a Cluster count in common, so that steps keep their order when they move.
-    places: Arc<AtomicU64>,
+    /// The number of the next step. The servers of a Cluster count in common, so that steps keep their order when they move.
+    next: Arc<AtomicU64>,
     /// When the first of those can go out that were held back when it was last looked.
     pub(super) wakes_at: Option<Instant>,
-    /// Releases that have failed, for the time until whoever asked for them asks again: an acquire that comes
-    /// in between shall not find the lock taken. They go out before everything else.
+    /// Releases that have failed, until their callers ask again: an acquire that comes in between shall not find the
+    /// lock taken. They go out before everything else.
     failed_releases: VecDeque<Step>,
 }
 
 impl SendQueue {
-    pub(super) fn new(places: Arc<AtomicU64>) -> SendQueue {
+    pub(super) fn new(next: Arc<AtomicU64>) -> SendQueue {
         SendQueue {
             steps: VecDeque::new(),
-            places,
+            next,
             wakes_at: None,
             failed_releases: VecDeque::new(),
         }
@@ -55,7 +55,7 @@ impl SendQueue {
     }
 
     pub(super) fn push(&mut self, mut step: Step) {
-        step.place = self.places.fetch_add(1, Ordering::Relaxed);
+        step.number = self.next.fetch_add(1, Ordering::Relaxed);
         self.steps.push_back(step);
     }
 
@@ -64,12 +64,12 @@ impl SendQueue {
         let before = self.steps.len();
         self.steps.extend(steps);
         if self.steps.len() > before {
-            self.steps.make_contiguous().sort_by_key(|step| step.place);
+            self.steps.make_contiguous().sort_by_key(|step| step.number);
         }
     }
 
-    /// Releases go first from now on: what is free shall be seen as free. One whose acquire is in the line too stays
-    /// behind that: a quorum that has decided waits for no member.
+    /// Releases go first from now on: what is free shall be seen as free. A release whose acquire is in the queue too
+    /// stays behind that: a quorum that has decided waits for no member.
     pub(super) fn releases_first(&mut self) {
         let acquires = self.steps.iter().filter(|step| step.call.is_acquire());
         let taken: HashSet<String> = acquires.flat_map(|step| step.call.takes()).collect();
@@ -96,7 +96,7 @@ impl SendQueue {
         queues.into_iter().find(is_overdue)?.pop_front()
     }
 
-    /// Those that go out together next: steps of one slot, if another call may be made there, and so many at the most
+    /// The steps that go out together next: steps of one slot, if another call may be made there, and at most so many
     /// unless one alone is more.
     pub(super) fn take(
         &mut self,
@@ -116,7 +116,7 @@ impl SendQueue {
             let slot = step.call.slot;
             if step.not_before.is_some_and(|at| now < at) {
                 self.wakes_at = self.wakes_at.into_iter().chain(step.not_before).min();
-                // Who begins something waits behind it: it may be the release that makes that possible.
+                // A step that begins something waits behind it: it may be the release that makes that possible.
                 waiting.insert(slot);
                 return false;
             }
@@ -130,7 +130,7 @@ impl SendQueue {
         Some(company(&mut self.steps, at, most, may_go))
     }
 
-    /// Takes out all steps of these slots: those in line, and the releases that have failed.
+    /// Takes out all steps of these slots: the queued ones, and the releases that have failed.
     pub(super) fn drain(&mut self, slots: &HashSet<Slot>) -> (Vec<Step>, Vec<Step>) {
         let is_theirs = |step: &Step| step.call.slot.is_some_and(|slot| slots.contains(&slot));
         (
@@ -146,7 +146,7 @@ impl SendQueue {
     }
 }
 
-/// Takes the step at this place out of the queue, and with it others of its slot that come after it.
+/// Takes the step at this index out of the queue, and with it others of its slot that come after it.
 fn company(
     queue: &mut VecDeque<Step>,
     at: usize,
@@ -158,9 +158,9 @@ fn company(
     };
     let slot = first.call.slot;
     let (mut weight, mut work) = (first.call.weight(), first.call.work());
-    let mut places = vec![at];
+    let mut indices = vec![at];
     if !first.alone {
-        for (place, step) in queue.iter().enumerate().skip(at + 1).take(NEAR) {
+        for (index, step) in queue.iter().enumerate().skip(at + 1).take(NEAR) {
             if step.call.slot != slot {
                 continue;
             }
@@ -169,17 +169,17 @@ fn company(
             if step.alone || weight > HEAVY || work > most || !may_go(step) {
                 break;
             }
-            places.push(place);
+            indices.push(index);
         }
     }
-    if places.len() == places[places.len() - 1] - at + 1 {
-        return queue.drain(at..at + places.len()).collect();
+    if indices.len() == indices[indices.len() - 1] - at + 1 {
+        return queue.drain(at..at + indices.len()).collect();
     }
-    // From behind, so that the places before stay what they are.
-    let mut steps: Vec<_> = places
+    // From behind, so that the positions before stay what they are.
+    let mut steps: Vec<_> = indices
         .iter()
         .rev()
-        .filter_map(|place| queue.remove(*place))
+        .filter_map(|index| queue.remove(*index))
         .collect();
     steps.reverse();
     steps

@@ -1,83 +1,332 @@
-//! A connection without a task of its own: it moves when its user is polled.
+//! A connection that moves when its user is polled: what is sent, and which reply belongs to which call.
 //!
-//! The user's task sends into the connection and hears from it, so both would wake the task that is running
-//! already. Each such wake-up costs another poll, on another thread as a rule, and a call has two of them.
+//! The library makes the connection and logs in; from then on the bytes are ours. Between a caller's step and the socket
+//! there is one task then, and no channel but the one to it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::collections::VecDeque;
+use std::task::{Context, Poll};
 
-use futures_util::task::AtomicWaker;
-use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisError, Value};
+use tokio::io::ReadBuf;
+use tokio::sync::oneshot;
 
+use super::reply::{LookedAt, first_value};
 use crate::stores::redis::connect::Link;
+
+/// Bytes that are read at a time.
+const READ: usize = 16 * 1024;
+/// A buffer that was larger than this is not kept.
+const LARGE: usize = 1024 * 1024;
+
+/// A command beside the calls, and who waits for its reply.
+pub(in super::super) struct Aside {
+    pub(in super::super) cmd: Cmd,
+    pub(in super::super) reply: oneshot::Sender<Result<Value, RedisError>>,
+}
+
+/// Whose a reply is.
+enum Expected {
+    Call(u64),
+    Aside(oneshot::Sender<Result<Value, RedisError>>),
+    Nobody,
+}
+
+/// The reply to a call.
+#[derive(Debug, PartialEq)]
+pub(super) struct Replied {
+    /// The number of the call.
+    pub(super) to: u64,
+    pub(super) result: Result<Value, RedisError>,
+}
 
 pub(super) struct Wire {
     link: Link,
-    bell: Arc<Bell>,
-    waker: Waker,
-}
-
-/// Wakes the user, unless it is about to look anyway.
-#[derive(Default)]
-struct Bell {
-    user: AtomicWaker,
-    muffled: AtomicBool,
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if !self.muffled.load(Ordering::SeqCst) {
-            self.user.wake();
-        }
-    }
+    /// What is to be written; of it this much is.
+    output: Vec<u8>,
+    written: usize,
+    is_flushed: bool,
+    /// What was read; of it this much was taken out.
+    input: Vec<u8>,
+    taken: usize,
+    /// Of the first value behind that.
+    looked_at: LookedAt,
+    scratch: Box<[u8]>,
+    /// In the order in which the commands were sent.
+    expected: VecDeque<Expected>,
+    /// Why nothing more can be sent or read.
+    trouble: Option<String>,
+    /// What came was no reply, or nobody's: what comes behind it belongs to no call for certain.
+    is_out_of_step: bool,
 }
 
 impl Wire {
     pub(super) fn new(link: Link) -> Wire {
-        let bell: Arc<Bell> = Arc::default();
         Wire {
             link,
-            waker: bell.clone().into(),
-            bell,
+            output: Vec::new(),
+            written: 0,
+            is_flushed: true,
+            input: Vec::new(),
+            taken: 0,
+            looked_at: LookedAt::default(),
+            scratch: vec![0; READ].into(),
+            expected: VecDeque::new(),
+            trouble: None,
+            is_out_of_step: false,
         }
     }
 
-    pub(super) fn connection(&self) -> &MultiplexedConnection {
-        &self.link.connection
+    /// Puts a call behind what is to be written.
+    pub(super) fn send(&mut self, cmd: &Cmd, number: u64) {
+        self.put(cmd, Expected::Call(number));
     }
 
-    /// Moves what is to be moved, and has `look` look whether answers came. `None` when the connection is gone
-    /// and no answer is left. Once it has returned something, it has to be called again before the task sleeps.
-    pub(super) fn poll<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        mut look: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> Poll<Option<T>> {
-        self.bell.user.register(cx.waker());
-        // New calls reach the driver by being looked at. It need not say so: it is polled right after.
-        let nobody = &mut Context::from_waker(Waker::noop());
-        self.bell.muffled.store(true, Ordering::SeqCst);
-        let found = look(nobody);
-        self.bell.muffled.store(false, Ordering::SeqCst);
-        if let Poll::Ready(found) = found {
-            return Poll::Ready(Some(found));
+    /// The same to a server that the slot of the call is moving to.
+    pub(super) fn send_asking(&mut self, cmd: &Cmd, number: u64) {
+        self.put(&redis::cmd("ASKING"), Expected::Nobody);
+        self.put(cmd, Expected::Call(number));
+    }
+
+    fn put(&mut self, cmd: &Cmd, expected: Expected) {
+        cmd.write_packed_command(&mut self.output);
+        self.expected.push_back(expected);
+    }
+
+    /// Moves what is to be moved, and takes the next reply to a call. An error when the connection has ended and
+    /// all replies were taken.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Replied, String>> {
+        while let Some(Poll::Ready(Some(aside))) =
+            self.link.asides.as_mut().map(|asides| asides.poll_recv(cx))
+        {
+            self.put(&aside.cmd, Expected::Aside(aside.reply));
         }
-        let over = self
-            .link
-            .driver
-            .as_mut()
-            .poll(&mut Context::from_waker(&self.waker))
-            .is_ready();
-        match look(nobody) {
-            // Whether it is over is seen again at the next look.
-            Poll::Ready(found) => Poll::Ready(Some(found)),
-            Poll::Pending if over => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
+        self.write(cx);
+        loop {
+            match self.next_reply() {
+                Ok(Some(replied)) => return Poll::Ready(Ok(replied)),
+                Ok(None) => {}
+                Err(error) => {
+                    self.is_out_of_step = true;
+                    self.give_up(error);
+                }
+            }
+            let read = match self.is_out_of_step {
+                true => Poll::Ready(false),
+                false => self.read(cx),
+            };
+            match (read, &self.trouble) {
+                (Poll::Ready(true), _) => {}
+                (_, Some(trouble)) => return Poll::Ready(Err(trouble.clone())),
+                (_, None) => return Poll::Pending,
+            }
         }
+    }
+
+    /// Writes as much as the connection takes now.
+    pub(super) fn write(&mut self, cx: &mut Context<'_>) {
+        while self.written < self.output.len() {
+            match self
+                .link
+                .stream
+                .as_mut()
+                .poll_write(cx, &self.output[self.written..])
+            {
+                Poll::Ready(Ok(0)) => return self.give_up("the connection takes nothing more"),
+                Poll::Ready(Ok(count)) => self.written += count,
+                Poll::Ready(Err(error)) => return self.give_up(error),
+                Poll::Pending => return,
+            }
+            self.is_flushed = false;
+        }
+        if self.written > 0 {
+            self.written = 0;
+            empty(&mut self.output);
+        }
+        if !self.is_flushed {
+            match self.link.stream.as_mut().poll_flush(cx) {
+                Poll::Ready(Ok(())) => self.is_flushed = true,
+                Poll::Ready(Err(error)) => self.give_up(error),
+                Poll::Pending => {}
+            }
+        }
+    }
+
+    /// Reads once. Whether there was anything.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let mut buffer = ReadBuf::new(&mut self.scratch);
+        match self.link.stream.as_mut().poll_read(cx, &mut buffer) {
+            Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                self.input.extend_from_slice(buffer.filled());
+                return Poll::Ready(true);
+            }
+            Poll::Ready(Ok(())) => self.give_up("the server closed the connection"),
+            Poll::Ready(Err(error)) => self.give_up(error),
+            Poll::Pending => return Poll::Pending,
+        }
+        Poll::Ready(false)
+    }
+
+    /// The next reply to a call among what was read.
+    fn next_reply(&mut self) -> Result<Option<Replied>, RedisError> {
+        if self.is_out_of_step {
+            return Ok(None);
+        }
+        while let Some((value, length)) = first_value(&self.input[self.taken..], &mut self.looked_at)? {
+            self.taken += length;
+            // Sent unasked.
+            if matches!(value, Value::Push { .. }) {
+                continue;
+            }
+            match self.expected.pop_front() {
+                // An error of the server comes as a value.
+                Some(Expected::Call(to)) => {
+                    let result = value.extract_error();
+                    return Ok(Some(Replied { to, result }));
+                }
+                Some(Expected::Aside(reply)) => {
+                    let _ = reply.send(value.extract_error());
+                }
+                Some(Expected::Nobody) => {}
+                // The next one would be taken for the reply to another call.
+                None => return Err(unasked(value)),
+            }
+        }
+        match self.taken == self.input.len() {
+            true => empty(&mut self.input),
+            false => drop(self.input.drain(..self.taken)),
+        }
+        self.taken = 0;
+        Ok(None)
+    }
+
+    /// What can be read may still be; the first reason counts.
+    fn give_up(&mut self, why: impl ToString) {
+        self.output.clear();
+        (self.written, self.is_flushed) = (0, true);
+        self.trouble.get_or_insert_with(|| why.to_string());
+    }
+}
+
+fn unasked(value: Value) -> RedisError {
+    let why = "the server sent a reply that nobody asked for";
+    match value.extract_error() {
+        Ok(_) => RedisError::from((ErrorKind::UnexpectedReturnType, why)),
+        Err(error) => RedisError::from((ErrorKind::UnexpectedReturnType, why, error.to_string())),
+    }
+}
+
+fn empty(buffer: &mut Vec<u8>) {
+    buffer.clear();
+    buffer.shrink_to(LARGE);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use super::*;
+
+    /// A wire that takes so many bytes at a time, and the server.
+    fn pair(bytes: usize) -> (Wire, DuplexStream) {
+        let (client, server) = tokio::io::duplex(bytes);
+        (Wire::new(Link::plain(Box::pin(client))), server)
+    }
+
+    async fn next(wire: &mut Wire) -> Result<(u64, Result<Value, RedisError>), String> {
+        let replied = poll_fn(|cx| wire.poll(cx)).await?;
+        Ok((replied.to, replied.result))
+    }
+
+    fn get(key: &str) -> Cmd {
+        let mut cmd = redis::cmd("GET");
+        cmd.arg(key);
+        cmd
+    }
+
+    #[tokio::test]
+    async fn replies_belong_to_the_calls_in_their_order() {
+        let (mut wire, mut server) = pair(1024);
+        let (sender, asides) = tokio::sync::mpsc::unbounded_channel();
+        wire.link.asides = Some(asides);
+        wire.send(&get("a"), 1);
+        wire.send_asking(&get("b"), 2);
+        let replies = b"$1\r\nA\r\n>2\r\n+invalidate\r\n_\r\n-ERR no ASKING here\r\n-ERR no b\r\n";
+        server.write_all(replies).await.unwrap();
+        assert_eq!(next(&mut wire).await.unwrap().0, 1);
+        let (number, refused) = next(&mut wire).await.unwrap();
+        assert_eq!((number, refused.unwrap_err().code()), (2, Some("ERR")));
+        // Beside the calls, and between two of them.
+        let (reply, replied) = oneshot::channel();
+        assert!(sender.send(Aside { cmd: get("c"), reply }).is_ok());
+        assert!(poll_fn(|cx| Poll::Ready(wire.poll(cx).is_pending())).await);
+        wire.send(&get("d"), 3);
+        server.write_all(b"+C\r\n:4\r\n").await.unwrap();
+        assert_eq!(next(&mut wire).await.unwrap(), (3, Ok(Value::Int(4))));
+        assert_eq!(replied.await.unwrap(), Ok(Value::SimpleString("C".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn more_than_the_connection_takes_at_a_time_is_written_and_read_in_parts() {
+        let (mut wire, server) = pair(7);
+        let (mut reads, mut writes) = tokio::io::split(server);
+        let long = "k".repeat(100);
+        let mut expected = Vec::new();
+        for number in 0..20 {
+            wire.send(&get(&long), number);
+            expected.extend(get(&long).get_packed_command());
+        }
+        let mut seen = vec![0; expected.len()];
+        let replies = ":1790000000000000\r\n".repeat(20);
+        let serving = async {
+            reads.read_exact(&mut seen).await.unwrap();
+            writes.write_all(replies.as_bytes()).await.unwrap();
+        };
+        let asking = async {
+            for number in 0..20 {
+                let (of, reply) = next(&mut wire).await.unwrap();
+                assert_eq!((of, reply), (number, Ok(Value::Int(1_790_000_000_000_000))));
+            }
+        };
+        tokio::join!(serving, asking);
+        assert_eq!(seen, expected);
+    }
+
+    #[tokio::test]
+    async fn last_replies_are_read_before_the_end_of_the_connection_is_told() {
+        let (mut wire, mut server) = pair(1024);
+        server.write_all(b":1\r\n:2").await.unwrap();
+        drop(server);
+        for number in [1, 2] {
+            wire.send(&get("a"), number);
+        }
+        assert_eq!(next(&mut wire).await.unwrap(), (1, Ok(Value::Int(1))));
+        // Nor can anything be written any more, whichever is seen first.
+        assert!(next(&mut wire).await.is_err() && next(&mut wire).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn reply_that_nobody_asked_for_is_not_taken_for_that_of_the_next_call() {
+        let (mut wire, mut server) = pair(1024);
+        wire.send(&get("a"), 1);
+        server.write_all(b":1\r\n-ERR too much\r\n").await.unwrap();
+        assert_eq!(next(&mut wire).await.unwrap(), (1, Ok(Value::Int(1))));
+        assert!(poll_fn(|cx| Poll::Ready(wire.poll(cx).is_ready())).await);
+        wire.send(&get("b"), 2);
+        server.write_all(b":2\r\n").await.unwrap();
+        let why = next(&mut wire).await.unwrap_err();
+        assert!(
+            why.contains("nobody asked for") && why.contains("too much"),
+            "{why}"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_no_reply_ends_the_connection() {
+        let (mut wire, mut server) = pair(1024);
+        wire.send(&get("a"), 1);
+        server.write_all(b"HTTP/1.1 400 Bad Request\r\n").await.unwrap();
+        assert!(next(&mut wire).await.is_err());
     }
 }

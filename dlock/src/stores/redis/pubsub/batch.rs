@@ -35,7 +35,7 @@ impl Batch {
     ) -> Batch {
         let mut count = leaving + asked.len();
         if let Some(mark) = &mark {
-            // Nobody listens there: it is answered all the same, by a push.
+            // There is no subscription there: it is answered all the same, by a push.
             commands.cmd("UNSUBSCRIBE").arg(mark);
             count += 1;
         } else if count == 0 {
@@ -77,14 +77,14 @@ impl Batch {
 
     /// Whether all has come that belongs to it.
     pub(super) fn is_over(&self) -> bool {
-        // Who may not end subscriptions hears of no end either: then the last answer has to do.
+        // A user that may not end subscriptions is told of no end either: then the last answer has to do.
         let is_refused = |answers: &Vec<Value>| matches!(answers.last(), Some(Value::ServerError(_)));
         let answers = self.answers.as_ref();
         answers.is_some_and(|answers| self.mark.is_none() || is_refused(answers))
     }
 
-    /// What was asked for, each with its refusal if there is one in its place. They are in their places unless the server
-    /// has spoken unasked.
+    /// What was asked for, each with its refusal if there is one at its position. They are at their positions unless
+    /// the server has spoken unasked.
     pub(super) fn refusals(self) -> impl Iterator<Item = (Arc<str>, Option<RedisError>)> {
         let mut answers = self.answers.into_iter().flatten().skip(self.leaving);
         self.asked.into_iter().map(move |channel| {

@@ -28,7 +28,7 @@ const QUIET: Duration = Duration::from_secs(2);
 /// How long a page that fell behind is left alone, so that it does not get snapshots only.
 const BEHIND: Duration = Duration::from_millis(100);
 
-/// The board on which everybody writes what they are at.
+/// The board on which all tasks note what they do.
 pub(crate) struct Board {
     copy: String,
     locked: bool,
@@ -78,7 +78,7 @@ impl Board {
     pub(crate) fn looked(&self, sku: &str, item: &Item, promised: u64) {
         self.state().change_item(sku, |row| {
             if item.token < row.token {
-                return; // news came in since
+                return; // a change came in since
             }
             row.put(item);
             row.promised = promised;

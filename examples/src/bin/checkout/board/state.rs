@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 
 use crate::store::Item;
 
-/// How many articles and how many keys are remembered; the ones that had nothing to do for longest go first.
+/// How many articles and how many keys are remembered; those that were idle for longest go first.
 const MOST_ROWS: usize = 12;
 /// How many of the last sales and replays are.
 const LAST: usize = 12;

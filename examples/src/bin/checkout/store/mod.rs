@@ -85,8 +85,8 @@ impl Store {
             .transpose()
     }
 
-    /// Shuts everybody with an older token out of a record: puts `token` on it, and changes nothing else.
-    /// A record that is not there becomes `initial`, if that is given.
+    /// Shuts holders of an older token out of a record: puts `token` on it, and changes nothing else. A record that is
+    /// not there becomes `initial`, if that is given.
     ///
     /// Without it there would be a gap. A holder that was stopped may send its write after the next one
     /// has read the record and before that one has written it; the token on the record would still be the

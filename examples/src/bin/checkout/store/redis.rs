@@ -65,7 +65,7 @@ pub(crate) struct RedisStore {
     write: Script,
 }
 
-/// The connection of the moment. Steps that fail together must not give up the one that was opened since.
+/// The connection of the moment. Steps that fail together must not give up a connection that was opened since.
 #[derive(Default)]
 struct Slot {
     open: Option<MultiplexedConnection>,

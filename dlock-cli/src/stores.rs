@@ -1,0 +1,11 @@
+//! The stores that the command knows by their URLs.
+
+use dlock::{LockClient, LockClientBuilder};
+
+/// A client of the store of this URL.
+pub(crate) fn client(url: impl Into<String>) -> LockClientBuilder {
+    let builder = LockClient::builder();
+    #[cfg(feature = "postgres")]
+    let builder = builder.scheme(dlock_postgres::scheme());
+    builder.url(url)
+}

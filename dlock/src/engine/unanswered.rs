@@ -1,0 +1,148 @@
+//! The requests of a client that have no reply yet, and which of them the log has to tell of.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::base::moment::Moment;
+
+/// A request is told of after this time at the earliest.
+const SHORTEST: Duration = Duration::from_secs(5);
+
+/// How long a request may stay unanswered until it is told of, where each step on the store may take `timeout`.
+pub(crate) fn told_after(timeout: Duration) -> Duration {
+    timeout.saturating_mul(3).max(SHORTEST)
+}
+
+/// The requests that have no reply yet, and have not been told of.
+#[derive(Debug)]
+pub(crate) struct Unanswered<K> {
+    told_after: Duration,
+    /// In the order in which they were sent.
+    requests: BTreeMap<u64, (Moment, K)>,
+    next: u64,
+    /// Whether somebody waits for the next moment at which one is to be told of.
+    is_watched: bool,
+}
+
+impl<K> Unanswered<K> {
+    pub(crate) fn new(told_after: Duration) -> Unanswered<K> {
+        Unanswered {
+            told_after,
+            requests: BTreeMap::new(),
+            next: 0,
+            is_watched: false,
+        }
+    }
+
+    /// A request was sent. Returns its number, and whether somebody has to begin to [watch](Self::next_due).
+    pub(crate) fn sent(&mut self, of: K, now: Moment) -> (u64, bool) {
+        let number = self.next;
+        self.next += 1;
+        self.requests.insert(number, (now, of));
+        (number, !std::mem::replace(&mut self.is_watched, true))
+    }
+
+    /// The request has its reply, or nobody waits for that any more.
+    pub(crate) fn answered(&mut self, number: u64) {
+        self.requests.remove(&number);
+    }
+
+    /// When the next request is to be told of. `None` ends the watch.
+    pub(crate) fn next_due(&mut self) -> Option<Moment> {
+        let first = self.requests.first_key_value();
+        self.is_watched = first.is_some();
+        first.map(|(_, (sent, _))| *sent + self.told_after)
+    }
+
+    /// The requests that are to be told of now, each once, and for how long they have had no reply.
+    pub(crate) fn overdue(&mut self, now: Moment) -> Vec<(K, Duration)> {
+        let mut overdue = Vec::new();
+        while let Some(first) = self.requests.first_entry()
+            && now.since(first.get().0) >= self.told_after
+        {
+            let (sent, of) = first.remove();
+            overdue.push((of, now.since(sent)));
+        }
+        overdue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Moment = Moment::from_nanos(1_000_000_000_000);
+
+    fn s(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    #[test]
+    fn request_is_told_of_after_three_timeouts_and_not_before_five_seconds() {
+        for (timeout, after) in [
+            (s(0), s(5)),
+            (s(1), s(5)),
+            (s(2), s(6)),
+            (Duration::MAX, Duration::MAX),
+        ] {
+            assert_eq!(told_after(timeout), after, "{timeout:?}");
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Event {
+        Sent,
+        Answered(u64),
+        Looks,
+    }
+    use Event::{Answered, Looks, Sent};
+
+    #[test]
+    fn request_without_reply_is_told_of_once_when_it_is_due() {
+        // after, what happened: whether the watch has to begin, what is told of, when the next is due
+        for events in [
+            vec![
+                (0, Sent, true, vec![], Some(5)),
+                (1, Sent, false, vec![], Some(5)),
+                (2, Answered(0), false, vec![], Some(6)),
+                (5, Looks, false, vec![], Some(6)),
+                (7, Looks, false, vec![(1, 6)], None),
+                (9, Looks, false, vec![], None),
+                // Told of, and answered after all.
+                (9, Answered(1), false, vec![], None),
+                (10, Sent, true, vec![], Some(15)),
+            ],
+            vec![
+                (0, Sent, true, vec![], Some(5)),
+                (3, Sent, false, vec![], Some(5)),
+                (9, Looks, false, vec![(0, 9), (1, 6)], None),
+            ],
+            vec![
+                (0, Sent, true, vec![], Some(5)),
+                (1, Answered(0), false, vec![], None),
+                (2, Sent, true, vec![], Some(7)),
+            ],
+        ] {
+            let mut unanswered = Unanswered::new(s(5));
+            for (row, (after, event, begins, told, due)) in events.into_iter().enumerate() {
+                let now = START + s(after);
+                let (mut began, mut overdue) = (false, Vec::new());
+                match event {
+                    Sent => {
+                        let number = unanswered.next;
+                        began = unanswered.sent(number, now).1;
+                    }
+                    Answered(number) => unanswered.answered(number),
+                    Looks => overdue = unanswered.overdue(now),
+                }
+                let told: Vec<_> = told
+                    .into_iter()
+                    .map(|(number, since)| (number, s(since)))
+                    .collect();
+                assert_eq!((began, overdue), (begins, told), "{row} {event:?}");
+                let due = due.map(|due| START + s(due));
+                assert_eq!(unanswered.next_due(), due, "{row} {event:?}");
+            }
+        }
+    }
+}

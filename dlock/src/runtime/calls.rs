@@ -1,0 +1,157 @@
+//! Calls of the store's methods. One that panics has failed with an unknown outcome, and one that stays without a reply
+//! is told of; both go to the log, since a store by a third party may do either.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::LockKey;
+use crate::base::clock;
+use crate::base::moment::Moment;
+use crate::engine::unanswered::Unanswered;
+use crate::runtime::client::Shared;
+use crate::runtime::emit::Event;
+use crate::store::{
+    self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, StoreError, StoreFuture, Watch,
+};
+
+impl Shared {
+    /// Asks the store for a lock.
+    pub(crate) fn call_acquire(&self, request: &AcquireRequest) -> StoreFuture<AcquireReply> {
+        let store = self.store.clone();
+        called(&request.key, || store.acquire(request.clone()))
+    }
+
+    /// Asks the store for several locks in one step.
+    pub(crate) fn call_acquire_all(
+        &self,
+        first: &LockKey,
+        requests: Vec<AcquireRequest>,
+    ) -> StoreFuture<AcquireAllReply> {
+        let store = self.store.clone();
+        called(first, || store.acquire_all(requests))
+    }
+
+    /// Subscribes to the releases of a key. A store that panics tells nothing: the waiter looks.
+    pub(crate) fn call_watch(&self, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        let store = self.store.clone();
+        catch_unwind(AssertUnwindSafe(|| store.watch(kind, key, grant))).unwrap_or_else(|_| {
+            Event::StorePanicked { key: Some(key) }.emit();
+            Watch::polling(store::POLLED_EVERY)
+        })
+    }
+}
+
+/// Calls a method of the store. A guard may be dropped by a panic, and a second one would end the process.
+pub(crate) fn called<T: Send + 'static>(
+    key: &LockKey,
+    call: impl FnOnce() -> StoreFuture<T>,
+) -> StoreFuture<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked(key)))))
+}
+
+/// The failure of a step that panicked.
+pub(crate) fn panicked(key: &LockKey) -> StoreError {
+    Event::StorePanicked { key: Some(key) }.emit();
+    StoreError::unknown("the step panicked")
+}
+
+/// A step that is on its way, for a caller that knows its key.
+pub(crate) struct StoreCall<T> {
+    step: StoreFuture<T>,
+    /// Once it was found to have no reply yet: a store at hand costs nothing here.
+    noted: Option<Noted>,
+}
+
+impl<T> StoreCall<T> {
+    pub(crate) fn new(step: StoreFuture<T>) -> StoreCall<T> {
+        StoreCall { step, noted: None }
+    }
+
+    /// Polls the step; not to be polled again after its reply.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        shared: &Shared,
+        key: &LockKey,
+    ) -> Poll<Result<T, StoreError>> {
+        match catch_unwind(AssertUnwindSafe(|| self.step.as_mut().poll(cx))) {
+            Ok(Poll::Ready(reply)) => {
+                self.noted = None;
+                Poll::Ready(reply)
+            }
+            Ok(Poll::Pending) => {
+                self.noted.get_or_insert_with(|| Noted::new(&shared.calls, key));
+                Poll::Pending
+            }
+            Err(_) => Poll::Ready(Err(panicked(key))),
+        }
+    }
+
+    pub(crate) async fn reply(mut self, shared: &Shared, key: &LockKey) -> Result<T, StoreError> {
+        std::future::poll_fn(|cx| self.poll(cx, shared, key)).await
+    }
+}
+
+/// The calls of a client that have no reply yet.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    unanswered: Mutex<Unanswered<LockKey>>,
+    begins: Notify,
+}
+
+impl Calls {
+    pub(crate) fn new(told_after: Duration) -> Calls {
+        Calls {
+            unanswered: Mutex::new(Unanswered::new(told_after)),
+            begins: Notify::new(),
+        }
+    }
+
+    /// Tells of calls that stay without a reply. One timer for all of a client.
+    pub(crate) async fn attend(self: Arc<Calls>) {
+        loop {
+            self.begins.notified().await;
+            while let Some(due) = self.next_due() {
+                clock::sleep_until(due.instant()).await;
+                let overdue = self.unanswered.lock().overdue(Moment::now());
+                for (key, since) in overdue {
+                    Event::StoreSilent { key: &key, since }.emit();
+                }
+            }
+        }
+    }
+
+    fn next_due(&self) -> Option<Moment> {
+        self.unanswered.lock().next_due()
+    }
+}
+
+/// A call that has no reply yet.
+struct Noted {
+    calls: Arc<Calls>,
+    number: u64,
+}
+
+impl Noted {
+    fn new(calls: &Arc<Calls>, key: &LockKey) -> Noted {
+        let (number, begins) = calls.unanswered.lock().sent(key.clone(), Moment::now());
+        if begins {
+            calls.begins.notify_one();
+        }
+        Noted {
+            calls: calls.clone(),
+            number,
+        }
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.calls.unanswered.lock().answered(self.number);
+    }
+}

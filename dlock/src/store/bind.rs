@@ -1,0 +1,51 @@
+//! Holds as the store that granted them knows them.
+
+use super::{GrantId, Kind};
+use crate::{Error, LockKey};
+
+/// Guards and views of holds, for a store that does more with a hold than to renew and to release it: one whose
+/// transactions can have the row of a lock, or compare its token. What wraps a guard passes on its answer.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// use dlock::store::Bind;
+///
+/// let client = dlock::LockClient::memory();
+/// let guard = client.lock("order:42").acquire().await?;
+/// let bound = guard.bind()?;
+/// assert_eq!((&bound[0].key, bound[0].token), (guard.key(), guard.fencing_token()));
+/// # Ok(()) }
+/// ```
+pub trait Bind {
+    /// The grants of this hold, and of several locks all of them. From now on the store knows of the end of the hold:
+    /// the lock is not handed off inside the process, where the next holder would have the same grant, but released.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] when one of them is lost or released.
+    fn bind(&self) -> Result<Vec<BoundGrant>, Error>;
+}
+
+/// A grant that is not handed off, see [`Bind`].
+///
+/// ```
+/// use dlock::store::BoundGrant;
+///
+/// /// The condition of a transaction that is to fail once the lock is lost.
+/// fn condition(bound: &BoundGrant) -> String {
+///     format!("holder of {} is {}", bound.key, bound.grant)
+/// }
+/// # let _ = condition;
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BoundGrant {
+    /// The kind of the lock.
+    pub kind: Kind,
+    /// Its name, without the prefix of the client.
+    pub key: LockKey,
+    /// The id under which the store has it.
+    pub grant: GrantId,
+    /// The fencing token of this hold.
+    pub token: u64,
+}

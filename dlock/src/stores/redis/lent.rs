@@ -1,0 +1,62 @@
+//! A stream that is lent: who has it reads and writes as on the stream itself, until the lender takes it back.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// What the bytes of a connection go through: TCP, TLS or a Unix socket.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
+
+pub(super) type BoxStream = Pin<Box<dyn Stream>>;
+
+/// The side of the one who has it. Once it was taken back, nothing can be read or written.
+#[derive(Clone)]
+pub(super) struct Lent(Arc<Mutex<Option<BoxStream>>>);
+
+impl Lent {
+    pub(super) fn new(stream: BoxStream) -> Lent {
+        Lent(Arc::new(Mutex::new(Some(stream))))
+    }
+
+    /// `None` the second time.
+    pub(super) fn take_back(&self) -> Option<BoxStream> {
+        self.0.lock().take()
+    }
+
+    fn poll<T>(&self, poll: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match self.0.lock().as_mut() {
+            Some(stream) => poll(stream.as_mut()),
+            None => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+}
+
+impl AsyncRead for Lent {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Lent::poll(&self, |stream| stream.poll_read(cx, buffer))
+    }
+}
+
+impl AsyncWrite for Lent {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Lent::poll(&self, |stream| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Lent::poll(&self, |stream| stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Lent::poll(&self, |stream| stream.poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,83 @@
+-- What steps are made of.
+
+local function is_error(reply) return type(reply) == 'table' and reply.err end
+
+-- Runs a command; a failure ends the step.
+local function run(...)
+  local reply = ask(...)
+  if is_error(reply) then error({ failed = reply.err }) end
+  return reply
+end
+
+-- Takes a step that may be ended by an error, and gives its answer.
+local function attempt(step, ...)
+  local ok, reply = pcall(step, ...)
+  if ok then return reply end
+  if type(reply) ~= 'table' then return { 'failed', tostring(reply) } end
+  if reply.taken then return { 'taken', reply.taken } end
+  return { 'failed', tostring(reply.failed or reply.err) }
+end
+
+-- Messages are for others; a channel that may not be used fails no release. Says how many heard of it, or -1.
+-- In a Cluster all listen to sharded channels, on the server that has the slot, as Redisson does. The plain way is left
+-- for servers before 7, which know no sharded ones, and for channels that may be elsewhere: one is in the slot of its key
+-- if it has the braces of the key alone, or none.
+local function tell(channel, message)
+  message = message or '0'
+  local heard = in_cluster and ask('SPUBLISH', channel, message)
+  local failed = is_error(heard)
+  local is_old = failed and string.find(failed, 'nknown', 1, true)
+  local is_apart = (failed or heard == 0) and string.find(channel, '[{}]')
+    and not string.find(channel, '^[^{}]*{[^{}]+}[^{}]*$')
+  if not heard or is_old or is_apart then
+    heard = ask('PUBLISH', channel, message)
+  end
+  return is_error(heard) and -1 or heard
+end
+
+-- The answer to a release.
+local function released(heard) return heard < 0 and -1 or 1 + heard end
+
+-- Moves the last fencing token on, for so many acquires besides one: the least token that is free from then on, and the
+-- last one. What is no token, or too large for one, is as good as lost: the clock is ahead of all that were given, and
+-- whoever wrote it shall stop nobody. From 2^53 on Lua counts no more: there nobody may begin anew but who knows what that
+-- does.
+local function move_fence(besides)
+  local before = ask('GET', fence)
+  if is_error(before) then
+    error({ failed = fence .. ', the key of the fencing tokens, holds other data, to be removed: ' .. before.err })
+  end
+  before = tonumber(before or 0)
+  local known = before and before > 0 and before < 9007199254740992 and before % 1 == 0
+  local least = known and before + 1 or now
+  local upto = math.max(now, least + besides)
+  if upto >= 9007199254740992 then
+    error({ failed = fence .. ' has come to the last of all fencing tokens: remove this key, and they begin again with '
+      .. "the server's clock, below those that were given" })
+  end
+  run('SET', fence, string.format('%.0f', upto))
+  return least, upto
+end
+
+-- Reserves the tokens of all acquires with one write. Where there is no last token, it may have been flushed a moment ago,
+-- so nothing reaches back and each acquire has one.
+local function reserve(key, lease)
+  -- The present one is not counted any more.
+  local least, upto = move_fence(acquires)
+  -- A hash whose user may not let it expire must not come to be. There is none yet, so this changes nothing.
+  if key then run('PEXPIRE', key, lease) end
+  last = upto
+  token = math.max(least, upto - math.min(ARGV[3], REACH) + 1)
+end
+
+-- (wanted, key, lease in ms): fencing tokens for an acquire, once nothing can fail any more; the first, and how many.
+-- One that is no plain acquire answers with { 'acquired', first, count }.
+local function take(wanted, key, lease)
+  if not token then reserve(key, lease) end
+  -- One is left for each acquire after this.
+  local count = math.min(wanted, last - acquires - token + 1)
+  local first = token
+  token = token + count
+  return first, count
+end
+

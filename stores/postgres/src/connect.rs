@@ -1,0 +1,220 @@
+//! How a connection to the server is made, whatever the user takes for TLS.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{AsyncMessage, Client, Config, Error, Notification, Socket};
+
+use super::failure;
+use super::hosts::{Candidate, candidates};
+use dlock::store::{Reason, StoreError};
+
+/// Makes connections to the primary, which is one of the hosts of the configuration, and not always the same.
+pub(crate) struct Connector {
+    opener: Box<dyn Open>,
+    hosts: Vec<Candidate>,
+    /// Where, for messages; without credentials.
+    pub(crate) address: String,
+    /// For one step, and for connecting.
+    pub(crate) timeout: Duration,
+}
+
+/// A connection that stands. Dropping it closes it.
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    /// Ends when the connection does.
+    pub(crate) notifications: mpsc::UnboundedReceiver<Notification>,
+    pub(crate) driver: Driver,
+}
+
+/// Moves the bytes of a connection until this is dropped.
+pub(crate) struct Driver(Option<JoinHandle<()>>);
+
+impl Session {
+    /// Whether the server takes writes.
+    pub(crate) async fn takes_writes(&self) -> Result<bool, Error> {
+        let rows = self
+            .client
+            .query_typed("SELECT current_setting('transaction_read_only')::bool", &[])
+            .await?;
+        rows.first()
+            .map_or(Ok(true), |row| Ok(!row.try_get::<_, bool>(0)?))
+    }
+}
+
+impl Driver {
+    /// Lets it run until its client is gone and the server was told.
+    pub(crate) fn detach(mut self) {
+        self.0.take();
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.abort();
+        }
+    }
+}
+
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<Session, Error>> + Send + 'a>>;
+
+/// The way to encrypt, without type parameters.
+trait Open: Send + Sync {
+    fn open<'a>(&'a self, config: &'a Config) -> Opening<'a>;
+}
+
+struct Opener<T> {
+    tls: T,
+}
+
+impl<T> Open for Opener<T>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    fn open<'a>(&'a self, config: &'a Config) -> Opening<'a> {
+        Box::pin(async move {
+            let (client, mut connection) = config.connect(self.tls.clone()).await?;
+            let (told, notifications) = mpsc::unbounded_channel();
+            let driver = tokio::spawn(async move {
+                while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+                    if let AsyncMessage::Notification(notification) = message
+                        && told.send(notification).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+            Ok(Session {
+                client,
+                notifications,
+                driver: Driver(Some(driver)),
+            })
+        })
+    }
+}
+
+impl Connector {
+    pub(crate) fn new<T>(config: &Config, tls: T, timeout: Duration) -> Connector
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+    {
+        let hosts = candidates(config, timeout);
+        let addresses: Vec<&str> = hosts.iter().map(|host| &*host.address).collect();
+        Connector {
+            address: addresses.join(", "),
+            hosts,
+            opener: Box::new(Opener { tls }),
+            timeout,
+        }
+    }
+
+    /// Connects to the first host that takes writes, within the timeout, of which each host has its share.
+    pub(crate) async fn connect(&self) -> Result<Session, StoreError> {
+        self.connect_with(true).await
+    }
+
+    /// The same, and changes no setting of the session: behind a transaction pooler others would have it.
+    pub(crate) async fn connect_plain(&self) -> Result<Session, StoreError> {
+        self.connect_with(false).await
+    }
+
+    async fn connect_with(&self, settings: bool) -> Result<Session, StoreError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut failed: Option<StoreError> = None;
+        for (i, host) in self.hosts.iter().enumerate() {
+            let rest = u32::try_from(self.hosts.len() - i).unwrap_or(u32::MAX);
+            let share = deadline.saturating_duration_since(Instant::now()) / rest;
+            let error = match tokio::time::timeout(share, self.try_connect(&host.config, settings)).await {
+                Ok(Ok(session)) => return Ok(session),
+                Ok(Err(error)) => failure::of_connecting(error, &host.address),
+                Err(_) => StoreError::not_done(
+                    Reason::Unreachable,
+                    format!("{} did not answer within {share:?}", host.address),
+                ),
+            };
+            failed = Some(match failed {
+                None => error,
+                // A host that refuses does not make up for one that may come back.
+                Some(before) => {
+                    let passing = [&before, &error]
+                        .iter()
+                        .any(|each| each.reason != Reason::Refused);
+                    let reason = if passing {
+                        Reason::Unreachable
+                    } else {
+                        Reason::Refused
+                    };
+                    StoreError::not_done(reason, format!("{}; {}", before.message, error.message))
+                }
+            });
+        }
+        Err(failed.unwrap_or_else(|| StoreError::not_done(Reason::Unreachable, "no host is given")))
+    }
+
+    async fn try_connect(&self, config: &Config, settings: bool) -> Result<Session, Error> {
+        let session = self.opener.open(config).await?;
+        if settings {
+            session.client.batch_execute(&self.settings()).await?;
+        }
+        Ok(session)
+    }
+
+    /// Changes the settings of a session that was connected without them.
+    pub(crate) async fn set_up(&self, session: &Session) -> Result<(), StoreError> {
+        let settings = self.settings();
+        let changed = session.client.batch_execute(&settings);
+        match tokio::time::timeout(self.timeout, changed).await {
+            Ok(changed) => changed.map_err(|error| failure::of_step(error).into()),
+            Err(_) => Err(self.no_answer()),
+        }
+    }
+
+    fn settings(&self) -> String {
+        // The statements judge a row as it is, not as it was when they began; and the server gives a statement up
+        // a little before we do, so that its outcome is known. Connections are kept though nothing is asked for.
+        let limit = (self.timeout.as_millis() * 4 / 5).max(1);
+        format!(
+            "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; SET statement_timeout = {limit}; \
+             SELECT set_config('idle_session_timeout', '0', false) \
+             WHERE current_setting('idle_session_timeout', true) IS NOT NULL"
+        )
+    }
+
+    /// Runs the SQL that creates a table. `IF NOT EXISTS` alone fails where two do so at once.
+    pub(crate) async fn create(&self, schema: &str) -> Result<(), StoreError> {
+        const ALONE: i64 = 0x646c_6f63_6b72_6563;
+        let session = self.connect_plain().await?;
+        let sql = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({ALONE}); {schema} COMMIT"
+        );
+        match tokio::time::timeout(self.timeout, session.client.batch_execute(&sql)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(failure::of_step(error).into()),
+            Err(_) => Err(self.no_answer()),
+        }
+    }
+
+    fn no_answer(&self) -> StoreError {
+        StoreError::unknown(format!(
+            "{} did not answer within {:?}",
+            self.address, self.timeout
+        ))
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,164 @@
+//! What a failure of the client library or of the server means for a step.
+
+use std::io;
+
+use tokio_postgres::Error;
+use tokio_postgres::error::{DbError, Severity, SqlState};
+
+use dlock::store::{Outcome, Reason, StoreError};
+
+/// A step that failed.
+pub(crate) enum Failure {
+    /// The server refused it, or it made no sense: the connection is as good as before.
+    Answered(StoreError),
+    /// The connection is of no use any more.
+    Broken(StoreError),
+}
+
+/// What became of a statement that was sent.
+pub(crate) fn of_step(error: Error) -> Failure {
+    let Some(told) = error.as_db_error() else {
+        // Values that do not fit, or an answer that cannot be understood; everything else is the network.
+        let message = describe(&error);
+        return Failure::Broken(StoreError::unknown(message).caused_by(error));
+    };
+    let (outcome, reason) = (outcome(told), reason(told));
+    let moved = *told.code() == SqlState::READ_ONLY_SQL_TRANSACTION;
+    let mut failed = StoreError::not_done(reason, text(told)).caused_by(error);
+    failed.outcome = outcome;
+    match outcome {
+        // Another server is the primary by now, or will be.
+        Outcome::NotDone if moved => Failure::Broken(failed),
+        Outcome::NotDone => Failure::Answered(failed),
+        Outcome::Unknown => Failure::Broken(failed),
+    }
+}
+
+/// Why there is no connection: nothing of ours was sent on it.
+pub(crate) fn of_connecting(error: Error, address: &str) -> StoreError {
+    let (reason, message) = match error.as_db_error() {
+        Some(told) => (reason(told), text(told)),
+        None if is_read_only(&error) => (
+            Reason::Unreachable,
+            "the server only reads: dlock needs the primary, and a role without default_transaction_read_only".to_owned(),
+        ),
+        None if error.to_string().contains("password") => (Reason::Refused, describe(&error)),
+        None => (Reason::Unreachable, describe(&error)),
+    };
+    StoreError::not_done(reason, format!("{address}: {message}")).caused_by(error)
+}
+
+/// Whether the step had no end within its time: the server gave the statement up, or has not answered.
+pub(crate) fn took_too_long(error: &StoreError) -> bool {
+    let source = error.source.as_deref();
+    let told = source.and_then(|source| source.downcast_ref::<Error>());
+    let given_up = told.and_then(Error::code) == Some(&SqlState::QUERY_CANCELED);
+    given_up || error.outcome == Outcome::Unknown
+}
+
+/// Whether the step was rolled back for what another transaction did at the same time.
+pub(crate) fn is_conflict(error: &StoreError) -> bool {
+    matches!(code(error), Some("40001" | "40P01"))
+}
+
+/// Whether a value that was sent, or the row that it names, is the reason.
+pub(crate) fn is_of_data(error: &StoreError) -> bool {
+    // data exception, constraint violation, program limit exceeded, raised by a trigger
+    let class = code(error).and_then(|code| code.get(..2));
+    matches!(class, Some("22" | "23" | "54" | "P0"))
+}
+
+fn code(error: &StoreError) -> Option<&str> {
+    let source = error.source.as_deref();
+    let told = source.and_then(|source| source.downcast_ref::<Error>());
+    told.and_then(Error::code).map(SqlState::code)
+}
+
+/// Whether the table was not created yet.
+pub(crate) fn is_missing_table(error: &StoreError) -> bool {
+    let source = error.source.as_deref();
+    let told = source.and_then(|source| source.downcast_ref::<Error>());
+    let code = told.and_then(Error::code);
+    code.is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME].contains(code))
+}
+
+/// How `tokio-postgres` tells of a server that takes no writes.
+fn is_read_only(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| {
+        source.kind() == io::ErrorKind::PermissionDenied && source.raw_os_error().is_none()
+    })
+}
+
+/// A statement that ends with an error is rolled back. One during which the server gave up its connection may
+/// have been committed before.
+fn outcome(told: &DbError) -> Outcome {
+    let over = matches!(
+        told.parsed_severity(),
+        Some(Severity::Fatal | Severity::Panic) | None
+    );
+    if over || *told.code() == SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN {
+        Outcome::Unknown
+    } else {
+        Outcome::NotDone
+    }
+}
+
+/// By the class of the SQLSTATE: what passes by itself, and what needs an operator.
+fn reason(told: &DbError) -> Reason {
+    let code = told.code();
+    let passing = matches!(
+        code.code().get(..2),
+        // connection, transaction rollback, operator intervention, system error
+        Some("08" | "40" | "57" | "58")
+    ) || [
+        SqlState::TOO_MANY_CONNECTIONS,
+        SqlState::LOCK_NOT_AVAILABLE,
+        SqlState::OBJECT_IN_USE,
+        SqlState::READ_ONLY_SQL_TRANSACTION,
+    ]
+    .contains(code);
+    if passing {
+        Reason::Unreachable
+    } else if code.code().starts_with("53") {
+        // insufficient resources: the disk is full, say
+        Reason::RefusedForNow
+    } else {
+        Reason::Refused
+    }
+}
+
+/// In one line, without the statement's values.
+fn text(told: &DbError) -> String {
+    let code = told.code().code();
+    let advice = match *told.code() {
+        SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => {
+            ": create the table first, by create_table() or a migration with schema()"
+        }
+        SqlState::READ_ONLY_SQL_TRANSACTION => ": dlock needs the primary",
+        _ => "",
+    };
+    format!("the server said {code}, {}{advice}", told.message())
+}
+
+/// The error with its causes.
+fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> StoreError {
+        match failure {
+            Failure::Answered(error) | Failure::Broken(error) => error,
+        }
+    }
+}

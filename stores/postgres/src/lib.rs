@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod connect;
+mod failure;
+mod hosts;
+mod locks;
+mod micros;
+mod names;
+pub mod records;
+mod send_state;
+
+pub use locks::{HoldError, LockInError, PostgresLocks, PostgresLocksBuilder, scheme, scheme_with};
+pub use records::{CompleteError, PostgresClaim, PostgresRecords};

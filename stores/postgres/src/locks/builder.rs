@@ -1,0 +1,204 @@
+//! Options of the store, and what starts with it.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dlock::store::{DoubtSender, Reason, StoreError};
+use dlock::{DEFAULT_TIMEOUT, Error};
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio::time::timeout;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, Socket};
+use tokio_util::sync::CancellationToken;
+
+use super::link::{Link, Setup};
+use super::pins::Pins;
+use super::queue::Queue;
+use super::table::{self, Table};
+use super::waiters::Waiters;
+use super::{Inner, PostgresLocks, pooler};
+use crate::connect::Connector;
+
+/// How often rows of free locks are removed, on average.
+const SWEEP: Duration = Duration::from_secs(300);
+
+/// Options of [`PostgresLocks`].
+///
+/// ```no_run
+/// use dlock_postgres::PostgresLocks;
+/// use std::time::Duration;
+/// use tokio_postgres::NoTls;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = PostgresLocks::builder("postgres://shop@a,b/shop".parse()?, NoTls)
+///     .table("app.locks")
+///     .connections(4)
+///     .timeout(Duration::from_secs(2))
+///     .connect()
+///     .await?;
+/// # let _ = store; Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+#[derive(Debug)]
+pub struct PostgresLocksBuilder<T> {
+    config: Config,
+    tls: T,
+    table: String,
+    prefix: String,
+    connections: usize,
+    timeout: Duration,
+    listen: bool,
+}
+
+impl<T> PostgresLocksBuilder<T> {
+    pub(super) fn new(config: Config, tls: T) -> PostgresLocksBuilder<T> {
+        PostgresLocksBuilder {
+            config,
+            tls,
+            table: table::DEFAULT.to_owned(),
+            prefix: String::new(),
+            connections: 2,
+            timeout: DEFAULT_TIMEOUT,
+            listen: true,
+        }
+    }
+
+    /// The table, with its schema if it has one: `"app.locks"`. Letters, digits and `_`; case matters. `dlock_locks` by
+    /// default.
+    pub fn table(mut self, name: impl Into<String>) -> Self {
+        self.table = name.into();
+        self
+    }
+
+    /// A prefix of all keys, for services that share a table; none by default.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How many connections steps use at most; 2 by default. What waits to be sent goes into one statement, so a few are
+    /// enough for a whole process. A further one is opened when those before it are busy.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// How long one step may take, connecting included; 1 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Whether waiters are told of releases by `LISTEN` and `NOTIFY`, the default, or ask four times a second. It must be
+    /// the same in all processes. Behind a transaction pooler, which is detected, waiters ask in any case.
+    pub fn listen(mut self, listen: bool) -> Self {
+        self.listen = listen;
+        self
+    }
+}
+
+impl<T> PostgresLocksBuilder<T>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    /// Connects; see [`PostgresLocks::connect`].
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses, or an option is invalid.
+    pub async fn connect(self) -> Result<PostgresLocks, Error> {
+        let table = self
+            .check()
+            .map_err(|(option, reason)| Error::invalid_option(option, &reason))?;
+        let opened = self.open(table).await;
+        opened.map_err(StoreError::into_connect_error)
+    }
+
+    /// The same where the options come from a URL.
+    pub(super) async fn open_by_url(self) -> Result<PostgresLocks, StoreError> {
+        let wrong = |(option, reason)| {
+            StoreError::not_done(
+                Reason::WrongUrl,
+                format!("its option {option} is invalid: {reason}"),
+            )
+        };
+        let table = self.check().map_err(wrong)?;
+        self.open(table).await
+    }
+
+    /// The statements, or the option that is invalid.
+    fn check(&self) -> Result<Table, (&'static str, String)> {
+        if self.connections == 0 {
+            return Err(("connections", "steps need one connection at least".to_owned()));
+        }
+        if self.timeout.is_zero() {
+            return Err(("timeout", "no step can be carried out in no time".to_owned()));
+        }
+        Table::new(&self.table).map_err(|reason| ("table", reason))
+    }
+
+    async fn open(self, table: Table) -> Result<PostgresLocks, StoreError> {
+        let runtime = runtime::Handle::current();
+        let connector = Connector::new(&self.config, self.tls, self.timeout);
+        // Two, to see whether a pooler gives both the same backend.
+        let first = connector.connect_plain().await?;
+        let pooled = {
+            let second = connector.connect_plain().await?;
+            let looked = timeout(self.timeout, pooler::is_between(&first, &second, self.timeout)).await;
+            looked.map_err(|_| StoreError::unknown(format!("{} did not answer", connector.address)))??
+        };
+        if pooled {
+            tracing::info!(
+                server = %connector.address,
+                "a transaction pooler is in between: nothing is prepared, and waiters ask for locks four times a second"
+            );
+        } else {
+            connector.set_up(&first).await?;
+        }
+        let setup = Arc::new(Setup {
+            connector,
+            table: Arc::new(table),
+            queue: Queue::default(),
+            doubts: DoubtSender::new(),
+            tell: self.listen,
+            pooled: Arc::new(AtomicBool::new(pooled)),
+            pins: Pins::default(),
+            trouble: Mutex::default(),
+        });
+        let mut first = Some(first);
+        for _ in 0..self.connections {
+            runtime.spawn(Link::new(setup.clone()).run(first.take()));
+        }
+        let ended = CancellationToken::new();
+        let listens = self.listen && !pooled;
+        let waiters = listens.then(|| Waiters::start(setup.clone(), ended.child_token(), &runtime));
+        let inner = Arc::new(Inner {
+            setup,
+            waiters,
+            prefix: self.prefix,
+            _ended: ended.clone().drop_guard(),
+        });
+        let sweeping = sweep(Arc::downgrade(&inner));
+        runtime.spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = sweeping => {}
+            }
+        });
+        Ok(PostgresLocks(inner))
+    }
+}
+
+/// Removes rows of free locks, now and then, for as long as the store is there.
+async fn sweep(store: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(SWEEP.mul_f64(0.5 + fastrand::f64())).await;
+        let Some(inner) = store.upgrade() else { return };
+        if let Err(error) = PostgresLocks(inner).remove_free().await {
+            tracing::debug!(%error, "rows of free locks were not removed");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Locks as rows with leases.
+
+mod builder;
+mod clock;
+mod job;
+mod link;
+mod perform;
+mod pins;
+mod pooler;
+mod queue;
+mod scheme;
+mod statements;
+mod table;
+mod transaction;
+mod waiters;
+
+use std::fmt;
+use std::future::ready;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use dlock::store::{
+    AcquireAllReply, AcquireReply, AcquireRequest, Capabilities, Doubts, GrantId, Holder, Kind,
+    Notifications, Reason, ReleaseReply, ReleaseRequest, RenewRequest, Renewal, Store, StoreError,
+    StoreFuture, Watch,
+};
+use dlock::{Error, LockKey};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, Socket};
+use tokio_util::sync::DropGuard;
+
+pub use self::builder::PostgresLocksBuilder;
+use self::job::{Answer, Ask, Job, Step, lock_key, sendable};
+use self::link::Setup;
+pub use self::scheme::{scheme, scheme_with};
+use self::statements::{Statements, column, one};
+use self::table::Sql;
+pub use self::transaction::{HoldError, LockInError};
+use self::waiters::Waiters;
+
+/// The kinds that this version has.
+const KINDS: [Kind; 2] = [Kind::Mutex, Kind::Fenced];
+/// The most fencing tokens of one grant.
+const MOST_TOKENS: u32 = 1 << 16;
+
+/// Locks in a table. Cheap to clone; the connections close when the last clone, and every
+/// [`LockClient`](dlock::LockClient) made of one, is gone.
+///
+/// ```no_run
+/// use dlock::LockClient;
+/// use dlock_postgres::PostgresLocks;
+/// use tokio_postgres::NoTls;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = PostgresLocks::connect("postgres://shop@db.internal/shop".parse()?, NoTls).await?;
+/// store.create_table().await?; // or a migration with store.schema()
+/// let client = LockClient::builder().store(store.clone()).build().await?;
+/// let guard = client.lock("order:42").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct PostgresLocks(Arc<Inner>);
+
+struct Inner {
+    setup: Arc<Setup>,
+    /// None where waiters ask now and then.
+    waiters: Option<Waiters>,
+    prefix: String,
+    /// Ends what runs in the background.
+    _ended: DropGuard,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.setup.queue.close();
+    }
+}
+
+impl PostgresLocks {
+    /// Connects with all options at their defaults. The table need not be there yet.
+    ///
+    /// The runtime in which this is called serves the connections from then on.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses.
+    pub async fn connect<T>(config: Config, tls: T) -> Result<PostgresLocks, Error>
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+    {
+        PostgresLocks::builder(config, tls).connect().await
+    }
+
+    /// Options for the server of `config` and for the encryption: [`tokio_postgres::NoTls`], or a connector such as
+    /// those of `postgres-native-tls` or `tokio-postgres-rustls`.
+    pub fn builder<T>(config: Config, tls: T) -> PostgresLocksBuilder<T> {
+        PostgresLocksBuilder::new(config, tls)
+    }
+
+    /// The SQL that creates the table and what belongs to it, for a migration. It may run more than once.
+    #[must_use]
+    pub fn schema(&self) -> &str {
+        &self.0.setup.table.schema
+    }
+
+    /// Creates the table and what belongs to it, unless it exists; any number of processes may do so at the same time.
+    /// It needs the right to create tables, and the schema if one was named.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store. Safe to repeat.
+    pub async fn create_table(&self) -> Result<(), StoreError> {
+        self.0.setup.connector.create(self.schema()).await
+    }
+
+    /// Removes the rows of locks that have been free for a minute, in small steps, and returns how many. This also
+    /// happens in the background, every few minutes. A row of a free lock does no harm but takes its place.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store; some rows may have been removed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; some rows may have been removed.
+    pub async fn remove_free(&self) -> Result<u64, StoreError> {
+        const AT_ONCE: i64 = 1000;
+        let Setup { connector, table, .. } = &*self.0.setup;
+        let unprepared = Arc::new(AtomicBool::new(true));
+        // A connection of its own: a look at a large table takes longer than a step.
+        let session = connector.connect_plain().await?;
+        let on = Statements::new(session.client, table.clone(), &unprepared).await?;
+        let mut removed = 0;
+        loop {
+            let sweep = timeout(30 * connector.timeout, on.ask(Sql::Sweep, &[&AT_ONCE])).await;
+            let rows = sweep.map_err(|_| StoreError::unknown("free rows were not removed in time"))??;
+            let gone: i64 = column(one(&rows)?, "gone")?;
+            removed += gone.unsigned_abs();
+            if gone < AT_ONCE {
+                return Ok(removed);
+            }
+        }
+    }
+
+    /// The name of a lock in the table.
+    fn name(&self, key: &LockKey) -> Arc<str> {
+        match self.0.prefix.as_str() {
+            "" => key.as_str().into(),
+            prefix => format!("{prefix}{key}").into(),
+        }
+    }
+
+    /// Queues a step, now. The future only brings the answer.
+    fn step(&self, step: Result<Step, StoreError>) -> StoreFuture<Answer> {
+        let step = match step {
+            Ok(step) => step,
+            Err(error) => return Box::pin(ready(Err(error))),
+        };
+        let setup = self.0.setup.clone();
+        let (reply, answer) = oneshot::channel();
+        let deadline = Instant::now() + setup.connector.timeout;
+        let job = Job {
+            step,
+            deadline,
+            not_before: None,
+            looks: 0,
+            alone: false,
+            send_state: Arc::default(),
+            reply,
+        };
+        let send_state = job.send_state.clone();
+        setup.queue.push(job);
+        Box::pin(async move {
+            let why = match timeout_at(deadline, answer).await {
+                Ok(Ok(answer)) => return answer,
+                // No task works on it any more, although its time is not over.
+                Ok(Err(_)) if Instant::now() < deadline => {
+                    return Err(StoreError::unknown(
+                        "the runtime that served the connections has ended",
+                    ));
+                }
+                _ => setup.silence(),
+            };
+            match send_state.give_up() {
+                true => Err(StoreError::not_done(Reason::Unreachable, why)),
+                false => Err(StoreError::unknown(why)),
+            }
+        })
+    }
+}
+
+/// The part of an answer that the step brings.
+macro_rules! expect {
+    ($step:expr, $answer:path) => {{
+        let step = $step;
+        Box::pin(async move {
+            match step.await? {
+                $answer(reply) => Ok(reply),
+                other => Err(StoreError::unknown(format!(
+                    "the answer of another step came: {other:?}"
+                ))),
+            }
+        })
+    }};
+}
+
+impl Store for PostgresLocks {
+    fn capabilities(&self) -> Capabilities {
+        let notifications = match self.0.waiters {
+            Some(_) => Notifications::Lossy,
+            None => Notifications::None,
+        };
+        Capabilities::new(KINDS)
+            .name("PostgreSQL")
+            .token_blocks(true)
+            .min_hold(true)
+            .notifications(notifications)
+            .largest_set(usize::MAX)
+            .inspection(true)
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        let ask = Ask::new(self.name(&request.key), &request);
+        expect!(self.step(ask.map(Step::Acquire)), Answer::Acquired)
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let step = Step::release(self.name(&request.key), &request);
+        expect!(self.step(step), Answer::Released)
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        let steps: Vec<StoreFuture<Renewal>> = requests
+            .iter()
+            .map(|request| {
+                let step = Step::renew(self.name(&request.key), request);
+                expect!(self.step(step), Answer::Renewed) as StoreFuture<Renewal>
+            })
+            .collect();
+        Box::pin(async move { Ok(futures_util::future::join_all(steps).await) })
+    }
+
+    fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        let step = self.step(sendable(self.name(&key)).map(Step::Inspect));
+        let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(String, Holder)>>;
+        Box::pin(async move { Ok(holders.await?.into_iter().map(|(_, holder)| holder).collect()) })
+    }
+
+    fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
+        let step = self.step(Ok(Step::List(format!("{}{prefix}", self.0.prefix))));
+        let holders = expect!(step, Answer::Holders) as StoreFuture<Vec<(String, Holder)>>;
+        Box::pin(async move {
+            let named = |(name, holder): (String, Holder)| {
+                let key = name.strip_prefix(&self.0.prefix).unwrap_or(&name);
+                (lock_key(key), holder)
+            };
+            Ok(holders.await?.into_iter().map(named).collect())
+        })
+    }
+
+    fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        let step = self.step(sendable(self.name(&key)).map(Step::Force));
+        expect!(step, Answer::Forced)
+    }
+
+    fn watch(self: Arc<Self>, _kind: Kind, key: &LockKey, _grant: GrantId) -> Watch {
+        match &self.0.waiters {
+            Some(waiters) => waiters.watch(self.name(key)),
+            None => Watch::polling(waiters::POLL),
+        }
+    }
+
+    fn together(&self, kind: Kind, _key: &LockKey) -> Option<u32> {
+        KINDS.contains(&kind).then_some(0)
+    }
+
+    fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
+        let asks = requests
+            .iter()
+            .map(|request| Ask::new(self.name(&request.key), request));
+        let step = asks
+            .collect::<Result<Vec<Ask>, StoreError>>()
+            .map(Step::AcquireAll);
+        expect!(self.step(step), Answer::AcquiredAll)
+    }
+
+    /// Which transaction holds it, where one was found that does.
+    fn explain(&self, _kind: Kind, key: &LockKey) -> Option<Arc<str>> {
+        self.0.setup.pins.why(&self.name(key), Instant::now())
+    }
+
+    fn doubts(&self) -> Doubts {
+        self.0.setup.doubts.subscribe()
+    }
+}
+
+impl fmt::Debug for PostgresLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresLocks")
+            .field("server", &self.0.setup.connector.address)
+            .field("table", &self.0.setup.table.name)
+            .finish_non_exhaustive()
+    }
+}

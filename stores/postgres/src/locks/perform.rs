@@ -1,0 +1,587 @@
+//! A wave as its statements, and what their answers mean.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireAllReply, AcquireReply, Busy, Granted, Holder, Outcome, Reason, ReleaseReply, Renewal, StoreError,
+};
+use futures_util::future::join_all;
+use futures_util::join;
+use tokio::time::{Instant, timeout_at};
+use tokio_postgres::Row;
+
+use super::job::{Answer, Ask, Job, Step, kind_of};
+use super::pins::Pins;
+use super::queue::{Queue, Wave};
+use super::statements::{Statements, column, one};
+use super::table::{Sql, bucket};
+use super::transaction::{holder, pinned};
+use crate::failure::{self, Failure};
+
+/// How often a request looks at a row that is locked, before it takes the lock for taken.
+const LOOKS: u32 = 4;
+/// The pause before a step looks again at a row that is locked, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+/// One wave on one connection.
+pub(crate) struct Performing<'a> {
+    pub(crate) on: &'a Statements,
+    pub(crate) queue: &'a Queue,
+    pub(crate) pins: &'a Pins,
+    /// Whether releases notify through the server.
+    pub(crate) tell: bool,
+    /// When the connection is given up unless everything is answered.
+    pub(crate) deadline: Instant,
+    /// What is said of steps without an answer.
+    pub(crate) silence: &'a str,
+}
+
+/// Why a connection is of no use any more.
+type Broken = Result<(), StoreError>;
+
+impl Performing<'_> {
+    /// Sends the statements of the wave, one behind the other, and answers its steps as the replies come.
+    pub(crate) async fn perform(&self, wave: Wave) -> Broken {
+        let Wave {
+            releases,
+            renewals,
+            acquires,
+            others,
+        } = wave;
+        // In this order: acquires wait for the disk.
+        let ended = join!(
+            self.release(releases),
+            self.renew(renewals),
+            join_all(others.into_iter().map(|job| self.other(job))),
+            self.acquire(acquires),
+        );
+        let others = ended.2.into_iter().collect::<Broken>();
+        ended.0.and(ended.1).and(others).and(ended.3)
+    }
+
+    async fn ask(
+        &self,
+        sql: Sql,
+        values: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<Row>, Failure> {
+        match timeout_at(self.deadline, self.on.ask(sql, values)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::Broken(StoreError::unknown(self.silence))),
+        }
+    }
+
+    fn answer(&self, job: Job, answer: Answer) {
+        self.queue.done(&job.step);
+        job.answer(Ok(answer));
+    }
+
+    fn fail(&self, job: Job, error: &StoreError) {
+        self.queue.done(&job.step);
+        job.answer(Err(error.clone()));
+    }
+
+    /// The statement of these steps failed.
+    fn failed(&self, jobs: Vec<Job>, failure: Failure, refuse_after: &[i64]) -> Broken {
+        let several = jobs.len() > 1;
+        let (error, broken) = match failure {
+            Failure::Answered(error) => (error, false),
+            Failure::Broken(error) => (error, true),
+        };
+        for job in jobs {
+            let Some(job) = self.repeated(job, several, &error) else {
+                continue;
+            };
+            if error.outcome == Outcome::Unknown {
+                let until = refuse_after.iter().max().copied();
+                for ask in job.step.grants() {
+                    self.queue.is_unknown(ask.grant, until.unwrap_or(i64::MAX));
+                }
+            }
+            self.fail(job, &error);
+        }
+        if broken { Err(error) } else { Ok(()) }
+    }
+
+    /// Sends a step again whose statement failed for what another transaction did, or perhaps for another step of the
+    /// statement; returns it where that is not so.
+    fn repeated(&self, mut job: Job, several: bool, error: &StoreError) -> Option<Job> {
+        if error.outcome == Outcome::NotDone && failure::is_conflict(error) && job.looks < LOOKS {
+            let after = pause(job.looks);
+            self.again(job, after, &error.message);
+            return None;
+        }
+        if error.outcome == Outcome::NotDone && several && failure::is_of_data(error) {
+            job.alone = true;
+            self.again(job, Duration::ZERO, &error.message);
+            return None;
+        }
+        Some(job)
+    }
+
+    /// A step was not carried out, and will be after a while; it fails where it has no time for that.
+    fn again(&self, job: Job, after: Duration, why: &str) {
+        if Instant::now() + after >= job.deadline {
+            let error = StoreError::not_done(Reason::Unreachable, why);
+            return self.fail(job, &error);
+        }
+        self.queue.again(job, after);
+    }
+
+    /// The same where the row of its key is locked.
+    fn look_again(&self, job: Job) {
+        let after = pause(job.looks);
+        self.again(
+            job,
+            after,
+            "an open transaction of another session has the row of the lock locked",
+        );
+    }
+
+    async fn acquire(&self, jobs: Vec<Job>) -> Broken {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let missing = self.acquire_rows(jobs).await?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<&str> = missing
+            .iter()
+            .flat_map(|job| job.step.keys())
+            .map(|key| &**key)
+            .collect();
+        if let Err(failure) = self.ask(Sql::Insert, &[&keys]).await {
+            return self.failed_before(missing, failure);
+        }
+        for job in self.acquire_rows(missing).await? {
+            // Another process has just removed them again.
+            self.look_again(job);
+        }
+        Ok(())
+    }
+
+    /// Nothing of these steps was sent yet but what makes rows of free locks.
+    fn failed_before(&self, jobs: Vec<Job>, failure: Failure) -> Broken {
+        let (mut error, broken) = match failure {
+            Failure::Answered(error) => (error, false),
+            Failure::Broken(error) => (error, true),
+        };
+        let told = error.clone();
+        error.outcome = Outcome::NotDone;
+        let several = jobs.len() > 1;
+        for job in jobs {
+            if let Some(job) = self.repeated(job, several, &error) {
+                self.fail(job, &error);
+            }
+        }
+        if broken { Err(told) } else { Ok(()) }
+    }
+
+    /// Those for which there are no rows are left over.
+    async fn acquire_rows(&self, jobs: Vec<Job>) -> Result<Vec<Job>, StoreError> {
+        let asks: Vec<(&Ask, Instant)> = jobs
+            .iter()
+            .flat_map(|job| job.step.grants().iter().map(|ask| (ask, job.deadline)))
+            .collect();
+        let (rows, refuse_after, sent) = self.send_acquire(&asks, false).await;
+        let (mut missing, mut locked, mut ended) = (Vec::new(), Vec::new(), Ok(()));
+        let rows = match rows {
+            Ok(rows) if rows.len() == jobs.len() => rows,
+            Ok(_) => return self.failed(jobs, wrong_number(), &refuse_after).map(|()| missing),
+            Err(failure) => return self.failed(jobs, failure, &refuse_after).map(|()| missing),
+        };
+        for (job, row) in jobs.into_iter().zip(&rows) {
+            match Look::of(row) {
+                Ok(look) => {
+                    self.on.saw(look.now, sent);
+                    match look.found {
+                        Found::Granted(granted) => {
+                            self.not_pinned(&job);
+                            self.answer(job, Answer::Acquired(AcquireReply::Acquired(granted)))
+                        }
+                        Found::Held(remaining) => {
+                            self.not_pinned(&job);
+                            self.answer(job, Answer::Acquired(AcquireReply::busy(Some(remaining))));
+                        }
+                        Found::Missing => missing.push(job),
+                        Found::Late => self.again(job, Duration::ZERO, TOO_LATE),
+                        Found::Open | Found::Locked if self.looks_again(&job) => self.look_again(job),
+                        Found::Open | Found::Locked => locked.push(job),
+                    }
+                }
+                Err(failure) => ended = ended.and(self.failed(vec![job], failure, &refuse_after)),
+            }
+        }
+        for job in locked {
+            let again = match job.step.keys().next() {
+                Some(key) => self.pinned(key).await,
+                None => Duration::ZERO,
+            };
+            let busy = Busy::new(None).again(again);
+            self.answer(job, Answer::Acquired(AcquireReply::Busy(busy)));
+        }
+        match ended {
+            Ok(()) => Ok(missing),
+            Err(error) => self
+                .failed_before(missing, Failure::Broken(error))
+                .map(|()| Vec::new()),
+        }
+    }
+
+    /// Whether a row that is locked is looked at again before that is told: it may be locked for a moment only.
+    fn looks_again(&self, job: &Job) -> bool {
+        let now = Instant::now();
+        job.looks < LOOKS && !job.step.keys().any(|key| self.pins.is_known(key, now))
+    }
+
+    /// An open transaction has the row locked: within which time a waiter looks again. Learns which one it is.
+    async fn pinned(&self, key: &Arc<str>) -> Duration {
+        let (again, ask) = self.pins.found(key, Instant::now());
+        if ask {
+            let rows = self.ask(Sql::Pins, &[&&**key]).await;
+            let pids: Option<Option<String>> =
+                rows.ok().and_then(|rows| column(one(&rows).ok()?, "pids").ok());
+            let by = holder(pids.flatten().as_deref());
+            self.pins.named(key, format!("{by} it"));
+        }
+        again
+    }
+
+    fn not_pinned(&self, job: &Job) {
+        job.step.keys().for_each(|key| self.pins.gone(key));
+    }
+
+    async fn send_acquire(
+        &self,
+        asks: &[(&Ask, Instant)],
+        together: bool,
+    ) -> (Result<Vec<Row>, Failure>, Vec<i64>, Instant) {
+        let keys: Vec<&str> = asks.iter().map(|(ask, _)| &*ask.key).collect();
+        let holders: Vec<String> = asks.iter().map(|(ask, _)| ask.grant.to_string()).collect();
+        let kinds: Vec<String> = asks.iter().map(|(ask, _)| ask.kind.to_string()).collect();
+        let leases: Vec<i64> = asks.iter().map(|(ask, _)| ask.lease).collect();
+        let tokens: Vec<i32> = asks.iter().map(|(ask, _)| ask.tokens).collect();
+        let after: Vec<i64> = asks
+            .iter()
+            .map(|(_, deadline)| self.on.refuse_after(*deadline))
+            .collect();
+        let all = if together { asks.len() as i64 } else { 0 };
+        let sent = Instant::now();
+        let rows = self
+            .ask(
+                Sql::Acquire,
+                &[&keys, &holders, &kinds, &leases, &tokens, &after, &all],
+            )
+            .await;
+        (rows, after, sent)
+    }
+
+    async fn release(&self, jobs: Vec<Job>) -> Broken {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let (mut keys, mut holders, mut keeps, mut buckets) = (vec![], vec![], vec![], vec![]);
+        for job in &jobs {
+            if let Step::Release(key, grant, keep) = &job.step {
+                keys.push(&**key);
+                holders.push(grant.to_string());
+                keeps.push(*keep);
+                buckets.push(bucket(key));
+            }
+        }
+        let sent = Instant::now();
+        let rows = self
+            .ask(Sql::Release, &[&keys, &holders, &keeps, &buckets, &self.tell])
+            .await;
+        let rows = match rows {
+            Ok(rows) if rows.len() == jobs.len() => rows,
+            Ok(_) => return self.failed(jobs, wrong_number(), &[]),
+            Err(failure) => return self.failed(jobs, failure, &[]),
+        };
+        let mut ended = Ok(());
+        for (job, row) in jobs.into_iter().zip(&rows) {
+            match Ending::of(row) {
+                Ok(ending) => {
+                    self.on.saw(ending.now, sent);
+                    self.released(job, &ending);
+                }
+                Err(failure) => ended = ended.and(self.failed(vec![job], failure, &[])),
+            }
+        }
+        ended
+    }
+
+    fn released(&self, job: Job, ending: &Ending) {
+        let Step::Release(_, grant, _) = job.step else {
+            return;
+        };
+        if ending.ended {
+            self.queue.is_known(grant, ending.now);
+            return self.answer(job, Answer::Released(ReleaseReply::Released { receivers: None }));
+        }
+        let unknown = self.queue.unknown_until(grant);
+        if ending.held || ending.locked && unknown.is_some() {
+            // Somebody changes the row: perhaps the very acquire that this release undoes.
+            return self.look_again(job);
+        }
+        match unknown {
+            // A copy that is still on its way would take the lock after this release.
+            Some(until) if until >= ending.now => {
+                let rest = Duration::from_micros((until - ending.now).unsigned_abs()) + PAUSE.0;
+                self.again(job, rest, "the acquire that it undoes may still take effect");
+            }
+            _ => {
+                self.queue.is_known(grant, ending.now);
+                self.answer(job, Answer::Released(ReleaseReply::NotHeld { repeated: false }));
+            }
+        }
+    }
+
+    async fn renew(&self, jobs: Vec<Job>) -> Broken {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let (mut keys, mut holders, mut leases) = (vec![], vec![], vec![]);
+        for job in &jobs {
+            if let Step::Renew(key, grant, lease) = &job.step {
+                keys.push(&**key);
+                holders.push(grant.to_string());
+                leases.push(*lease);
+            }
+        }
+        let rows = match self.ask(Sql::Renew, &[&keys, &holders, &leases]).await {
+            Ok(rows) if rows.len() == jobs.len() => rows,
+            Ok(_) => return self.failed(jobs, wrong_number(), &[]),
+            Err(failure) => return self.failed(jobs, failure, &[]),
+        };
+        let mut ended = Ok(());
+        for (job, row) in jobs.into_iter().zip(&rows) {
+            match renewal(row) {
+                // Another statement may just be changing the row.
+                Ok(Renewal::Held) if job.looks < LOOKS && Instant::now() + 2 * PAUSE.1 < job.deadline => {
+                    self.look_again(job);
+                }
+                Ok(renewal) => self.answer(job, Answer::Renewed(renewal)),
+                Err(failure) => ended = ended.and(self.failed(vec![job], failure, &[])),
+            }
+        }
+        ended
+    }
+
+    /// A step with a statement of its own.
+    async fn other(&self, job: Job) -> Broken {
+        let answer = match &job.step {
+            Step::AcquireAll(_) => return self.acquire_all(job).await,
+            Step::Inspect(key) => self.holders(Some(key), "").await.map(Answer::Holders),
+            Step::List(prefix) => self.holders(None, prefix).await.map(Answer::Holders),
+            Step::Force(key) => match self.force(key).await {
+                Ok(Forcing::Locked(_)) if job.looks < LOOKS => {
+                    self.look_again(job);
+                    return Ok(());
+                }
+                Ok(Forcing::Locked(pids)) => Err(Failure::Answered(pinned(key, pids.as_deref()))),
+                Ok(Forcing::Done(held)) => Ok(Answer::Forced(held)),
+                Err(failure) => Err(failure),
+            },
+            Step::Make(key) => self
+                .ask(Sql::Insert, &[&vec![&**key]])
+                .await
+                .map(|_| Answer::Made),
+            Step::Acquire(_) | Step::Release(..) | Step::Renew(..) => return Ok(()),
+        };
+        match answer {
+            Ok(answer) => self.answer(job, answer),
+            Err(failure) => self.failed(vec![job], failure, &[])?,
+        }
+        Ok(())
+    }
+
+    async fn acquire_all(&self, job: Job) -> Broken {
+        for round in 0..2 {
+            let asks: Vec<(&Ask, Instant)> =
+                job.step.grants().iter().map(|ask| (ask, job.deadline)).collect();
+            let (rows, refuse_after, sent) = self.send_acquire(&asks, true).await;
+            let looks =
+                rows.and_then(|rows| rows.iter().map(Look::of).collect::<Result<Vec<Look>, Failure>>());
+            let looks = match looks {
+                Ok(looks) => looks,
+                Err(failure) => return self.failed(vec![job], failure, &refuse_after),
+            };
+            if let Some(look) = looks.first() {
+                self.on.saw(look.now, sent);
+            }
+            let missing = looks.iter().any(|look| matches!(look.found, Found::Missing));
+            if missing && round == 0 {
+                let keys: Vec<&str> = job.step.keys().map(|key| &**key).collect();
+                if let Err(failure) = self.ask(Sql::Insert, &[&keys]).await {
+                    return self.failed_before(vec![job], failure);
+                }
+                continue;
+            }
+            self.acquired_all(job, looks).await;
+            break;
+        }
+        Ok(())
+    }
+
+    async fn acquired_all(&self, job: Job, looks: Vec<Look>) {
+        let busy = looks.iter().position(|look| matches!(look.found, Found::Held(_)));
+        if let Some(at) = busy {
+            let remaining = match looks[at].found {
+                Found::Held(remaining) => Some(remaining),
+                _ => None,
+            };
+            return self.answer(job, Answer::AcquiredAll(AcquireAllReply::Busy { at, remaining }));
+        }
+        if looks.iter().any(|look| matches!(look.found, Found::Late)) {
+            return self.again(job, Duration::ZERO, TOO_LATE);
+        }
+        let locked = looks.iter().position(|look| matches!(look.found, Found::Locked));
+        let mut grants = Vec::with_capacity(looks.len());
+        for look in looks {
+            if let Found::Granted(granted) = look.found {
+                grants.push(granted);
+            }
+        }
+        if grants.len() == job.step.grants().len() {
+            self.not_pinned(&job);
+            return self.answer(job, Answer::AcquiredAll(AcquireAllReply::Acquired { grants }));
+        }
+        let (Some(at), false) = (locked, self.looks_again(&job)) else {
+            return self.look_again(job);
+        };
+        let again = self.pinned(&job.step.grants()[at].key).await;
+        let busy = AcquireAllReply::Busy {
+            at,
+            remaining: Some(again),
+        };
+        self.answer(job, Answer::AcquiredAll(busy));
+    }
+
+    async fn holders(&self, key: Option<&str>, prefix: &str) -> Result<Vec<(String, Holder)>, Failure> {
+        let rows = self.ask(Sql::Inspect, &[&key, &prefix]).await?;
+        let mut holders = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let kind: &str = column(row, "kind")?;
+            // A newer version may have further kinds.
+            if let Some(kind) = kind_of(kind) {
+                let holds = u64::from(!column::<bool>(row, "kept")?);
+                let remaining = Some(duration(column(row, "remaining")?));
+                holders.push((
+                    column(row, "key")?,
+                    Holder::new(kind, column(row, "holder")?, holds, remaining),
+                ));
+            }
+        }
+        Ok(holders)
+    }
+
+    async fn force(&self, key: &str) -> Result<Forcing, Failure> {
+        let rows = self.ask(Sql::Force, &[&key]).await?;
+        let row = one(&rows)?;
+        if column(row, "locked")? {
+            return Ok(Forcing::Locked(column(row, "pids")?));
+        }
+        // Not in the same transaction: that one waits for the disk, and commits that notify queue up.
+        if self.tell && self.ask(Sql::Tell, &[&key]).await.is_err() {
+            tracing::debug!(key, "the waiters of this lock were not notified");
+        }
+        Ok(Forcing::Done(column(row, "ended")?))
+    }
+}
+
+const TOO_LATE: &str = "the request came too late, by the server's clock, and was refused";
+
+/// What became of a forced release.
+enum Forcing {
+    Done(bool),
+    /// A transaction has the row locked, of one of these processes.
+    Locked(Option<String>),
+}
+
+/// What a request for a lock found.
+struct Look {
+    found: Found,
+    /// The server's time, in µs.
+    now: i64,
+}
+
+enum Found {
+    Granted(Granted),
+    Held(Duration),
+    /// There is no row.
+    Missing,
+    /// The request was refused.
+    Late,
+    /// The lock is free, and was not taken: another one of its set was not free.
+    Open,
+    /// The lease is over, or the lock is free, and another transaction has the row locked.
+    Locked,
+}
+
+impl Look {
+    fn of(row: &Row) -> Result<Look, Failure> {
+        let now = column(row, "now")?;
+        let found = if let Some(fence) = column::<Option<i64>>(row, "fence")? {
+            let tokens = column::<i32>(row, "tokens")?.unsigned_abs().max(1);
+            let first = fence.unsigned_abs();
+            Found::Granted(Granted::with_tokens(first, first + u64::from(tokens) - 1))
+        } else if !column::<bool>(row, "there")? {
+            Found::Missing
+        } else if column(row, "held")? {
+            Found::Held(duration(column(row, "remaining")?))
+        } else if column(row, "late")? {
+            Found::Late
+        } else if column(row, "open")? {
+            Found::Open
+        } else {
+            Found::Locked
+        };
+        Ok(Look { found, now })
+    }
+}
+
+/// What a release found.
+struct Ending {
+    ended: bool,
+    /// Another transaction has the row locked.
+    locked: bool,
+    /// The grant was there when the statement began.
+    held: bool,
+    now: i64,
+}
+
+impl Ending {
+    fn of(row: &Row) -> Result<Ending, Failure> {
+        Ok(Ending {
+            ended: column(row, "ended")?,
+            locked: column(row, "locked")?,
+            held: column(row, "held")?,
+            now: column(row, "now")?,
+        })
+    }
+}
+
+fn renewal(row: &Row) -> Result<Renewal, Failure> {
+    Ok(match (column(row, "renewed")?, column(row, "held")?) {
+        (true, _) => Renewal::Renewed,
+        (false, true) => Renewal::Held,
+        (false, false) => Renewal::Gone,
+    })
+}
+
+/// Before a step is sent again that was so often.
+fn pause(looks: u32) -> Duration {
+    (PAUSE.0 * 2_u32.saturating_pow(looks)).min(PAUSE.1)
+}
+
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn wrong_number() -> Failure {
+    Failure::Broken(StoreError::unknown(
+        "the server answered with another number of rows",
+    ))
+}

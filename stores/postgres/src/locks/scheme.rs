@@ -1,0 +1,159 @@
+//! URLs of locks.
+
+use std::sync::Arc;
+
+use dlock::store::{OpenRequest, Reason, Scheme, Store, StoreError};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, NoTls, Socket};
+
+use super::{PostgresLocks, PostgresLocksBuilder};
+use crate::failure;
+
+/// What the driver knows; it says itself what is wrong with a value.
+const OF_THE_DRIVER: [&str; 19] = [
+    "user",
+    "password",
+    "dbname",
+    "host",
+    "hostaddr",
+    "port",
+    "options",
+    "application_name",
+    "sslmode",
+    "sslnegotiation",
+    "connect_timeout",
+    "tcp_user_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "target_session_attrs",
+    "channel_binding",
+    "load_balance_hosts",
+];
+
+/// `postgres://` and `postgresql://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme); without
+/// encryption, for which there is [`scheme_with`].
+///
+/// Beside the parameters of `libpq` that the driver knows, and those of every store, they have:
+///
+/// | parameter | default | |
+/// |---|---|---|
+/// | `table` | `dlock_locks` | see [`PostgresLocksBuilder::table`] |
+/// | `connections` | 2 | see [`PostgresLocksBuilder::connections`] |
+/// | `listen` | `true` | see [`PostgresLocksBuilder::listen`] |
+/// | `create_table` | `false` | whether the table is created if it is missing |
+///
+/// ```no_run
+/// # async fn example() -> Result<(), dlock::Error> {
+/// let client = dlock::LockClient::builder()
+///     .scheme(dlock_postgres::scheme())
+///     .url("postgres://shop@db.internal/shop?lease=10s&create_table=true")
+///     .build()
+///     .await?;
+/// # let _ = client; Ok(()) }
+/// ```
+#[must_use]
+pub fn scheme() -> Scheme {
+    Scheme::new(["postgres", "postgresql"], |request| open(request, NoTls, false))
+}
+
+/// The same with encryption by this connector, such as those of `postgres-native-tls` or `tokio-postgres-rustls`.
+/// Whether it is used, `sslmode` says: by default where the server has it.
+///
+/// ```no_run
+/// # use tokio_postgres::NoTls as Connector;
+/// # fn example(connector: Connector) {
+/// let builder = dlock::LockClient::builder().scheme(dlock_postgres::scheme_with(connector));
+/// # let _ = builder; }
+/// ```
+pub fn scheme_with<T>(tls: T) -> Scheme
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    Scheme::new(["postgres", "postgresql"], move |request| {
+        open(request, tls.clone(), true)
+    })
+}
+
+async fn open<T>(mut request: OpenRequest, tls: T, encrypts: bool) -> Result<Arc<dyn Store>, StoreError>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    let table = request.take("table");
+    let connections = parse(request.take("connections"), "connections")?;
+    let listen = parse(request.take("listen"), "listen")?;
+    let create = parse(request.take("create_table"), "create_table")?.unwrap_or(false);
+    let mut config = config(&mut request)?;
+    request.finish()?;
+    if !encrypts && config.get_ssl_mode() == SslMode::Require {
+        return Err(wrong(
+            "sslmode=require needs a TLS connector: register dlock_postgres::scheme_with(connector)",
+        ));
+    }
+    if config.get_application_name().is_none() && !request.service_name.is_empty() {
+        config.application_name(&request.service_name);
+    }
+    let mut builder: PostgresLocksBuilder<T> = PostgresLocks::builder(config, tls)
+        .prefix(&request.prefix)
+        .timeout(request.timeout);
+    if let Some(table) = table {
+        builder = builder.table(table);
+    }
+    if let Some(connections) = connections {
+        builder = builder.connections(connections);
+    }
+    if let Some(listen) = listen {
+        builder = builder.listen(listen);
+    }
+    let locks = builder.open_by_url().await?;
+    // A missing table is told at once, and not at the first lock.
+    match Arc::new(locks.clone()).inspect("dlock".into()).await {
+        Ok(_) => {}
+        Err(error) if !failure::is_missing_table(&error) => return Err(error),
+        Err(_) if create => locks.create_table().await?,
+        Err(mut error) => {
+            error
+                .message
+                .push_str(", or once with create_table=true in the URL");
+            return Err(error);
+        }
+    }
+    Ok(Arc::new(locks))
+}
+
+/// What the driver makes of the URL.
+fn config(request: &mut OpenRequest) -> Result<Config, StoreError> {
+    let mut url = format!("{}://{}", request.scheme, request.address);
+    let mut sign = '?';
+    for name in OF_THE_DRIVER {
+        if let Some(value) = request.take(name) {
+            let value = utf8_percent_encode(&value, NON_ALPHANUMERIC);
+            url.push_str(&format!("{sign}{name}={value}"));
+            sign = '&';
+        }
+    }
+    let parsed = url.parse::<Config>().map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        wrong(&cause.unwrap_or_else(|| error.to_string()))
+    })?;
+    if parsed.get_hosts().is_empty() && parsed.get_hostaddrs().is_empty() {
+        return Err(wrong("it names no server, as in postgres://user@host/database"));
+    }
+    Ok(parsed)
+}
+
+fn parse<V: std::str::FromStr>(value: Option<String>, name: &str) -> Result<Option<V>, StoreError> {
+    let parsed = value.map(|value| value.parse());
+    parsed
+        .transpose()
+        .map_err(|_| wrong(&format!("its option {name} has no such value")))
+}
+
+fn wrong(reason: &str) -> StoreError {
+    StoreError::not_done(Reason::WrongUrl, reason)
+}

@@ -1,0 +1,13 @@
+-- Ends whatever grant a key has. FOR UPDATE: not while a transaction holds it by dlock_hold_in.
+--   $1 key
+-- One row, always: whether there was a grant, and whether a transaction has its row locked.
+WITH open AS MATERIALIZED (
+  SELECT l.key, l.holder <> '' AND l.until > clock_timestamp() AS held FROM {table} l
+   WHERE l.key = $1::text
+     FOR UPDATE OF l SKIP LOCKED
+), ended AS (
+  UPDATE {table} l SET holder = '', kept = false, until = clock_timestamp() FROM open WHERE l.key = open.key
+)
+SELECT coalesce(open.held, false) AS ended, open.key IS NULL AND l.key IS NOT NULL AS locked,
+       (SELECT string_agg(p.pid::text, ', ') FROM {pins} p WHERE open.key IS NULL AND p.key = $1::text) AS pids
+  FROM (SELECT $1::text AS key) AS a LEFT JOIN open USING (key) LEFT JOIN {table} l USING (key)

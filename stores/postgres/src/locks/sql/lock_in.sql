@@ -1,0 +1,21 @@
+-- Locks a key for the caller's own transaction, until that ends: the transaction is the lock.
+--   $1 key
+-- One row, always: the fencing token if the transaction has the lock, and the row as it was seen before. It waits for no
+-- lock. What it locked without having the lock, the caller gives up by a savepoint.
+WITH free AS MATERIALIZED (
+  SELECT l.key FROM {table} l
+   WHERE l.key = $1 AND (l.holder = '' OR l.until <= clock_timestamp())
+     FOR UPDATE OF l SKIP LOCKED
+), taken AS (
+  UPDATE {table} l SET
+         holder = '', kind = '', kept = false, tokens = 1, until = clock_timestamp(),
+         fence = greatest(l.fence + l.tokens, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+                          (SELECT max(f.fence) + 1 FROM {floor} f))
+    FROM free WHERE l.key = free.key
+  RETURNING l.fence
+)
+SELECT CASE WHEN taken.fence IS NOT NULL AND pg_try_advisory_xact_lock_shared({pinned}, hashtext($1)) IS NOT NULL
+            THEN taken.fence END AS fence,
+       l.key IS NOT NULL AS there, coalesce(l.holder <> '' AND l.until > clock_timestamp(), false) AS held,
+       (extract(epoch FROM l.until - clock_timestamp()) * 1000000)::int8 AS remaining
+  FROM (SELECT) AS always LEFT JOIN taken ON true LEFT JOIN {table} l ON l.key = $1

@@ -1,0 +1,108 @@
+//! The statements on one connection.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::future::try_join_all;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{FromSql, ToSql};
+use tokio_postgres::{Client, Row, Statement};
+
+use dlock::store::{Reason, StoreError};
+
+use super::clock::ServerClock;
+use super::table::{Sql, Table};
+use crate::failure::{self, Failure};
+
+/// A connection on which steps can be sent.
+pub(crate) struct Statements {
+    client: Client,
+    table: Arc<Table>,
+    /// In the order of [`Sql`]; none behind a transaction pooler.
+    prepared: Option<Vec<Statement>>,
+    clock: Mutex<ServerClock>,
+    /// Whether a transaction pooler is in between.
+    pooled: Arc<AtomicBool>,
+}
+
+impl Statements {
+    /// Prepares the statements, unless a transaction pooler would forget them, and reads the server's clock.
+    pub(crate) async fn new(
+        client: Client,
+        table: Arc<Table>,
+        pooled: &Arc<AtomicBool>,
+    ) -> Result<Statements, Failure> {
+        const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS now";
+        let sent = Instant::now();
+        let rows = client.query_typed(CLOCK, &[]).await.map_err(failure::of_step)?;
+        let now: i64 = column(one(&rows)?, "now")?;
+        let clock = Mutex::new(ServerClock::new(now, sent, Instant::now()));
+        let prepared = match pooled.load(Ordering::Relaxed) {
+            true => None,
+            false => {
+                let prepare = Sql::ALL.map(|sql| client.prepare(table.sql(sql)));
+                Some(try_join_all(prepare).await.map_err(failure::of_step)?)
+            }
+        };
+        Ok(Statements {
+            client,
+            table,
+            prepared,
+            clock,
+            pooled: pooled.clone(),
+        })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Sends a statement at the first poll.
+    pub(crate) async fn ask(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
+        let rows = match &self.prepared {
+            Some(prepared) => self.client.query(&prepared[sql as usize], values).await,
+            None => {
+                let typed = values.iter().copied().zip(sql.types());
+                let typed: Vec<_> = typed.collect();
+                self.client.query_typed(self.table.sql(sql), &typed).await
+            }
+        };
+        rows.map_err(|error| match error.code() {
+            // A pooler that was not seen gave the connection another backend.
+            Some(code) if *code == SqlState::INVALID_SQL_STATEMENT_NAME => {
+                self.pooled.store(true, Ordering::Relaxed);
+                let message = "the server forgot what was prepared: is a transaction pooler in between?";
+                Failure::Broken(StoreError::not_done(Reason::Unreachable, message).caused_by(error))
+            }
+            _ => failure::of_step(error),
+        })
+    }
+
+    /// The server's time, in µs, after which a request is refused that is to take no effect after `deadline`.
+    pub(crate) fn refuse_after(&self, deadline: Instant) -> i64 {
+        self.clock.lock().at(deadline)
+    }
+
+    /// The server's clock showed this, in a reply to what was sent then.
+    pub(crate) fn saw(&self, server: i64, sent: Instant) {
+        self.clock.lock().saw(server, sent, Instant::now());
+    }
+}
+
+/// The only row of an answer.
+pub(crate) fn one(rows: &[Row]) -> Result<&Row, Failure> {
+    rows.first().ok_or_else(|| unreadable("no row"))
+}
+
+pub(crate) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Failure> {
+    row.try_get(name)
+        .map_err(|error| unreadable(&format!("a row that cannot be read ({error})")))
+}
+
+fn unreadable(found: &str) -> Failure {
+    let mut error = StoreError::unknown(format!("the server answered with {found}"));
+    error.reason = Reason::KeyTaken(found.to_owned());
+    Failure::Broken(error)
+}

@@ -1,0 +1,176 @@
+//! The statements, written for one table.
+
+use tokio_postgres::types::Type;
+
+use crate::names::TableName;
+
+/// The table's name where the user gives none.
+pub(crate) const DEFAULT: &str = "dlock_locks";
+/// Into how many groups the keys are divided whose waiters are known by one advisory lock.
+const BUCKETS: u32 = 256;
+
+/// Where the locks are: the names of the table and of what belongs to it, and every statement on them.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// What the table is called in messages.
+    pub(crate) name: String,
+    pub(crate) schema: String,
+    pub(crate) hold_in: String,
+    pub(crate) lock_in: String,
+    /// The first number of the advisory locks of this table.
+    pub(crate) class: i32,
+    /// In the order of [`Sql`].
+    statements: [String; Sql::ALL.len()],
+}
+
+/// A statement of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sql {
+    Acquire,
+    Insert,
+    Release,
+    Renew,
+    Inspect,
+    Force,
+    Pins,
+    Tell,
+    Sweep,
+}
+
+impl Sql {
+    pub(crate) const ALL: [Sql; 9] = [
+        Sql::Acquire,
+        Sql::Insert,
+        Sql::Release,
+        Sql::Renew,
+        Sql::Inspect,
+        Sql::Force,
+        Sql::Pins,
+        Sql::Tell,
+        Sql::Sweep,
+    ];
+
+    fn template(self) -> &'static str {
+        match self {
+            Sql::Acquire => include_str!("sql/acquire.sql"),
+            Sql::Insert => include_str!("sql/insert.sql"),
+            Sql::Release => include_str!("sql/release.sql"),
+            Sql::Renew => include_str!("sql/renew.sql"),
+            Sql::Inspect => include_str!("sql/inspect.sql"),
+            Sql::Force => include_str!("sql/force.sql"),
+            Sql::Pins => include_str!("sql/pins.sql"),
+            Sql::Tell => include_str!("sql/tell.sql"),
+            Sql::Sweep => include_str!("sql/sweep.sql"),
+        }
+    }
+
+    /// The types of its parameters, for connections on which nothing is prepared.
+    pub(crate) fn types(self) -> Vec<Type> {
+        let (texts, longs, ints) = (Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT4_ARRAY);
+        match self {
+            Sql::Acquire => {
+                let rows = [texts.clone(), texts.clone(), texts, longs.clone(), ints, longs];
+                rows.into_iter().chain([Type::INT8]).collect()
+            }
+            Sql::Insert => vec![texts],
+            Sql::Release => vec![texts.clone(), texts, longs, ints, Type::BOOL],
+            Sql::Renew => vec![texts.clone(), texts, longs],
+            Sql::Inspect => vec![Type::TEXT, Type::TEXT],
+            Sql::Force | Sql::Pins | Sql::Tell => vec![Type::TEXT],
+            Sql::Sweep => vec![Type::INT8],
+        }
+    }
+}
+
+impl Table {
+    /// The statements for this table.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the name.
+    pub(crate) fn new(name: &str) -> Result<Table, String> {
+        let name = TableName::new(name)?;
+        let class = hash(&name.plain) as i32;
+        // Those of transactions are other advisory locks than those of waiters.
+        let pinned = class.wrapping_add(1);
+        let write = |template: &str| {
+            template
+                .replace("{table}", &name.quoted())
+                .replace("{floor}", &name.with("_floor"))
+                .replace("{channel}", &format!("'{}'", name.plain))
+                .replace("{class}", &class.to_string())
+                .replace("{pinned}", &pinned.to_string())
+                .replace("{pinned_oid}", &(pinned as u32).to_string())
+                .replace("{pins}", &name.with("_pins"))
+                .replace("{hold_in}", &name.with("_hold_in"))
+                .replace("{lock_in}", &name.with("_lock_in"))
+                .replace("{make}", &name.with("_make"))
+        };
+        Ok(Table {
+            schema: write(include_str!("sql/schema.sql")),
+            class,
+            hold_in: write(include_str!("sql/hold_in.sql")),
+            lock_in: write(include_str!("sql/lock_in.sql")),
+            statements: Sql::ALL.map(|sql| write(sql.template())),
+            name: name.plain,
+        })
+    }
+
+    pub(crate) fn sql(&self, sql: Sql) -> &str {
+        &self.statements[sql as usize]
+    }
+}
+
+/// The second number of the advisory lock by which the waiters of a key are known.
+pub(crate) fn bucket(key: &str) -> i32 {
+    (hash(key) % BUCKETS) as i32
+}
+
+/// FNV-1a: the same in every process and version.
+fn hash(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_statement_names_the_table_and_leaves_no_gap() {
+        let table = Table::new("App.Locks").unwrap();
+        let statements = Sql::ALL.map(|sql| table.sql(sql));
+        for text in statements
+            .into_iter()
+            .chain([&*table.schema, &*table.hold_in, &*table.lock_in])
+        {
+            assert!(!text.contains('{'), "{text}");
+        }
+        assert!(
+            table
+                .schema
+                .contains("CREATE TABLE IF NOT EXISTS \"App\".\"Locks\" (")
+        );
+        assert!(table.sql(Sql::Tell).contains("pg_notify('App.Locks', $1::text)"));
+    }
+
+    #[test]
+    fn every_parameter_has_a_type() {
+        let table = Table::new(DEFAULT).unwrap();
+        for sql in Sql::ALL {
+            let highest = (1..10).rev().find(|n| table.sql(sql).contains(&format!("${n}")));
+            assert_eq!(highest, Some(sql.types().len()), "{sql:?}");
+        }
+    }
+
+    /// Processes of all versions have to agree on them.
+    #[test]
+    fn numbers_of_advisory_locks_stay() {
+        assert_eq!(bucket("order:42"), (hash("order:42") % 256) as i32);
+        assert_eq!(
+            (hash(""), hash("a"), hash("foobar")),
+            (0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968)
+        );
+    }
+}

@@ -1,0 +1,306 @@
+//! Locks in the user's own transactions: the effect and the lock commit together.
+
+use std::time::Duration;
+
+use dlock::store::{Bind, BoundGrant, Reason, StoreError};
+use dlock::{Error, LockKey};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
+
+use super::PostgresLocks;
+use super::job::{Step, sendable};
+
+/// How often a row is looked at that another statement is just looking at, and the first pause in between.
+const LOOKS: (u32, Duration) = (7, Duration::from_millis(2));
+
+/// Why a transaction does not hold a lock. It must be rolled back, which dropping it does.
+///
+/// ```no_run
+/// use dlock::LockGuard;
+/// use dlock_postgres::{HoldError, PostgresLocks};
+/// use tokio_postgres::Transaction;
+///
+/// /// Whether this attempt did the work. When another process took the lock over, that is no failure.
+/// async fn commit(
+///     tx: Transaction<'_>,
+///     locks: &PostgresLocks,
+///     guard: &LockGuard,
+/// ) -> Result<bool, Box<dyn std::error::Error>> {
+///     match locks.hold_in(&tx, guard).await {
+///         Ok(()) => tx.commit().await?,
+///         Err(HoldError::Lost { .. }) => return Ok(false), // dropping the transaction rolls it back
+///         Err(error) => return Err(error.into()),
+///     }
+///     Ok(true)
+/// }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HoldError {
+    /// The lock is not the caller's any more.
+    #[error("lock \"{key}\" was lost: roll the transaction back")]
+    #[non_exhaustive]
+    Lost {
+        /// The lock.
+        key: LockKey,
+    },
+    /// The statement failed; the transaction cannot be committed.
+    #[error("lock \"{key}\" could not be held in the transaction: roll it back")]
+    #[non_exhaustive]
+    Failed {
+        /// The lock.
+        key: LockKey,
+        /// What failed.
+        source: tokio_postgres::Error,
+    },
+}
+
+/// Why a transaction did not get a lock.
+///
+/// ```no_run
+/// use dlock_postgres::{LockInError, PostgresLocks};
+/// use tokio_postgres::Transaction;
+///
+/// async fn lock(tx: &Transaction<'_>, locks: &PostgresLocks) -> Result<bool, LockInError> {
+///     match locks.lock_in(tx, "report").await {
+///         Ok(_token) => Ok(true),
+///         Err(LockInError::Busy { .. }) => Ok(false), // the transaction can go on, with other work
+///         Err(error) => Err(error),
+///     }
+/// }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockInError {
+    /// A lease or another transaction holds it. The transaction is as it was before.
+    #[error("lock \"{key}\" is held by another client or transaction")]
+    #[non_exhaustive]
+    Busy {
+        /// The lock.
+        key: LockKey,
+        /// The remaining lease of the holder; `None` where a transaction holds it.
+        remaining: Option<Duration>,
+    },
+    /// The row of the lock could not be made.
+    #[error("the row of lock \"{key}\" could not be made")]
+    #[non_exhaustive]
+    NoRow {
+        /// The lock.
+        key: LockKey,
+        /// What failed.
+        source: StoreError,
+    },
+    /// A statement failed; the transaction cannot be committed.
+    #[error("lock \"{key}\" could not be taken in the transaction: roll it back")]
+    #[non_exhaustive]
+    Failed {
+        /// The lock.
+        key: LockKey,
+        /// What failed.
+        source: tokio_postgres::Error,
+    },
+}
+
+impl PostgresLocks {
+    /// Holds a lock in a transaction of its holder: what the transaction writes and the lock commit together.
+    ///
+    /// While the transaction is open nobody takes the lock over: not when the lease is over, this process is stopped, or
+    /// clocks jump. A lock that was taken over before fails here. So a transaction that calls this, as its first or its last
+    /// statement, and commits, was alone from that call to its commit, whatever the time did. Renewals and the release go
+    /// on beside it; the next holder comes after the end of the transaction. One round trip. For a
+    /// [`MultiGuard`](dlock::MultiGuard) it holds all of its locks.
+    ///
+    /// The table has to be in the database of the transaction. From this call on the lock is not handed off inside the
+    /// process. A transaction that never ends keeps the lock for ever: set `idle_in_transaction_session_timeout`; the view
+    /// `dlock_locks_pins` names the processes of the server to look at. Rolled back to a savepoint before this call, the
+    /// transaction does not hold the lock any more.
+    ///
+    /// # Errors
+    ///
+    /// [`HoldError::Lost`] when the lock is not the caller's any more; [`HoldError::Failed`] otherwise, among them the
+    /// serialization failure of a stricter isolation level when the lock was taken over during the transaction. The
+    /// transaction must be rolled back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use dlock::LockClient;
+    /// use dlock_postgres::PostgresLocks;
+    ///
+    /// async fn pay(
+    ///     client: &LockClient, // made of `locks`
+    ///     locks: &PostgresLocks,
+    ///     db: &mut tokio_postgres::Client,
+    /// ) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let guard = client.lock("account:1").acquire().await?;
+    ///     let tx = db.transaction().await?;
+    ///     locks.hold_in(&tx, &guard).await?; // an error here drops, and so rolls back, the transaction
+    ///     tx.execute("UPDATE accounts SET balance = balance - 5 WHERE id = 1", &[]).await?;
+    ///     tx.commit().await?;
+    ///     guard.release().await?; // after the commit: the waiters are woken when they can go on
+    ///     Ok(())
+    /// }
+    /// ```
+    pub async fn hold_in(&self, tx: &Transaction<'_>, guard: &impl Bind) -> Result<(), HoldError> {
+        let bound = guard.bind().map_err(|error| HoldError::Lost {
+            key: match error {
+                Error::Lost { key, .. } => key,
+                _ => LockKey::from("unknown"),
+            },
+        })?;
+        for grant in &bound {
+            self.hold_one(tx, grant).await?;
+        }
+        Ok(())
+    }
+
+    async fn hold_one(&self, tx: &Transaction<'_>, bound: &BoundGrant) -> Result<(), HoldError> {
+        let (name, holder, key) = (self.name(&bound.key), bound.grant.to_string(), &bound.key);
+        let failed = |source| HoldError::Failed {
+            key: key.clone(),
+            source,
+        };
+        let mut pause = LOOKS.1;
+        for _ in 0..LOOKS.0 {
+            let values: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+                [(&&*name, Type::TEXT), (&holder, Type::TEXT)];
+            let rows = tx
+                .query_typed(&self.0.setup.table.hold_in, &values)
+                .await
+                .map_err(failed)?;
+            let (held, there) = match rows.first() {
+                Some(row) => (
+                    flag(row, "held").map_err(failed)?,
+                    flag(row, "there").map_err(failed)?,
+                ),
+                None => (false, false),
+            };
+            if held {
+                return Ok(());
+            }
+            if !there {
+                break;
+            }
+            // Another statement is just looking at it, and does not have it.
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        Err(HoldError::Lost { key: key.clone() })
+    }
+
+    /// Locks a key for a transaction, until that ends, and returns a fencing token: the transaction is the lock, with no
+    /// lease and no clock. Lease holders find it busy meanwhile, and it finds theirs. It never waits; two round trips, and
+    /// one more when the key is locked for the first time.
+    ///
+    /// The row of a key that is new is made on a connection of the store, and never in the transaction: others would wait
+    /// for its end. `remaining` of others is `None` meanwhile, and they look again, soon at first and later four times a second. Rolled back to a
+    /// savepoint before it, the transaction does not have the lock any more.
+    ///
+    /// # Errors
+    ///
+    /// [`LockInError::Busy`] when it is held: the transaction is as it was before, and can go on. Otherwise it must be rolled
+    /// back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    pub async fn lock_in(&self, tx: &Transaction<'_>, key: impl Into<LockKey>) -> Result<u64, LockInError> {
+        let key = key.into();
+        let usable = key.check().map_err(|error| {
+            let refused = StoreError::not_done(Reason::Refused, error.to_string());
+            refused.caused_by(error)
+        });
+        let name = match usable.and_then(|()| sendable(self.name(&key))) {
+            Ok(name) => name,
+            Err(source) => return Err(LockInError::NoRow { key, source }),
+        };
+        let failed = |source| LockInError::Failed {
+            key: key.clone(),
+            source,
+        };
+        for made in [false, true] {
+            tx.batch_execute("SAVEPOINT dlock_lock_in")
+                .await
+                .map_err(failed)?;
+            let rows = tx
+                .query_typed(&self.0.setup.table.lock_in, &[(&&*name, Type::TEXT)])
+                .await
+                .map_err(failed)?;
+            let found = rows.first().map(Found::of).transpose().map_err(failed)?;
+            if let Some(Found {
+                fence: Some(token), ..
+            }) = found
+            {
+                tx.batch_execute("RELEASE SAVEPOINT dlock_lock_in")
+                    .await
+                    .map_err(failed)?;
+                return Ok(token);
+            }
+            let undone = "ROLLBACK TO SAVEPOINT dlock_lock_in; RELEASE SAVEPOINT dlock_lock_in";
+            tx.batch_execute(undone).await.map_err(failed)?;
+            match found {
+                Some(Found { there: false, .. }) if !made => self.make_row(&key).await?,
+                found => {
+                    let remaining = found.and_then(|found| found.remaining);
+                    return Err(LockInError::Busy { key, remaining });
+                }
+            }
+        }
+        Err(LockInError::Busy { key, remaining: None })
+    }
+
+    async fn make_row(&self, key: &LockKey) -> Result<(), LockInError> {
+        let made = self.step(Ok(Step::Make(self.name(key)))).await;
+        made.map(drop).map_err(|source| LockInError::NoRow {
+            key: key.clone(),
+            source,
+        })
+    }
+}
+
+/// What `lock_in.sql` found.
+struct Found {
+    fence: Option<u64>,
+    there: bool,
+    /// The remaining lease of the holder.
+    remaining: Option<Duration>,
+}
+
+impl Found {
+    fn of(row: &Row) -> Result<Found, tokio_postgres::Error> {
+        let fence: Option<i64> = row.try_get("fence")?;
+        let there = flag(row, "there")?;
+        let remaining = match flag(row, "held")? {
+            true => row.try_get::<_, Option<i64>>("remaining")?,
+            false => None,
+        };
+        Ok(Found {
+            fence: fence.map(i64::unsigned_abs),
+            there,
+            remaining: remaining.map(|micros| Duration::from_micros(micros.unsigned_abs())),
+        })
+    }
+}
+
+fn flag(row: &Row, name: &str) -> Result<bool, tokio_postgres::Error> {
+    row.try_get(name)
+}
+
+/// Who holds a lock that a transaction has locked, as the begin of a sentence.
+pub(super) fn holder(pids: Option<&str>) -> String {
+    match pids {
+        Some(pids) => format!("an open transaction of the server's process {pids} holds"),
+        None => "an open transaction holds".to_owned(),
+    }
+}
+
+/// The lock is pinned by a transaction, which is named where the server knows it.
+pub(super) fn pinned(key: &str, pids: Option<&str>) -> StoreError {
+    let by = holder(pids);
+    let message = format!("{by} lock \"{key}\": wait for its end, or end it");
+    StoreError::not_done(Reason::RefusedForNow, message)
+}

@@ -1,0 +1,255 @@
+//! The one connection by which this process hears of releases.
+//!
+//! It stands from the first waiter on, listens to one channel for the whole table, and has a shared advisory lock for each
+//! group of keys that somebody waits for here. A release tries the same lock exclusively: where it gets it nobody waits,
+//! and it notifies nobody. Nothing is written for that, and a process that dies waits no more.
+//!
+//! After each connect all waiters look once, because a notification may have been missed. While there is no connection,
+//! or notifications do not arrive, waiters are told to look now and then.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dlock::store::{Hub, Watch};
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_util::sync::CancellationToken;
+
+use super::link::Setup;
+use super::table::bucket;
+use crate::connect::Session;
+
+/// How often the connection is tested while there are waiters, and groups without waiters are left.
+const PING: Duration = Duration::from_secs(5);
+/// How often waiters look while they get no notifications.
+pub(crate) const POLL: Duration = Duration::from_millis(250);
+/// The longest pause before it is tried again to listen.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// The waiters in this process, and how they are notified.
+#[derive(Debug, Clone)]
+pub(crate) struct Waiters {
+    hub: Arc<Hub>,
+    groups: Arc<Mutex<Groups>>,
+    wanted: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Groups {
+    /// How many keys with waiters there are of each.
+    keys: HashMap<i32, usize>,
+    /// Those whose releases are notified.
+    live: HashSet<i32>,
+}
+
+impl Waiters {
+    /// Connects for the first waiter, until `ended`.
+    pub(crate) fn start(setup: Arc<Setup>, ended: CancellationToken, runtime: &runtime::Handle) -> Waiters {
+        let waiters = Waiters {
+            hub: Arc::default(),
+            groups: Arc::default(),
+            wanted: Arc::default(),
+        };
+        let listener = Listener {
+            waiters: waiters.clone(),
+            setup,
+            told: false,
+        };
+        runtime.spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = listener.run() => {}
+            }
+        });
+        waiters
+    }
+
+    pub(crate) fn watch(&self, key: Arc<str>) -> Watch {
+        let (here, there) = (self.clone(), self.groups.clone());
+        let first = move |name: &Arc<str>| {
+            let mut groups = here.groups.lock();
+            let group = bucket(name);
+            *groups.keys.entry(group).or_default() += 1;
+            here.wanted.notify_one();
+            groups.live.contains(&group)
+        };
+        let last = move |name: Arc<str>| {
+            let mut groups = there.lock();
+            if let Some(keys) = groups.keys.get_mut(&bucket(&name)) {
+                *keys = keys.saturating_sub(1);
+            }
+        };
+        self.hub.listen(key, first, last)
+    }
+
+    /// The groups with waiters whose releases are not notified yet.
+    fn missing(&self) -> Vec<i32> {
+        let groups = self.groups.lock();
+        let wanted = groups
+            .keys
+            .iter()
+            .filter(|(_, keys)| **keys > 0)
+            .map(|(group, _)| *group);
+        wanted.filter(|group| !groups.live.contains(group)).collect()
+    }
+
+    /// Takes out the groups without waiters.
+    fn take_idle(&self) -> Vec<i32> {
+        let mut groups = self.groups.lock();
+        groups.keys.retain(|_, keys| *keys > 0);
+        let Groups { keys, live } = &mut *groups;
+        let idle = live
+            .iter()
+            .filter(|group| !keys.contains_key(group))
+            .copied()
+            .collect();
+        live.retain(|group| keys.contains_key(group));
+        idle
+    }
+
+    /// Releases of these groups are notified from now on.
+    fn confirm(&self, groups: &[i32]) {
+        self.groups.lock().live.extend(groups);
+        // In this order: a waiter that comes in between is confirmed as well.
+        for name in self.hub.names() {
+            if groups.contains(&bucket(&name)) {
+                self.hub.confirm(&name);
+            }
+        }
+    }
+
+    /// Nothing is notified any more.
+    fn lose(&self) {
+        self.groups.lock().live.clear();
+        self.hub.tell_all(false);
+    }
+}
+
+struct Listener {
+    waiters: Waiters,
+    setup: Arc<Setup>,
+    /// The trouble was told; no need to say it again until it is over.
+    told: bool,
+}
+
+impl Listener {
+    async fn run(mut self) {
+        loop {
+            self.waiters.wanted.notified().await;
+            let mut pause = POLL;
+            while !self.waiters.hub.names().is_empty() {
+                let begun = Instant::now();
+                let trouble = self.listen().await;
+                self.waiters.lose();
+                if !std::mem::replace(&mut self.told, true) {
+                    tracing::warn!(
+                        server = %self.setup.connector.address, %trouble,
+                        "no notifications of releases: waiters look now and then until there are some"
+                    );
+                }
+                if begun.elapsed() > PING {
+                    pause = POLL;
+                }
+                let next = Instant::now() + pause;
+                while Instant::now() < next {
+                    tokio::time::sleep(POLL.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+                    self.waiters.lose();
+                }
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    /// Listens until the connection is of no use any more, and tells why.
+    async fn listen(&mut self) -> String {
+        let limit = self.setup.connector.timeout;
+        if self.setup.pooled.load(Ordering::Relaxed) {
+            return "a transaction pooler is in between".to_owned();
+        }
+        let mut session = match self.setup.connector.connect().await {
+            Ok(session) => session,
+            Err(error) => return error.message,
+        };
+        match timeout(limit, self.subscribe(&mut session)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(trouble)) => return trouble,
+            Err(_) => {
+                return format!(
+                    "a notification did not arrive within {limit:?}: is a transaction pooler in between?"
+                );
+            }
+        }
+        if std::mem::take(&mut self.told) {
+            tracing::info!(server = %self.setup.connector.address, "notifications of releases again");
+        }
+        self.waiters.groups.lock().live.clear();
+        let mut tested = Instant::now();
+        loop {
+            let missing = self.waiters.missing();
+            if !missing.is_empty() {
+                match timeout(limit, self.join(&session, &missing, "pg_advisory_lock_shared")).await {
+                    Ok(Ok(())) => self.waiters.confirm(&missing),
+                    Ok(Err(error)) => return error.to_string(),
+                    Err(_) => return format!("no answer within {limit:?}"),
+                }
+            }
+            tokio::select! {
+                notification = session.notifications.recv() => match notification {
+                    Some(notification) => drop(self.waiters.hub.tell(notification.payload())),
+                    None => return "the server closed the connection".to_owned(),
+                },
+                () = self.waiters.wanted.notified() => {}
+                () = tokio::time::sleep_until(tested + PING) => {
+                    match timeout(limit, self.test(&session)).await {
+                        Ok(Ok(true)) => tested = Instant::now(),
+                        Ok(Ok(false)) => return "the server only reads, another one has the notifications".to_owned(),
+                        Ok(Err(error)) => return error.to_string(),
+                        Err(_) => return format!("no answer within {limit:?}"),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Listens, and waits for a notification of its own: through a transaction pooler there is none.
+    async fn subscribe(&self, session: &mut Session) -> Result<(), String> {
+        let channel = &self.setup.table.name;
+        // No key has such a character.
+        let nonce = format!("\u{1}{:016x}", fastrand::u64(..));
+        let sql =
+            format!("LISTEN \"{channel}\"; SET synchronous_commit = off; NOTIFY \"{channel}\", '{nonce}'");
+        session
+            .client
+            .batch_execute(&sql)
+            .await
+            .map_err(|error| error.to_string())?;
+        while let Some(notification) = session.notifications.recv().await {
+            if notification.payload() == nonce {
+                return Ok(());
+            }
+        }
+        Err("the server closed the connection".to_owned())
+    }
+
+    /// Takes part in the advisory locks of these groups, or leaves them.
+    async fn join(&self, session: &Session, groups: &[i32], call: &str) -> Result<(), tokio_postgres::Error> {
+        let sql = format!("SELECT count({call}($1, g)::text) FROM unnest($2::int4[]) AS g");
+        let class = self.setup.table.class;
+        let values: [(&(dyn ToSql + Sync), Type); 2] = [(&class, Type::INT4), (&groups, Type::INT4_ARRAY)];
+        session.client.query_typed(&sql, &values).await.map(drop)
+    }
+
+    /// Whether the server still takes writes, and so the holders' notifications. Leaves groups without waiters.
+    async fn test(&self, session: &Session) -> Result<bool, tokio_postgres::Error> {
+        let idle = self.waiters.take_idle();
+        if !idle.is_empty() {
+            self.join(session, &idle, "pg_advisory_unlock_shared").await?;
+        }
+        session.takes_writes().await
+    }
+}

@@ -1,0 +1,167 @@
+//! Options of the store, and what starts with it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, Socket};
+use tokio_util::sync::CancellationToken;
+
+use super::lane::{Lane, Setup};
+use super::notifications::RecordNotifications;
+use super::sweep::SweepBatch;
+use super::table::{self, Table};
+use super::{Inner, PostgresRecords};
+use crate::connect::Connector;
+use dlock::store::StoreError;
+use dlock::{DEFAULT_TIMEOUT, Error};
+
+/// Options of [`PostgresRecords`].
+///
+/// ```no_run
+/// use dlock_postgres::PostgresRecords;
+/// use std::time::Duration;
+/// use tokio_postgres::NoTls;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = PostgresRecords::builder("postgres://shop@a,b/shop".parse()?, NoTls)
+///     .table("app.idempotency")
+///     .connections(8)
+///     .timeout(Duration::from_secs(2))
+///     .connect()
+///     .await?;
+/// # let _ = store; Ok(()) }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+#[derive(Debug)]
+pub struct PostgresRecordsBuilder<T> {
+    config: Config,
+    tls: T,
+    table: String,
+    connections: usize,
+    timeout: Duration,
+    listen: bool,
+    sweep_every: Option<Duration>,
+}
+
+impl<T> PostgresRecordsBuilder<T> {
+    pub(super) fn new(config: Config, tls: T) -> PostgresRecordsBuilder<T> {
+        PostgresRecordsBuilder {
+            config,
+            tls,
+            table: table::DEFAULT.to_owned(),
+            connections: 4,
+            timeout: DEFAULT_TIMEOUT,
+            listen: true,
+            sweep_every: Some(Duration::from_secs(60)),
+        }
+    }
+
+    /// The table, with its schema if it has one: `"app.idempotency"`. Letters, digits and `_`; case matters.
+    /// `dlock_records` by default.
+    pub fn table(mut self, name: impl Into<String>) -> Self {
+        self.table = name.into();
+        self
+    }
+
+    /// How many connections steps use; 4 by default. Steps of one record always use the same connection, and none waits
+    /// for another's reply, so a few are enough for a whole process.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// How long one step may take, connecting included; 1 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Whether waiters for a record are told by `LISTEN` and `NOTIFY`, the default, or ask four times a second. It must
+    /// be the same in all processes.
+    pub fn listen(mut self, listen: bool) -> Self {
+        self.listen = listen;
+        self
+    }
+
+    /// How often rows whose retention is over are removed; every minute by default. `None` leaves that to
+    /// [`PostgresRecords::remove_expired`], called from elsewhere.
+    pub fn sweep_every(mut self, every: impl Into<Option<Duration>>) -> Self {
+        self.sweep_every = every.into();
+        self
+    }
+}
+
+impl<T> PostgresRecordsBuilder<T>
+where
+    T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    /// Connects; see [`PostgresRecords::connect`].
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses, or an option is invalid.
+    pub async fn connect(self) -> Result<PostgresRecords, Error> {
+        let invalid = Error::invalid_option;
+        let table = Table::new(&self.table).map_err(|reason| invalid("table", &reason))?;
+        if self.connections == 0 {
+            return Err(invalid("connections", "steps need one connection at least"));
+        }
+        if self.timeout.is_zero() {
+            return Err(invalid("timeout", "no step can be carried out in no time"));
+        }
+        if self.sweep_every.is_some_and(|every| every.is_zero()) {
+            return Err(invalid("sweep_every", "it would never pause"));
+        }
+        let runtime = runtime::Handle::try_current().map_err(|_| Error::ClientClosed)?;
+        let setup = Arc::new(Setup {
+            connector: Connector::new(&self.config, self.tls, self.timeout),
+            table,
+            tell: self.listen,
+            trouble: Mutex::default(),
+        });
+        let mut first = Some(
+            setup
+                .connector
+                .connect()
+                .await
+                .map_err(StoreError::into_connect_error)?,
+        );
+        let lanes = (0..self.connections)
+            .map(|_| Lane::start(setup.clone(), first.take(), &runtime))
+            .collect();
+        let ended = CancellationToken::new();
+        let notifications = RecordNotifications::start(setup.clone(), ended.child_token(), &runtime);
+        let inner = Arc::new(Inner {
+            batch: SweepBatch::new(setup.connector.timeout),
+            setup,
+            lanes,
+            notifications,
+            _ended: ended.clone().drop_guard(),
+        });
+        if let Some(every) = self.sweep_every {
+            let sweeping = sweep(Arc::downgrade(&inner), every);
+            runtime.spawn(async move {
+                tokio::select! {
+                    () = ended.cancelled() => {}
+                    () = sweeping => {}
+                }
+            });
+        }
+        Ok(PostgresRecords(inner))
+    }
+}
+
+/// Removes what is forgotten, now and then, for as long as the store is there.
+async fn sweep(store: Weak<Inner>, every: Duration) {
+    loop {
+        tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())).await;
+        let Some(inner) = store.upgrade() else { return };
+        if let Err(error) = PostgresRecords(inner).remove_expired().await {
+            tracing::debug!(%error, "records that are forgotten were not removed");
+        }
+    }
+}

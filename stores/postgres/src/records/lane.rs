@@ -1,0 +1,345 @@
+//! One connection that is kept up, and its send queue.
+//!
+//! Steps are sent in the order in which they were asked for, without waiting for each other's answers. What was
+//! under way on a connection that broke is sent again on the next one, as every step on records may be; what
+//! still has no answer when its time is over is told as unknown.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::runtime;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use super::step::{Answer, Prepared, Step};
+use super::table::Table;
+use crate::connect::{Connector, Session};
+use crate::failure::{self, Failure};
+use crate::send_state::SendState;
+use dlock::store::{Outcome, Reason, StoreError};
+
+/// Between two attempts to connect, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// The send queue of a connection. The connection ends when this is gone and the queue is empty.
+#[derive(Debug)]
+pub(super) struct Lane {
+    jobs: mpsc::UnboundedSender<Job>,
+    setup: Arc<Setup>,
+}
+
+/// What all lanes of a store have in common.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) connector: Connector,
+    pub(super) table: Table,
+    /// Whether notifications go through the server.
+    pub(super) tell: bool,
+    /// Why there is no connection, for messages.
+    pub(super) trouble: Mutex<Option<String>>,
+}
+
+#[derive(Debug)]
+struct Job {
+    step: Step,
+    deadline: Instant,
+    send_state: Arc<SendState>,
+    /// It was sent on a connection that broke.
+    repeated: bool,
+    reply: Option<oneshot::Sender<Result<Answer, StoreError>>>,
+}
+
+impl Lane {
+    pub(super) fn start(setup: Arc<Setup>, first: Option<Session>, runtime: &runtime::Handle) -> Lane {
+        let (jobs, line) = mpsc::unbounded_channel();
+        let worker = Worker {
+            setup: setup.clone(),
+            line,
+            next: VecDeque::new(),
+            told: false,
+        };
+        runtime.spawn(worker.run(first));
+        Lane { jobs, setup }
+    }
+
+    /// Queues a step, now. The future only brings the answer.
+    pub(super) fn step(&self, step: Step) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
+        let (reply, answer) = oneshot::channel();
+        let (send_state, setup) = (Arc::new(SendState::default()), self.setup.clone());
+        let deadline = Instant::now() + setup.connector.timeout;
+        let job = Job {
+            step,
+            deadline,
+            send_state: send_state.clone(),
+            repeated: false,
+            reply: Some(reply),
+        };
+        let queued = self.jobs.send(job).is_ok();
+        async move {
+            let why = match timeout_at(deadline, answer).await {
+                Ok(Ok(answer)) => return answer,
+                // No task works on it any more, although its time is not over.
+                Ok(Err(_)) if Instant::now() < deadline => {
+                    let ended = "the runtime that served the connections has ended";
+                    return Err(match !queued || send_state.give_up() {
+                        true => StoreError::not_done(Reason::Closed, ended),
+                        false => StoreError::unknown(ended),
+                    });
+                }
+                _ => setup.silence(),
+            };
+            match send_state.give_up() {
+                true => Err(StoreError::not_done(Reason::Unreachable, why)),
+                false => Err(StoreError::unknown(why)),
+            }
+        }
+    }
+}
+
+impl Setup {
+    /// Why no answer came in time.
+    fn silence(&self) -> String {
+        let Connector { address, timeout, .. } = &self.connector;
+        let trouble = self.trouble.lock().clone();
+        trouble.unwrap_or_else(|| format!("{address} did not answer within {timeout:?}"))
+    }
+}
+
+impl Job {
+    fn answer(&mut self, answer: Result<Answer, StoreError>) {
+        let repeated = self.repeated;
+        if let Some(reply) = self.reply.take() {
+            let _ = reply.send(answer.map_err(|mut error| {
+                if repeated {
+                    // Its first copy may have been carried out.
+                    error.outcome = Outcome::Unknown;
+                }
+                error
+            }));
+        }
+    }
+
+    /// Whether its caller may still want it.
+    fn is_due(&self) -> bool {
+        self.deadline > Instant::now() && self.reply.is_some()
+    }
+}
+
+struct Worker {
+    setup: Arc<Setup>,
+    line: mpsc::UnboundedReceiver<Job>,
+    /// What was taken out of the queue and is to be sent before the rest of it.
+    next: VecDeque<Job>,
+    /// The trouble was told; no need to say it again until it is over.
+    told: bool,
+}
+
+/// How the work on a step ended.
+enum Ended {
+    Answered,
+    /// The connection is of no use; the step is to be sent again if there is time.
+    Broken(Box<Job>, StoreError),
+    /// No answer came in time.
+    Silent,
+}
+
+type Running = FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>;
+
+impl Worker {
+    async fn run(mut self, mut first: Option<Session>) {
+        loop {
+            let session = match first.take() {
+                Some(session) => session,
+                None => match self.connect().await {
+                    Some(session) => session,
+                    None => return,
+                },
+            };
+            *self.setup.trouble.lock() = None;
+            let Some(trouble) = self.serve(session).await else {
+                return;
+            };
+            self.tell_trouble(&trouble);
+        }
+    }
+
+    fn tell_trouble(&mut self, trouble: &str) {
+        let address = &self.setup.connector.address;
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(server = %address, %trouble, "no connection to the record store, trying again");
+        }
+        *self.setup.trouble.lock() = Some(trouble.to_owned());
+    }
+
+    /// Tries until there is a connection; `None` when it is not needed any more.
+    async fn connect(&mut self) -> Option<Session> {
+        let mut pause = PAUSE.0;
+        loop {
+            match self.setup.connector.connect().await {
+                Ok(session) => {
+                    if std::mem::take(&mut self.told) {
+                        let address = &self.setup.connector.address;
+                        tracing::info!(server = %address, "connected to the record store again");
+                    }
+                    return Some(session);
+                }
+                Err(error) => {
+                    self.tell_trouble(&error.message);
+                    while let Ok(job) = self.line.try_recv() {
+                        self.next.push_back(job);
+                    }
+                    self.next.retain(Job::is_due);
+                    if error.reason == Reason::Refused {
+                        for mut job in self.next.drain(..) {
+                            job.answer(Err(error.clone()));
+                        }
+                    }
+                }
+            }
+            if self.line.is_closed() && self.next.is_empty() {
+                return None;
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    /// Serves until the connection is of no use any more, and tells why; `None` when it is not needed any more.
+    async fn serve(&mut self, session: Session) -> Option<String> {
+        let Session {
+            client,
+            mut notifications,
+            driver,
+        } = session;
+        let client = Arc::new(client);
+        let mut prepared = None;
+        let mut running = Running::new();
+        let trouble = loop {
+            if let Some(job) = self.next.pop_front() {
+                match self.begin(job, &client, &mut prepared).await {
+                    Ok(Some(work)) => running.push(work),
+                    Ok(None) => {}
+                    Err(trouble) => break Some(trouble),
+                }
+                continue;
+            }
+            tokio::select! {
+                biased;
+                Some(ended) = running.next(), if !running.is_empty() => match ended {
+                    Ended::Answered => {}
+                    Ended::Broken(job, error) => {
+                        let trouble = error.message.clone();
+                        self.again(*job, error);
+                        break Some(trouble);
+                    }
+                    Ended::Silent => break Some("a step got no answer in time".to_owned()),
+                },
+                job = self.line.recv() => match job {
+                    Some(job) => self.next.push_back(job),
+                    // The last answers are still on their way.
+                    None if running.is_empty() => break None,
+                    None => if let Some(Ended::Broken(mut job, error)) = running.next().await {
+                        job.answer(Err(error));
+                    },
+                },
+                notification = notifications.recv() => if notification.is_none() {
+                    break Some("the server closed the connection".to_owned());
+                },
+            }
+        };
+        if trouble.is_none() {
+            // Nothing is under way: it says good-bye.
+            driver.detach();
+            return None;
+        }
+        // Whatever is still under way on it learns now that no answer will come.
+        drop(driver);
+        while let Some(ended) = running.next().await {
+            if let Ended::Broken(job, error) = ended {
+                self.again(*job, error);
+            }
+        }
+        trouble
+    }
+
+    /// What carries a step out; nothing if that is not to be done any more.
+    async fn begin(
+        &mut self,
+        mut job: Job,
+        client: &Arc<tokio_postgres::Client>,
+        prepared: &mut Option<Arc<Prepared>>,
+    ) -> Result<Option<Pin<Box<dyn Future<Output = Ended> + Send>>>, String> {
+        if !job.is_due() {
+            return Ok(None);
+        }
+        let on = match prepared {
+            Some(on) => on.clone(),
+            None => {
+                let preparing = Prepared::new(client.clone(), &self.setup.table);
+                match timeout_at(job.deadline, preparing).await {
+                    Ok(Ok(on)) => prepared.insert(Arc::new(on)).clone(),
+                    Ok(Err(error)) => match failure::of_step(error) {
+                        Failure::Answered(error) => {
+                            job.answer(Err(error));
+                            return Ok(None);
+                        }
+                        Failure::Broken(error) => {
+                            self.next.push_front(job);
+                            return Err(error.message);
+                        }
+                    },
+                    Err(_) => return Err("the statements could not be prepared in time".to_owned()),
+                }
+            }
+        };
+        Ok(Some(Box::pin(carry_out(job, on, self.setup.clone()))))
+    }
+
+    fn again(&mut self, mut job: Job, error: StoreError) {
+        if job.is_due() {
+            match error.outcome {
+                Outcome::Unknown => job.repeated = true,
+                Outcome::NotDone if !job.repeated => job.send_state.take_back(),
+                Outcome::NotDone => {}
+            }
+            self.next.push_back(job);
+        } else {
+            job.answer(Err(error));
+        }
+    }
+}
+
+/// Sends the step at the first poll.
+async fn carry_out(mut job: Job, on: Arc<Prepared>, setup: Arc<Setup>) -> Ended {
+    if !job.send_state.send() {
+        return Ended::Answered;
+    }
+    let answer = match timeout_at(job.deadline, job.step.run(&on, job.deadline)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(Failure::Answered(error))) => {
+            job.answer(Err(error));
+            return Ended::Answered;
+        }
+        Ok(Err(Failure::Broken(error))) => return Ended::Broken(Box::new(job), error),
+        Err(_) => {
+            job.answer(Err(StoreError::unknown(setup.silence())));
+            return Ended::Silent;
+        }
+    };
+    let notifications = job.step.notifications(&answer).filter(|_| setup.tell).cloned();
+    job.answer(Ok(answer));
+    if let Some(key) = notifications {
+        let until = Instant::now() + setup.connector.timeout;
+        let told = timeout_at(until, on.tell(&setup.table.name, &key)).await;
+        if !matches!(told, Ok(Ok(()))) {
+            tracing::debug!(key = key.as_str(), "the waiters of this record were not notified");
+        }
+    }
+    Ended::Answered
+}

@@ -1,0 +1,309 @@
+//! Records in a PostgreSQL table, whose completion can join the owner's own transaction.
+//!
+//! On every other store an owner that dies after its effect and before its record leaves an unknown outcome behind.
+//! Here effect and record can be one transaction, [`PostgresClaim::complete_in`]: the one case in which exactly once is
+//! true.
+//!
+//! ```no_run
+//! use dlock::record::Records;
+//! use dlock_postgres::PostgresRecords;
+//! use tokio_postgres::NoTls;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let config = "postgres://shop@db.internal/shop".parse()?;
+//! let store = PostgresRecords::connect(config, NoTls).await?; // or a TLS connector of your choice
+//! store.create_table().await?; // or a migration with store.schema()
+//! let records = Records::new(store.clone()); // for the idempotency layer
+//! # Ok(()) }
+//! ```
+//!
+//! # What it takes
+//!
+//! PostgreSQL 12 or newer, among whose hosts is the primary; the rights to select, insert, update and delete on the
+//! table and to use the sequence `<table>_fence`. The connections are the store's own: some for the steps, one more
+//! from the first waiter on. They prepare statements and listen, so a pooler in between has to give whole sessions.
+//! What is promised is as durable as what the server commits: with `synchronous_commit = off`, or asynchronous replicas
+//! that take over, it may forget the last moments, together with the effects that were committed with them.
+//!
+//! # How it behaves
+//!
+//! - Each step is one statement and one round trip. All times are the server's (`clock_timestamp()`).
+//! - No step waits for a row that a transaction has locked. Such a claim is in progress for all other requests,
+//!   extending it succeeds, and completing, releasing or reading it from outside looks again until the transaction has
+//!   ended.
+//! - A connection that breaks is replaced, and what was under way on it is sent again; a step ends within the timeout
+//!   in any case. After a failure with [`Outcome::Unknown`](dlock::store::Outcome::Unknown) the server may or may not
+//!   have gone on.
+//! - Waiters are told by `LISTEN` and `NOTIFY` on a channel with the table's name, at once. Where that is switched off
+//!   ([`listen`](PostgresRecordsBuilder::listen)) or the connection is broken, waiters look four times a second. Of a
+//!   result that was stored by [`complete_in`](PostgresClaim::complete_in) they are told when its owner reads it or
+//!   completes it once more, and find it when the lease they were told of has ended.
+//! - Fences come from a sequence. They grow over release, expiry and a clock that is set back, and over the loss of
+//!   the table too, unless the clock was set back as well.
+//! - Expired records are removed in the background, at most a thousand rows at a time, and fewer where responses are
+//!   large: one statement takes about a twentieth of the timeout. Every process does that, and none waits for another.
+//! - Steps need the primary. A connection to a server that takes no writes any more is replaced by one to the host of
+//!   the configuration that does (`postgres://a,b/shop`); each host has its share of the timeout.
+
+mod builder;
+mod lane;
+mod notifications;
+mod step;
+mod sweep;
+mod table;
+mod transaction;
+
+use std::fmt;
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, Socket};
+use tokio_util::sync::DropGuard;
+
+pub use self::builder::PostgresRecordsBuilder;
+use self::lane::{Lane, Setup};
+use self::notifications::RecordNotifications;
+use self::step::{Answer, Step};
+use self::sweep::SweepBatch;
+pub use self::transaction::{CompleteError, PostgresClaim};
+use crate::failure;
+use dlock::Error;
+use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordStore};
+use dlock::store::{StoreError, Watch};
+
+/// Records in a table. Cheap to clone; the connections close when the last clone, and every
+/// [`Records`](dlock::record::Records) made of one, is gone.
+///
+/// ```no_run
+/// use dlock::record::Records;
+/// use dlock_postgres::PostgresRecords;
+/// use tokio_postgres::NoTls;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = PostgresRecords::connect("postgres://shop@db.internal/shop".parse()?, NoTls).await?;
+/// store.create_table().await?;
+/// let records = Records::new(store.clone()); // the store itself makes claims for transactions: `owned`
+/// # let _ = records; Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct PostgresRecords(Arc<Inner>);
+
+struct Inner {
+    setup: Arc<Setup>,
+    lanes: Vec<Lane>,
+    notifications: RecordNotifications,
+    batch: SweepBatch,
+    /// Ends what runs in the background.
+    _ended: DropGuard,
+}
+
+impl PostgresRecords {
+    /// Connects with all options at their defaults. The table need not be there yet.
+    ///
+    /// The runtime in which this is called serves the connections from then on.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses.
+    pub async fn connect<T>(config: Config, tls: T) -> Result<PostgresRecords, Error>
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+    {
+        PostgresRecords::builder(config, tls).connect().await
+    }
+
+    /// Options for the server of `config` and for the encryption: [`tokio_postgres::NoTls`], or a connector such as
+    /// those of `postgres-native-tls` or `tokio-postgres-rustls`.
+    pub fn builder<T>(config: Config, tls: T) -> PostgresRecordsBuilder<T> {
+        PostgresRecordsBuilder::new(config, tls)
+    }
+
+    /// The SQL that creates the table and what belongs to it, for a migration. It may run more than once.
+    #[must_use]
+    pub fn schema(&self) -> &str {
+        &self.0.setup.table.schema
+    }
+
+    /// Creates the table and what belongs to it, unless it exists; any number of processes may do so at the same time.
+    /// It needs the right to create tables, and the schema if one was named.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store. Safe to repeat.
+    pub async fn create_table(&self) -> Result<(), StoreError> {
+        self.0.setup.connector.create(self.schema()).await
+    }
+
+    /// Removes all rows whose retention is over, in small steps, and returns how many. This also happens in the
+    /// background, see [`sweep_every`](PostgresRecordsBuilder::sweep_every).
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store; some rows may have been removed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; some rows may have been removed.
+    pub async fn remove_expired(&self) -> Result<u64, StoreError> {
+        let Inner { lanes, batch, .. } = &*self.0;
+        let mut removed = 0;
+        loop {
+            let (rows, begun) = (batch.rows(), Instant::now());
+            match lanes[fastrand::usize(..lanes.len())]
+                .step(Step::Sweep(rows))
+                .await
+            {
+                Ok(Answer::Swept(some)) => {
+                    removed += some;
+                    if some < u64::from(rows) {
+                        return Ok(removed);
+                    }
+                    batch.took(rows, begun.elapsed());
+                }
+                Ok(other) => return Err(strange(&other)),
+                Err(error) if rows > 1 && failure::took_too_long(&error) => batch.took_too_long(rows),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// A claim for a transaction of its owner: as [`claim`](dlock::record::Records::claim) gave it to this
+    /// token. The result is kept for `retention` from its completion on.
+    pub fn owned(&self, key: &RecordKey, token: &ClaimToken, retention: Duration) -> PostgresClaim {
+        PostgresClaim {
+            setup: self.0.setup.clone(),
+            key: key.clone(),
+            token: token.clone(),
+            retention,
+        }
+    }
+
+    /// Queues a step for its record's connection, now.
+    fn step(
+        &self,
+        key: &RecordKey,
+        step: Step,
+    ) -> impl Future<Output = Result<Answer, StoreError>> + Send + use<> {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        let lane = hasher.finish() % self.0.lanes.len() as u64;
+        self.0.lanes[lane as usize].step(step)
+    }
+
+    /// The same for a change by the owner; the waiters in this process are told of it if `notifications`.
+    fn change(
+        &self,
+        key: &RecordKey,
+        step: Step,
+        notifications: bool,
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
+        let (answer, store, key) = (self.step(key, step), self.clone(), key.clone());
+        async move {
+            match answer.await? {
+                Answer::Owner(reply) => {
+                    if notifications && reply == OwnerReply::Done {
+                        store.0.notifications.tell(&key);
+                    }
+                    Ok(reply)
+                }
+                other => Err(strange(&other)),
+            }
+        }
+    }
+}
+
+impl RecordStore for PostgresRecords {
+    fn claim(
+        self: Arc<Self>,
+        request: ClaimRequest,
+    ) -> impl Future<Output = Result<ClaimReply, StoreError>> + Send + 'static {
+        let answer = self.step(&request.key.clone(), Step::Claim(request));
+        async move {
+            match answer.await? {
+                Answer::Claim(reply) => Ok(reply),
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn extend(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        lease: Duration,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+        self.change(&key.clone(), Step::Extend(key, token, lease, retention), false)
+    }
+
+    fn complete(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+        response: Vec<u8>,
+        retention: Duration,
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+        self.change(
+            &key.clone(),
+            Step::Complete(key, token, response, retention),
+            true,
+        )
+    }
+
+    fn release(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+        self.change(&key.clone(), Step::GiveBack(key, token, true), true)
+    }
+
+    fn abandon(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + 'static {
+        self.change(&key.clone(), Step::GiveBack(key, token, false), true)
+    }
+
+    fn read(
+        self: Arc<Self>,
+        key: RecordKey,
+        token: ClaimToken,
+    ) -> impl Future<Output = Result<ClaimState, StoreError>> + Send + 'static {
+        let answer = self.step(&key, Step::Read(key.clone(), token));
+        async move {
+            match answer.await? {
+                Answer::State(state) => {
+                    if matches!(state, ClaimState::Completed { .. }) {
+                        self.0.notifications.tell(&key);
+                    }
+                    Ok(state)
+                }
+                other => Err(strange(&other)),
+            }
+        }
+    }
+
+    fn watch(self: Arc<Self>, key: &RecordKey) -> Watch {
+        self.0.notifications.watch(key)
+    }
+}
+
+impl fmt::Debug for PostgresRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresRecords")
+            .field("server", &self.0.setup.connector.address)
+            .field("table", &self.0.setup.table.name)
+            .finish_non_exhaustive()
+    }
+}
+
+fn strange(answer: &Answer) -> StoreError {
+    StoreError::unknown(format!("the answer of another step came: {answer:?}"))
+}

@@ -1,0 +1,284 @@
+//! Each step as its statement, and what its answer means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+
+use super::table::{Sql, Table};
+use crate::failure::{self, Failure};
+use crate::micros::micros;
+use dlock::record::{ClaimReply, ClaimRequest, ClaimState, ClaimToken, OnOrphan, OwnerReply, RecordKey};
+use dlock::store::{Reason, StoreError};
+
+/// The format of the records that this version writes and reads.
+const FORMAT: i32 = 1;
+/// The remaining time of a claim whose lease has ended while a transaction holds its row.
+const SOON: Duration = Duration::from_millis(100);
+/// How often a claim looks anew because the row changed under its eyes.
+const LOOKS: u32 = 4;
+/// How often an extension looks anew at a row that is locked.
+const LOOKS_TO_EXTEND: u32 = 3;
+
+/// What is asked of the server.
+#[derive(Debug)]
+pub(super) enum Step {
+    Claim(ClaimRequest),
+    Extend(RecordKey, ClaimToken, Duration, Duration),
+    Complete(RecordKey, ClaimToken, Vec<u8>, Duration),
+    /// Whether to forget it: nothing was done under this claim.
+    GiveBack(RecordKey, ClaimToken, bool),
+    Read(RecordKey, ClaimToken),
+    Sweep(u32),
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Claim(ClaimReply),
+    Owner(OwnerReply),
+    State(ClaimState),
+    Swept(u64),
+}
+
+/// A connection on which every statement is prepared.
+pub(super) struct Prepared {
+    client: Arc<Client>,
+    statements: Vec<Statement>,
+}
+
+impl Prepared {
+    pub(super) async fn new(client: Arc<Client>, table: &Table) -> Result<Prepared, tokio_postgres::Error> {
+        let prepare = Sql::ALL.map(|sql| client.prepare(table.sql(sql)));
+        let statements = futures_util::future::try_join_all(prepare).await?;
+        Ok(Prepared { client, statements })
+    }
+
+    async fn ask(&self, sql: Sql, values: &[&(dyn ToSql + Sync)]) -> Result<Row, Failure> {
+        let statement = &self.statements[sql as usize];
+        self.client
+            .query_one(statement, values)
+            .await
+            .map_err(failure::of_step)
+    }
+
+    /// Notifies the waiters, in all processes.
+    pub(super) async fn tell(&self, channel: &str, key: &RecordKey) -> Result<(), Failure> {
+        self.ask(Sql::Tell, &[&channel, &key.as_str()]).await.map(drop)
+    }
+}
+
+/// What one look at the server gave.
+enum Look {
+    Answer(Answer),
+    /// A transaction holds the row: look again.
+    Held,
+}
+
+impl Step {
+    /// Sends it, at the first poll, and looks again where another transaction was just changing the row.
+    pub(super) async fn run(&self, on: &Prepared, deadline: Instant) -> Result<Answer, Failure> {
+        let mut pause = Duration::from_millis(2);
+        for looks in 1.. {
+            if let Look::Answer(answer) = self.look(on, looks).await? {
+                return Ok(answer);
+            }
+            if Instant::now() + pause * 2 > deadline {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(50));
+        }
+        let message = "an open transaction holds the record, and may be about to complete it";
+        let held = StoreError::not_done(Reason::Unreachable, message);
+        Err(Failure::Answered(held))
+    }
+
+    async fn look(&self, on: &Prepared, looks: u32) -> Result<Look, Failure> {
+        match self {
+            Step::Claim(request) => {
+                let over = request.on_orphan == OnOrphan::TakeOver;
+                let (lease, retention) = (micros(request.lease), micros(request.retention));
+                let (key, token) = (request.key.as_str(), request.token.as_str());
+                let fingerprint = &request.fingerprint[..];
+                let values: [&(dyn ToSql + Sync); 6] =
+                    [&key, &token, &fingerprint, &lease, &retention, &over];
+                let row = on.ask(Sql::Claim, &values).await?;
+                claimed(&row, over, looks)
+            }
+            Step::Extend(key, token, lease, retention) => {
+                let (lease, retention) = (micros(*lease), micros(*retention));
+                let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), &lease, &retention];
+                let row = on.ask(Sql::Extend, &values).await?;
+                match owned(&row, "completed")? {
+                    // The holder of the row of a live claim is its owner's own transaction. That is not waited for, and
+                    // as long as it lasts the claim is not taken over.
+                    Look::Held if looks >= LOOKS_TO_EXTEND => Ok(done()),
+                    look => Ok(look),
+                }
+            }
+            Step::Complete(key, token, response, retention) => {
+                let retention = micros(*retention);
+                let values: [&(dyn ToSql + Sync); 4] = [&key.as_str(), &token.as_str(), response, &retention];
+                owned(&on.ask(Sql::Complete, &values).await?, "completed")
+            }
+            Step::GiveBack(key, token, forget) => {
+                let values: [&(dyn ToSql + Sync); 3] = [&key.as_str(), &token.as_str(), forget];
+                let row = on.ask(Sql::Release, &values).await?;
+                if column::<Option<String>>(&row, "state")?.is_none_or(|state| state == "released") {
+                    return Ok(done());
+                }
+                owned(&row, "orphaned")
+            }
+            Step::Read(key, token) => read(&on.ask(Sql::Read, &[&key.as_str(), &token.as_str()]).await?),
+            Step::Sweep(most) => {
+                let row = on.ask(Sql::Sweep, &[&i64::from(*most)]).await?;
+                let gone: i64 = column(&row, "gone")?;
+                Ok(Look::Answer(Answer::Swept(gone.unsigned_abs())))
+            }
+        }
+    }
+
+    /// The record whose waiters must be notified after this answer. A result that its owner reads was committed by
+    /// another way.
+    pub(super) fn notifications(&self, answer: &Answer) -> Option<&RecordKey> {
+        match (self, answer) {
+            (Step::Complete(key, ..) | Step::GiveBack(key, ..), Answer::Owner(OwnerReply::Done))
+            | (Step::Read(key, _), Answer::State(ClaimState::Completed { .. })) => Some(key),
+            _ => None,
+        }
+    }
+}
+
+fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
+    let reply = |reply| Ok(Look::Answer(Answer::Claim(reply)));
+    if let (Some(attempt), Some(fence)) = (column(row, "attempt")?, column(row, "fence")?) {
+        return reply(ClaimReply::Claimed {
+            attempt: number(attempt),
+            fence: fence_of(fence),
+        });
+    }
+    let Some(state) = column::<Option<String>>(row, "state")? else {
+        // There was none, and another claim was quicker.
+        return Ok(Look::Held);
+    };
+    let (kept, mine, same): (bool, bool, bool) =
+        (column(row, "kept")?, column(row, "mine")?, column(row, "same")?);
+    let attempt = number(column(row, "seen_attempt")?);
+    let held = || match looks < LOOKS {
+        true => Ok(Look::Held),
+        false => reply(ClaimReply::InProgress {
+            remaining: SOON,
+            attempt: attempt.max(1),
+        }),
+    };
+    let given_back = mine && state == "released";
+    if !kept && !given_back {
+        // It is forgotten, and another process is just removing it or was quicker to claim it.
+        return held();
+    }
+    readable(row, &state)?;
+    let remaining: i64 = column(row, "remaining")?;
+    match &*state {
+        _ if given_back => late(),
+        _ if !same => reply(ClaimReply::Mismatch),
+        "orphaned" if mine => late(),
+        "completed" => reply(ClaimReply::Completed {
+            response: column(row, "response")?,
+        }),
+        // Asked again, by the owner whose transaction holds the row.
+        "claimed" if mine => reply(ClaimReply::Claimed {
+            attempt,
+            fence: fence_of(column(row, "seen_fence")?),
+        }),
+        "claimed" if remaining > 0 => reply(ClaimReply::InProgress {
+            remaining: Duration::from_micros(remaining.unsigned_abs()),
+            attempt,
+        }),
+        _ if column(row, "free")? && !over => reply(ClaimReply::Orphan { attempt }),
+        // Its owner's transaction is about to complete it, or another claim was quicker to take it over.
+        _ => held(),
+    }
+}
+
+/// The claim's own release overtook it.
+fn late() -> Result<Look, Failure> {
+    Err(Failure::Answered(StoreError::not_done(
+        Reason::Refused,
+        "the claim came too late: it was released before",
+    )))
+}
+
+/// The answer to a change; `also` is the state in which it was made before.
+fn owned(row: &Row, also: &str) -> Result<Look, Failure> {
+    if column(row, "changed")? {
+        return Ok(done());
+    }
+    let not_owner = Ok(Look::Answer(Answer::Owner(OwnerReply::NotOwner)));
+    let Some(state) = column::<Option<String>>(row, "state")? else {
+        return not_owner;
+    };
+    readable(row, &state)?;
+    match column::<Option<bool>>(row, "mine")? {
+        Some(true) if state == also => Ok(done()),
+        Some(true) if state == "claimed" => Ok(Look::Held),
+        _ => not_owner,
+    }
+}
+
+fn read(row: &Row) -> Result<Look, Failure> {
+    let state = |state| Ok(Look::Answer(Answer::State(state)));
+    if !column::<Option<bool>>(row, "mine")?.unwrap_or(false) {
+        return state(ClaimState::Lost);
+    }
+    let found: String = column(row, "state")?;
+    readable(row, &found)?;
+    if !column::<bool>(row, "settled")? {
+        return Ok(Look::Held);
+    }
+    match &*found {
+        "claimed" => state(ClaimState::Open),
+        "completed" => state(ClaimState::Completed {
+            response: column(row, "response")?,
+        }),
+        _ => state(ClaimState::Lost),
+    }
+}
+
+fn done() -> Look {
+    Look::Answer(Answer::Owner(OwnerReply::Done))
+}
+
+/// An error where the record is of another format.
+fn readable(row: &Row, state: &str) -> Result<(), Failure> {
+    let version: i32 = column(row, "version")?;
+    let known = matches!(state, "claimed" | "completed" | "orphaned" | "released");
+    if version == FORMAT && known {
+        return Ok(());
+    }
+    let found = match version {
+        FORMAT => format!("a record in the unknown state {state:?}"),
+        _ => format!("a record of format {version}, this version of dlock knows format {FORMAT}"),
+    };
+    Err(unreadable(found))
+}
+
+fn unreadable(found: String) -> Failure {
+    let message = format!("the table holds {found}");
+    Failure::Answered(StoreError::not_done(Reason::KeyTaken(found), message))
+}
+
+fn column<'a, T: tokio_postgres::types::FromSql<'a>>(row: &'a Row, name: &str) -> Result<T, Failure> {
+    row.try_get(name)
+        .map_err(|error| unreadable(format!("a record that cannot be read ({error})")))
+}
+
+fn number(attempt: i32) -> u32 {
+    attempt.unsigned_abs()
+}
+
+fn fence_of(fence: i64) -> u64 {
+    fence.unsigned_abs()
+}

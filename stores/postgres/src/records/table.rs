@@ -1,0 +1,110 @@
+//! The statements, written for one table.
+
+use crate::names::TableName;
+
+/// The table's name where the user gives none.
+pub(super) const DEFAULT: &str = "dlock_records";
+/// Where the records are: the names of the table and of what belongs to it, and every statement on them.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// The channel for notifications, and what the table is called in messages.
+    pub(super) name: String,
+    pub(super) schema: String,
+    pub(super) complete_in: String,
+    pub(super) hold_in: String,
+    /// In the order of [`Sql`].
+    prepared: [String; Sql::ALL.len()],
+}
+
+/// A statement that each connection prepares.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Sql {
+    Claim,
+    Extend,
+    Complete,
+    Release,
+    Read,
+    Sweep,
+    Tell,
+}
+
+impl Sql {
+    pub(super) const ALL: [Sql; 7] = [
+        Sql::Claim,
+        Sql::Extend,
+        Sql::Complete,
+        Sql::Release,
+        Sql::Read,
+        Sql::Sweep,
+        Sql::Tell,
+    ];
+
+    fn template(self) -> &'static str {
+        match self {
+            Sql::Claim => include_str!("sql/claim.sql"),
+            Sql::Extend => include_str!("sql/extend.sql"),
+            Sql::Complete => include_str!("sql/complete.sql"),
+            Sql::Release => include_str!("sql/release.sql"),
+            Sql::Read => include_str!("sql/read.sql"),
+            Sql::Sweep => include_str!("sql/sweep.sql"),
+            Sql::Tell => include_str!("sql/tell.sql"),
+        }
+    }
+}
+
+impl Table {
+    /// The statements for this table.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the name.
+    pub(super) fn new(name: &str) -> Result<Table, String> {
+        let name = TableName::new(name)?;
+        let fence = name.with("_fence");
+        let write = |template: &str| {
+            template
+                .replace("{table}", &name.quoted())
+                .replace("{index}", &name.alone("_expires_at"))
+                .replace("{fence}", &fence)
+                .replace("{fence_literal}", &format!("'{fence}'"))
+        };
+        Ok(Table {
+            schema: write(include_str!("sql/schema.sql")),
+            complete_in: write(include_str!("sql/complete_in.sql")),
+            hold_in: write(include_str!("sql/hold_in.sql")),
+            prepared: Sql::ALL.map(|sql| write(sql.template())),
+            name: name.plain,
+        })
+    }
+
+    pub(super) fn sql(&self, sql: Sql) -> &str {
+        &self.prepared[sql as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_statement_names_the_table_and_leaves_no_gap() {
+        let table = Table::new("App.Records").unwrap();
+        let prepared = Sql::ALL.map(|sql| table.sql(sql));
+        for text in prepared
+            .into_iter()
+            .chain([&*table.schema, &*table.complete_in, &*table.hold_in])
+        {
+            assert!(!text.contains('{'), "{text}");
+        }
+        assert!(
+            table
+                .schema
+                .contains("CREATE TABLE IF NOT EXISTS \"App\".\"Records\"")
+        );
+        assert!(
+            table
+                .sql(Sql::Claim)
+                .contains("nextval('\"App\".\"Records_fence\"')")
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! Completion as a part of the owner's own transaction: the effect and its record commit together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::Transaction;
+use tokio_postgres::types::Type;
+
+use super::lane::Setup;
+use crate::micros::micros;
+use dlock::record::{ClaimToken, RecordKey};
+
+/// A claim for a transaction of its owner; from [`PostgresRecords::owned`](super::PostgresRecords::owned).
+///
+/// What is written in the transaction and the result of the claim are committed together, or neither is: whatever fails
+/// in between, the work is done once. The table has to be in the database of the transaction.
+///
+/// ```no_run
+/// use dlock_postgres::{CompleteError, PostgresClaim};
+///
+/// async fn charge(
+///     client: &mut tokio_postgres::Client,
+///     claim: &PostgresClaim,
+/// ) -> Result<(), Box<dyn std::error::Error>> {
+///     let tx = client.transaction().await?;
+///     tx.execute("UPDATE accounts SET balance = balance - 5 WHERE id = 1", &[]).await?;
+///     claim.complete_in(&tx, b"charged").await?; // an error here drops, and so rolls back, the transaction
+///     tx.commit().await?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "it completes nothing until complete_in is called"]
+pub struct PostgresClaim {
+    pub(super) setup: Arc<Setup>,
+    pub(super) key: RecordKey,
+    pub(super) token: ClaimToken,
+    pub(super) retention: Duration,
+}
+
+/// Why a claim could not be completed in a transaction. The transaction must be rolled back, which dropping it does.
+///
+/// ```no_run
+/// use dlock_postgres::{CompleteError, PostgresClaim};
+/// use tokio_postgres::Transaction;
+///
+/// /// Whether this attempt did the work. When another one took over, that is no failure.
+/// async fn commit(tx: Transaction<'_>, claim: &PostgresClaim) -> Result<bool, Box<dyn std::error::Error>> {
+///     match claim.complete_in(&tx, b"charged").await {
+///         Ok(()) => tx.commit().await?,
+///         Err(CompleteError::ClaimLost { .. }) => {
+///             tx.rollback().await?;
+///             return Ok(false);
+///         }
+///         Err(error) => return Err(error.into()), // dropping the transaction rolls it back
+///     }
+///     Ok(true)
+/// }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// The claim is not the caller's any more: it was released, taken over, or completed with another result.
+    #[error(
+        "the claim of record \"{}\" was lost, or has another result: roll the transaction back",
+        key.as_str()
+    )]
+    #[non_exhaustive]
+    ClaimLost {
+        /// The record.
+        key: RecordKey,
+    },
+    /// The statement failed; the transaction cannot be committed.
+    #[error("the result of record \"{}\" could not be stored: roll the transaction back", key.as_str())]
+    #[non_exhaustive]
+    Failed {
+        /// The record.
+        key: RecordKey,
+        /// What failed.
+        source: tokio_postgres::Error,
+    },
+}
+
+impl CompleteError {
+    /// Whether the claim was lost.
+    #[must_use]
+    pub fn is_claim_lost(&self) -> bool {
+        matches!(self, CompleteError::ClaimLost { .. })
+    }
+}
+
+impl PostgresClaim {
+    /// Stores the result as part of the transaction; the last statement before its commit. One round trip.
+    ///
+    /// From here to the end of the transaction the claim is not taken over, and extending it waits for nothing. Storing
+    /// the same result twice is fine.
+    ///
+    /// # Errors
+    ///
+    /// [`CompleteError::ClaimLost`] when no row was changed: another attempt may be doing the work, so the transaction
+    /// must be rolled back. [`CompleteError::Failed`] otherwise; a serialization failure is among them, see
+    /// [`hold_in`](Self::hold_in).
+    ///
+    /// Cancel safe only in that a transaction that is dropped is rolled back.
+    pub async fn complete_in(&self, tx: &Transaction<'_>, response: &[u8]) -> Result<(), CompleteError> {
+        let (key, token, retention) = (self.key.as_str(), self.token.as_str(), micros(self.retention));
+        let changed = tx
+            .execute_typed(
+                &self.setup.table.complete_in,
+                &[
+                    (&key, Type::TEXT),
+                    (&token, Type::TEXT),
+                    (&response, Type::BYTEA),
+                    (&retention, Type::INT8),
+                ],
+            )
+            .await;
+        self.one_row(changed)
+    }
+
+    /// Locks the record for this transaction, as its first statement, so that the claim cannot be lost while the
+    /// work is done. Optional, but under `REPEATABLE READ` and `SERIALIZABLE`: there
+    /// [`complete_in`](Self::complete_in) fails with a serialization failure when the claim was extended since
+    /// the transaction's first statement, and this keeps it from being extended.
+    ///
+    /// # Errors
+    ///
+    /// As [`complete_in`](Self::complete_in). Cancel safe as that.
+    pub async fn hold_in(&self, tx: &Transaction<'_>) -> Result<(), CompleteError> {
+        let (key, token) = (self.key.as_str(), self.token.as_str());
+        let locked = tx
+            .execute_typed(
+                &self.setup.table.hold_in,
+                &[(&key, Type::TEXT), (&token, Type::TEXT)],
+            )
+            .await;
+        self.one_row(locked)
+    }
+
+    fn one_row(&self, rows: Result<u64, tokio_postgres::Error>) -> Result<(), CompleteError> {
+        let key = self.key.clone();
+        match rows {
+            Ok(0) => Err(CompleteError::ClaimLost { key }),
+            Ok(_) => Ok(()),
+            Err(source) => Err(CompleteError::Failed { key, source }),
+        }
+    }
+
+    /// The key of the record.
+    #[must_use]
+    pub fn key(&self) -> &RecordKey {
+        &self.key
+    }
+
+    /// The token of the claim.
+    #[must_use]
+    pub fn token(&self) -> &ClaimToken {
+        &self.token
+    }
+}

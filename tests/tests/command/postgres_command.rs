@@ -1,0 +1,97 @@
+//! Programs on PostgreSQL: the command `dlock`, and the example of a payment.
+
+use dlock::LockClient;
+use dlock_tests::faults::PATIENCE;
+use dlock_tests::postgres::{Postgres, fresh_table};
+use dlock_tests::{Running, bins, child, eventually};
+
+fn look(url: &str, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = child::command(bins::dlock());
+    command.args(["--url", url]).args(args);
+    let output = bins::output(command, PATIENCE);
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.code(), said.concat())
+}
+
+#[tokio::test]
+async fn command_runs_lists_and_measures() {
+    let server = Postgres::shared().await;
+    let base = server.url_at(server.addr());
+    let url = format!("{base}?table={}&lease=60s&timeout=20s", fresh_table());
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(2) && said.contains("create_table=true"), "{said}");
+    let url = format!("{url}&create_table=true");
+    let running = Running::script(&url, &["a job"], "echo \"$DLOCK_FENCING_TOKEN\"; read line");
+    running.says("\n").await;
+    let (code, said) = look(&url, &["list"]);
+    assert!(code == Some(0) && said.contains("a job"), "{said}");
+    let builder = LockClient::builder().scheme(dlock_postgres::scheme()).url(&url);
+    let client = builder.build().await.unwrap();
+    assert!(client.lock("a job").try_acquire().await.unwrap_err().is_busy());
+    running.write(b"end\n");
+    let ended = running.all_ended().await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(
+        ended.stdout.trim().parse::<u64>().is_ok_and(|token| token > 0),
+        "{ended:?}"
+    );
+    client
+        .lock("a job")
+        .try_acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    let bench = [
+        "bench",
+        "--workload",
+        "parallel",
+        "--tasks",
+        "8",
+        "--seconds",
+        "1",
+        "--warmup",
+        "0",
+    ];
+    let (code, said) = look(&url, &bench);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// The lease is 1 s, and the first process stands still for three of them with its transaction open.
+#[tokio::test]
+async fn payment_that_stands_still_is_neither_lost_nor_overtaken() {
+    let server = Postgres::start().await;
+    let url = server.url_at(server.addr());
+    let payment = |key: &str, more: &[&str]| {
+        let mut command = child::command(bins::payment());
+        command
+            .args(["--url", &url, "--open", "100", "--lease", "1s", "--key", key])
+            .args(more);
+        command
+    };
+    let said = |output: std::process::Output| String::from_utf8(output.stdout).unwrap();
+    let pay = |key: &str, more: &[&str]| said(bins::output(payment(key, more), PATIENCE));
+    assert_eq!(pay("first", &[]), "paid 5, 95 left\n");
+    assert_eq!(pay("first", &[]), "paid 5, 95 left (before)\n");
+    let stalled = payment("second", &["--stall", "3s"]);
+    let stalled = tokio::task::spawn_blocking(move || bins::output(stalled, PATIENCE));
+    let db = server.client().await;
+    eventually("it has the account", async || {
+        let held = db
+            .query("SELECT FROM dlock_locks_pins WHERE key = 'account:1'", &[])
+            .await;
+        held.is_ok_and(|rows| !rows.is_empty())
+    })
+    .await;
+    let beside = payment("third", &["--amount", "10"]);
+    let beside = tokio::task::spawn_blocking(move || bins::output(beside, PATIENCE));
+    assert_eq!(said(stalled.await.unwrap()), "paid 5, 90 left\n");
+    assert_eq!(said(beside.await.unwrap()), "paid 10, 80 left\n");
+    let balance: i64 = db
+        .query_one("SELECT balance FROM accounts", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert_eq!(balance, 80);
+}

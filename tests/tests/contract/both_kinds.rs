@@ -1,0 +1,231 @@
+//! What holds of every kind of lock on every store, as in the tests of Redisson: see
+//! `tests/interop/PORTED.md`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dlock::{Error, Lock, LockClient, LockKey, LockKind, Loss};
+use dlock_tests::faults::{PATIENCE, SLACK, SOON, in_rounds, within};
+use dlock_tests::{Store, on_every_store, settle};
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+/// Those that one holder has alone, and all.
+const ALONE: [LockKind; 4] = [LockKind::Mutex, LockKind::Fair, LockKind::Fenced, LockKind::Write];
+const ALL: [LockKind; 5] = [
+    LockKind::Mutex,
+    LockKind::Fair,
+    LockKind::Fenced,
+    LockKind::Write,
+    LockKind::Read,
+];
+
+/// A name for each kind, so that they are not in each other's way.
+fn of(client: &LockClient, kind: LockKind) -> Lock {
+    client.lock(format!("the-{kind}")).kind(kind)
+}
+
+/// What keeps everybody else out of that.
+fn against(client: &LockClient, kind: LockKind) -> Lock {
+    match kind {
+        LockKind::Read => client.lock("the-read").kind(LockKind::Write),
+        _ => of(client, kind),
+    }
+}
+
+async fn is_busy(client: &LockClient, kind: LockKind) -> bool {
+    match against(client, kind).try_acquire().await {
+        Ok(_) => false,
+        Err(error) => {
+            assert!(error.is_busy(), "{kind}: {error}");
+            true
+        }
+    }
+}
+
+/// What is left of the lease of who holds it.
+async fn left(client: &LockClient, kind: LockKind) -> Option<Duration> {
+    let holder = client.inspect(format!("the-{kind}")).await.unwrap()?;
+    Some(holder.remaining.expect("every lock of ours ends"))
+}
+
+/// Counts in two halves, so that a task that is not alone counts wrong.
+async fn count(counter: &AtomicU64) {
+    let before = counter.load(Ordering::SeqCst);
+    tokio::task::yield_now().await;
+    counter.store(before + 1, Ordering::SeqCst);
+}
+
+async fn clients(store: &Store, number: usize) -> Vec<LockClient> {
+    join_all((0..number).map(|_| store.client())).await
+}
+
+/// A client whose locks end soon when they are not renewed.
+async fn hasty(store: &Store) -> LockClient {
+    store.client_with(|builder| builder.lease(900 * MS)).await
+}
+
+/// Takes one of each kind in a process that ends then: its runtime ends, and nothing is released.
+fn die_with_all(store: &Store) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let client = hasty(store).await;
+                for kind in ALL {
+                    std::mem::forget(of(&client, kind).acquire().await.unwrap());
+                }
+                std::mem::forget(client);
+            });
+        });
+    });
+}
+
+on_every_store! {
+    async fn it_is_held_until_as_many_guards_are_gone_as_there_were(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        for kind in ALL {
+            let first = of(&a, kind).acquire().await.unwrap();
+            let second = first.scope(of(&a, kind).acquire()).await.unwrap();
+            let third = first.reenter().unwrap();
+            // To the store it is one hold.
+            assert_eq!(b.inspect(format!("the-{kind}")).await.unwrap().unwrap().holds, 1);
+            for guard in [second, first, third] {
+                assert!(guard.is_held() && is_busy(&b, kind).await, "{kind}");
+                guard.release().await.unwrap();
+            }
+            assert!(!is_busy(&b, kind).await, "{kind}");
+        }
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn a_process_that_is_gone_leaves_every_kind_to_its_lease(store: &Store) {
+        die_with_all(store);
+        let client = store.client().await;
+        for kind in ALL {
+            let begun = Instant::now();
+            let guard = against(&client, kind).wait(PATIENCE).acquire().await.unwrap();
+            assert!(begun.elapsed() < SLACK, "{kind}: {:?}", begun.elapsed());
+            guard.release().await.unwrap();
+        }
+        store.assert_clean(&[&client]).await;
+    }
+
+    async fn a_counter_stays_right_that_only_exclusion_keeps_so(store: &Store) {
+        let clients = clients(store, 4).await;
+        let counter = Arc::new(AtomicU64::new(0));
+        for (at, kind) in ALONE.into_iter().enumerate() {
+            let tasks = (0..8).map(|task| {
+                let (lock, counter) = (of(&clients[task % 4], kind).wait(PATIENCE), counter.clone());
+                tokio::spawn(async move {
+                    for _ in 0..5 {
+                        let guard = lock.acquire().await.unwrap();
+                        count(&counter).await;
+                        guard.release().await.unwrap();
+                    }
+                })
+            });
+            for task in join_all(tasks).await {
+                task.unwrap();
+            }
+            assert_eq!(counter.load(Ordering::SeqCst), 40 * (at as u64 + 1), "{kind}");
+        }
+        store.assert_clean(&clients.iter().collect::<Vec<_>>()).await;
+    }
+
+    async fn names_with_a_tag_are_names_of_every_kind(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        for kind in ALL {
+            let name = LockKey::raw(format!("{{test}}:abc:{kind}"));
+            let guard = a.lock(name.clone()).kind(kind).acquire().await.unwrap();
+            let other = if kind == LockKind::Read { LockKind::Write } else { kind };
+            let waiter = tokio::spawn(b.lock(name.clone()).kind(other).acquire());
+            settle().await;
+            assert!(!waiter.is_finished(), "{kind}");
+            guard.release().await.unwrap();
+            let next = within(SOON, "the wake-up", waiter).await.unwrap().unwrap();
+            next.release().await.unwrap();
+        }
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn a_nested_lease_shortens_nothing(store: &Store) {
+        let (a, b) = (store.client().await, store.client().await);
+        for kind in ALL {
+            let outer = of(&a, kind).fixed_lease(60 * SECOND).acquire().await.unwrap();
+            let inner = outer.scope(of(&a, kind).fixed_lease(100 * MS).acquire()).await.unwrap();
+            assert!(inner.remaining() > 60 * SECOND - SLACK, "{kind}: {:?}", inner.remaining());
+            let seen = left(&b, kind).await.unwrap();
+            assert!(seen > 60 * SECOND - SLACK, "{kind}: {seen:?}");
+            inner.release().await.unwrap();
+            assert!(outer.ensure(SECOND).await.is_ok() && is_busy(&b, kind).await, "{kind}");
+            outer.release().await.unwrap();
+        }
+        store.assert_clean(&[&a, &b]).await;
+    }
+
+    async fn after_a_loss_of_data_the_holder_is_told_and_the_next_one_is_renewed(store: &Store) {
+        in_rounds("it is renewed in time", async || {
+            let (a, b) = (hasty(store).await, hasty(store).await);
+            let mut held = Vec::new();
+            for kind in ALL {
+                held.push(of(&a, kind).lease(HOUR).acquire().await.unwrap());
+            }
+            store.flush().await;
+            for guard in held {
+                let told = guard.ensure(HOUR).await;
+                assert!(matches!(told, Err(Error::Lost { loss: Loss::Gone, .. })), "{told:?}");
+                assert!(guard.release().await.unwrap_err().is_lost());
+            }
+            let mut next = Vec::new();
+            for kind in ALL {
+                next.push(of(&a, kind).acquire().await.unwrap());
+            }
+            sleep(1800 * MS).await;
+            let held = next.iter().all(|guard| guard.is_held());
+            for (guard, kind) in next.into_iter().zip(ALL) {
+                assert!(!held || is_busy(&b, kind).await, "{kind}");
+                drop(guard);
+            }
+            store.assert_clean(&[&a, &b]).await;
+            if held { Ok(()) } else { Err("a renewal was late") }
+        })
+        .await;
+    }
+
+    async fn acquires_that_are_dropped_in_a_storm_leave_no_lock_that_is_renewed(store: &Store) {
+        let clients = [hasty(store).await, hasty(store).await];
+        for kind in ALL {
+            let storms = (0..4_usize).map(|task| {
+                let lock = of(&clients[task % 2], kind);
+                tokio::spawn(async move {
+                    for round in 0..30 {
+                        let patience = Duration::from_micros(fastrand::u64(0..2500));
+                        match timeout(patience, lock.acquire()).await {
+                            Ok(Ok(guard)) if round % 2 == 0 => guard.release().await.unwrap(),
+                            Ok(Ok(guard)) => drop(guard),
+                            Ok(Err(error)) => panic!("{error}"),
+                            Err(_) => {}
+                        }
+                    }
+                })
+            });
+            for storm in join_all(storms).await {
+                storm.unwrap();
+            }
+        }
+        let late = store.client().await;
+        for kind in ALL {
+            let guard = against(&late, kind).wait(SOON + SLACK).acquire().await;
+            guard.unwrap_or_else(|error| panic!("{kind}: {error}")).release().await.unwrap();
+        }
+        store.assert_clean(&[&clients[0], &clients[1], &late]).await;
+    }
+}

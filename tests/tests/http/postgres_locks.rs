@@ -1,0 +1,854 @@
+//! Locks on PostgreSQL where the server, the network or the table fails: what is promised, and what went wrong elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock::store::{
+    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
+    Renewal, Store, StoreError,
+};
+use dlock::{Error, HoldState, LockClient, Loss};
+use dlock_postgres::PostgresLocks;
+use dlock_tests::faults::{PATIENCE, SOON, answered, within};
+use dlock_tests::postgres::{PgProxy, Pooler, Postgres, Request, fresh_table};
+use dlock_tests::{Swallow, eventually};
+use futures_util::future::join_all;
+use tokio::time::sleep;
+use tokio_postgres::{Config, NoTls};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+/// No test waits for its end.
+const LEASE: Duration = Duration::from_secs(300);
+/// What one step of a hasty store may take.
+const TIMEOUT: Duration = Duration::from_millis(600);
+
+fn acquires(request: &Request) -> bool {
+    request.runs("-- Acquires locks")
+}
+
+fn releases(request: &Request) -> bool {
+    request.runs("-- Ends grants")
+}
+
+fn renews(request: &Request) -> bool {
+    request.runs("-- Lets grants last")
+}
+
+async fn connected(config: Config, table: &str, timeout: Duration) -> Arc<PostgresLocks> {
+    let builder = || {
+        PostgresLocks::builder(config.clone(), NoTls)
+            .table(table)
+            .timeout(timeout)
+    };
+    Arc::new(
+        answered(|| builder().connect())
+            .await
+            .expect("the server is there"),
+    )
+}
+
+async fn client(store: &Arc<PostgresLocks>) -> LockClient {
+    let built = LockClient::builder()
+        .store((**store).clone())
+        .retry_for(PATIENCE)
+        .build()
+        .await;
+    built.expect("the server is there")
+}
+
+/// A table, a hasty store behind a network, and a patient one beside it.
+struct Setting {
+    server: Arc<Postgres>,
+    table: String,
+    proxy: PgProxy,
+    hasty: Arc<PostgresLocks>,
+    patient: Arc<PostgresLocks>,
+}
+
+async fn setting() -> Setting {
+    setting_on(Postgres::shared().await).await
+}
+
+async fn setting_on(server: Arc<Postgres>) -> Setting {
+    let table = fresh_table();
+    let patient = connected(server.config(), &table, PATIENCE).await;
+    patient.create_table().await.expect("the table can be made");
+    let proxy = PgProxy::start(server.addr());
+    let hasty = connected(server.config_at(proxy.addr()), &table, TIMEOUT).await;
+    Setting {
+        server,
+        table,
+        proxy,
+        hasty,
+        patient,
+    }
+}
+
+impl Setting {
+    async fn sql(&self, text: &str) {
+        let text = text.replace("{t}", &format!("\"{}\"", self.table));
+        self.server.client().await.batch_execute(&text).await.unwrap();
+    }
+
+    async fn number(&self, text: &str) -> i64 {
+        let text = text.replace("{t}", &format!("\"{}\"", self.table));
+        self.server
+            .client()
+            .await
+            .query_one(&text, &[])
+            .await
+            .unwrap()
+            .get(0)
+    }
+}
+
+fn ask(key: &str, number: u64, lease: Duration) -> AcquireRequest {
+    AcquireRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), lease)
+}
+
+fn end(key: &str, number: u64) -> ReleaseRequest {
+    ReleaseRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number))
+}
+
+fn renewal(key: &str, number: u64, lease: Duration) -> RenewRequest {
+    RenewRequest::new(Kind::Mutex, key.into(), GrantId::from_parts(7, number), lease)
+}
+
+fn token(reply: Result<AcquireReply, StoreError>) -> u64 {
+    match reply {
+        Ok(AcquireReply::Acquired(granted)) => granted.first_token,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn is_released(reply: &Result<ReleaseReply, StoreError>) -> bool {
+    matches!(reply, Ok(ReleaseReply::Released { .. }))
+}
+
+/// Check, then write, makes two first holders; so does an insert that finds the row of another.
+#[tokio::test]
+async fn of_many_processes_at_an_absent_or_expired_row_one_wins() {
+    let setting = setting().await;
+    let stores = join_all((0..8).map(|_| connected(setting.server.config(), &setting.table, PATIENCE))).await;
+    for round in 0..6 {
+        let key = format!("k{}", round / 2);
+        if round % 2 == 1 {
+            setting
+                .sql("UPDATE {t} SET until = clock_timestamp() - interval '1 second'")
+                .await;
+        }
+        let asks = (0..64_usize).map(|n| {
+            let number = u64::try_from(round * 100 + n).unwrap();
+            stores[n % 8].clone().acquire(ask(&key, number, LEASE))
+        });
+        let replies = join_all(asks).await;
+        let granted = replies
+            .iter()
+            .filter(|reply| matches!(reply, Ok(AcquireReply::Acquired(_))))
+            .count();
+        assert_eq!(granted, 1, "{round}: {replies:?}");
+    }
+}
+
+/// Tokens drawn in `VALUES`, or before the row is locked, go back now and then.
+#[tokio::test]
+async fn tokens_of_many_processes_never_go_back() {
+    let setting = setting().await;
+    let stores = join_all((0..6).map(|_| connected(setting.server.config(), &setting.table, PATIENCE))).await;
+    let drawn = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let work = stores.into_iter().zip(1..).map(|(store, process)| {
+        let drawn = drawn.clone();
+        tokio::spawn(async move {
+            for n in 0..60 {
+                let number = process * 1000 + n;
+                if let Ok(AcquireReply::Acquired(granted)) =
+                    store.clone().acquire(ask("k", number, LEASE)).await
+                {
+                    // Held by one at a time, so this is the order of the grants.
+                    drawn.lock().push(granted.first_token);
+                    assert!(is_released(&store.clone().release(end("k", number)).await));
+                }
+            }
+        })
+    });
+    for done in join_all(work).await {
+        done.unwrap();
+    }
+    let drawn = drawn.lock();
+    assert!(
+        drawn.len() > 10 && drawn.is_sorted() && drawn.windows(2).all(|pair| pair[0] < pair[1]),
+        "{drawn:?}"
+    );
+}
+
+#[tokio::test]
+async fn tokens_grow_though_rows_are_removed_and_the_clock_is_behind() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    // Far ahead of the clock.
+    setting
+        .sql("INSERT INTO {t} (key, fence, tokens) VALUES ('k', 5000000000000000, 9)")
+        .await;
+    let before = token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    assert_eq!(before, 5_000_000_000_000_009);
+    assert_eq!(store.remove_free().await.unwrap(), 0, "it is held");
+    assert!(is_released(&store.clone().release(end("k", 1)).await));
+    assert_eq!(
+        store.remove_free().await.unwrap(),
+        0,
+        "it is free for a moment only"
+    );
+    setting
+        .sql("UPDATE {t} SET until = clock_timestamp() - interval '2 minutes'")
+        .await;
+    assert_eq!(store.remove_free().await.unwrap(), 1);
+    assert_eq!(setting.number("SELECT count(*) FROM {t}").await, 0);
+    assert!(token(store.clone().acquire(ask("k", 2, LEASE)).await) > before);
+}
+
+/// Renewing by name, or by an upsert, makes two holders.
+#[tokio::test]
+async fn renewal_after_a_take_over_or_a_loss_of_all_rows_changes_nothing() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    setting
+        .sql("UPDATE {t} SET until = clock_timestamp() - interval '1 second'")
+        .await;
+    token(store.clone().acquire(ask("k", 2, LEASE)).await);
+    let renew = async |number| {
+        store
+            .clone()
+            .renew(vec![renewal("k", number, LEASE)])
+            .await
+            .unwrap()
+            .remove(0)
+    };
+    assert_eq!(renew(1).await.unwrap(), Renewal::Gone);
+    assert_eq!(renew(2).await.unwrap(), Renewal::Renewed);
+    setting.sql("TRUNCATE {t}").await;
+    assert_eq!(renew(2).await.unwrap(), Renewal::Gone);
+    assert_eq!(setting.number("SELECT count(*) FROM {t}").await, 0);
+}
+
+/// `now()` is the time at which a transaction began, and what was computed before a wait is as old.
+#[tokio::test]
+async fn lease_after_a_locked_row_is_whole() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    assert!(is_released(&store.clone().release(end("k", 1)).await));
+    let mut db = setting.server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let lock = format!("SELECT FROM \"{}\" WHERE key = 'k' FOR UPDATE", setting.table);
+    tx.batch_execute(&lock).await.unwrap();
+    let busy = store.clone().acquire(ask("k", 2, SEC)).await.unwrap();
+    assert!(
+        matches!(busy, AcquireReply::Busy(busy) if busy.remaining.is_none() && busy.again.is_some()),
+        "{busy:?}"
+    );
+    sleep(SEC).await;
+    tx.commit().await.unwrap();
+    token(store.clone().acquire(ask("k", 3, 60 * SEC)).await);
+    let left = setting
+        .number("SELECT extract(epoch FROM until - clock_timestamp())::int8 FROM {t}")
+        .await;
+    assert!(left > 30, "{left}");
+}
+
+#[tokio::test]
+async fn acquire_that_comes_late_takes_nothing() {
+    let setting = setting().await;
+    // Its row is there, and the connection.
+    token(setting.hasty.clone().acquire(ask("k", 1, LEASE)).await);
+    assert!(is_released(&setting.hasty.clone().release(end("k", 1)).await));
+    for number in 2..5 {
+        let late = setting.proxy.hold(1, acquires);
+        let reply = setting.hasty.clone().acquire(ask("k", number, LEASE)).await;
+        assert_eq!(reply.unwrap_err().outcome, Outcome::Unknown);
+        late.caught().await;
+        // The copy is on its way yet; the release says when it can do nothing any more.
+        let released = answered(|| setting.hasty.clone().release(end("k", number))).await;
+        assert!(
+            matches!(released, Ok(ReleaseReply::NotHeld { .. })),
+            "{released:?}"
+        );
+        late.release();
+        for _ in 0..20 {
+            sleep(10 * MS).await;
+            assert_eq!(
+                setting
+                    .number("SELECT count(*) FROM {t} WHERE holder <> ''")
+                    .await,
+                0
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
+    let setting = setting().await;
+    let store = connected(
+        setting.server.config_at(setting.proxy.addr()),
+        &setting.table,
+        2 * SEC,
+    )
+    .await;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    assert!(is_released(&store.clone().release(end("k", 1)).await));
+    let late = setting.proxy.hold(1, acquires);
+    let asked = tokio::spawn(store.clone().acquire(ask("k", 2, LEASE)));
+    late.caught().await;
+    // The connection breaks long before the request is late, which is past it and will be served.
+    setting.proxy.cut_clients();
+    assert_eq!(asked.await.unwrap().unwrap_err().outcome, Outcome::Unknown);
+    let released = answered(|| store.clone().release(end("k", 2))).await;
+    assert!(released.is_ok(), "{released:?}");
+    late.release();
+    for _ in 0..20 {
+        sleep(10 * MS).await;
+        assert_eq!(
+            setting
+                .number("SELECT count(*) FROM {t} WHERE holder <> ''")
+                .await,
+            0
+        );
+    }
+}
+
+/// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
+#[tokio::test]
+async fn lost_requests_and_replies_leave_nothing_wrong() {
+    let setting = setting().await;
+    let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
+    let verbs: [fn(&Request) -> bool; 2] = [acquires, releases];
+    for (verb, is) in verbs.into_iter().enumerate() {
+        for how in ["swallowed and cut", "swallowed and silent", "lost"] {
+            let fault = match how {
+                "swallowed and cut" => setting.proxy.swallow(1, Swallow::Cut, is),
+                "swallowed and silent" => setting.proxy.swallow(1, Swallow::Hang, is),
+                _ => setting.proxy.lose(1, is),
+            };
+            let guard = within(PATIENCE, how, here.lock("k").acquire()).await.unwrap();
+            assert!(
+                there.lock("k").try_acquire().await.unwrap_err().is_busy(),
+                "{verb} {how}"
+            );
+            within(PATIENCE, how, guard.release()).await.unwrap();
+            assert!(fault.fired(), "{verb} {how}");
+            there
+                .lock("k")
+                .try_acquire()
+                .await
+                .unwrap()
+                .release()
+                .await
+                .unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn lost_renewals_cost_no_lock() {
+    let setting = setting().await;
+    let here = client(&setting.hasty).await;
+    let guard = here.lock("k").lease(6 * SEC).acquire().await.unwrap();
+    for _ in 0..2 {
+        let fault = setting.proxy.swallow(1, Swallow::Cut, renews);
+        eventually("a renewal gets lost", async || fault.fired()).await;
+        eventually("the next one holds", async || guard.state() == HoldState::Held).await;
+    }
+    guard.release().await.unwrap();
+}
+
+/// Serialization failures, dead-locks and time limits are neither a loss nor a release.
+#[tokio::test]
+async fn failures_that_pass_are_neither_a_loss_nor_a_release() {
+    for code in ["40001", "40P01", "55P03"] {
+        let setting = setting().await;
+        setting
+            .sql(&format!(
+                "CREATE FUNCTION {t}_fails() RETURNS trigger LANGUAGE plpgsql AS \
+                 $$ BEGIN RAISE EXCEPTION 'it fails' USING ERRCODE = '{code}'; END $$;
+                 CREATE TRIGGER fails BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_fails();
+                 ALTER TABLE {t} DISABLE TRIGGER fails",
+                t = setting.table
+            ))
+            .await;
+        let here = client(&setting.patient).await;
+        let switch = async |on: &str| {
+            setting
+                .sql(&format!("ALTER TABLE {{t}} {on} TRIGGER fails"))
+                .await
+        };
+        here.lock("k").acquire().await.unwrap().release().await.unwrap();
+        switch("ENABLE").await;
+        let error = setting
+            .patient
+            .clone()
+            .acquire(ask("k", 1, LEASE))
+            .await
+            .unwrap_err();
+        assert_eq!(
+            (error.outcome, &error.reason),
+            (Outcome::NotDone, &Reason::Unreachable),
+            "{error}"
+        );
+        let waits = tokio::spawn(here.lock("k").lease(3 * SEC).acquire());
+        sleep(200 * MS).await;
+        switch("DISABLE").await;
+        let guard = within(PATIENCE, "the acquire goes on", waits)
+            .await
+            .unwrap()
+            .unwrap();
+        switch("ENABLE").await;
+        sleep(1300 * MS).await;
+        assert_ne!(guard.state(), HoldState::Lost(Loss::Released));
+        assert!(guard.is_held(), "a renewal failed, and the lease goes on");
+        switch("DISABLE").await;
+        eventually("it is renewed", async || guard.state() == HoldState::Held).await;
+        switch("ENABLE").await;
+        let release = tokio::spawn(guard.release());
+        sleep(200 * MS).await;
+        switch("DISABLE").await;
+        within(PATIENCE, "the release is repeated", release)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+}
+
+/// A disk that is full refuses what it will take later.
+#[tokio::test]
+async fn release_is_repeated_until_the_disk_has_room() {
+    let setting = setting().await;
+    setting
+        .sql(&format!(
+            "CREATE FUNCTION {t}_fails() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$",
+            t = setting.table
+        ))
+        .await;
+    let here = client(&setting.patient).await;
+    let guard = here.lock("k").acquire().await.unwrap();
+    let full = format!(
+        "CREATE TRIGGER fails BEFORE UPDATE ON {{t}} FOR EACH ROW EXECUTE FUNCTION {}_fails()",
+        setting.table
+    );
+    setting.sql(&full).await;
+    let mut release = tokio::spawn(guard.release());
+    assert!(tokio::time::timeout(400 * MS, &mut release).await.is_err());
+    setting.sql("DROP TRIGGER fails ON {t}").await;
+    within(PATIENCE, "the release is repeated", release)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        setting
+            .number("SELECT count(*) FROM {t} WHERE holder <> ''")
+            .await,
+        0
+    );
+}
+
+/// A name that this database cannot write, among many that it can: only its own acquire fails.
+#[tokio::test]
+async fn step_that_fails_for_its_values_fails_alone() {
+    let server = Postgres::shared().await;
+    let database = format!("latin_{:08x}", fastrand::u32(..));
+    let create = format!(
+        "CREATE DATABASE {database} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    );
+    server.client().await.batch_execute(&create).await.unwrap();
+    let mut config = server.config();
+    config.dbname(&database);
+    let proxy = PgProxy::start(server.addr());
+    let mut behind = server.config_at(proxy.addr());
+    behind.dbname(&database);
+    let store = connected(config, "locks", PATIENCE).await;
+    store.create_table().await.unwrap();
+    let store = connected(behind, "locks", PATIENCE).await;
+    token(store.clone().acquire(ask("first", 1, LEASE)).await);
+    // All go into one statement.
+    proxy.delay(100 * MS);
+    let busy: Vec<_> = (2..8)
+        .map(|n| tokio::spawn(store.clone().acquire(ask(&format!("a{n}"), n, LEASE))))
+        .collect();
+    sleep(20 * MS).await;
+    let keys = ["b", "\u{20ac}", "c", "\u{e9}"];
+    let replies = join_all(
+        keys.iter()
+            .zip(20..)
+            .map(|(key, n)| store.clone().acquire(ask(key, n, LEASE))),
+    )
+    .await;
+    for (key, reply) in keys.iter().zip(replies) {
+        match *key {
+            "\u{20ac}" => assert_eq!(reply.unwrap_err().outcome, Outcome::NotDone),
+            _ => assert!(matches!(reply, Ok(AcquireReply::Acquired(_))), "{key}: {reply:?}"),
+        }
+    }
+    for reply in join_all(busy).await {
+        token(reply.unwrap());
+    }
+}
+
+/// As the defaults of a role or a database may have it; behind a transaction pooler they cannot be changed.
+#[tokio::test]
+async fn stricter_isolation_by_default_makes_nothing_fail() {
+    let server = Arc::new(Postgres::start().await);
+    let strict = "ALTER DATABASE dlock SET default_transaction_isolation = 'serializable'";
+    let database = server.config().get_dbname().unwrap().to_owned();
+    server
+        .client()
+        .await
+        .batch_execute(&strict.replace("dlock", &database))
+        .await
+        .unwrap();
+    let table = fresh_table();
+    let stores = join_all((0..6).map(|_| connected(server.config(), &table, PATIENCE))).await;
+    for made in join_all(stores.iter().map(|store| store.create_table())).await {
+        made.expect("many make the table at once");
+    }
+    let pooler = Pooler::start(&server, "transaction").await;
+    for stores in [
+        stores,
+        join_all((0..6).map(|_| connected(server.config_at(pooler.addr()), &table, PATIENCE))).await,
+    ] {
+        let work = stores.into_iter().zip(1..).map(|(store, process)| {
+            tokio::spawn(async move {
+                for n in 0..100 {
+                    let number = process * 1000 + n;
+                    match store.clone().acquire(ask("k", number, LEASE)).await {
+                        Ok(AcquireReply::Acquired(_)) => {
+                            let renewed = store.clone().renew(vec![renewal("k", number, LEASE)]).await;
+                            assert!(renewed.unwrap().remove(0).is_ok());
+                            assert!(is_released(&store.clone().release(end("k", number)).await));
+                        }
+                        Ok(_) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            })
+        });
+        for done in join_all(work).await {
+            done.unwrap();
+        }
+    }
+}
+
+/// Looking for a pooler again and again would delay each start.
+#[tokio::test]
+async fn server_itself_is_recognized_at_once() {
+    let setting = setting().await;
+    let looks = setting
+        .proxy
+        .count(|request| request.runs("SELECT pg_backend_pid()"));
+    assert_eq!(looks, 3);
+}
+
+/// A limit that a role has for sessions without work would break connections again and again, and make all that is held
+/// suspect.
+#[tokio::test]
+async fn connections_without_work_are_kept() {
+    let setting = setting().await;
+    let mut config = setting.server.config();
+    let name = setting.table.clone();
+    config
+        .options("-c idle_session_timeout=200")
+        .application_name(&name);
+    let store = connected(config, &setting.table, PATIENCE).await;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    let pids = format!(
+        "SELECT coalesce(sum(pid), 0)::int8 FROM pg_stat_activity WHERE application_name = '{name}' AND query LIKE '%{name}%'"
+    );
+    let before = setting.number(&pids).await;
+    assert!(before > 0);
+    sleep(SEC).await;
+    assert_eq!(setting.number(&pids).await, before);
+}
+
+#[tokio::test]
+async fn what_waits_to_be_sent_goes_into_one_statement() {
+    let setting = setting().await;
+    let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
+    let asks = |from: u64| {
+        keys.iter()
+            .zip(from..)
+            .map(|(key, n)| setting.hasty.clone().acquire(ask(key, n, LEASE)))
+    };
+    let all = |replies: Vec<Result<AcquireReply, StoreError>>| replies.into_iter().map(token).count();
+    assert_eq!(all(join_all(asks(1)).await), 100);
+    let ends = keys
+        .iter()
+        .zip(1..)
+        .map(|(key, n)| setting.hasty.clone().release(end(key, n)));
+    assert!(join_all(ends).await.iter().all(is_released));
+    let before = setting.proxy.count(acquires);
+    assert_eq!(all(join_all(asks(1000)).await), 100);
+    let sent = setting.proxy.count(acquires) - before;
+    assert!(sent <= 4, "{sent} statements");
+}
+
+/// A write for each lock and renewal makes renewals the largest user of a database.
+#[tokio::test]
+async fn ten_thousand_locks_are_renewed_by_few_statements() {
+    let setting = setting().await;
+    let store = connected(
+        setting.server.config_at(setting.proxy.addr()),
+        &setting.table,
+        PATIENCE,
+    )
+    .await;
+    setting
+        .sql(
+            "INSERT INTO {t} (key, holder, kind, fence, tokens, until) \
+             SELECT 'k' || n, '00000000-0000-0000-0000-000000000007:' || n, 'lock', n, 1, \
+                    clock_timestamp() + interval '1 hour' FROM generate_series(1, 10000) n",
+        )
+        .await;
+    let all = (1..=10_000)
+        .map(|n| renewal(&format!("k{n}"), n, LEASE))
+        .collect();
+    let replies = store.clone().renew(all).await.unwrap();
+    assert!(
+        replies.iter().all(|reply| matches!(reply, Ok(Renewal::Renewed))),
+        "{:?}",
+        replies[0]
+    );
+    let sent = setting.proxy.count(renews);
+    assert!(sent <= 60, "{sent} statements");
+}
+
+#[tokio::test]
+async fn nobody_is_notified_where_nobody_waits() {
+    let setting = setting().await;
+    let config = setting.server.config();
+    let (listening, mut connection) = config.connect(NoTls).await.unwrap();
+    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let hears = heard.clone();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+            if let tokio_postgres::AsyncMessage::Notification(told) = message {
+                hears.lock().push(told.payload().to_owned());
+            }
+        }
+    });
+    listening
+        .batch_execute(&format!("LISTEN \"{}\"", setting.table))
+        .await
+        .unwrap();
+    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
+    for _ in 0..5 {
+        here.lock("alone")
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    let guard = here.lock("waited for").acquire().await.unwrap();
+    let waiter = tokio::spawn(there.lock("waited for").acquire());
+    eventually("its waiter is known", async || {
+        setting
+            .number("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'")
+            .await
+            > 0
+    })
+    .await;
+    sleep(300 * MS).await;
+    guard.release().await.unwrap();
+    within(SOON, "the waiter is woken", waiter)
+        .await
+        .unwrap()
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    eventually("the notification is heard", async || {
+        heard.lock().iter().any(|key| key == "waited for")
+    })
+    .await;
+    assert!(
+        !heard.lock().iter().any(|key| key == "alone"),
+        "{:?}",
+        heard.lock()
+    );
+}
+
+#[tokio::test]
+async fn holds_survive_a_restart_and_waiters_go_on() {
+    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let (here, there) = (client(&setting.patient).await, client(&setting.patient).await);
+    let guard = here.lock("k").acquire().await.unwrap();
+    let waiter = tokio::spawn(there.lock("k").acquire());
+    sleep(200 * MS).await;
+    setting.server.restart().await;
+    eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+    assert!(!waiter.is_finished());
+    guard.release().await.unwrap();
+    drop(
+        within(PATIENCE, "the waiter goes on", waiter)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
+}
+
+/// Stopped, as a whole: the holder is told before another one could have the lock.
+#[tokio::test]
+async fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() {
+    let setting = setting_on(Arc::new(Postgres::start().await)).await;
+    let here = client(&setting.hasty).await;
+    let guard = here.lock("k").lease(2 * SEC).acquire().await.unwrap();
+    setting.server.stop();
+    let loss = within(PATIENCE, "it is lost", guard.lost()).await;
+    assert_eq!(loss, Loss::Expired);
+    let error = within(PATIENCE, "it fails", here.lock("other").wait(SEC).acquire())
+        .await
+        .unwrap_err();
+    assert!(!error.is_busy(), "{error}");
+    setting.server.cont();
+    let there = client(&setting.patient).await;
+    let next = within(PATIENCE, "it is free", there.lock("k").acquire())
+        .await
+        .unwrap();
+    assert!(next.fencing_token() > guard.fencing_token());
+}
+
+#[tokio::test]
+async fn broken_connections_cost_nothing_that_is_held() {
+    let setting = setting().await;
+    let here = client(&setting.hasty).await;
+    let guards = join_all((0..20).map(|n| here.lock(format!("k{n}")).acquire())).await;
+    for _ in 0..5 {
+        setting.proxy.cut();
+        let guard = within(PATIENCE, "it goes on", here.lock("another").acquire())
+            .await
+            .unwrap();
+        guard.release().await.unwrap();
+    }
+    for guard in guards {
+        let guard = guard.unwrap();
+        eventually("it is confirmed", async || guard.state() == HoldState::Held).await;
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn urls_open_it_and_mistakes_are_told() {
+    let server = Postgres::shared().await;
+    let table = fresh_table();
+    let open = async |url: String| {
+        LockClient::builder()
+            .scheme(dlock_postgres::scheme())
+            .url(url)
+            .build()
+            .await
+    };
+    let base = server.url_at(server.addr());
+    let told = async |url: String| open(url).await.map(|_| ()).unwrap_err();
+    let missing = told(format!("{base}?table={table}")).await;
+    let said = missing.to_string();
+    assert!(
+        matches!(missing, Error::Refused { .. }) && said.contains("create_table=true"),
+        "{said}"
+    );
+    let url = format!("{base}?table={table}&create_table=true&prefix=shop:&lease=20s&timeout=20s");
+    let (a, b) = (open(url.clone()).await.unwrap(), open(url).await.unwrap());
+    let guard = a.lock("k").acquire().await.unwrap();
+    assert!(b.lock("k").try_acquire().await.unwrap_err().is_busy());
+    let listed = b.list("").await.unwrap();
+    assert_eq!((listed.len(), listed[0].0.as_str()), (1, "k"));
+    guard.release().await.unwrap();
+    let refused = a.fair_lock("k").acquire().await.unwrap_err().to_string();
+    assert!(refused.contains("PostgreSQL"), "{refused}");
+    for (url, says) in [
+        (format!("{base}?tabel=x"), "\"tabel\""),
+        (format!("{base}?table=a%20b"), "table"),
+        (format!("{base}?connections=0"), "connections"),
+        (format!("{base}?connections=many"), "connections"),
+        (format!("{base}?sslmode=require"), "scheme_with"),
+        (format!("{base}?sslmode=often"), "sslmode"),
+        ("postgres:///shop".to_owned(), "no server"),
+    ] {
+        let error = told(url).await;
+        assert!(matches!(error, Error::InvalidUrl { .. }), "{error:?}");
+        assert!(error.to_string().contains(says), "{says}: {error}");
+    }
+    let wrong = base.replace("dlock:", "dlock:not");
+    let error = told(wrong).await;
+    assert!(
+        matches!(error, Error::Refused { .. }) && error.to_string().contains("28P01"),
+        "{error}"
+    );
+    let read_only = "options=-c%20default_transaction_read_only%3Don";
+    let error = told(format!("{base}?{read_only}&timeout=5s")).await.to_string();
+    assert!(error.contains("default_transaction_read_only"), "{error}");
+    let error = LockClient::connect("postgres://h/d")
+        .await
+        .map(|_| ())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("dlock-postgres"), "{error}");
+}
+
+#[tokio::test]
+async fn table_that_is_missing_or_forbidden_is_told_at_each_step() {
+    let setting = setting().await;
+    let missing = connected(setting.server.config(), &fresh_table(), PATIENCE).await;
+    for _ in 0..2 {
+        let error = missing.clone().acquire(ask("k", 1, LEASE)).await.unwrap_err();
+        assert_eq!(
+            (error.outcome, &error.reason),
+            (Outcome::NotDone, &Reason::Refused),
+            "{error}"
+        );
+        assert!(error.message.contains("create_table"), "{error}");
+    }
+    missing.create_table().await.unwrap();
+    token(missing.clone().acquire(ask("k", 1, LEASE)).await);
+}
+
+/// The rights that docs/postgres.md names are enough, and the least.
+#[tokio::test]
+async fn user_needs_no_more_rights_than_the_page_names() {
+    let setting = setting().await;
+    let user = format!("user_{:08x}", fastrand::u32(..));
+    setting
+        .sql(&format!("CREATE ROLE {user} LOGIN PASSWORD 'secret'"))
+        .await;
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/postgres.md")).unwrap();
+    let grants: Vec<&str> = page.lines().filter(|line| line.starts_with("GRANT ")).collect();
+    assert!(grants.len() > 1, "{grants:?}");
+    let rights: Vec<String> = grants
+        .iter()
+        .map(|grant| grant.replace("dlock_locks", &setting.table).replace("svc", &user))
+        .collect();
+    let mut config = setting.server.config();
+    config.user(&user).password("secret");
+    setting.sql(&rights.join("")).await;
+    let store = connected(config.clone(), &setting.table, PATIENCE).await;
+    let (here, there) = (client(&store).await, client(&store).await);
+    let guard = here.lock("k").acquire().await.unwrap();
+    let mut db = dlock_tests::postgres::connect(&config).await.unwrap();
+    let tx = db.transaction().await.unwrap();
+    store.hold_in(&tx, &guard).await.unwrap();
+    tx.commit().await.unwrap();
+    let waiter = tokio::spawn(there.lock("k").acquire());
+    sleep(100 * MS).await;
+    guard.release().await.unwrap();
+    drop(
+        within(PATIENCE, "the waiter is served", waiter)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
+    assert!(there.force_release("k").await.is_ok());
+    assert!(there.list("").await.unwrap().is_empty());
+    store.remove_free().await.unwrap();
+    setting.sql(&format!("DROP OWNED BY {user}")).await;
+}
