@@ -764,6 +764,21 @@ async fn urls_open_it_and_mistakes_are_told() {
     let listed = b.list("").await.unwrap();
     assert_eq!((listed.len(), listed[0].0.as_str()), (1, "k"));
     guard.release().await.unwrap();
+    // Names that are the same for longer than a message shows of them.
+    let (one, other) = (format!("{}1", "n".repeat(200)), format!("{}2", "n".repeat(200)));
+    let first = a.lock(&one).acquire().await.unwrap();
+    let second = b.lock(&other).try_acquire().await.unwrap();
+    let mut listed: Vec<_> = b
+        .list("")
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|(key, _)| key)
+        .collect();
+    listed.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    assert_eq!([listed[0].as_str(), listed[1].as_str()], [&one, &other]);
+    first.release().await.unwrap();
+    second.release().await.unwrap();
     let refused = a.fair_lock("k").acquire().await.unwrap_err().to_string();
     assert!(refused.contains("PostgreSQL"), "{refused}");
     for (url, says) in [

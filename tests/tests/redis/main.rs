@@ -10,6 +10,7 @@ mod redis_connect;
 mod redis_distant;
 mod redis_fair;
 mod redis_faults;
+mod redis_hostile;
 mod redis_late;
 mod redis_leader;
 mod redis_multi;

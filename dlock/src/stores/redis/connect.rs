@@ -178,7 +178,7 @@ impl Connector {
             link: self.link(&stream, login).map_err(explained)?,
             acknowledged: None,
             address: address.clone(),
-            server_time: time.0 * 1_000_000 + time.1,
+            server_time: time.0.saturating_mul(1_000_000).saturating_add(time.1),
             asked_at,
             run_id,
             is_replica,

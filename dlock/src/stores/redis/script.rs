@@ -590,7 +590,7 @@ pub(super) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'
                 let tokens = number(parts.next()?)?.checked_sub(1)?;
                 Ok(Answer::Acquired {
                     first,
-                    last: first + tokens,
+                    last: first.checked_add(tokens)?,
                 })
             }
             (Value::Int(number), _) => read_number(*number, step),
@@ -608,8 +608,15 @@ pub(super) fn read<'a>(reply: Value, mut steps: impl ExactSizeIterator<Item = &'
     })
 }
 
-fn strange() -> StoreError {
+/// The error for what no server of this protocol says.
+pub(super) fn strange() -> StoreError {
     StoreError::unknown("the server gave an answer that makes no sense")
+}
+
+/// The last of so many fencing tokens.
+fn last_of(first: u64, count: u64) -> Result<u64, StoreError> {
+    let behind_first = count.checked_sub(1).ok_or_else(strange)?;
+    first.checked_add(behind_first).ok_or_else(strange)
 }
 
 /// What became of each of these renewals.
@@ -672,7 +679,7 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
     match name.as_str() {
         "acquired" => {
             let first = num(1)?;
-            let last = first + num(2)?.checked_sub(1).ok_or_else(strange)?;
+            let last = last_of(first, num(2)?)?;
             if words.len() == 3 {
                 return Ok(Answer::Acquired { first, last });
             }
@@ -698,7 +705,7 @@ fn read_answer(part: &Value) -> Result<Answer, StoreError> {
             let mut tokens = Vec::with_capacity(words.len() / 2);
             for at in (1..words.len()).step_by(2) {
                 let first = num(at)?;
-                let last = first + num(at + 1)?.checked_sub(1).ok_or_else(strange)?;
+                let last = last_of(first, num(at + 1)?)?;
                 tokens.push((first, last));
             }
             Ok(Answer::All(tokens))

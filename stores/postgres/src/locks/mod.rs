@@ -150,7 +150,7 @@ impl PostgresLocks {
     fn name(&self, key: &LockKey) -> Arc<str> {
         match self.0.prefix.as_str() {
             "" => key.as_str().into(),
-            prefix => format!("{prefix}{key}").into(),
+            prefix => [prefix, key.as_str()].concat().into(),
         }
     }
 

@@ -685,7 +685,9 @@ impl Actor {
                 let server_now = self.late_copies.server_time(now);
                 let due = steps.iter().map(|step| step.deadline).min().unwrap_or(now);
                 let until = steps.iter().map(|step| step.deadline).max().unwrap_or(now);
-                let refuse = |deadline: Instant| server_now + micros(deadline.saturating_duration_since(now));
+                let refuse = |deadline: Instant| {
+                    server_now.saturating_add(micros(deadline.saturating_duration_since(now)))
+                };
                 for step in steps.iter_mut() {
                     step.permit = None;
                     step.sent += 1;

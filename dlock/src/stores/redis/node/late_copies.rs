@@ -43,14 +43,14 @@ impl LateCopies {
     /// What the server's clock shows at the latest.
     pub(super) fn server_time(&self, now: Instant) -> u64 {
         let (server, at) = self.anchor;
-        server + micros(now.saturating_duration_since(at))
+        server.saturating_add(micros(now.saturating_duration_since(at)))
     }
 
     /// A copy may be on its way, until then.
     pub(super) fn remember(&mut self, id: &(impl ToString + ?Sized), refuse_after: u64) {
         if self.until.len() >= self.enough {
             let now = self.server_time(clock::now());
-            self.until.retain(|_, until| *until + KEPT > now);
+            self.until.retain(|_, until| until.saturating_add(KEPT) > now);
             self.enough = (2 * self.until.len()).max(1024);
         }
         let until = self.until.entry(id.to_string()).or_default();

@@ -64,9 +64,14 @@ impl Actor {
                     return Err(steps);
                 };
                 let steps = self.not_carried_out(steps).into_iter();
-                let (staying, mut visiting): (Vec<_>, Vec<_>) =
+                let (mut staying, mut visiting): (Vec<_>, Vec<_>) =
                     steps.partition(|step| step.call.has_companions());
-                self.wait_for_the_slot(staying, error);
+                staying.iter_mut().for_each(|step| step.alone = true);
+                // They find all their keys on one server only once the move of the slot has ended.
+                self.later(
+                    staying,
+                    &format!("the slot is on its way to another server: {error}"),
+                );
                 for step in &mut visiting {
                     step.send_on(now);
                     (step.asking, step.alone) = (true, true);
@@ -82,33 +87,25 @@ impl Actor {
                 self.send_queue.put_back(steps);
             }
             S::TryAgain | S::ClusterDown | S::MasterDown | S::BusyLoading => {
-                let mut steps = self.not_carried_out(steps);
-                for step in &mut steps {
-                    step.hold_back(now);
-                    step.held_up = Some(format!("{}: {error}{}", self.whereabouts(), hint(kind)));
-                }
                 if kind != S::TryAgain {
                     cluster.look();
                 }
-                self.once_more(steps);
+                let steps = self.not_carried_out(steps);
+                self.later(steps, &format!("{error}{}", hint(kind)));
             }
             _ => return Err(steps),
         }
         Ok(())
     }
 
-    /// Holds back what finds all its keys on one server only once the move of the slot has ended.
-    fn wait_for_the_slot(&mut self, steps: Vec<Step>, error: &RedisError) {
-        let why = format!(
-            "{}: the slot is on its way to another server: {error}",
-            self.whereabouts()
-        );
-        for mut step in steps {
-            step.alone = true;
-            step.hold_back(clock::now());
+    /// Steps of which nothing was carried out are sent again a little later.
+    fn later(&mut self, mut steps: Vec<Step>, why: &str) {
+        let (now, why) = (clock::now(), format!("{}: {why}", self.whereabouts()));
+        for step in &mut steps {
+            step.hold_back(now);
             step.held_up = Some(why.clone());
-            self.once_more(vec![step]);
         }
+        self.once_more(steps);
     }
 
     /// To be sent again: from here, or, if they are only visiting, from where they belong.
@@ -135,9 +132,7 @@ impl Actor {
     pub(super) fn try_again(&mut self, mut step: Step, why: &StoreError) {
         step.sent -= 1;
         step.alone = true;
-        step.hold_back(clock::now());
-        step.held_up = Some(format!("{}: {}", self.whereabouts(), why.message));
-        self.once_more(vec![step]);
+        self.later(vec![step], &why.message);
     }
 
     /// What a step says of a server that should be the master and is one no longer.

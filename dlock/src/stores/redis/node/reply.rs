@@ -67,6 +67,9 @@ fn number(input: &[u8], at: usize) -> Option<(i64, usize)> {
     }
 }
 
+/// The longest line, in bytes; a longer one is no reply. Servers take no longer ones either.
+const LONGEST_LINE: usize = 64 * 1024;
+
 /// How far the value that begins the input is known.
 pub(super) struct LookedAt {
     /// Where the last value ends that was seen.
@@ -85,8 +88,12 @@ impl LookedAt {
     /// Goes on where it ended before. Whether all of the value is there.
     fn look(&mut self, input: &[u8]) -> Result<bool, RedisError> {
         while self.missing > 0 {
-            let Some(line) = input.get(self.end..).and_then(line) else {
-                return Ok(false);
+            let rest = input.get(self.end..).unwrap_or_default();
+            let Some(line) = line(rest) else {
+                return match rest.len() <= LONGEST_LINE {
+                    true => Ok(false),
+                    false => Err(malformed()),
+                };
             };
             // A null has the length -1.
             let length = number(input, self.end + 1).map(|(length, _)| usize::try_from(length).ok());

@@ -176,7 +176,11 @@ impl Actor {
                     };
                     return self.all_answered(steps, answers, answered_call);
                 }
-                None => StoreError::unknown("the server gave an answer that makes no sense"),
+                // What comes behind it may belong to other calls.
+                None => {
+                    self.write_off(Batch::Steps(steps));
+                    return After::Broken(script::strange().message);
+                }
             },
             Some(Err(error)) => {
                 if is_broken(&error) {

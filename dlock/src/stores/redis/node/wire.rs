@@ -17,8 +17,10 @@ use crate::stores::redis::connect::Link;
 const READ: usize = 16 * 1024;
 /// A buffer that was larger than this is not kept.
 const LARGE: usize = 1024 * 1024;
+/// Reads of one poll. A server that sends without end would otherwise keep the task from its timers.
+const READS: usize = 16;
 
-/// A command beside the calls, and who waits for its reply.
+/// A command beside the calls, and where its reply goes.
 pub(in super::super) struct Aside {
     pub(in super::super) cmd: Cmd,
     pub(in super::super) reply: oneshot::Sender<Result<Value, RedisError>>,
@@ -39,6 +41,15 @@ pub(super) struct Replied {
     pub(super) result: Result<Value, RedisError>,
 }
 
+/// How far the connection has come.
+enum State {
+    Open,
+    /// Nothing more is sent, for this reason; what the server sent before can still be read.
+    Closing(String),
+    /// What came was no reply, or one to no command: what comes behind it belongs to no call for certain.
+    OutOfStep(String),
+}
+
 pub(super) struct Wire {
     link: Link,
     /// What is to be written; of it this much is.
@@ -53,10 +64,7 @@ pub(super) struct Wire {
     scratch: Box<[u8]>,
     /// In the order in which the commands were sent.
     expected: VecDeque<Expected>,
-    /// Why nothing more can be sent or read.
-    trouble: Option<String>,
-    /// What came was no reply, or nobody's: what comes behind it belongs to no call for certain.
-    is_out_of_step: bool,
+    state: State,
 }
 
 impl Wire {
@@ -71,8 +79,7 @@ impl Wire {
             looked_at: LookedAt::default(),
             scratch: vec![0; READ].into(),
             expected: VecDeque::new(),
-            trouble: None,
-            is_out_of_step: false,
+            state: State::Open,
         }
     }
 
@@ -101,29 +108,35 @@ impl Wire {
             self.put(&aside.cmd, Expected::Aside(aside.reply));
         }
         self.write(cx);
-        loop {
+        for _ in 0..READS {
             match self.next_reply() {
                 Ok(Some(replied)) => return Poll::Ready(Ok(replied)),
                 Ok(None) => {}
-                Err(error) => {
-                    self.is_out_of_step = true;
-                    self.give_up(error);
-                }
+                Err(error) => self.is_out_of_step(&error),
             }
-            let read = match self.is_out_of_step {
-                true => Poll::Ready(false),
-                false => self.read(cx),
+            let may_read_more = match self.state {
+                State::OutOfStep(_) => false,
+                State::Open | State::Closing(_) => match self.read(cx) {
+                    Poll::Ready(anything) => anything,
+                    Poll::Pending if matches!(self.state, State::Open) => return Poll::Pending,
+                    Poll::Pending => false,
+                },
             };
-            match (read, &self.trouble) {
-                (Poll::Ready(true), _) => {}
-                (_, Some(trouble)) => return Poll::Ready(Err(trouble.clone())),
-                (_, None) => return Poll::Pending,
+            if let State::Closing(why) | State::OutOfStep(why) = &self.state
+                && !may_read_more
+            {
+                return Poll::Ready(Err(why.clone()));
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Writes as much as the connection takes now.
     pub(super) fn write(&mut self, cx: &mut Context<'_>) {
+        if !matches!(self.state, State::Open) {
+            return self.output.clear();
+        }
         while self.written < self.output.len() {
             match self
                 .link
@@ -168,7 +181,7 @@ impl Wire {
 
     /// The next reply to a call among what was read.
     fn next_reply(&mut self) -> Result<Option<Replied>, RedisError> {
-        if self.is_out_of_step {
+        if matches!(self.state, State::OutOfStep(_)) {
             return Ok(None);
         }
         while let Some((value, length)) = first_value(&self.input[self.taken..], &mut self.looked_at)? {
@@ -199,11 +212,18 @@ impl Wire {
         Ok(None)
     }
 
-    /// What can be read may still be; the first reason counts.
+    /// Nothing more can be sent.
     fn give_up(&mut self, why: impl ToString) {
         self.output.clear();
         (self.written, self.is_flushed) = (0, true);
-        self.trouble.get_or_insert_with(|| why.to_string());
+        if matches!(self.state, State::Open) {
+            self.state = State::Closing(why.to_string());
+        }
+    }
+
+    fn is_out_of_step(&mut self, why: &RedisError) {
+        self.give_up(why);
+        self.state = State::OutOfStep(why.to_string());
     }
 }
 
@@ -320,6 +340,43 @@ mod tests {
             why.contains("nobody asked for") && why.contains("too much"),
             "{why}"
         );
+    }
+
+    /// A poll that reads for as long as something comes keeps the task from its timers.
+    #[tokio::test]
+    async fn flood_of_pushes_leaves_time_for_others() {
+        let (mut wire, mut server) = pair(1 << 20);
+        wire.send(&get("a"), 1);
+        let push = b">2\r\n+invalidate\r\n_\r\n".repeat(40_000);
+        let flood = async {
+            for _ in 0..1000 {
+                server.write_all(&push).await.unwrap();
+            }
+        };
+        let mut polls = 0;
+        tokio::select! {
+            biased;
+            replied = next(&mut wire) => panic!("{replied:?}"),
+            () = async { while polls < 100 { tokio::task::yield_now().await; polls += 1 } } => {}
+            () = flood => panic!("all of it was read first"),
+        }
+    }
+
+    #[tokio::test]
+    async fn line_without_end_ends_the_connection() {
+        let (mut wire, mut server) = pair(1 << 20);
+        wire.send(&get("a"), 1);
+        let endless = async {
+            loop {
+                if server.write_all(&[b'+'; 8192]).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            outcome = next(&mut wire) => assert!(outcome.unwrap_err().contains("no reply")),
+            () = endless => {}
+        }
     }
 
     #[tokio::test]
