@@ -109,6 +109,7 @@
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
 //! | `metrics` | `dlock_acquired_total`, `dlock_acquire_failed_total{reason}`, `dlock_wait_seconds`, `dlock_released_total`, `dlock_release_failed_total`, `dlock_lost_total{reason}` through the `metrics` facade |
+//! | `once` | `LockClient::once`: work that is done once, however many processes ask for it |
 //! | `axum` | `IntoResponse` for [`Error`], as problem+json |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -152,6 +153,8 @@ pub use api::leader::{Leader, Term};
 pub use api::lock::Lock;
 pub use api::lost::Lost;
 pub use api::multi::{MultiGuard, MultiLock};
+#[cfg(feature = "once")]
+pub use api::once::{OnFailure, Once, OnceClaim, OnceError, OnceReply};
 pub use api::read_write::RwLock;
 pub use api::semaphore::{Permit, Semaphore, SemaphoreStatus, UnownedSemaphore};
 pub use base::error::Error;

@@ -13,6 +13,8 @@ pub(crate) mod lost;
 pub mod macro_support;
 pub(crate) mod methods;
 pub(crate) mod multi;
+#[cfg(feature = "once")]
+pub(crate) mod once;
 pub(crate) mod options;
 pub(crate) mod read_write;
 pub(crate) mod run;

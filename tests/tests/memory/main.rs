@@ -20,6 +20,7 @@ mod memory_leader;
 mod memory_leases;
 mod memory_multi;
 mod memory_multi_busy;
+mod memory_once;
 mod memory_permits;
 mod memory_quorum;
 mod memory_read_write;

@@ -15,6 +15,7 @@ mod redis_late;
 mod redis_leader;
 mod redis_multi;
 mod redis_network;
+mod redis_once;
 mod redis_order;
 mod redis_outage;
 mod redis_overload;

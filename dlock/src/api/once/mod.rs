@@ -1,0 +1,509 @@
+//! Work that is done once, however many processes ask for it.
+
+mod claim;
+mod error;
+mod stored;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use tokio::runtime;
+
+pub use self::claim::OnceClaim;
+use self::claim::{Asking, Claim, Settled, Settlement, Target};
+pub use self::error::OnceError;
+use self::stored::Stored;
+use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
+use crate::base::clock;
+use crate::runtime::client::Handle;
+use crate::runtime::options::{check_duration, check_lease};
+use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, RecordKey, Records};
+use crate::store::{StoreError, Watch};
+use crate::{Error, LockClient, LockKey};
+
+/// How long a result is kept unless [`Once::keep`] says otherwise: a day.
+const DEFAULT_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
+/// A waiter asks again no sooner than this, for what has no notification.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+
+/// Work of a name that is done once in a fleet; made by [`LockClient::once`] or [`Records::once`].
+///
+/// A lock lets one process at a time do the work; short work is then done by each of them in turn. This answers the
+/// other question, whether it has been done: the first call runs the work, and each later call gets the result, from
+/// the store, in one round trip.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
+/// use dlock::{LockClient, OnceReply};
+/// use std::time::Duration;
+///
+/// let client = LockClient::memory();
+/// let send = async |user: u64| {
+///     let welcome = client.once(format!("welcome:{user}")).keep(Duration::from_secs(30 * 24 * 60 * 60));
+///     welcome.run(async |_claim| Ok::<_, String>(format!("sent to {user}"))).await
+/// };
+/// assert!(matches!(send(7).await?, OnceReply::Ran(_)));
+/// assert!(matches!(send(7).await?, OnceReply::Earlier(sent) if sent == "sent to 7"));
+/// # Ok(()) }
+/// ```
+///
+/// # What is promised
+///
+/// While the work runs, its process holds a claim with a lease, renewed every third of it. A process that crashes leaves
+/// it to the next attempt when the lease is over, or to nobody ([`on_orphan`](Self::on_orphan)); a process that is
+/// stopped for longer is told of the loss, and its work is dropped, before another attempt can begin, as with a lock. So
+/// no two attempts run at a time, under the assumptions of a lock; and where the resource checks the
+/// [fencing token](OnceClaim::fencing_token), none does harm without them. **A result that was kept is never made
+/// again** until [`keep`](Self::keep) is over. What a crashed attempt has done is not undone: with the default the work
+/// is done at least once, with [`OnOrphan::Leave`] at most once. For exactly once, effect and result go into one
+/// transaction (`dlock-postgres`).
+///
+/// On stores without records, as a quorum, it is refused with [`Error::Unsupported`].
+#[derive(Clone)]
+#[must_use = "nothing is done until it runs"]
+pub struct Once {
+    source: Source,
+    key: LockKey,
+    lease: Option<Duration>,
+    keep: Duration,
+    wait: Option<Duration>,
+    on_failure: OnFailure,
+    on_orphan: OnOrphan,
+}
+
+#[derive(Clone)]
+enum Source {
+    Client(Arc<Handle>),
+    Records(Records),
+}
+
+/// What later calls do after work that failed.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use dlock::{LockClient, OnFailure, OnceError};
+///
+/// let client = LockClient::memory();
+/// let import = client.once("import").on_failure(OnFailure::AtMost(2));
+/// for _ in 0..2 {
+///     let failed = import.run(async |_| Err::<(), _>("no such file")).await;
+///     assert!(matches!(failed, Err(OnceError::Work(_))));
+/// }
+/// let given_up = import.run(async |_| Ok::<(), &str>(())).await;
+/// assert!(matches!(given_up, Err(OnceError::Failed { attempts: 2, .. })));
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum OnFailure {
+    /// The next call does the work again. The default.
+    #[default]
+    RunAgain,
+    /// The failure is kept as a result would be: later calls are [`OnceError::Failed`].
+    Keep,
+    /// As `RunAgain`, for so many attempts in all, at least 1; those that crash count too. So work that kills its
+    /// process does not do so for ever.
+    AtMost(u32),
+}
+
+/// What came of a call.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
+/// use dlock::{LockClient, OnceReply};
+///
+/// let client = LockClient::memory();
+/// match client.once("report").run(async |_| Ok::<_, String>(42)).await? {
+///     OnceReply::Ran(rows) | OnceReply::Earlier(rows) => println!("{rows} rows"),
+///     OnceReply::Elsewhere { remaining, .. } => println!("another process is at it: ask in {remaining:?}"),
+///     OnceReply::Unrecorded(rows, error) => println!("{rows} rows, but it may be done again: {error}"),
+///     _ => {}
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OnceReply<T> {
+    /// The work ran here, and its result is kept.
+    Ran(T),
+    /// The work was done before: this is its result.
+    Earlier(T),
+    /// Another process does the work now, or this one does in another task. A consumer that acknowledges its message
+    /// now loses that message if the other one fails.
+    #[non_exhaustive]
+    Elsewhere {
+        /// The number of that attempt.
+        attempt: u32,
+        /// What its lease has left unless it is renewed.
+        remaining: Duration,
+    },
+    /// The work ran here, and the store did not confirm its result in time. It goes on being sent in the background;
+    /// until it arrives, another process may do the work again when the lease is over.
+    Unrecorded(T, Error),
+}
+
+impl<T> OnceReply<T> {
+    /// The result, if there is one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
+    /// # let client = dlock::LockClient::memory();
+    /// let reply = client.once("report").run(async |_| Ok::<_, String>(42)).await?;
+    /// assert_eq!(reply.into_result(), Some(42));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn into_result(self) -> Option<T> {
+        match self {
+            OnceReply::Ran(value) | OnceReply::Earlier(value) | OnceReply::Unrecorded(value, _) => {
+                Some(value)
+            }
+            OnceReply::Elsewhere { .. } => None,
+        }
+    }
+}
+
+impl LockClient {
+    /// Work of this name, done once; see [`Once`]. Nothing is sent until it runs. Names are apart from those of locks.
+    pub fn once(&self, key: impl Into<LockKey>) -> Once {
+        Once::new(Source::Client(self.handle().clone()), key.into())
+    }
+}
+
+impl Records {
+    /// The same on records that do not belong to a client, as those of `dlock-postgres`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let records = dlock::LockClient::memory().records()?;
+    /// let reply = records.once("report").run(async |_| Ok::<_, String>(42)).await?;
+    /// assert_eq!(reply.into_result(), Some(42));
+    /// # Ok(()) }
+    /// ```
+    pub fn once(&self, key: impl Into<LockKey>) -> Once {
+        Once::new(Source::Records(self.clone()), key.into())
+    }
+}
+
+impl Once {
+    fn new(source: Source, key: LockKey) -> Once {
+        Once {
+            source,
+            key,
+            lease: None,
+            keep: DEFAULT_KEEP,
+            wait: None,
+            on_failure: OnFailure::default(),
+            on_orphan: OnOrphan::default(),
+        }
+    }
+
+    /// How long another process waits to do the work after this one crashed in the middle of it. Renewed every third of
+    /// it. The client's by default ([`LockClientBuilder::lease`](crate::LockClientBuilder::lease), 30 s).
+    pub fn lease(mut self, lease: Duration) -> Once {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// How long the result is kept, from the end of the work on: a day by default. After that the work is done again by
+    /// whichever call comes first. At least two leases, and at most a year.
+    pub fn keep(mut self, keep: Duration) -> Once {
+        self.keep = keep;
+        self
+    }
+
+    /// Waits at most this long for the result of work that another process does, rather than answer
+    /// [`OnceReply::Elsewhere`] at once. If that process fails or crashes meanwhile, this one does the work.
+    pub fn wait(mut self, most: Duration) -> Once {
+        self.wait = Some(most);
+        self
+    }
+
+    /// What later calls do after work that failed: by default the next one does it again.
+    pub fn on_failure(mut self, on_failure: OnFailure) -> Once {
+        self.on_failure = on_failure;
+        self
+    }
+
+    /// What later calls do after an attempt whose process crashed, was cut off, or dropped the work, so that it is not
+    /// known how far the work got: by default the next one takes it over, as the next attempt.
+    pub fn on_orphan(mut self, on_orphan: OnOrphan) -> Once {
+        self.on_orphan = on_orphan;
+        self
+    }
+
+    /// The name of the work.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.key
+    }
+
+    /// Whether name and options make sense, as each call checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`] or [`Error::InvalidOption`].
+    pub fn check(&self) -> Result<(), Error> {
+        LockKey::new(self.key.clone())?;
+        let lease = self.lease_or_default();
+        check_lease("lease", Some(lease))?;
+        check_duration("keep", Some(self.keep))?;
+        check_duration("wait", self.wait)?;
+        if self.keep < 2 * lease {
+            let reason = format!("{:?} is less than two leases of {lease:?}", self.keep);
+            return Err(Error::InvalidOption {
+                option: "keep",
+                reason,
+            });
+        }
+        let reason = match self.on_failure {
+            OnFailure::AtMost(0) => "no attempt at all is not work that is done once",
+            OnFailure::AtMost(_) if self.on_orphan == OnOrphan::Leave => {
+                "attempts are counted by taking over, which OnOrphan::Leave forbids"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid_option("on_failure", reason))
+    }
+
+    /// Does the work, unless it was done before: runs the closure's future under a claim and keeps its result, or
+    /// returns the result that was kept. A result is kept as JSON, of at most 1 MiB; of a larger one, later calls learn
+    /// only that there was one.
+    ///
+    /// The future is polled where this is called, in a tokio runtime. It is dropped when the claim is lost.
+    ///
+    /// # Errors
+    ///
+    /// See [`OnceError`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before the work began, nothing is left of it. Dropped in the middle of the work, the claim is given up at
+    /// once, and [`on_orphan`](Self::on_orphan) says what comes next. Dropped when the work is done, the result is kept
+    /// all the same.
+    pub fn run<T, E, W, Fut>(
+        &self,
+        work: W,
+    ) -> impl Future<Output = Result<OnceReply<T>, OnceError<E>>> + use<T, E, W, Fut>
+    where
+        T: Serialize + DeserializeOwned,
+        W: FnOnce(OnceClaim) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+    {
+        let this = self.clone();
+        async move {
+            this.check()?;
+            let target = Arc::new(this.target()?);
+            let claim = match Box::pin(this.admitted(&target)).await? {
+                Admitted::Claimed(claim) => claim,
+                Admitted::Done(bytes) => return earlier(&bytes),
+                Admitted::Elsewhere { attempt, remaining } => {
+                    return Ok(OnceReply::Elsewhere { attempt, remaining });
+                }
+                Admitted::Orphaned { attempt } => return Err(OnceError::Orphaned { attempt }),
+            };
+            let attempt = claim.attempt();
+            if let OnFailure::AtMost(most) = this.on_failure
+                && attempt > most
+            {
+                // Those before have crashed, or their failure did not reach the store.
+                this.settled(&target, claim, Settlement::Keep(stored::failed(most)))
+                    .await;
+                return Err(OnceError::Failed { attempts: most });
+            }
+            let view = claim.view();
+            let output = tokio::select! {
+                biased;
+                () = claim.lost() => return Err(OnceError::Lost { attempt }),
+                output = async { work(view).await } => output,
+            };
+            let value = match output {
+                Ok(value) => value,
+                Err(error) => {
+                    let settlement = this.after_failure(attempt);
+                    this.settled(&target, claim, settlement).await;
+                    return Err(OnceError::Work(error));
+                }
+            };
+            let result = stored::result(&value).unwrap_or_else(|why| {
+                tracing::warn!(key = %this.key, why, "the result of work that is done once is not kept");
+                stored::unavailable()
+            });
+            match this.settled(&target, claim, Settlement::Keep(result)).await {
+                Settled::Done => Ok(OnceReply::Ran(value)),
+                Settled::NotOwner => Err(OnceError::Lost { attempt }),
+                Settled::Failed(error) => Ok(OnceReply::Unrecorded(value, this.told(error))),
+            }
+        }
+    }
+
+    fn lease_or_default(&self) -> Duration {
+        self.lease.unwrap_or_else(|| match &self.source {
+            Source::Client(handle) => handle.shared().settings.lease,
+            Source::Records(_) => DEFAULT_LEASE,
+        })
+    }
+
+    fn target(&self) -> Result<Target, Error> {
+        let (records, retry_for, runtime, client) = match &self.source {
+            Source::Records(records) => (
+                records.clone(),
+                DEFAULT_RETRY_FOR,
+                runtime::Handle::current(),
+                None,
+            ),
+            Source::Client(handle) => {
+                let shared = handle.shared();
+                if shared.closing.is_cancelled() {
+                    return Err(Error::ClientClosed);
+                }
+                let records = LockClient::from(handle.clone()).records()?;
+                let (retry_for, runtime) = (shared.settings.retry_for, shared.runtime.clone());
+                (records, retry_for, runtime, Some(shared.clone()))
+            }
+        };
+        Ok(Target {
+            records,
+            record: record_of(&self.key)?,
+            lease: self.lease_or_default(),
+            keep: self.keep,
+            retry_for,
+            runtime,
+            client,
+        })
+    }
+
+    /// Asks until the work may begin, or there is an answer without it.
+    async fn admitted(&self, target: &Arc<Target>) -> Result<Admitted, Error> {
+        let until = self.wait.map(|wait| clock::now() + wait);
+        let mut request = ClaimRequest::new(
+            target.record.clone(),
+            ClaimToken::new(),
+            [0; 32],
+            target.lease,
+            self.keep,
+        );
+        request.on_orphan = self.on_orphan;
+        let mut asking = Asking::new(target.clone(), request);
+        let mut watch: Option<Watch> = None;
+        loop {
+            let reply = tokio::select! {
+                biased;
+                () = target.closing() => return Err(Error::ClientClosed),
+                reply = asking.ask() => reply.map_err(|error| self.told(error))?,
+            };
+            let (attempt, remaining) = match reply {
+                ClaimReply::Claimed { attempt, fence } => {
+                    return Ok(Admitted::Claimed(asking.granted(attempt, fence)));
+                }
+                ClaimReply::Completed { response } => return Ok(Admitted::Done(response)),
+                ClaimReply::Orphan { attempt } => return Ok(Admitted::Orphaned { attempt }),
+                ClaimReply::InProgress { attempt, remaining } => (attempt, remaining),
+                ClaimReply::Mismatch => {
+                    return Err(Error::KeyTaken {
+                        key: self.key.clone(),
+                        found: "a record of something else".to_owned(),
+                    });
+                }
+            };
+            let left = until.map_or(Duration::ZERO, |until| {
+                until.saturating_duration_since(clock::now())
+            });
+            if left.is_zero() {
+                return Ok(Admitted::Elsewhere { attempt, remaining });
+            }
+            // A notification may be lost, and a process that crashed sends none.
+            let look = remaining.min(target.lease / 3).max(SHORTEST_LOOK).min(left);
+            let watch = watch.get_or_insert_with(|| target.records.watch(&target.record));
+            tokio::select! {
+                biased;
+                () = target.closing() => return Err(Error::ClientClosed),
+                () = watch.changed() => {}
+                () = claim::sleep(look) => {}
+            }
+        }
+    }
+
+    fn after_failure(&self, attempt: u32) -> Settlement {
+        match (self.on_failure, self.on_orphan) {
+            (OnFailure::Keep, _) => Settlement::Keep(stored::failed(attempt)),
+            (OnFailure::AtMost(most), _) if attempt >= most => Settlement::Keep(stored::failed(attempt)),
+            // An attempt that said that it failed is no orphan.
+            (OnFailure::RunAgain, OnOrphan::Leave) => Settlement::Release,
+            (OnFailure::RunAgain | OnFailure::AtMost(_), _) => Settlement::Abandon,
+        }
+    }
+
+    /// Settles the claim, and waits for that as long as the lease would have lasted; then it goes on in the background.
+    async fn settled(&self, target: &Target, claim: Claim, settlement: Settlement) -> Settled {
+        let mut settling = claim.settle(settlement);
+        let waited_too_long = || StoreError::unknown("the store did not confirm it in time");
+        tokio::select! {
+            biased;
+            settled = &mut settling => {
+                settled.unwrap_or_else(|_| Settled::Failed(StoreError::unknown("the runtime has ended")))
+            }
+            () = claim::sleep(target.lease) => Settled::Failed(waited_too_long()),
+        }
+    }
+
+    fn told(&self, error: StoreError) -> Error {
+        error.into_error("the work", &self.key)
+    }
+}
+
+impl std::fmt::Debug for Once {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Once")
+            .field("key", &self.key)
+            .field("lease", &self.lease_or_default())
+            .field("keep", &self.keep)
+            .field("wait", &self.wait)
+            .field("on_failure", &self.on_failure)
+            .field("on_orphan", &self.on_orphan)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a call may do.
+enum Admitted {
+    Claimed(Claim),
+    /// It was done, and this was stored.
+    Done(Vec<u8>),
+    Elsewhere {
+        attempt: u32,
+        remaining: Duration,
+    },
+    Orphaned {
+        attempt: u32,
+    },
+}
+
+/// The answer of a call that finds the work done.
+fn earlier<T: DeserializeOwned, E>(bytes: &[u8]) -> Result<OnceReply<T>, OnceError<E>> {
+    match stored::read(bytes) {
+        Ok(Stored::Result(value)) => Ok(OnceReply::Earlier(value)),
+        Ok(Stored::Failed { attempts }) => Err(OnceError::Failed { attempts }),
+        Ok(Stored::Unavailable) => Err(OnceError::ResultUnavailable),
+        Err(why) => Err(OnceError::Unreadable { why }),
+    }
+}
+
+/// The name of the record. It is apart from those of idempotent requests, and legible where the key allows.
+fn record_of(key: &LockKey) -> Result<RecordKey, Error> {
+    const LEGIBLE: usize = 100;
+    let text = key.as_str();
+    let is_plain = text
+        .bytes()
+        .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_'));
+    if is_plain && text.len() <= LEGIBLE {
+        return RecordKey::new(format!("once-{text}"));
+    }
+    let digest = Sha256::digest(text.as_bytes());
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    RecordKey::new(format!("once_{hex}"))
+}

@@ -1,0 +1,327 @@
+//! Work that is done once, by a paused clock: by one of many, again after a failure or a crash as the policies say, and
+//! never again while its result is kept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dlock::record::OnOrphan;
+use dlock::stores::memory::MemoryStore;
+use dlock::{Error, LockClient, OnFailure, OnceError, OnceReply};
+use dlock_tests::paused_for;
+use futures_util::FutureExt;
+use futures_util::future::{join_all, pending};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SEC: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+type Reply<T> = Result<OnceReply<T>, OnceError<String>>;
+
+/// The paused clock, and a virtual limit.
+fn paused(test: impl Future<Output = ()>) {
+    paused_for(10 * DAY, test);
+}
+
+async fn clients<const N: usize>() -> [LockClient; N] {
+    let store = MemoryStore::new();
+    let mut all = Vec::new();
+    for _ in 0..N {
+        all.push(LockClient::builder().store(store.clone()).build().await.unwrap());
+    }
+    all.try_into().unwrap_or_else(|_| unreachable!())
+}
+
+fn earlier<T>(reply: Reply<T>) -> T {
+    match reply {
+        Ok(OnceReply::Earlier(value)) => value,
+        Ok(_) => panic!("it was not done before"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn ran<T>(reply: Reply<T>) -> T {
+    match reply {
+        Ok(OnceReply::Ran(value)) => value,
+        Ok(_) => panic!("it did not run here"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn first_call_runs_and_later_ones_get_the_result() {
+    paused(async {
+        let [a, b] = clients().await;
+        let result = ("text".to_owned(), vec![1_u64, 2], Some(-1_i8));
+        let work = async |_| Ok(result.clone());
+        assert_eq!(ran(a.once("w").run(work).await), result);
+        for client in [&a, &b] {
+            let done = client.once("w");
+            let again: Reply<(String, Vec<u64>, Option<i8>)> =
+                done.run(async |_| panic!("it was done before")).await;
+            assert_eq!(earlier(again), result);
+        }
+        // Other names are other work, also where they need more than a record's name can have.
+        for name in ["w2", "W", "w:1", "w:2", &"w".repeat(500), "-", "ä"] {
+            assert_eq!(ran(b.once(name).run(async |_| Ok(name.len())).await), name.len());
+        }
+        // And they are no locks.
+        assert!(a.list("").await.unwrap().is_empty());
+        assert!(a.lock("w").try_acquire().await.is_ok());
+    });
+}
+
+#[test]
+fn of_many_that_wait_one_runs_and_all_have_its_result() {
+    paused(async {
+        let clients = clients::<3>().await;
+        let (runs, at_once) = (AtomicU32::new(0), AtomicU32::new(0));
+        let calls = (0..60).map(|n: usize| {
+            let once = clients[n % 3].once("w").wait(DAY);
+            let (runs, at_once) = (&runs, &at_once);
+            async move {
+                sleep(n as u32 % 7 * 10 * MS).await;
+                let reply: Reply<u32> = once
+                    .run(async |_| {
+                        assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0);
+                        sleep(100 * SEC).await;
+                        at_once.fetch_sub(1, Ordering::SeqCst);
+                        Ok(runs.fetch_add(1, Ordering::SeqCst))
+                    })
+                    .await;
+                reply.unwrap().into_result()
+            }
+        });
+        let began = Instant::now();
+        assert_eq!(join_all(calls).await, vec![Some(0); 60]);
+        assert!(began.elapsed() < 101 * SEC, "waiters are notified");
+    });
+}
+
+#[test]
+fn call_that_does_not_wait_learns_that_the_work_runs_elsewhere() {
+    paused(async {
+        let [a, b] = clients().await;
+        let work = tokio::spawn(a.once("w").lease(3 * SEC).run(async |_| {
+            sleep(60 * SEC).await;
+            Ok::<_, String>(1)
+        }));
+        // It is renewed for as long as it runs.
+        for _ in 0..59 {
+            sleep(SEC).await;
+            let once = b.once("w").lease(3 * SEC);
+            let reply: Reply<u8> = once.run(async |_| panic!("it runs elsewhere")).await;
+            match reply.unwrap() {
+                OnceReply::Elsewhere {
+                    attempt, remaining, ..
+                } => {
+                    assert!(
+                        attempt == 1 && remaining <= 3 * SEC && remaining >= 2 * SEC,
+                        "{remaining:?}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // A wait that is too short ends with the same answer.
+        let short = b.once("w").wait(500 * MS);
+        let reply: Reply<u8> = short.run(async |_| panic!("it runs elsewhere")).await;
+        assert!(matches!(reply.unwrap(), OnceReply::Elsewhere { .. }));
+        assert_eq!(ran(work.await.unwrap()), 1);
+    });
+}
+
+#[test]
+fn dropped_work_is_an_orphan_at_once() {
+    paused(async {
+        let [a, b] = clients().await;
+        let stuck = a.once("w").run(async |_| {
+            pending::<()>().await;
+            Ok::<u8, String>(0)
+        });
+        assert!(timeout(SEC, stuck).await.is_err());
+        sleep(MS).await;
+        let leave = b.once("w").on_orphan(OnOrphan::Leave);
+        let left: Reply<u8> = leave.run(async |_| panic!("nobody takes it over")).await;
+        assert!(
+            matches!(left, Err(OnceError::Orphaned { attempt: 1, .. })),
+            "{left:?}"
+        );
+        // A panic is told of by its caller, and ends it likewise.
+        let panics = b.once("w").run::<u8, String, _, _>(async |claim| {
+            assert_eq!(claim.attempt(), 2);
+            panic!("on purpose")
+        });
+        assert!(std::panic::AssertUnwindSafe(panics).catch_unwind().await.is_err());
+        sleep(MS).await;
+        let mut fence = 0;
+        let third = b.once("w").run(async |claim| {
+            assert!(claim.is_held());
+            fence = claim.fencing_token();
+            Ok(claim.attempt())
+        });
+        assert_eq!(ran(third.await), 3);
+        assert!(fence > 0);
+    });
+}
+
+#[test]
+fn call_that_is_dropped_before_the_work_leaves_nothing() {
+    paused(async {
+        let [a, b] = clients().await;
+        let never_begun = a.once("w").run(async |_| Ok::<u8, String>(0));
+        drop(never_begun);
+        let first = b.once("w").run(async |claim| Ok(claim.attempt()));
+        assert_eq!(ran(first.await), 1);
+    });
+}
+
+#[test]
+fn failures_follow_their_policy() {
+    paused(async {
+        let [a, b] = clients().await;
+        let fails = async |_| Err::<u32, _>("no".to_owned());
+        for n in 1..4 {
+            let failed = a.once("again").run(fails).await;
+            assert!(matches!(failed, Err(OnceError::Work(why)) if why == "no"));
+            let next = b
+                .once("again")
+                .run(async |claim| Err::<u32, _>(claim.attempt().to_string()));
+            assert!(matches!(next.await, Err(OnceError::Work(attempt)) if attempt == (2 * n).to_string()));
+        }
+        assert_eq!(
+            ran(b.once("again").run(async |claim| Ok(claim.attempt())).await),
+            7
+        );
+
+        let kept = a.once("keep").on_failure(OnFailure::Keep);
+        assert!(matches!(kept.run(fails).await, Err(OnceError::Work(_))));
+        let later: Reply<u32> = b.once("keep").run(async |_| panic!("it has failed")).await;
+        assert!(
+            matches!(later, Err(OnceError::Failed { attempts: 1, .. })),
+            "{later:?}"
+        );
+
+        // A failure that was told is no orphan.
+        let once = a.once("leave").on_orphan(OnOrphan::Leave);
+        assert!(matches!(once.run(fails).await, Err(OnceError::Work(_))));
+        assert_eq!(ran(once.run(async |_| Ok(1)).await), 1);
+    });
+}
+
+/// Two attempts crash, and the third would, too.
+#[test]
+fn attempts_that_crash_count() {
+    paused(async {
+        let [a, b] = clients().await;
+        let at_most_two = |client: &LockClient| client.once("w").on_failure(OnFailure::AtMost(2));
+        for _ in 0..2 {
+            let crashes = at_most_two(&a).run(async |_| {
+                pending::<()>().await;
+                Ok::<u8, String>(0)
+            });
+            assert!(timeout(SEC, crashes).await.is_err());
+            sleep(MS).await;
+        }
+        for client in [&b, &a, &b] {
+            let over: Reply<u8> = at_most_two(client).run(async |_| panic!("two are enough")).await;
+            assert!(
+                matches!(over, Err(OnceError::Failed { attempts: 2, .. })),
+                "{over:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn result_that_cannot_be_given_is_never_made_again() {
+    paused(async {
+        let [a, b] = clients().await;
+        let long = "x".repeat(2 << 20);
+        assert_eq!(ran(a.once("long").run(async |_| Ok(long.clone())).await), long);
+        let later: Reply<String> = b.once("long").run(async |_| panic!("it was done")).await;
+        assert!(matches!(later, Err(OnceError::ResultUnavailable)), "{later:?}");
+        ran(a.once("text").run(async |_| Ok("text".to_owned())).await);
+        let later: Reply<u64> = b.once("text").run(async |_| panic!("it was done")).await;
+        assert!(matches!(later, Err(OnceError::Unreadable { .. })), "{later:?}");
+    });
+}
+
+#[test]
+fn after_its_time_a_result_is_made_anew() {
+    paused(async {
+        let [a, b] = clients().await;
+        let kept = |client: &LockClient| client.once("w").lease(SEC).keep(10 * SEC);
+        assert_eq!(ran(kept(&a).run(async |_| Ok(1)).await), 1);
+        sleep(9999 * MS).await;
+        assert_eq!(earlier(kept(&b).run(async |_| Ok(2)).await), 1);
+        sleep(MS).await;
+        assert_eq!(ran(kept(&b).run(async |_| Ok(2)).await), 2);
+    });
+}
+
+#[test]
+fn mistakes_are_told_before_anything_is_done() {
+    paused(async {
+        let [client] = clients().await;
+        let told = async |once: dlock::Once| {
+            let checked = once.check().unwrap_err().to_string();
+            let reply: Reply<u8> = once.run(async |_| panic!("it makes no sense")).await;
+            match reply.unwrap_err() {
+                OnceError::Store(error) => assert_eq!(error.to_string(), checked),
+                other => panic!("{other}"),
+            }
+            checked
+        };
+        let once = || client.once("w");
+        for (wrong, option) in [
+            (once().lease(Duration::ZERO), "lease"),
+            (once().lease(5 * MS), "lease"),
+            (once().keep(59 * SEC), "keep"),
+            (once().keep(366 * DAY), "keep"),
+            (once().wait(Duration::ZERO), "wait"),
+            (once().on_failure(OnFailure::AtMost(0)), "on_failure"),
+            (
+                once().on_failure(OnFailure::AtMost(3)).on_orphan(OnOrphan::Leave),
+                "on_failure",
+            ),
+            (client.once(""), "empty"),
+            (client.once("x".repeat(4096)), "bytes"),
+        ] {
+            let said = told(wrong).await;
+            assert!(said.contains(option), "{option}: {said}");
+        }
+    });
+}
+
+#[test]
+fn shutdown_ends_waits_and_lets_results_arrive() {
+    paused(async {
+        let [a, b] = clients().await;
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let work = tokio::spawn({
+            let begun = begun.clone();
+            a.once("w").run(async move |_| {
+                begun.notify_one();
+                sleep(2 * SEC).await;
+                Ok::<_, String>(1)
+            })
+        });
+        begun.notified().await;
+        let waits = tokio::spawn(b.once("w").wait(DAY).run(async |_| Ok::<_, String>(2)));
+        sleep(SEC).await;
+        b.shutdown(SEC).await;
+        let waited = waits.await.unwrap();
+        assert!(
+            matches!(waited, Err(OnceError::Store(Error::ClientClosed))),
+            "{waited:?}"
+        );
+        let closed = b.once("w").run(async |_| Ok::<_, String>(2)).await;
+        assert!(
+            matches!(closed, Err(OnceError::Store(Error::ClientClosed))),
+            "{closed:?}"
+        );
+        assert_eq!(ran(work.await.unwrap()), 1);
+    });
+}
