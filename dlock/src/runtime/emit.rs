@@ -69,6 +69,24 @@ pub(crate) enum Event<'a> {
     LeadLost { name: &'a LockKey, loss: Loss },
     /// A campaign for the lead failed, and is tried again.
     StandingFailed { name: &'a LockKey, error: &'a Error },
+    /// The claim of work that is done once was not renewed; without an error, not in time.
+    #[cfg(feature = "once")]
+    ClaimNotRenewed {
+        name: &'a LockKey,
+        error: Option<&'a StoreError>,
+    },
+    /// What became of such a claim did not reach the store.
+    #[cfg(feature = "once")]
+    ClaimNotSettled {
+        name: &'a LockKey,
+        error: &'a StoreError,
+    },
+    /// Such a claim was lost while the work ran.
+    #[cfg(feature = "once")]
+    ClaimLost { name: &'a LockKey, attempt: u32 },
+    /// The result of such work cannot be kept.
+    #[cfg(feature = "once")]
+    ResultNotKept { name: &'a LockKey, why: &'a str },
     /// A method of the store panicked, which was called for this lock.
     StorePanicked { key: Option<&'a LockKey> },
     /// The store has not answered an acquire for this time, and is waited for.
@@ -152,6 +170,23 @@ impl Event<'_> {
             }
             Event::StandingFailed { name, error } => {
                 tracing::warn!(%name, %error, "standing for the lead failed, and is tried again");
+            }
+            #[cfg(feature = "once")]
+            Event::ClaimNotRenewed { name, error } => {
+                let error = error.map(tracing::field::display);
+                tracing::warn!(%name, error, "the claim of work was not renewed in time, and is asked for again");
+            }
+            #[cfg(feature = "once")]
+            Event::ClaimNotSettled { name, error } => {
+                tracing::warn!(%name, %error, "what became of work did not reach the store, and is sent again");
+            }
+            #[cfg(feature = "once")]
+            Event::ClaimLost { name, attempt } => {
+                tracing::warn!(%name, attempt, "work lost its claim: another process may do it again");
+            }
+            #[cfg(feature = "once")]
+            Event::ResultNotKept { name, why } => {
+                tracing::warn!(%name, why, "the work is done, and its result cannot be kept");
             }
             Event::StorePanicked { key } => {
                 let key = key.map(tracing::field::display);

@@ -1,6 +1,7 @@
 //! Records on PostgreSQL: the rules that hold on every store, and what this one has besides.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::Error;
@@ -238,6 +239,36 @@ async fn the_table_is_made_once_by_many_at_a_time_and_in_a_schema() {
         records.claim(ask(&key)).await.unwrap(),
         ClaimReply::InProgress { .. }
     ));
+}
+
+#[tokio::test]
+async fn work_is_done_once_on_records_of_postgres() {
+    let server = Postgres::shared().await;
+    let table = fresh_table();
+    let connect = async || {
+        PostgresRecords::builder(server.config(), NoTls)
+            .timeout(PATIENCE)
+            .table(&table)
+            .connect()
+            .await
+            .unwrap()
+    };
+    let stores = [connect().await, connect().await];
+    stores[0].create_table().await.unwrap();
+    let runs = AtomicU32::new(0);
+    let calls = (0..8).map(|n| {
+        let once = Records::new(stores[n % 2].clone()).once("w").wait(PATIENCE);
+        let runs = &runs;
+        async move {
+            let reply = once.run(async |_| {
+                sleep(Duration::from_millis(20)).await;
+                Ok::<_, String>(runs.fetch_add(1, Ordering::SeqCst))
+            });
+            reply.await.unwrap().into_result()
+        }
+    });
+    assert_eq!(join_all(calls).await, [Some(0); 8]);
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

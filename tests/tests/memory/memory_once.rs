@@ -143,7 +143,7 @@ fn dropped_work_is_an_orphan_at_once() {
         assert!(timeout(SEC, stuck).await.is_err());
         sleep(MS).await;
         let leave = b.once("w").on_orphan(OnOrphan::Leave);
-        let left: Reply<u8> = leave.run(async |_| panic!("nobody takes it over")).await;
+        let left: Reply<u8> = leave.run(async |_| panic!("it is not taken over")).await;
         assert!(
             matches!(left, Err(OnceError::Orphaned { attempt: 1, .. })),
             "{left:?}"

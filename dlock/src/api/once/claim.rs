@@ -10,10 +10,12 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 use super::stored;
+use crate::LockKey;
 use crate::base::{chance, clock};
 use crate::engine::grant::safety_margin;
 use crate::engine::timing::FIRST_PAUSE;
 use crate::runtime::client::Shared;
+use crate::runtime::emit::Event;
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records};
 use crate::store::{Outcome, Reason, StoreError};
 
@@ -22,6 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The record, and how it is used.
 pub(super) struct Target {
+    pub(super) name: LockKey,
     pub(super) records: Records,
     pub(super) record: RecordKey,
     pub(super) lease: Duration,
@@ -293,11 +296,9 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
                 next = sent + lease / 3;
             }
             failed => {
-                let record = target.record.as_str();
-                match failed {
-                    Ok(Err(error)) => tracing::warn!(record, %error, "a claim was not renewed"),
-                    _ => tracing::warn!(record, "a claim was not renewed in time"),
-                }
+                let error = failed.as_ref().ok().and_then(|step| step.as_ref().err());
+                let name = &target.name;
+                Event::ClaimNotRenewed { name, error }.emit();
                 let left = (sent + lease).saturating_duration_since(clock::now());
                 next = clock::now() + (left / 4).clamp(Duration::from_millis(20).min(lease / 6), lease / 6);
             }
@@ -327,8 +328,8 @@ fn settle(
                 Ok(OwnerReply::NotOwner) => return Settled::NotOwner,
                 Err(error) => error,
             };
-            let record = target.record.as_str();
-            tracing::warn!(record, %error, "what became of a claim did not reach the store, and is sent again");
+            let name = &target.name;
+            Event::ClaimNotSettled { name, error: &error }.emit();
             match &mut settlement {
                 // Work that was done must not be done again: at least that is kept.
                 Settlement::Keep(result) if is_refused(&error) && *result != stored::unavailable() => {

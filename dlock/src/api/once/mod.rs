@@ -20,6 +20,7 @@ use self::stored::Stored;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR};
 use crate::base::clock;
 use crate::runtime::client::Handle;
+use crate::runtime::emit::Event;
 use crate::runtime::options::{check_duration, check_lease};
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, RecordKey, Records};
 use crate::store::{StoreError, Watch};
@@ -54,7 +55,7 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 /// # What is promised
 ///
 /// While the work runs, its process holds a claim with a lease, renewed every third of it. A process that crashes leaves
-/// it to the next attempt when the lease is over, or to nobody ([`on_orphan`](Self::on_orphan)); a process that is
+/// it to the next attempt when the lease is over, or to none ([`on_orphan`](Self::on_orphan)); a process that is
 /// stopped for longer is told of the loss, and its work is dropped, before another attempt can begin, as with a lock. So
 /// no two attempts run at a time, under the assumptions of a lock; and where the resource checks the
 /// [fencing token](OnceClaim::fencing_token), none does harm without them. **A result that was kept is never made
@@ -318,7 +319,7 @@ impl Once {
             let view = claim.view();
             let output = tokio::select! {
                 biased;
-                () = claim.lost() => return Err(OnceError::Lost { attempt }),
+                () = claim.lost() => return Err(this.lost(attempt)),
                 output = async { work(view).await } => output,
             };
             let value = match output {
@@ -330,12 +331,13 @@ impl Once {
                 }
             };
             let result = stored::result(&value).unwrap_or_else(|why| {
-                tracing::warn!(key = %this.key, why, "the result of work that is done once is not kept");
+                let (name, why) = (&this.key, why.as_str());
+                Event::ResultNotKept { name, why }.emit();
                 stored::unavailable()
             });
             match this.settled(&target, claim, Settlement::Keep(result)).await {
                 Settled::Done => Ok(OnceReply::Ran(value)),
-                Settled::NotOwner => Err(OnceError::Lost { attempt }),
+                Settled::NotOwner => Err(this.lost(attempt)),
                 Settled::Failed(error) => Ok(OnceReply::Unrecorded(value, this.told(error))),
             }
         }
@@ -367,6 +369,7 @@ impl Once {
             }
         };
         Ok(Target {
+            name: self.key.clone(),
             records,
             record: record_of(&self.key)?,
             lease: self.lease_or_default(),
@@ -449,6 +452,12 @@ impl Once {
             }
             () = claim::sleep(target.lease) => Settled::Failed(waited_too_long()),
         }
+    }
+
+    fn lost<E>(&self, attempt: u32) -> OnceError<E> {
+        let name = &self.key;
+        Event::ClaimLost { name, attempt }.emit();
+        OnceError::Lost { attempt }
     }
 
     fn told(&self, error: StoreError) -> Error {
