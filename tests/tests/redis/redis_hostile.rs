@@ -75,13 +75,13 @@ async fn flooded() {
     let flood = Arc::new(AtomicUsize::new(0));
     let address = relay(server.addr(), flood.clone()).await;
     let client = hasty(&format!("redis://{address}")).await;
-    for chosen in 1..FLOODS.len() {
+    for (chosen, text) in FLOODS.iter().enumerate().skip(1) {
         let name = format!("k{chosen}");
         flood.store(chosen, Ordering::Relaxed);
         // The relay may wait for the server yet.
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let asked = within(SOON, FLOODS[chosen], client.lock(&name).try_acquire()).await;
-        assert!(asked.is_err(), "{:?} granted a lock", FLOODS[chosen]);
+        let asked = within(SOON, text, client.lock(&name).try_acquire()).await;
+        assert!(asked.is_err(), "{text:?} granted a lock");
         flood.store(0, Ordering::Relaxed);
         is_back(&client).await;
     }
