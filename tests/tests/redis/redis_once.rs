@@ -148,3 +148,26 @@ async fn other_data_in_place_of_the_record_is_an_error_and_stays() {
     let stays: String = server.query(&["GET", key]).await;
     assert_eq!(stays, "mine");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_goes_on_when_its_client_is_shut_down() {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = server.url();
+    let (closed, other) = (ordinary(&url).await, ordinary(&url).await);
+    let (begun, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
+    let work = tokio::spawn(closed.once("w").run(async move |_| {
+        begun.send(()).unwrap();
+        tokio::time::sleep(SEC).await;
+        Ok::<_, String>(1)
+    }));
+    has_begun.recv().await.unwrap();
+    within(SEC, "the shutdown", closed.shutdown(SEC / 10)).await;
+    drop(closed);
+    let reply = work.await.unwrap();
+    assert!(matches!(reply, Ok(OnceReply::Ran(1))), "{reply:?}");
+    let later = other
+        .once("w")
+        .run(async |_| Err::<u8, _>("it was done".to_owned()))
+        .await;
+    assert!(matches!(later, Ok(OnceReply::Earlier(1))), "{later:?}");
+}
