@@ -17,20 +17,29 @@ pub(super) type BoxStream = Pin<Box<dyn Stream>>;
 
 /// The side of the one who has it. Once it was taken back, nothing can be read or written.
 #[derive(Clone)]
-pub(super) struct Lent(Arc<Mutex<Option<BoxStream>>>);
+pub(super) struct Lent(Arc<Mutex<Loan>>);
+
+struct Loan {
+    /// `None` when it was taken back.
+    stream: Option<BoxStream>,
+    /// How many bytes may be read yet.
+    readable: usize,
+}
 
 impl Lent {
-    pub(super) fn new(stream: BoxStream) -> Lent {
-        Lent(Arc::new(Mutex::new(Some(stream))))
+    /// For a borrower that reads at most so many bytes; more is an error.
+    pub(super) fn new(stream: BoxStream, readable: usize) -> Lent {
+        let stream = Some(stream);
+        Lent(Arc::new(Mutex::new(Loan { stream, readable })))
     }
 
     /// `None` the second time.
     pub(super) fn take_back(&self) -> Option<BoxStream> {
-        self.0.lock().take()
+        self.0.lock().stream.take()
     }
 
     fn poll<T>(&self, poll: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        match self.0.lock().as_mut() {
+        match self.0.lock().stream.as_mut() {
             Some(stream) => poll(stream.as_mut()),
             None => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         }
@@ -43,7 +52,19 @@ impl AsyncRead for Lent {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Lent::poll(&self, |stream| stream.poll_read(cx, buffer))
+        let before = buffer.filled().len();
+        let polled = Lent::poll(&self, |stream| stream.poll_read(cx, buffer));
+        let mut loan = self.0.lock();
+        match loan.readable.checked_sub(buffer.filled().len() - before) {
+            Some(left) => {
+                loan.readable = left;
+                polled
+            }
+            None => {
+                let why = "the server sends more than any reply has at this point";
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)))
+            }
+        }
     }
 }
 

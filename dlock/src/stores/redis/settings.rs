@@ -24,6 +24,10 @@ use crate::store::options::{MinReplicas, Tls};
 use crate::store::url::{Address, Login};
 use crate::store::{Reason, StoreError};
 
+/// The most bytes that a server sends until a connection is ready: the replies to a login and to `INFO` are some tens of
+/// KiB. The library that reads them would go on for as long as something comes.
+const MOST_AT_LOGIN: usize = 256 * 1024;
+
 /// How the servers of one store are spoken to, or its sentinels.
 pub(super) struct ConnectSettings {
     tls: bool,
@@ -154,7 +158,7 @@ impl ConnectSettings {
             mut trial,
             login,
             ..
-        } = self.connect(address, Some(sender)).await?;
+        } = self.connect(address, Some(sender), usize::MAX).await?;
         trial.passed();
         let login = login
             .map(|(logins, valid_for)| logins.keep(Session::Of(connection.clone()), valid_for, self.timeout));
@@ -168,13 +172,14 @@ impl ConnectSettings {
 
     /// A connection that is driven by its user.
     pub(super) async fn open_driven(&self, address: &Address) -> Result<Driven, RedisError> {
-        self.connect(address, None).await
+        self.connect(address, None, MOST_AT_LOGIN).await
     }
 
     async fn connect(
         &self,
         address: &Address,
         pushes: Option<mpsc::UnboundedSender<PushInfo>>,
+        readable: usize,
     ) -> Result<Driven, RedisError> {
         let (mut settings, mut valid_for) = (self.settings.clone(), None);
         if let Some(logins) = &self.logins {
@@ -182,7 +187,7 @@ impl ConnectSettings {
             (settings, valid_for) = (login.apply(settings), login.valid_for);
         }
         let (stream, trial) = self.reach(address).await?;
-        let stream = Lent::new(stream);
+        let stream = Lent::new(stream, readable);
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
