@@ -132,6 +132,12 @@ pub mod __chance {
     pub use crate::base::chance::{fraction, next_id, uuid};
 }
 #[doc(hidden)]
+pub mod __claim {
+    //! The rules of claims for the layers.
+
+    pub use crate::engine::timing::pause_after_failed_renewal;
+}
+#[doc(hidden)]
 pub use api::macro_support as __macro;
 #[doc(hidden)]
 pub use base::request as __request;

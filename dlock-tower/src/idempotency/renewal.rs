@@ -9,8 +9,8 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
+use dlock::__claim::pause_after_failed_renewal;
 use dlock::record::{OwnerReply, Records};
 use parking_lot::Mutex;
 use tokio::runtime;
@@ -175,7 +175,6 @@ async fn look_out(mut lookout: Lookout, sooner: Arc<Notify>) {
 
 /// Renews one claim, with growing urgency when that fails.
 async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
-    const SHORTEST: Duration = Duration::from_millis(20);
     let length = lease.length;
     let mut ends = lease.since + length;
     loop {
@@ -205,12 +204,7 @@ async fn renew(renewals: Arc<Renewals>, lease: Arc<ClaimLease>) {
                     _ => tracing::warn!(record = lease.record.as_str(), "a claim was not renewed in time"),
                 }
                 let left = ends.saturating_duration_since(Instant::now());
-                // It may not have been taken over yet, so it is asked for beyond its end too.
-                if left.is_zero() {
-                    length / 6
-                } else {
-                    (left / 4).max(SHORTEST).min(length / 6)
-                }
+                pause_after_failed_renewal(left, length)
             }
         };
         sleep(pause).await;

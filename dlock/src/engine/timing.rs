@@ -76,6 +76,16 @@ fn four_of(round_trip: Duration, least: Duration) -> Duration {
     round_trip.saturating_mul(4).clamp(least, LONGEST_SLICE)
 }
 
+/// How long a claim is not renewed again after a renewal failed, where its lease has `left` now: the sooner, the less that is.
+/// It may not have been taken over when it is over, so it is asked for then, too.
+pub fn pause_after_failed_renewal(left: Duration, lease: Duration) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(20);
+    match left {
+        Duration::ZERO => lease / 6,
+        left => (left / 4).max(SHORTEST).min(lease / 6),
+    }
+}
+
 /// What is left of a holder's lease, or `None` if it does not expire. A longer time than an option takes counts as that:
 /// it may be more than a clock can take.
 pub(crate) fn finite(left: Option<Duration>) -> Option<Duration> {
@@ -144,6 +154,22 @@ mod tests {
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn failed_renewal_is_repeated_the_sooner_the_less_is_left() {
+        // left, lease: pause
+        for (left, lease, pause) in [
+            (1000, 3000, 250),
+            (3000, 3000, 500),
+            (40, 3000, 20),
+            (1, 3000, 20),
+            (0, 3000, 500),
+            (30, 60, 10),
+        ] {
+            let paused = pause_after_failed_renewal(ms(left), ms(lease));
+            assert_eq!(paused, ms(pause), "{left} of {lease}");
+        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl<K> Unanswered<K> {
         (number, !std::mem::replace(&mut self.is_watched, true))
     }
 
-    /// The request has its reply, or nobody waits for that any more.
+    /// The request has its reply, or its caller waits for that no more.
     pub(crate) fn answered(&mut self, number: u64) {
         self.requests.remove(&number);
     }

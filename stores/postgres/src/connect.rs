@@ -48,6 +48,20 @@ impl Session {
     }
 }
 
+/// The answer, or why there is none within this time.
+pub(crate) async fn answered<T>(
+    limit: Duration,
+    asking: impl Future<Output = Result<T, Error>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(limit, asking).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {limit:?}")),
+    }
+}
+
+/// Why a server is of no use for notifications that takes no writes any more.
+pub(crate) const ONLY_READS: &str = "the server only reads, another one has the notifications";
+
 impl Driver {
     /// Lets it run until its client is gone and the server was told.
     pub(crate) fn detach(mut self) {

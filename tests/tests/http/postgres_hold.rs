@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock::store::Bind;
-use dlock::{HoldState, LockClient};
+use dlock::{HoldState, LockClient, LockGuard};
 use dlock_postgres::{HoldError, LockInError, PostgresLocks};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::postgres::{Postgres, connect, fresh_table};
@@ -87,6 +87,12 @@ impl Bank {
         }
     }
 
+    /// The account's lock, which is not renewed.
+    async fn held_for(&self, lease: Duration) -> LockGuard {
+        let lock = self.one.lock("account").fixed_lease(lease);
+        lock.acquire().await.unwrap()
+    }
+
     async fn is_free(&self, key: &str) -> bool {
         match self.other.lock(key).try_acquire().await {
             Ok(guard) => guard.release().await.is_ok(),
@@ -114,13 +120,7 @@ async fn effect_and_lock_commit_together() {
 #[tokio::test]
 async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
     let bank = bank().await;
-    let guard = bank
-        .one
-        .lock("account")
-        .fixed_lease(300 * MS)
-        .acquire()
-        .await
-        .unwrap();
+    let guard = bank.held_for(300 * MS).await;
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
     bank.locks.hold_in(&tx, &guard).await.unwrap();
@@ -140,13 +140,7 @@ async fn open_transaction_keeps_the_lock_when_the_lease_is_over() {
 #[tokio::test]
 async fn waiter_gets_the_lock_after_the_transaction() {
     let bank = bank().await;
-    let guard = bank
-        .one
-        .lock("account")
-        .fixed_lease(200 * MS)
-        .acquire()
-        .await
-        .unwrap();
+    let guard = bank.held_for(200 * MS).await;
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
     bank.locks.hold_in(&tx, &guard).await.unwrap();
@@ -250,13 +244,7 @@ async fn prepared_transaction_keeps_the_lock() {
     server.client().await.batch_execute(set).await.unwrap();
     server.restart().await;
     let bank = bank_on(server).await;
-    let guard = bank
-        .one
-        .lock("account")
-        .fixed_lease(200 * MS)
-        .acquire()
-        .await
-        .unwrap();
+    let guard = bank.held_for(200 * MS).await;
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
     bank.locks.hold_in(&tx, &guard).await.unwrap();
@@ -480,13 +468,7 @@ async fn clock_that_jumps_takes_no_lock_from_a_transaction() {
     let bank = bank_on(Arc::new(Postgres::start_by(Some(&clock)).await)).await;
     let mut db = bank.db().await;
     for ahead in [3600 * SEC, Duration::ZERO, 7200 * SEC] {
-        let guard = bank
-            .one
-            .lock("account")
-            .fixed_lease(60 * SEC)
-            .acquire()
-            .await
-            .unwrap();
+        let guard = bank.held_for(60 * SEC).await;
         let tx = db.transaction().await.unwrap();
         bank.locks.hold_in(&tx, &guard).await.unwrap();
         clock.set(ahead).expect("its file can be written");

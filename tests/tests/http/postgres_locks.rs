@@ -91,6 +91,19 @@ impl Setting {
         self.server.client().await.batch_execute(&text).await.unwrap();
     }
 
+    /// How many locks have a holder.
+    async fn held(&self) -> i64 {
+        self.number("SELECT count(*) FROM {t} WHERE holder <> ''").await
+    }
+
+    /// No lock gets a holder in 200 ms.
+    async fn stays_free(&self) {
+        for _ in 0..20 {
+            sleep(10 * MS).await;
+            assert_eq!(self.held().await, 0);
+        }
+    }
+
     async fn number(&self, text: &str) -> i64 {
         let text = text.replace("{t}", &format!("\"{}\"", self.table));
         self.server
@@ -275,15 +288,7 @@ async fn acquire_that_comes_late_takes_nothing() {
             "{released:?}"
         );
         late.release();
-        for _ in 0..20 {
-            sleep(10 * MS).await;
-            assert_eq!(
-                setting
-                    .number("SELECT count(*) FROM {t} WHERE holder <> ''")
-                    .await,
-                0
-            );
-        }
+        setting.stays_free().await;
     }
 }
 
@@ -307,15 +312,7 @@ async fn release_waits_until_a_late_acquire_can_do_nothing_any_more() {
     let released = answered(|| store.clone().release(end("k", 2))).await;
     assert!(released.is_ok(), "{released:?}");
     late.release();
-    for _ in 0..20 {
-        sleep(10 * MS).await;
-        assert_eq!(
-            setting
-                .number("SELECT count(*) FROM {t} WHERE holder <> ''")
-                .await,
-            0
-        );
-    }
+    setting.stays_free().await;
 }
 
 /// Each verb, with its request or its reply lost: it tells truly what is known, and what follows is right.
@@ -445,12 +442,7 @@ async fn release_is_repeated_until_the_disk_has_room() {
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(
-        setting
-            .number("SELECT count(*) FROM {t} WHERE holder <> ''")
-            .await,
-        0
-    );
+    assert_eq!(setting.held().await, 0);
 }
 
 /// A name that this database cannot write, among many that it can: only its own acquire fails.

@@ -20,6 +20,24 @@ struct Waiting {
     give_back: BoxFuture<'static, ()>,
 }
 
+impl Waiting {
+    /// Releases what it waits for, and sees that it is told.
+    async fn assert_woken(self) {
+        let Waiting {
+            name,
+            waiter,
+            give_back,
+        } = self;
+        assert!(!waiter.is_finished(), "{name} is held");
+        let released = Instant::now();
+        give_back.await;
+        within(SOON, format!("the wake-up of {name}"), waiter)
+            .await
+            .unwrap();
+        println!("{name}: {:?}", released.elapsed());
+    }
+}
+
 /// Two clients of a Cluster of its own.
 async fn cluster() -> (Cluster, LockClient, LockClient) {
     let builder = Cluster::builder(Flavor::from_env()).persistence(true);
@@ -168,19 +186,8 @@ async fn are_woken_at(server: &Server, all: Vec<Waiting>) {
         requests.last() <= Some(&OWED),
         "requests in each second: {requests:?}"
     );
-    for Waiting {
-        name,
-        waiter,
-        give_back,
-    } in all
-    {
-        assert!(!waiter.is_finished(), "{name} is held");
-        let released = Instant::now();
-        give_back.await;
-        within(SOON, format!("the wake-up of {name}"), waiter)
-            .await
-            .unwrap();
-        println!("{name}: {:?}", released.elapsed());
+    for waiting in all {
+        waiting.assert_woken().await;
     }
 }
 
@@ -293,7 +300,7 @@ async fn nothing_is_begun_anew_where_only_some_keys_of_a_lock_have_come() {
     let (cluster, a, b) = cluster().await;
     let [from, to] = [cluster.server(0), cluster.server(1)];
     let slot = slot_of(&cluster.key_on(from, "k").await);
-    let mut all = everything(&a, &b, slot).await;
+    let all = everything(&a, &b, slot).await;
     listen_at(from, &all).await;
     cluster.begin_move(slot, from, to).await;
     let keys = cluster.keys_in(slot, from).await;
@@ -323,17 +330,8 @@ async fn nothing_is_begun_anew_where_only_some_keys_of_a_lock_have_come() {
     cluster.end_move(slot, from, to).await;
     cluster.owner(slot).await;
     listen_at(to, &all).await;
-    for Waiting {
-        name,
-        waiter,
-        give_back,
-    } in all.drain(..)
-    {
-        assert!(!waiter.is_finished(), "{name} is held");
-        give_back.await;
-        within(SOON, format!("the wake-up of {name}"), waiter)
-            .await
-            .unwrap();
+    for waiting in all {
+        waiting.assert_woken().await;
     }
     for waiter in late {
         within(SOON, "the wake-up of one who came late", waiter)

@@ -13,7 +13,7 @@ use super::stored;
 use crate::LockKey;
 use crate::base::{chance, clock};
 use crate::engine::grant::safety_margin;
-use crate::engine::timing::FIRST_PAUSE;
+use crate::engine::timing::{FIRST_PAUSE, pause_after_failed_renewal};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OwnerReply, RecordKey, Records};
@@ -300,7 +300,7 @@ async fn renew(target: Arc<Target>, token: ClaimToken, mut sent: Instant, deadli
                 let name = &target.name;
                 Event::ClaimNotRenewed { name, error }.emit();
                 let left = (sent + lease).saturating_duration_since(clock::now());
-                next = clock::now() + (left / 4).clamp(Duration::from_millis(20).min(lease / 6), lease / 6);
+                next = clock::now() + pause_after_failed_renewal(left, lease);
             }
         }
     }

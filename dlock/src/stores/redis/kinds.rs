@@ -52,9 +52,9 @@ impl KindStep {
     /// See [`Call::has_companions`](super::script::Call::has_companions).
     pub(super) fn has_companions(&self) -> bool {
         match self.kind() {
-            // Its queue; the leases of its readers, and who waits; its counter of tokens.
+            // Its queue; the leases of its readers and its waiting writers; its counter of tokens.
             Kind::Fair | Kind::Read | Kind::Write | Kind::Fenced => true,
-            // Their holders, or who took what.
+            // Their holders.
             Kind::Permit | Kind::Unowned | Kind::Latch => true,
             Kind::Mutex => false,
         }

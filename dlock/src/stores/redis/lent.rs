@@ -1,4 +1,4 @@
-//! A stream that is lent: who has it reads and writes as on the stream itself, until the lender takes it back.
+//! A stream that is lent: its borrower reads and writes as on the stream itself, until the lender takes it back.
 
 use std::io;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
 
 pub(super) type BoxStream = Pin<Box<dyn Stream>>;
 
-/// The side of the one who has it. Once it was taken back, nothing can be read or written.
+/// The borrower's side. Once the stream was taken back, nothing can be read or written.
 #[derive(Clone)]
 pub(super) struct Lent(Arc<Mutex<Loan>>);
 
@@ -37,9 +37,14 @@ impl Lent {
     pub(super) fn take_back(&self) -> Option<BoxStream> {
         self.0.lock().stream.take()
     }
+}
 
-    fn poll<T>(&self, poll: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        match self.0.lock().stream.as_mut() {
+impl Loan {
+    fn poll<T>(
+        &mut self,
+        poll: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match self.stream.as_mut() {
             Some(stream) => poll(stream.as_mut()),
             None => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         }
@@ -52,9 +57,9 @@ impl AsyncRead for Lent {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = Lent::poll(&self, |stream| stream.poll_read(cx, buffer));
         let mut loan = self.0.lock();
+        let before = buffer.filled().len();
+        let polled = loan.poll(|stream| stream.poll_read(cx, buffer));
         match loan.readable.checked_sub(buffer.filled().len() - before) {
             Some(left) => {
                 loan.readable = left;
@@ -70,14 +75,14 @@ impl AsyncRead for Lent {
 
 impl AsyncWrite for Lent {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Lent::poll(&self, |stream| stream.poll_write(cx, bytes))
+        self.0.lock().poll(|stream| stream.poll_write(cx, bytes))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Lent::poll(&self, |stream| stream.poll_flush(cx))
+        self.0.lock().poll(|stream| stream.poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Lent::poll(&self, |stream| stream.poll_shutdown(cx))
+        self.0.lock().poll(|stream| stream.poll_shutdown(cx))
     }
 }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::link::Setup;
 use super::table::bucket;
-use crate::connect::Session;
+use crate::connect::{ONLY_READS, Session, answered};
 
 /// How often the connection is tested while there are waiters, and groups without waiters are left.
 const PING: Duration = Duration::from_secs(5);
@@ -192,10 +192,9 @@ impl Listener {
         loop {
             let missing = self.waiters.missing();
             if !missing.is_empty() {
-                match timeout(limit, self.join(&session, &missing, "pg_advisory_lock_shared")).await {
-                    Ok(Ok(())) => self.waiters.confirm(&missing),
-                    Ok(Err(error)) => return error.to_string(),
-                    Err(_) => return format!("no answer within {limit:?}"),
+                match answered(limit, self.join(&session, &missing, "pg_advisory_lock_shared")).await {
+                    Ok(()) => self.waiters.confirm(&missing),
+                    Err(trouble) => return trouble,
                 }
             }
             tokio::select! {
@@ -205,11 +204,10 @@ impl Listener {
                 },
                 () = self.waiters.wanted.notified() => {}
                 () = tokio::time::sleep_until(tested + PING) => {
-                    match timeout(limit, self.test(&session)).await {
-                        Ok(Ok(true)) => tested = Instant::now(),
-                        Ok(Ok(false)) => return "the server only reads, another one has the notifications".to_owned(),
-                        Ok(Err(error)) => return error.to_string(),
-                        Err(_) => return format!("no answer within {limit:?}"),
+                    match answered(limit, self.test(&session)).await {
+                        Ok(true) => tested = Instant::now(),
+                        Ok(false) => return ONLY_READS.to_owned(),
+                        Err(trouble) => return trouble,
                     }
                 }
             }

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lane::Setup;
-use crate::connect::Session;
+use crate::connect::{ONLY_READS, Session, answered};
 use dlock::record::RecordKey;
 use dlock::store::Hub;
 use dlock::store::Watch;
@@ -127,11 +127,10 @@ impl Listener {
                     heard = Instant::now();
                 }
                 () = tokio::time::sleep_until(heard + PING) => {
-                    match timeout(limit, session.takes_writes()).await {
-                        Ok(Ok(true)) => heard = Instant::now(),
-                        Ok(Ok(false)) => return "the server only reads, another one has the notifications".to_owned(),
-                        Ok(Err(error)) => return error.to_string(),
-                        Err(_) => return format!("no answer within {limit:?}"),
+                    match answered(limit, session.takes_writes()).await {
+                        Ok(true) => heard = Instant::now(),
+                        Ok(false) => return ONLY_READS.to_owned(),
+                        Err(trouble) => return trouble,
                     }
                 }
             }
@@ -142,10 +141,7 @@ impl Listener {
         let Setup { connector, table, .. } = &*self.setup;
         let session = connector.connect().await.map_err(|error| error.message)?;
         let listen = format!("LISTEN \"{}\"", table.name);
-        match timeout(connector.timeout, session.client.batch_execute(&listen)).await {
-            Ok(Ok(())) => Ok(session),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("no answer within {:?}", connector.timeout)),
-        }
+        answered(connector.timeout, session.client.batch_execute(&listen)).await?;
+        Ok(session)
     }
 }

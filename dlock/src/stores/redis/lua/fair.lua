@@ -242,22 +242,25 @@ local function add_fair_steps()
     -- It may have ended since its time was asked for.
     if left ~= -2 and not holder_of(key) then left = -2 end
     local queue, times = names_of(key)
-    local first, have_left, kept
-    if left == -2 then first, have_left, kept = front(queue, times, grant) end
-    if left == -2 and (not first or first == grant) then
-      local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
-      local token, count = take(tokens, key, lease)
-      if first then
-        on('LTRIM', queue, 1, -1)
-        on('ZREM', times, grant)
-        tidy_end(queue, times)
+    if left == -2 then
+      local first, have_left, kept = front(queue, times, grant)
+      if not first or first == grant then
+        local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
+        local token, count = take(tokens, key, lease)
+        if first then
+          on('LTRIM', queue, 1, -1)
+          on('ZREM', times, grant)
+          tidy_end(queue, times)
+        end
+        hold(key, grant, lease)
+        return { 'acquired', token, count, unpack(behind) }
       end
-      hold(key, grant, lease)
-      return { 'acquired', token, count, unpack(behind) }
+      if have_left and kept > 0 then tell(channel_of(key, first)) end
+      -- Until the one in front loses its position, unless it comes.
+      left = kept
     end
-    if left == -2 and have_left and kept > 0 then tell(channel_of(key, first)) end
     if waits == '1' then wait(queue, times, grant, tonumber(last)) end
-    return { 'busy', left == -2 and kept or left }
+    return { 'busy', left }
   end
 
   -- The one in front; other data in place of the queue fails no release.
@@ -275,7 +278,7 @@ local function add_fair_steps()
     return not holder or holder[2] == '0'
   end
 
-  -- Takes the one in front out, while somebody holds the lock: who is next is looked for at the release.
+  -- Takes a waiter out, while another one holds the lock: the next waiter is looked for at the release.
   local function pop(queue, times, grant)
     on('LREM', queue, 1, grant)
     on('ZREM', times, grant)

@@ -147,7 +147,7 @@ mod tests {
             ..after(steps, Duration::from_micros(80))
         };
         assert!(threads(1).expects_more(true) && threads(2).expects_more(false));
-        // A single caller waits for nobody.
+        // A single caller waits for no other.
         assert!(!threads(1).expects_more(false) && !threads(0).expects_more(false));
         assert!(!after(2, Duration::from_micros(80)).expects_more(true));
     }
